@@ -74,7 +74,11 @@ def read_cases() -> list[WeighedCase]:
         for name, label in labels.items():
             [diagnosis] = diagnose_files([LOGS / one for one in label["files"]])
             evidence = diagnosis.log_evidence
-            found = [] if evidence is None else [one for rule in ATTRIBUTORS if (one := rule(evidence)) is not None]
+            found = (
+                []
+                if evidence is None
+                else [one for rule in ATTRIBUTORS if (one := rule(evidence)) is not None]
+            )
             best = max(found, key=lambda one: one.confidence, default=None)
             incident = "-".join(name.removeprefix("signature-").split("-")[:2])
             for one in found:
@@ -100,11 +104,16 @@ def fitted(cases: Iterable[WeighedCase], priors: Mapping[str, float]) -> dict[st
     means = pooled((rules * levels + right) / (rules + count), rules + count)
     high = np.select([levels < SURE, levels <= CAUTIOUS], [SURE - STEP, CAUTIOUS], MOST)
     means = np.clip(means, np.where(levels >= SURE, SURE, 0.0), high)
-    for at in range(1, len(levels)):  # the order decides who wins: none is as sure as the one after it
+    for at in range(
+        1, len(levels)
+    ):  # the order decides who wins: none is as sure as the one after it
         means[at] = max(means[at], means[at - 1] + STEP)
     for at in range(len(levels) - 1, -1, -1):
         means[at] = min(means[at], high[at], means[at + 1] - STEP if at + 1 < len(levels) else MOST)
-    return {rule: round(float(means[place[rule]]), 3) for rule in sorted(priors, key=lambda rule: priors[rule])}
+    return {
+        rule: round(float(means[place[rule]]), 3)
+        for rule in sorted(priors, key=lambda rule: priors[rule])
+    }
 
 
 def counted(cases: Iterable[WeighedCase], rules: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -154,12 +163,19 @@ def reliability(said: np.ndarray, right: np.ndarray) -> list[tuple[str, int, flo
         here = (said >= low) & ((said < high) | (high == BINS[-1]))
         if here.any():
             found.append(
-                (f"{low:.1f} to {high:.1f}", int(here.sum()), float(said[here].mean()), float(right[here].mean()))
+                (
+                    f"{low:.1f} to {high:.1f}",
+                    int(here.sum()),
+                    float(said[here].mean()),
+                    float(right[here].mean()),
+                )
             )
     return found
 
 
-def text_of(weights: Mapping[str, float], priors: Mapping[str, float], cases: Sequence[WeighedCase]) -> str:
+def text_of(
+    weights: Mapping[str, float], priors: Mapping[str, float], cases: Sequence[WeighedCase]
+) -> str:
     """The file of weights."""
     right, count = counted(cases, list(weights))
     head = "# How sure each rule of the attribution is; benchmarks/attribution_weights.py --write makes this file.\n"

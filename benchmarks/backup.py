@@ -45,8 +45,12 @@ def make_source(folder: Path, gigabytes: float, files: int, small: int) -> int:
     """A checkpoint of random bytes below `folder`; returns its bytes."""
     place = folder / f"global_step{STEP}"
     chance, entries = random.Random(0), []
-    sizes = {f"weights/__{number}_0.distcp": int(gigabytes * 1e9 / files) for number in range(files)}
-    sizes |= {f"optimizer/{number:05d}.pt": chance.randrange(200, 20_000) for number in range(small)}
+    sizes = {
+        f"weights/__{number}_0.distcp": int(gigabytes * 1e9 / files) for number in range(files)
+    }
+    sizes |= {
+        f"optimizer/{number:05d}.pt": chance.randrange(200, 20_000) for number in range(small)
+    }
     block = os.urandom(8 << 20)
     for path, size in sizes.items():
         target = place / path
@@ -83,7 +87,15 @@ def tr11_tar(target: Path, source: Path) -> None:
 
 
 def rclone(target: Path, source: Path, is_from_disk: bool = False) -> None:
-    speed = ["--transfers", str(PARALLEL), "--checkers", str(PARALLEL), "--config", "/dev/null", "-q"]
+    speed = [
+        "--transfers",
+        str(PARALLEL),
+        "--checkers",
+        str(PARALLEL),
+        "--config",
+        "/dev/null",
+        "-q",
+    ]
     run(["rclone", "copy", *speed, str(source), str(target)])
     if is_from_disk:
         forget(target)
@@ -154,14 +166,22 @@ def measure(
     return seconds
 
 
-def options(description: str | None, gigabytes: float, files: int, small: int) -> argparse.ArgumentParser:
+def options(
+    description: str | None, gigabytes: float, files: int, small: int
+) -> argparse.ArgumentParser:
     """The options of both, with their defaults."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gigabytes", type=float, default=gigabytes, help="of all large files together")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--gigabytes", type=float, default=gigabytes, help="of all large files together"
+    )
     parser.add_argument("--files", type=int, default=files, help="large ones")
     parser.add_argument("--small", type=int, default=small, help="files of 0.2 to 20 kB")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="where the checkpoint lies; default: a temporary folder")
+    parser.add_argument(
+        "--folder", type=Path, help="where the checkpoint lies; default: a temporary folder"
+    )
     parser.add_argument("--json", action="store_true")
     return parser
 
@@ -172,7 +192,17 @@ def tell(what: str, size: int, seconds: Mapping[str, list[float]], as_json: bool
     ratios = {name: value / medians["tr11"] for name, value in medians.items()}
     within = ratios.get("rclone", BUDGET) >= BUDGET
     if as_json:
-        print(json.dumps({"schema": 1, "bytes": size, "seconds": seconds, "ratios": ratios, "within_budget": within}))
+        print(
+            json.dumps(
+                {
+                    "schema": 1,
+                    "bytes": size,
+                    "seconds": seconds,
+                    "ratios": ratios,
+                    "within_budget": within,
+                }
+            )
+        )
         return
     print(f"{size / 1e9:.2f} GB in {what}; {len(os.sched_getaffinity(0))} cores")
     for name, value in medians.items():
@@ -185,7 +215,9 @@ def tell(what: str, size: int, seconds: Mapping[str, list[float]], as_json: bool
 
 def main() -> None:
     parser = options(__doc__, gigabytes=2.0, files=64, small=2000)
-    parser.add_argument("--one", nargs=3, metavar=("FORMAT", "SOURCE", "TARGET"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--one", nargs=3, metavar=("FORMAT", "SOURCE", "TARGET"), help=argparse.SUPPRESS
+    )
     arguments = parser.parse_args()
     if arguments.one:
         format, source, target = arguments.one
@@ -201,7 +233,12 @@ def main() -> None:
         size = make_source(folder, arguments.gigabytes, arguments.files, arguments.small)
         source = folder / f"global_step{STEP}"
         seconds = measure(source, lambda: empty_folder(folder / "copy"), tools, arguments.repeat)
-    tell(f"{arguments.files} large and {arguments.small} small files, to a folder", size, seconds, arguments.json)
+    tell(
+        f"{arguments.files} large and {arguments.small} small files, to a folder",
+        size,
+        seconds,
+        arguments.json,
+    )
 
 
 if __name__ == "__main__":

@@ -45,16 +45,28 @@ def object_server() -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(_server._get_binary_path()), "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1"]
+    command = [
+        str(_server._get_binary_path()),
+        "-scheme",
+        "http",
+        "-backend",
+        "memory",
+        "-host",
+        "127.0.0.1",
+    ]
     process = subprocess.Popen(
-        [*command, "-port", str(port), "-log-level", "error"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*command, "-port", str(port), "-log-level", "error"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     url = f"http://127.0.0.1:{port}"
     try:
         for _ in range(500):
             try:
                 body = json.dumps({"name": BUCKET}).encode()
-                urllib.request.urlopen(urllib.request.Request(f"{url}/storage/v1/b", body), timeout=10).close()
+                urllib.request.urlopen(
+                    urllib.request.Request(f"{url}/storage/v1/b", body), timeout=10
+                ).close()
                 break
             except urllib.error.URLError:
                 time.sleep(0.02)
@@ -71,8 +83,18 @@ def tr11(url: str, source: Path) -> None:
 
 
 def rclone(url: str, source: Path) -> None:
-    target = f':gcs,anonymous=true,bucket_policy_only=true,endpoint="{url}/storage/v1/":{BUCKET}/copy'
-    speed = ["--transfers", str(PARALLEL), "--checkers", str(PARALLEL), "--config", "/dev/null", "-q"]
+    target = (
+        f':gcs,anonymous=true,bucket_policy_only=true,endpoint="{url}/storage/v1/":{BUCKET}/copy'
+    )
+    speed = [
+        "--transfers",
+        str(PARALLEL),
+        "--checkers",
+        str(PARALLEL),
+        "--config",
+        "/dev/null",
+        "-q",
+    ]
     run(["rclone", "copy", *speed, str(source), target])
     run(["rclone", "check", "--download", *speed, str(source), target])
 
@@ -114,14 +136,23 @@ def main() -> None:
         return
     if arguments.one:
         url, source = arguments.one
-        archive = open_remote(f"gs://{BUCKET}/run", {"endpoint_url": url, "token": "anon"}, run="benchmark")
+        archive = open_remote(
+            f"gs://{BUCKET}/run", {"endpoint_url": url, "token": "anon"}, run="benchmark"
+        )
         copy_once(archive, Path(source))
         return
-    tools: dict[str, Tool] = {"tr11": tr11, "gcsfs": gcsfs} | ({"rclone": rclone} if shutil.which("rclone") else {})
+    tools: dict[str, Tool] = {"tr11": tr11, "gcsfs": gcsfs} | (
+        {"rclone": rclone} if shutil.which("rclone") else {}
+    )
     with tempfile.TemporaryDirectory(prefix="tr11-backup-", dir=arguments.folder) as name:
         size = make_source(Path(name), arguments.gigabytes, arguments.files, arguments.small)
         seconds = measure(Path(name) / f"global_step{STEP}", object_server, tools, arguments.repeat)
-    tell(f"{arguments.files} large and {arguments.small} small files, to a bucket", size, seconds, arguments.json)
+    tell(
+        f"{arguments.files} large and {arguments.small} small files, to a bucket",
+        size,
+        seconds,
+        arguments.json,
+    )
 
 
 if __name__ == "__main__":

@@ -89,12 +89,17 @@ def panel(
         path = "L".join(f"{x(place):.1f} {y(loss):.1f}" for place, loss in points)
         yield f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
         if len(points) <= 32:
-            yield from (f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="2.6" fill="{colour}"/>' for a, b in points)
+            yield from (
+                f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="2.6" fill="{colour}"/>'
+                for a, b in points
+            )
         place = TOP + 12 + 16 * index
         yield f'<text x="{left + WIDTH - 8}" y="{place}" text-anchor="end" fill="{colour}">{name}</text>'
 
 
-def picture(folder: Path, rows: Mapping[str, Mapping[int, float]], long_floor: float, floor: float) -> str:
+def picture(
+    folder: Path, rows: Mapping[str, Mapping[int, float]], long_floor: float, floor: float
+) -> str:
     """The whole SVG: the long run over `long_floor`, and `rows` (see `table`) over `floor`."""
     train, valid = course(folder)
     blue, orange = COLOURS[0], COLOURS[2]
@@ -103,17 +108,28 @@ def picture(folder: Path, rows: Mapping[str, Mapping[int, float]], long_floor: f
     long = [(f"training, means of {MEAN} steps", blue, train), ("validation", orange, valid)]
     parts = [
         *panel(
-            LEFT, "AdamW, batch 64: masked-LM loss (nats)", long, masked_floor(folder / LONG), samples, ticks, "samples"
+            LEFT,
+            "AdamW, batch 64: masked-LM loss (nats)",
+            long,
+            masked_floor(folder / LONG),
+            samples,
+            ticks,
+            "samples",
         )
     ]
     batches = sorted({batch for row in rows.values() for batch in row})
     across = Scale.over(map(float, batches), log=True)
-    lines = [(name, colour, sorted(row.items())) for colour, (name, row) in zip(COLOURS, rows.items(), strict=False)]
+    lines = [
+        (name, colour, sorted(row.items()))
+        for colour, (name, row) in zip(COLOURS, rows.items(), strict=False)
+    ]
     right = LEFT + WIDTH + GAP
     marks = [(float(batch), f"{batch:,}") for batch in batches]
     parts += panel(right, "Validation loss at equal samples", lines, floor, across, marks, "batch")
     size = f'width="{right + WIDTH + 20}" height="{TOP + HEIGHT + 50}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
+    )
     return "\n".join([head, '<rect width="100%" height="100%" fill="#fff"/>', *parts, "</svg>", ""])
 
 
@@ -126,7 +142,9 @@ def main() -> None:
     batches = sorted({batch for row in rows.values() for batch in row})
     print("| optimizer |", " | ".join(f"{batch:,}" for batch in batches), "|")
     for name, row in rows.items():
-        print(f"| {name} |", " | ".join(f"{row.get(batch, math.nan):.3f}" for batch in batches), "|")
+        print(
+            f"| {name} |", " | ".join(f"{row.get(batch, math.nan):.3f}" for batch in batches), "|"
+        )
     print(f"unigram floors: {long_floor:.3f} (long), {floor:.3f}")
 
 

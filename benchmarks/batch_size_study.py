@@ -117,7 +117,17 @@ def prepare(data: Path, megabytes: int) -> None:
     corpus, vocabulary = data / "corpus.jsonl", data / "vocabulary"
     kind = ("--tokenizer-type", "bert_wordpiece_lower")
     tr11("data", "corpus", "--output", str(corpus), "--min-bytes", str(megabytes * 10**6))
-    tr11("data", "tokenizer", "--corpus", str(corpus), *kind, "--vocab-size", str(WORDS), "--output", str(vocabulary))
+    tr11(
+        "data",
+        "tokenizer",
+        "--corpus",
+        str(corpus),
+        *kind,
+        "--vocab-size",
+        str(WORDS),
+        "--output",
+        str(vocabulary),
+    )
     tr11(
         "data", "preprocess", "--input", str(corpus), *kind, "--vocab-file", str(vocabulary / "vocab.txt"),
         "--split-sentences", "--no-append-eod", "--output-prefix", str(data / "corpus"),
@@ -126,7 +136,11 @@ def prepare(data: Path, megabytes: int) -> None:
 
 def masked_floor(study: Path) -> float:
     """The loss on the validation samples' masked words of who knows how often each is masked in training, in nats."""
-    card = next(path for cell in sorted(study.iterdir()) for path in sorted(cell.glob("state/attempts/*/card.json")))
+    card = next(
+        path
+        for cell in sorted(study.iterdir())
+        for path in sorted(cell.glob("state/attempts/*/card.json"))
+    )
     config = load_trainer_config(card)
     counts = {}
     for role, most in (("train", 60_000), ("valid", VALID)):
@@ -134,14 +148,18 @@ def masked_floor(study: Path) -> float:
         counts[role] = np.zeros(config.tokenizer.padded_vocabulary_size)
         for number in range(min(most, len(samples))):
             fields = samples.fields(number)
-            counts[role] += np.bincount(fields["labels"][fields["loss_mask"] > 0], minlength=len(counts[role]))
+            counts[role] += np.bincount(
+                fields["labels"][fields["loss_mask"] > 0], minlength=len(counts[role])
+            )
     known = np.log((counts["train"] + 1) / (counts["train"] + 1).sum())
     return float(-(counts["valid"] * known).sum() / counts["valid"].sum())
 
 
 def tr11(*words: str, folder: Path | None = None) -> str:
     """Type a command; what it printed. Raises CalledProcessError."""
-    return subprocess.run([str(TR11), *words], cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(
+        [str(TR11), *words], cwd=folder, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
 
 
 def study(folder: Path, name: str, batches: list[int], samples: int, at_once: int) -> None:
@@ -152,34 +170,59 @@ def study(folder: Path, name: str, batches: list[int], samples: int, at_once: in
     smallest = batches[0]
     steps = samples // smallest
     interval = max(1, steps // 16) if name == LONG else steps
-    shape = {"batch": smallest, "micro": min(smallest, 64), "samples": samples, "length": LENGTH, "rows": WORDS + 128}
+    shape = {
+        "batch": smallest,
+        "micro": min(smallest, 64),
+        "samples": samples,
+        "length": LENGTH,
+        "rows": WORDS + 128,
+    }
     shape["masked"] = LONG_MASKED if name == LONG else MASKED
     card.write_text(
-        CARD.format(optimizer=optimizer, rate=rates[0], interval=interval, valid=VALID // smallest, **shape)
+        CARD.format(
+            optimizer=optimizer, rate=rates[0], interval=interval, valid=VALID // smallest, **shape
+        )
     )
     if (place / "sweep.json").exists():
         tr11("sweep", "resume", str(place), "--scheduler", "local")
     else:
         grids = ["--grid", f"{BATCH}={','.join(map(str, batches))}"]
         grids = ["--grid", f"{RATE}={','.join(rates)}", *grids] if len(rates) > 1 else grids
-        words = ("--run", str(card), *grids, "--rule", rule, "--equal-samples", "--directory", str(place))
+        words = (
+            "--run",
+            str(card),
+            *grids,
+            "--rule",
+            rule,
+            "--equal-samples",
+            "--directory",
+            str(place),
+        )
         tr11("sweep", *words, "--scheduler", "local", "--at-once", str(at_once), folder=folder)
     while any(cell["state"] in {"running", "queued"} for cell in states(place)):
         time.sleep(10)
     print(f"\n{name}: unigram floor of the masked words {masked_floor(place):.3f} nats", flush=True)
-    print(f"{tr11('sweep', 'compare', str(place), '--output', str(folder / f'{name}.html'))}", flush=True)
+    print(
+        f"{tr11('sweep', 'compare', str(place), '--output', str(folder / f'{name}.html'))}",
+        flush=True,
+    )
 
 
 def states(place: Path) -> list[dict[str, object]]:
     done = subprocess.run(
-        [str(TR11), "sweep", "status", str(place), "--json"], stdout=subprocess.PIPE, text=True, check=False
+        [str(TR11), "sweep", "status", str(place), "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     found: list[dict[str, object]] = json.loads(done.stdout)["cells"]
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--samples", type=int, default=12_288, help="of every cell")
     parser.add_argument("--long-samples", type=int, default=96_000, help="of the long run")
@@ -195,7 +238,13 @@ def main() -> None:
         if name == LONG:
             study(folder, name, [int(options.batches.split(",")[0])], options.long_samples, 1)
         else:
-            study(folder, name, list(map(int, options.batches.split(","))), options.samples, options.at_once)
+            study(
+                folder,
+                name,
+                list(map(int, options.batches.split(","))),
+                options.samples,
+                options.at_once,
+            )
 
 
 if __name__ == "__main__":

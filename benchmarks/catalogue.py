@@ -47,7 +47,9 @@ def write_checkpoint(folder: Path, step: int, files: int) -> None:
         path = f"{FOLDERS[number % 3]}/rank_{number:05d}_model_states.distcp"
         os.close(os.open(place / path, os.O_CREAT | os.O_WRONLY, 0o664))
         entries.append(FileEntry(path, 0, f"{step * number:064x}"))
-    manifest = Manifest(step, 2048 * step, 2048**2 * step, tuple(entries), TOPOLOGY, {}, "hash", 1.0)
+    manifest = Manifest(
+        step, 2048 * step, 2048**2 * step, tuple(entries), TOPOLOGY, {}, "hash", 1.0
+    )
     (place / "manifest.json").write_text(json.dumps(to_builtins(manifest), indent=1))
 
 
@@ -59,7 +61,10 @@ def write_run(directory: RunDirectory, count: int, files: int) -> None:
         identity = identity_of(folder / checkpoint_name(step))
         location = f"checkpoints/main/{checkpoint_name(step)}"
         write_copy(
-            directory, CopyRecord("store", "/archive", step, "full", identity, location, "files", files, 0, 1, 1)
+            directory,
+            CopyRecord(
+                "store", "/archive", step, "full", identity, location, "files", files, 0, 1, 1
+            ),
         )
         write_digest(directory, DigestRecord(step, identity, 1.0, files, 0))
     (folder / "latest").write_text(checkpoint_name(100 * count))
@@ -90,33 +95,45 @@ def scan_alone(folder: Path) -> None:
 
 def main() -> None:
     """Write, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--checkpoints", type=int, default=500)
     parser.add_argument("--files", type=int, default=720)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tr11-catalogue-") as place:
-        directory = RunDirectory(RunPaths(Path(place), "bench", "main"), Path(place) / "kill-switch")
+        directory = RunDirectory(
+            RunPaths(Path(place), "bench", "main"), Path(place) / "kill-switch"
+        )
         write_run(directory, options.checkpoints, options.files)
         folder, clocks = directory.paths.checkpoints, Clocks(time.time())
-        policy = RetentionPolicy(15, 10, 100 * options.checkpoints, CopyPolicy(True, False), {"store": "/archive"})
+        policy = RetentionPolicy(
+            15, 10, 100 * options.checkpoints, CopyPolicy(True, False), {"store": "/archive"}
+        )
         find = ["find", str(folder), "-type", "f", "-size", "+1"]
         works: dict[str, Callable[[], object]] = {
             "find -size": lambda: subprocess.run(find, check=True, stdout=subprocess.DEVNULL),
             "scan of sizes alone": lambda: scan_alone(folder),
             "rows (manifests and sizes)": lambda: list_rows(folder, None),
             "catalogue": lambda: read_catalogue(directory, clocks),
-            "catalogue and decisions": lambda: decide(read_catalogue(directory, clocks), policy, clocks),
+            "catalogue and decisions": lambda: decide(
+                read_catalogue(directory, clocks), policy, clocks
+            ),
         }
         costs = {name: cost(work, options.repeat) for name, work in works.items()}
     files = options.checkpoints * options.files
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if options.json:
-        named = {name: {"seconds": seconds, "cpu_seconds": cpu} for name, (seconds, cpu) in costs.items()}
+        named = {
+            name: {"seconds": seconds, "cpu_seconds": cpu} for name, (seconds, cpu) in costs.items()
+        }
         print(json.dumps({"files": files, "costs": named, "peak_mib": peak}))
         return
-    print(f"{options.checkpoints} checkpoints x {options.files} files; best of {options.repeat}; warm")
+    print(
+        f"{options.checkpoints} checkpoints x {options.files} files; best of {options.repeat}; warm"
+    )
     least = costs["scan of sizes alone"][1]
     for name, (seconds, cpu) in costs.items():
         print(

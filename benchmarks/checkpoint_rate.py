@@ -39,7 +39,9 @@ def synthetic_state(rank: int, ranks: int, parameters: int, tensors: int = 24) -
     """One data-parallel rank's state: `tensors` equal matrices, held by all, and its ZeRO-1 share of the masters."""
     shape = (max(ranks, parameters // tensors // COLUMNS), COLUMNS)
     weights = [
-        LocalTensor(f"layer.{number}.weight", shape, (0, 0), torch.randn(shape).to(torch.bfloat16), True)
+        LocalTensor(
+            f"layer.{number}.weight", shape, (0, 0), torch.randn(shape).to(torch.bfloat16), True
+        )
         for number in range(tensors)
     ]
     numel = shape[0] * COLUMNS
@@ -88,7 +90,9 @@ class Row(NamedTuple):
 def measure(rank: int, ranks: int, folder: Path, options: argparse.Namespace, results: Any) -> None:
     """One rank's part of the measurement; rank 0 sends a Row per repeat."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks
+    )
     state = synthetic_state(rank, ranks, int(options.gibibytes * (1 << 30) / 14))
     info = CheckpointInfo({"data": ranks}, {})
     extras = Extras({"consumed_samples": 0, "consumed_tokens": 0})
@@ -148,8 +152,13 @@ def measure(rank: int, ranks: int, folder: Path, options: argparse.Namespace, re
 
 def shown(row: Row) -> str:
     """One repeat in words."""
-    rates = {name: row.size / 1e6 / getattr(row, name) for name in ("cached", "direct", "save", "verify", "load")}
-    stall, save, lasting, slowdown = (round(1000 * each) for each in (row.stall, row.save, row.lasting, row.slowdown))
+    rates = {
+        name: row.size / 1e6 / getattr(row, name)
+        for name in ("cached", "direct", "save", "verify", "load")
+    }
+    stall, save, lasting, slowdown = (
+        round(1000 * each) for each in (row.stall, row.save, row.lasting, row.slowdown)
+    )
     return (
         f"{row.size / 1e6:.0f} MB: raw {rates['cached']:.0f} and {rates['direct']:.0f}, save {rates['save']:.0f}, "
         f"verify {rates['verify']:.0f}, load {rates['load']:.0f} MB/s; asynchronous: stall {stall} ms of {save}, "
@@ -162,17 +171,23 @@ def main() -> None:
     parser.add_argument("--gibibytes", type=float, default=1.0)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--folder", type=Path, default=None, help="where to write; default: the temporary folder")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="where to write; default: the temporary folder"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tr11-checkpoint-rate-", dir=options.folder) as name:
         context = multiprocessing.get_context("spawn")
         receiver, sender = context.Pipe(duplex=False)
         shared = (options.ranks, Path(name), options, sender)
-        workers = [context.Process(target=measure, args=(rank, *shared)) for rank in range(options.ranks)]
+        workers = [
+            context.Process(target=measure, args=(rank, *shared)) for rank in range(options.ranks)
+        ]
         for worker in workers:
             worker.start()
         rows: list[Row] = []
-        while len(rows) < options.repeats and all(worker.exitcode in {None, 0} for worker in workers):
+        while len(rows) < options.repeats and all(
+            worker.exitcode in {None, 0} for worker in workers
+        ):
             if receiver.poll(1.0):
                 rows.append(receiver.recv())
                 print(f"  {shown(rows[-1])}", flush=True)
@@ -183,9 +198,13 @@ def main() -> None:
     for name in ("cached", "direct"):
         ratio = statistics.median(getattr(row, name) / row.save for row in rows)
         how = "through" if name == "cached" else "past"
-        print(f"save rate by the raw rate {how} the page cache, each repeat by itself: {ratio:.2f} (budget >= 0.80)")
+        print(
+            f"save rate by the raw rate {how} the page cache, each repeat by itself: {ratio:.2f} (budget >= 0.80)"
+        )
     stalls = statistics.median(row.stall / row.save for row in rows)
-    print(f"stall of an asynchronous save by the time of a synchronous one: {stalls:.2f} (budget <= 0.10)")
+    print(
+        f"stall of an asynchronous save by the time of a synchronous one: {stalls:.2f} (budget <= 0.10)"
+    )
 
 
 if __name__ == "__main__":

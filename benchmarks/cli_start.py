@@ -52,7 +52,9 @@ def start(code: str, folder: Path) -> tuple[float, float]:
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=False, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, check=False, capture_output=True
+    )
     if done.stderr:  # status of a run that is not there is no failure, and says nothing there
         raise SystemExit(f"cli_start: {code}:\n{done.stderr.decode()}")
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -61,21 +63,33 @@ def start(code: str, folder: Path) -> tuple[float, float]:
 
 def heavy_modules() -> list[str]:
     """Which of the heavy packages `tr11 --help` imports; the budget allows none."""
-    done = subprocess.run([sys.executable, "-c", IMPORTED], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED], check=True, capture_output=True, text=True
+    )
     loaded = set(done.stderr.split("\n")[-2].split())
     return [name for name in HEAVY if name in loaded]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeat", type=int, default=10)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tr11-start-") as name:
         shutil.copy(shipped_folder() / "demo.toml", name)
-        rounds = [{kind: start(code, Path(name)) for kind, code in KINDS.items()} for _ in range(arguments.repeat + 1)]
-    best = {kind: [min(times[kind][way] for times in rounds[1:]) for way in (0, 1)] for kind in KINDS}
-    ratios = {kind: [own / peer for own, peer in zip(best[kind], best["peer"], strict=True)] for kind in KINDS}
+        rounds = [
+            {kind: start(code, Path(name)) for kind, code in KINDS.items()}
+            for _ in range(arguments.repeat + 1)
+        ]
+    best = {
+        kind: [min(times[kind][way] for times in rounds[1:]) for way in (0, 1)] for kind in KINDS
+    }
+    ratios = {
+        kind: [own / peer for own, peer in zip(best[kind], best["peer"], strict=True)]
+        for kind in KINDS
+    }
     heavy = heavy_modules()
     if arguments.json:
         print(
@@ -84,7 +98,10 @@ def main() -> None:
                     "schema": 2,
                     "wall_seconds": {kind: wall for kind, (wall, _) in best.items()},
                     "processor_seconds": {kind: used for kind, (_, used) in best.items()},
-                    "ratios": {kind: {"wall": wall, "processor": used} for kind, (wall, used) in ratios.items()},
+                    "ratios": {
+                        kind: {"wall": wall, "processor": used}
+                        for kind, (wall, used) in ratios.items()
+                    },
                     "budgets": BUDGETS,
                     "heavy": heavy,
                 }

@@ -70,7 +70,9 @@ def cpu_timed(work: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
     return timed(work, repeats, time.process_time)
 
 
-def in_turn(ours: Callable[[], Any], theirs: Callable[[], Any] | None, repeats: int = 5) -> tuple[float, str, Any, Any]:
+def in_turn(
+    ours: Callable[[], Any], theirs: Callable[[], Any] | None, repeats: int = 5
+) -> tuple[float, str, Any, Any]:
     """Median seconds of this process's own work in `ours`, words on `theirs` and the median ratio, both last results.
 
     The two take turns, so that what else the machine does falls on both.
@@ -105,7 +107,13 @@ def megatron() -> types.SimpleNamespace | None:
 
 
 def megatron_maps(
-    peer: types.SimpleNamespace, sizes: np.ndarray, documents: range, *, samples: int, length: int, seed: int
+    peer: types.SimpleNamespace,
+    sizes: np.ndarray,
+    documents: range,
+    *,
+    samples: int,
+    length: int,
+    seed: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The three maps, by the peer's own functions in the order in which its GPTDataset calls them."""
     tokens = int(sizes[documents.start : documents.stop].sum())
@@ -134,13 +142,18 @@ def _encode(line: str) -> list[int]:
     return [*_texts_of[0].encode_batch([json.loads(line)["text"]])[0], _texts_of[0].eod_id]
 
 
-def megatron_way(peer: types.SimpleNamespace, corpus: Path, tokenizer: Path, prefix: str, workers: int) -> None:
+def megatron_way(
+    peer: types.SimpleNamespace, corpus: Path, tokenizer: Path, prefix: str, workers: int
+) -> None:
     """What its preprocessing script does: lines through a pool in chunks of 25, one text at a time, its own builder."""
     import torch
 
     context = multiprocessing.get_context("spawn")
     builder = peer.indexed.IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
-    with context.Pool(workers, _load, (str(tokenizer),)) as pool, corpus.open(encoding="utf-8") as lines:
+    with (
+        context.Pool(workers, _load, (str(tokenizer),)) as pool,
+        corpus.open(encoding="utf-8") as lines,
+    ):
         for ids in pool.imap(_encode, lines, 25):
             builder.add_document(torch.tensor(ids), [len(ids)])
     builder.finalize(f"{prefix}.idx")
@@ -161,14 +174,18 @@ def measure_text(folder: Path, min_bytes: int, peer: types.SimpleNamespace | Non
     seconds, _ = timed(lambda: train_tokenizer(texts(), 4096, folder / "tokenizer"), repeats=1)
     say("tokenizer of 4,096 tokens, s", f"{seconds:.2f}")
     for workers in sorted({1, 2, os.cpu_count() or 1}):
-        request = PreprocessRequest(corpus, folder / "tokenizer", str(folder / "bench"), workers=workers)
+        request = PreprocessRequest(
+            corpus, folder / "tokenizer", str(folder / "bench"), workers=workers
+        )
         theirs = str(folder / "megatron")
         seconds = peer_seconds = float("inf")
         for _ in range(3):  # in turn, so that both meet the same machine
             once, report = timed(lambda asked=request: preprocess(asked, force=True), repeats=1)
             seconds = min(seconds, once)
             if peer is not None:
-                work = functools.partial(megatron_way, peer, corpus, folder / "tokenizer", theirs, workers)
+                work = functools.partial(
+                    megatron_way, peer, corpus, folder / "tokenizer", theirs, workers
+                )
                 peer_seconds = min(peer_seconds, timed(work, repeats=1)[0])
         line = ""
         if peer is not None:
@@ -233,7 +250,8 @@ def measure_maps(documents: int, peer: types.SimpleNamespace | None) -> None:
     )
     if peer is not None:
         equal = all(
-            np.array_equal(*pair) for pair in zip((maps.documents, maps.samples, maps.shuffle), theirs, strict=True)
+            np.array_equal(*pair)
+            for pair in zip((maps.documents, maps.samples, maps.shuffle), theirs, strict=True)
         )
         line += f"; equal {equal}"
     say(f"all three maps, {samples:,} samples, CPU s", f"{seconds:.3f}", line)
@@ -245,7 +263,9 @@ def compare_maps(peer: types.SimpleNamespace, cases: int = 400) -> None:
     different = compared = 0
     while compared < cases:
         count = random.randint(1, 200)
-        sizes = random.randint(compared % 3 != 0, random.choice([3, 30, 300]), count).astype(np.int32)
+        sizes = random.randint(compared % 3 != 0, random.choice([3, 30, 300]), count).astype(
+            np.int32
+        )
         first = random.randint(0, count)
         documents = range(first, random.randint(first, count) + 1)
         length, samples = int(random.choice([1, 2, 4, 7, 16, 64])), int(random.randint(1, 3000))
@@ -255,7 +275,12 @@ def compare_maps(peer: types.SimpleNamespace, cases: int = 400) -> None:
         compared += 1
         theirs = megatron_maps(peer, sizes, documents, samples=samples, length=length, seed=seed)
         ours = build_index_maps(
-            sizes, documents, samples=samples, sequence_length=length, seed=seed, last_epoch_share=MEGATRON_SHARE
+            sizes,
+            documents,
+            samples=samples,
+            sequence_length=length,
+            seed=seed,
+            last_epoch_share=MEGATRON_SHARE,
         )
         pairs = zip((ours.documents, ours.samples, ours.shuffle), theirs, strict=True)
         different += not all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs)
@@ -284,7 +309,9 @@ def measure_blends(samples: int, peer: types.SimpleNamespace | None) -> None:
             lambda given=weights: build_blend(given, samples), None if peer is None else theirs
         )
         if peer is not None:
-            line += f"; equal {all(np.array_equal(*pair) for pair in zip(ours, found, strict=True))}"
+            line += (
+                f"; equal {all(np.array_equal(*pair) for pair in zip(ours, found, strict=True))}"
+            )
         say(f"mixture of {samples:,}, {name}, CPU s", f"{seconds:.2f}", line)
 
 
@@ -318,9 +345,9 @@ def measure_stream(prefix: Path, folder: Path) -> None:
     import torch
 
     samples = 8000
-    plan = plan_splits([(1.0, prefix)], "1", {"train": samples}, ReadOptions(2048, 1, cache_folder=folder / "maps"))[
-        "train"
-    ]
+    plan = plan_splits(
+        [(1.0, prefix)], "1", {"train": samples}, ReadOptions(2048, 1, cache_folder=folder / "maps")
+    )["train"]
     source = plan.open()
     weights = torch.ones(512, 512)
     torch.set_num_threads(1)
@@ -330,7 +357,12 @@ def measure_stream(prefix: Path, folder: Path) -> None:
 
     out = torch.empty_like(weights)
     reference = [tokens.clone() for tokens, _ in SampleStream(source, 2)]
-    for name, workers in (("in the training's process", 0), ("1 thread", -1), ("1 worker", 1), ("2 workers", 2)):
+    for name, workers in (
+        ("in the training's process", 0),
+        ("1 thread", -1),
+        ("1 worker", 1),
+        ("2 workers", 2),
+    ):
         with contextlib.ExitStack() as stack:
             reader: SampleReader | SampleSource = source
             if workers < 0:
@@ -343,7 +375,8 @@ def measure_stream(prefix: Path, folder: Path) -> None:
             next(stream)  # workers are up
             seconds, equal = timed(
                 lambda stream=stream: all(
-                    torch.equal(tokens, wanted) for (tokens, _), wanted in zip(stream, reference[1:], strict=True)
+                    torch.equal(tokens, wanted)
+                    for (tokens, _), wanted in zip(stream, reference[1:], strict=True)
                 ),
                 repeats=1,
             )
@@ -356,7 +389,11 @@ def measure_stream(prefix: Path, folder: Path) -> None:
                 next(stream)
                 waits.append(time.perf_counter() - began)
         stalls = f"{1e6 * float(np.median(waits)):,.0f} us a micro-batch, mean {1e6 * float(np.mean(waits)):,.0f}"
-        say(f"samples of 2,048/s, {name}", f"{samples / seconds:,.0f}", f"training waits {stalls}; equal {equal}")
+        say(
+            f"samples of 2,048/s, {name}",
+            f"{samples / seconds:,.0f}",
+            f"training waits {stalls}; equal {equal}",
+        )
 
 
 def measure_check(folder: Path, documents: int = 30_000) -> None:
@@ -364,22 +401,36 @@ def measure_check(folder: Path, documents: int = 30_000) -> None:
     random = np.random.RandomState(5)
     lengths = random.randint(1, 2000, documents).astype(np.int32)
     with IndexedWriter(folder / "checked", "uint16") as writer:
-        writer.add_documents(random.randint(0, 60_000, int(lengths.sum())).astype(np.uint16), lengths)
+        writer.add_documents(
+            random.randint(0, 60_000, int(lengths.sum())).astype(np.uint16), lengths
+        )
     for workers in (1, 2):
-        seconds, report = timed(lambda asked=workers: check_pairs([str(folder / "checked")], workers=asked), repeats=2)
+        seconds, report = timed(
+            lambda asked=workers: check_pairs([str(folder / "checked")], workers=asked), repeats=2
+        )
         rate = report.symbols / seconds / 1e6
-        say(f"check, {workers} workers, M tokens/s", f"{rate:.1f}", f"findings: {sum(report.counts.values())}")
+        say(
+            f"check, {workers} workers, M tokens/s",
+            f"{rate:.1f}",
+            f"findings: {sum(report.counts.values())}",
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--min-bytes", type=int, default=20_000_000)
     parser.add_argument("--documents", type=int, default=2_000_000)
     parser.add_argument("--blend-samples", type=int, default=10_000_000)
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     peer = megatron()
-    say("machine", f"{os.cpu_count()} cores", f"Python {platform.python_version()}, numpy {np.__version__}")
+    say(
+        "machine",
+        f"{os.cpu_count()} cores",
+        f"Python {platform.python_version()}, numpy {np.__version__}",
+    )
     say("megatron-core", "found" if peer else "not installed here")
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)

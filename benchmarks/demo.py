@@ -35,7 +35,9 @@ from trainer.contract.metrics_record import MetricsRecord, records
 from trainer.contract.paths import RunPaths
 
 TASKS = "1-9"  # three are enough but on a slow machine
-EXIT_MINUTES = 1.25  # after which a task leaves, on a machine that needs PREPARE_SECONDS for the data
+EXIT_MINUTES = (
+    1.25  # after which a task leaves, on a machine that needs PREPARE_SECONDS for the data
+)
 LIMIT_MINUTES = 4.0
 PREPARE_SECONDS = 25.0
 MOST_SLOWNESS = 3.0
@@ -69,9 +71,13 @@ class Demo:
         self._launch()
         self._phase("task 1: train, leave by exit duration", lambda: self._wait_for_end(1))
         first = self._ends()[0]
-        self._phase("task 2: resume, ten iterations", lambda: self._wait_for_iteration(first.iteration + 10))
+        self._phase(
+            "task 2: resume, ten iterations", lambda: self._wait_for_iteration(first.iteration + 10)
+        )
         self._tr11("status", "--run", self.card)
-        self._phase("kill switch: save and stop, hold queued jobs", lambda: self._stop("a look at the loss"))
+        self._phase(
+            "kill switch: save and stop, hold queued jobs", lambda: self._stop("a look at the loss")
+        )
         self.stopped = len(self._ends()) - 1
         self._tr11("status", "--run", self.card)
         self._tr11("resume", "--run", self.card, "--yes")
@@ -139,7 +145,11 @@ class Demo:
     def _watch(self, done: Callable[[], bool]) -> None:
         """Show the training's progress until `done()`; raises DemoFailed when it stands still or an attempt failed."""
         bar = Progress(
-            TextColumn("  {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), console=console
+            TextColumn("  {task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            console=console,
         )
         seen, since = None, time.monotonic()
         with bar:
@@ -150,14 +160,23 @@ class Demo:
                     last = steps[-1]
                     pace = f"{last['seconds_per_iteration']:.2f} s/iteration"
                     text = f"iteration {last['iteration']:4d}  loss {last['lm_loss']:.3f}  {pace}"
-                    bar.update(shown, completed=last["iteration"], total=last["total_iterations"], description=text)
+                    bar.update(
+                        shown,
+                        completed=last["iteration"],
+                        total=last["total_iterations"],
+                        description=text,
+                    )
                 bad = [end for end in self._ends() if end.reason in {"error", "refused"}]
                 if bad or self._failed_attempts():
-                    raise DemoFailed(f"an attempt failed: {bad[0].message if bad else self._failed_attempts()[0]}")
+                    raise DemoFailed(
+                        f"an attempt failed: {bad[0].message if bad else self._failed_attempts()[0]}"
+                    )
                 now = (len(steps), len(self._ends()))
                 seen, since = now, since if now == seen else time.monotonic()
                 if time.monotonic() - since > self.deadline_seconds:
-                    raise DemoFailed(f"nothing for {self.deadline_seconds:.0f} s; read {self._main_log()}")
+                    raise DemoFailed(
+                        f"nothing for {self.deadline_seconds:.0f} s; read {self._main_log()}"
+                    )
                 time.sleep(0.5)
 
     # -------------------------------------------------------------- what the files of the run say
@@ -178,12 +197,16 @@ class Demo:
         return int(steps[-1]["iteration"]) if steps else 0
 
     def _ends(self) -> list[EndMarker]:
-        found = [EndMarker.read(path) for path in (self.directory / "state" / "attempts").glob("*/end.json")]
+        found = [
+            EndMarker.read(path)
+            for path in (self.directory / "state" / "attempts").glob("*/end.json")
+        ]
         return sorted((end for end in found if end is not None), key=lambda end: end.time)
 
     def _failed_attempts(self) -> list[str]:
         verdicts = [
-            json.loads(path.read_text()) for path in (self.directory / "state" / "attempts").glob("*/verdict.json")
+            json.loads(path.read_text())
+            for path in (self.directory / "state" / "attempts").glob("*/verdict.json")
         ]
         return [str(verdict["message"]) for verdict in verdicts if verdict["exit_status"] != 0]
 
@@ -200,13 +223,17 @@ class Demo:
             abs(start - math.log(vocabulary)) < 0.5,
             f"the loss starts at ln({vocabulary}) = {math.log(vocabulary):.2f}: {start:.2f}",
         )
-        self._check(lowest < LOSS, f"the loss ends below {LOSS:g}: {lowest:.2f} at iteration {steps[-1]['iteration']}")
+        self._check(
+            lowest < LOSS,
+            f"the loss ends below {LOSS:g}: {lowest:.2f} at iteration {steps[-1]['iteration']}",
+        )
         self._check(
             ends[0].reason == "exit-duration" and ends[0].checkpoint_step == ends[0].iteration,
             f"task 1 left by its exit duration with checkpoint {ends[0].checkpoint_step}",
         )
         self._check(
-            second[0]["iteration"] == ends[0].iteration + 1, f"task 2 went on at iteration {second[0]['iteration']}"
+            second[0]["iteration"] == ends[0].iteration + 1,
+            f"task 2 went on at iteration {second[0]['iteration']}",
         )
         jump = second[0]["lm_loss"] - loss_of(first)
         self._check(abs(jump) < 0.5, f"the loss went on where it was (change {jump:+.2f})")
@@ -258,8 +285,13 @@ def loss_of(steps: Sequence[dict[str, Any]]) -> float:
 
 def end_earlier(directory: Path, kind: Literal["local", "slurm"]) -> None:
     """Cancel what a demo in this folder that was interrupted has left in the queue, and wait until it is gone."""
-    scheduler, mark = choose_scheduler(kind), RunDirectory(RunPaths(directory, "demo", "main"), Path()).mark
-    while left := [job for job in scheduler.jobs(name="demo") if mark in job.comment and not job.state.is_final]:
+    scheduler, mark = (
+        choose_scheduler(kind),
+        RunDirectory(RunPaths(directory, "demo", "main"), Path()).mark,
+    )
+    while left := [
+        job for job in scheduler.jobs(name="demo") if mark in job.comment and not job.state.is_final
+    ]:
         for number in {job.array_id or job.raw_id for job in left}:
             scheduler.cancel(number)
         time.sleep(0.5)
@@ -269,14 +301,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--card", default="slurm/demo.toml")
     parser.add_argument("--scheduler", default="local", choices=["local", "slurm"])
-    parser.add_argument("--deadline", type=float, default=600, help="seconds without a new iteration")
+    parser.add_argument(
+        "--deadline", type=float, default=600, help="seconds without a new iteration"
+    )
     options = parser.parse_args()
     directory = Path("demo-run")
-    if options.scheduler == "local":  # this machine plays the card's nodes, and a folder of its own says so
+    if (
+        options.scheduler == "local"
+    ):  # this machine plays the card's nodes, and a folder of its own says so
         os.environ.setdefault("TR11_LOCAL_SCHEDULER", str(directory.absolute() / "scheduler"))
         os.environ.setdefault("TR11_LOCAL_NODES", "4")
         folder = os.environ["TR11_LOCAL_SCHEDULER"]
-        console.print(f"to look on from another terminal, type there first: export TR11_LOCAL_SCHEDULER={folder}")
+        console.print(
+            f"to look on from another terminal, type there first: export TR11_LOCAL_SCHEDULER={folder}"
+        )
     # A demo starts from nothing but its data; only what the demo itself makes is removed.
     end_earlier(directory, options.scheduler)
     for name in ("checkpoints", "demo-logs", "state", "journal", "kill-switch"):

@@ -46,7 +46,8 @@ def write_log(path: Path, size: int) -> None:
     with path.open("w", encoding="utf-8") as file:
         while written < size:
             block = "".join(
-                STEP % (number, 2048 * number, 4_194_304 * number) + NOISE for number in range(step, step + 2000)
+                STEP % (number, 2048 * number, 4_194_304 * number) + NOISE
+                for number in range(step, step + 2000)
             )
             written += file.write(block)
             step += 2000
@@ -59,7 +60,11 @@ def measured(command: tuple[str, ...]) -> tuple[float, float, float]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, _, usage = os.wait4(process.pid, 0)
     process.returncode = 0
-    return time.perf_counter() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6
+    return (
+        time.perf_counter() - began,
+        usage.ru_utime + usage.ru_stime,
+        usage.ru_maxrss * 1024 / 1e6,
+    )
 
 
 def run(gigabytes: float, repeat: int) -> dict[str, dict[str, float]]:

@@ -41,7 +41,19 @@ def write_past(directory: RunDirectory, iterations: int) -> int:
             if attempt % 10 == 1:
                 tag = f"20220311-{attempt:06d}-0000000a"
                 directory.write_submission(
-                    Submission(tag, str(attempt), "slurm", at, "me", "login", "run", "main", "1-10%1", len(NODES), "")
+                    Submission(
+                        tag,
+                        str(attempt),
+                        "slurm",
+                        at,
+                        "me",
+                        "login",
+                        "run",
+                        "main",
+                        "1-10%1",
+                        len(NODES),
+                        "",
+                    )
                 )
             at += QUEUE_SECONDS
             job, fails = str(100_000 + attempt), attempt % FAULT_EVERY_TASKS == 0
@@ -60,7 +72,13 @@ def write_past(directory: RunDirectory, iterations: int) -> int:
                 step = StepRecord(
                     done, iterations, done * 2048, done * 2048 * 2048, STEP_SECONDS, 6e-5, 2048, 2.5, 0.1, 23.0, 150.0
                 )  # fmt: skip
-                value = {"kind": "step", **to_builtins(step), "device": "A100", "time": at, "job_id": job}
+                value = {
+                    "kind": "step",
+                    **to_builtins(step),
+                    "device": "A100",
+                    "time": at,
+                    "job_id": job,
+                }
                 metrics.write(json.dumps(value) + "\n")
                 if done % SAVE_EVERY == 0:
                     phases.append(PhaseRecord(at, "saving", done, 1))
@@ -75,15 +93,26 @@ def write_past(directory: RunDirectory, iterations: int) -> int:
                 launch = LaunchRecord(
                     1, NODES[:48], start + 5, at + 130, at + 100, 1, "node", blamed=(NODES[attempt % 48],)
                 )  # fmt: skip
-                verdict = AttemptVerdict("error", done, saved, 1, "a node", job_id=job, time=at + 140)
+                verdict = AttemptVerdict(
+                    "error", done, saved, 1, "a node", job_id=job, time=at + 140
+                )
             else:
-                phases += [PhaseRecord(at, "saving", done, 1), PhaseRecord(at + SAVE_SECONDS, "ending", done, 1)]
-                marker = EndMarker("exit-duration", done, done, True, "", at + SAVE_SECONDS + 1, NODES[0], job, 1)
+                phases += [
+                    PhaseRecord(at, "saving", done, 1),
+                    PhaseRecord(at + SAVE_SECONDS, "ending", done, 1),
+                ]
+                marker = EndMarker(
+                    "exit-duration", done, done, True, "", at + SAVE_SECONDS + 1, NODES[0], job, 1
+                )
                 write_json(paths.end_marker(job), to_builtins(marker))
-                verdict = AttemptVerdict("exit-duration", done, done, 0, "", job_id=job, time=at + 140)
+                verdict = AttemptVerdict(
+                    "exit-duration", done, done, 0, "", job_id=job, time=at + 140
+                )
             launch.write(folder)
             verdict.write(folder)
-            paths.phases(job).write_text("".join(json.dumps(to_builtins(record)) + "\n" for record in phases))
+            paths.phases(job).write_text(
+                "".join(json.dumps(to_builtins(record)) + "\n" for record in phases)
+            )
             at += 140
     return attempt
 
@@ -93,7 +122,9 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=115_000)
     iterations = parser.parse_args().iterations
     with tempfile.TemporaryDirectory() as folder:
-        directory = RunDirectory(RunPaths(Path(folder), "run", "main"), Path(folder) / "kill-switch")
+        directory = RunDirectory(
+            RunPaths(Path(folder), "run", "main"), Path(folder) / "kill-switch"
+        )
         attempts = write_past(directory, iterations)
         size = directory.paths.metrics.stat().st_size
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -103,8 +134,12 @@ def main() -> None:
         goodput = account(history, history.attempts[-1].ended + 1)  # type: ignore[union-attr]
         total = time.perf_counter() - began
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(f"goodput of {iterations:,} iterations in {attempts} attempts ({size / 1e6:.0f} MB of records)")
-    print(f"read {read:.2f} s, account {total - read:.2f} s, in all {total:.2f} s, {used / 1024:.0f} MiB of memory")
+    print(
+        f"goodput of {iterations:,} iterations in {attempts} attempts ({size / 1e6:.0f} MB of records)"
+    )
+    print(
+        f"read {read:.2f} s, account {total - read:.2f} s, in all {total:.2f} s, {used / 1024:.0f} MiB of memory"
+    )
     useful, held = 100 * (goodput.useful_of_held or 0), goodput.total.held_micros / 3.6e9
     print(f"useful {useful:.1f} % of {held:,.0f} node-hours held")
 

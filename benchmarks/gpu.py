@@ -95,7 +95,9 @@ class Row(Record):
 
 
 # ----------------------------------------------------------------------------- attention kernels
-def reference(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor | None, kept: Tensor | float = 1.0) -> Tensor:
+def reference(
+    query: Tensor, key: Tensor, value: Tensor, slopes: Tensor | None, kept: Tensor | float = 1.0
+) -> Tensor:
     """Attention as arithmetic, in fp64; its weights times `kept`."""
     query, key, value = query.double(), key.double(), value.double()
     place = torch.arange(query.shape[2], device=query.device)
@@ -106,23 +108,35 @@ def reference(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor | None, 
     return (scores.masked_fill(distance > 0, -math.inf).softmax(dim=3) * kept) @ value
 
 
-def drops_the_same(device: torch.device, kernel: FlexKernel, slopes: Tensor, length: int, dtype: torch.dtype) -> Row:
+def drops_the_same(
+    device: torch.device, kernel: FlexKernel, slopes: Tensor, length: int, dtype: torch.dtype
+) -> Row:
     """Relative error of output and gradients with dropout, under the mask that its seed makes on this device."""
-    heads = [torch.randn(2, 4, length, 64, device=device, dtype=dtype, requires_grad=True) for _ in "qkv"]
+    heads = [
+        torch.randn(2, 4, length, 64, device=device, dtype=dtype, requires_grad=True) for _ in "qkv"
+    ]
     grain = torch.randn(2, 4, length, 64, device=device, dtype=dtype)
     torch.manual_seed(1)
     mixed = kernel(heads[0], heads[1], heads[2], kernel.mask(heads[0], length, None), DROPOUT)
     found = [mixed, *torch.autograd.grad(mixed, heads, grain)]
     torch.manual_seed(1)
-    seed, least, place = draw_seed(device), least_kept(DROPOUT), partial(torch.arange, device=device)
+    seed, least, place = (
+        draw_seed(device),
+        least_kept(DROPOUT),
+        partial(torch.arange, device=device),
+    )
     sample, head, query, key = torch.meshgrid(*map(place, (2, 4, length, length)), indexing="ij")
-    kept = is_kept(seed, least, batch=sample, head=head, query=query, key=key) * scale_of_kept(least)
+    kept = is_kept(seed, least, batch=sample, head=head, query=query, key=key) * scale_of_kept(
+        least
+    )
     plain = [each.detach().double().requires_grad_() for each in heads]
     expected = reference(plain[0], plain[1], plain[2], slopes, kept)
     wanted = [expected, *torch.autograd.grad(expected, plain, grain.double())]
     errors = [_relative(mine, theirs) for mine, theirs in zip(found, wanted, strict=True)]
     bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
-    text = f"{errors[0]:.1e} forward, {max(errors[1:]):.1e} backward, of {bound:g} allowed ({dtype})"
+    text = (
+        f"{errors[0]:.1e} forward, {max(errors[1:]):.1e} backward, of {bound:g} allowed ({dtype})"
+    )
     return Row(f"attention kernel flex with dropout {DROPOUT:g}", text, max(errors) <= bound)
 
 
@@ -138,16 +152,26 @@ def kernels(device: torch.device) -> Iterator[Row]:
     ]
     if on_gpu:
         efficient = DenseKernel(slopes, False, device, BACKENDS["efficient"])
-        cases += [("efficient", efficient, slopes), ("flex", FlexKernel(slopes, False, compiled=True), slopes)]
+        cases += [
+            ("efficient", efficient, slopes),
+            ("flex", FlexKernel(slopes, False, compiled=True), slopes),
+        ]
     for name, kernel, used in cases:
         generator = torch.Generator().manual_seed(1)
-        heads = [torch.randn(2, 4, length, 64, generator=generator).to(device, dtype).requires_grad_() for _ in "qkv"]
+        heads = [
+            torch.randn(2, 4, length, 64, generator=generator).to(device, dtype).requires_grad_()
+            for _ in "qkv"
+        ]
         grain = torch.randn(2, 4, length, 64, generator=generator).to(device, dtype)
         try:
             mixed = kernel(heads[0], heads[1], heads[2], kernel.mask(heads[0], length, None), 0.0)
             found = [mixed, *torch.autograd.grad(mixed, heads, grain)]
         except Exception as error:
-            yield Row(f"attention kernel {name}", f"{type(error).__name__}: {str(error).splitlines()[0]}", False)
+            yield Row(
+                f"attention kernel {name}",
+                f"{type(error).__name__}: {str(error).splitlines()[0]}",
+                False,
+            )
             continue
         plain = [head.detach().double().requires_grad_() for head in heads]
         expected = reference(plain[0], plain[1], plain[2], used)
@@ -156,8 +180,12 @@ def kernels(device: torch.device) -> Iterator[Row]:
         text = f"{errors[0]:.1e} forward, {max(errors[1:]):.1e} backward, of {bound:g} allowed ({dtype})"
         yield Row(f"attention kernel {name}", text, max(errors) <= bound)
     if on_gpu:
-        yield drops_the_same(device, FlexKernel(slopes, False, compiled=True), slopes, length, dtype)
-    chosen = choose_kernel(card(small()).model, False, "bf16" if on_gpu else "fp32", device_facts(device))
+        yield drops_the_same(
+            device, FlexKernel(slopes, False, compiled=True), slopes, length, dtype
+        )
+    chosen = choose_kernel(
+        card(small()).model, False, "bf16" if on_gpu else "fp32", device_facts(device)
+    )
     yield Row("kernel of the benchmark's card", str(chosen), chosen.is_fused)
 
 
@@ -178,7 +206,9 @@ def trained(config: TrainerConfig, device: torch.device, steps: int) -> tuple[En
 
 
 def step(engine: Engine, number: int) -> float:
-    return engine.train_step(micro_batches(number), engine.config.batch.global_batch_size, number).loss
+    return engine.train_step(
+        micro_batches(number), engine.config.batch.global_batch_size, number
+    ).loss
 
 
 def micro_batches(number: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -202,12 +232,18 @@ def losses(device: torch.device) -> Iterator[Row]:
         there = there or child_losses("fp32", "cpu")
         worst = max(abs(mine - theirs) for mine, theirs in zip(here, there, strict=True))
         text = f"differ by {worst:.1e} of {bound:g} in {len(here)} steps; last {here[-1]:.4f}"
-        yield Row(f"losses in {dtype} against the processor's in fp32", text, worst <= bound and here[-1] < here[0])
+        yield Row(
+            f"losses in {dtype} against the processor's in fp32",
+            text,
+            worst <= bound and here[-1] < here[0],
+        )
 
 
 def child_losses(dtype: str, kind: str) -> list[float]:
     command = [sys.executable, __file__, "--losses", dtype, "--device", kind]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment_of(kind))
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment_of(kind)
+    )
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["it says nothing"])[-1])
     found: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -270,7 +306,13 @@ def of_speed(on_gpu: bool) -> Iterator[Case]:
     if on_gpu:  # a processor compiles for minutes
         compiled = replace(base, own=COMPILED)
         peer = "torch.compile gpt"
-        yield Case("compiled blocks", compiled, peer, COMPILED_SECONDS, "MFU of 60 %, and ahead of its peer")
+        yield Case(
+            "compiled blocks",
+            compiled,
+            peer,
+            COMPILED_SECONDS,
+            "MFU of 60 %, and ahead of its peer",
+        )
         fast = replace(base, own=(*COMPILED, ("precision", "float8", True)))
         yield Case("float8, compiled blocks", fast, BESIDE_GPT, COMPILED_SECONDS, "750 TFLOPs")
 
@@ -310,7 +352,10 @@ def usual(on_gpu: bool) -> Shape:
     if not on_gpu:
         return small("bf16")
     base = Shape(6, 4096, 32, 65536, 2048, 8, 1, "bf16")
-    has_room = not torch.cuda.is_available() or torch.cuda.get_device_properties(0).total_memory > 70 * 10**9
+    has_room = (
+        not torch.cuda.is_available()
+        or torch.cuda.get_device_properties(0).total_memory > 70 * 10**9
+    )
     return base if has_room else replace(base, micro=2, accumulated=4)
 
 
@@ -318,7 +363,10 @@ CASES = {"speed": of_speed, "large": of_large, "kinds": of_kinds}
 
 
 def compared(
-    cases: Callable[[bool], Iterator[Case]], device: torch.device, seconds: float, measured: dict[str, float]
+    cases: Callable[[bool], Iterator[Case]],
+    device: torch.device,
+    seconds: float,
+    measured: dict[str, float],
 ) -> Iterator[Row]:
     """Steps of each case after its peer, without recomputation; see `gpu_training.py`.
 
@@ -356,11 +404,15 @@ def is_to_be_measured(case: Case, measured: dict[str, float]) -> bool:
 def left_out(what: str, seconds: float, left: float, fine: bool | None = None) -> Row:
     minutes = BUDGET_SECONDS / 60
     return Row(
-        what, f"left out: it may take {seconds:.0f} s, {max(0.0, left):.0f} s of {minutes:g} minutes are left", fine
+        what,
+        f"left out: it may take {seconds:.0f} s, {max(0.0, left):.0f} s of {minutes:g} minutes are left",
+        fine,
     )
 
 
-def timed(what: str, case: Case, found: dict[str, float], device: str, peer: tuple[str, float | None]) -> Row:
+def timed(
+    what: str, case: Case, found: dict[str, float], device: str, peer: tuple[str, float | None]
+) -> Row:
     """A measured step as a line, and its figures with those of its peer, where that came first."""
     shape = case.shape
     used = utilization(
@@ -389,7 +441,9 @@ def saves(device: torch.device) -> Iterator[Row]:
 
     As in a training: memory is got ahead, and the copies are waited for by the update alone.
     """
-    shape = Shape(24, 1024, 16, 50304, 2048, 4, 2, "bf16") if device.type == "cuda" else small("bf16")
+    shape = (
+        Shape(24, 1024, 16, 50304, 2048, 4, 2, "bf16") if device.type == "cuda" else small("bf16")
+    )
     config, draw = card(shape), torch.Generator().manual_seed(1)
     join(device)
     engine = Engine.build(config, Mesh.create(config.parallel, device))
@@ -402,7 +456,9 @@ def saves(device: torch.device) -> Iterator[Row]:
         def one_step() -> float:
             windows = shape.windows(draw)
             began = time.perf_counter()
-            batches = ((window[:, :-1].contiguous(), window[:, 1:].contiguous()) for window in windows)
+            batches = (
+                (window[:, :-1].contiguous(), window[:, 1:].contiguous()) for window in windows
+            )
             engine.train_step(batches, config.batch.global_batch_size)
             return time.perf_counter() - began
 
@@ -410,7 +466,10 @@ def saves(device: torch.device) -> Iterator[Row]:
         for number, which in enumerate(("first", "second"), start=1):
             began = time.perf_counter()
             saver.start(
-                number, engine.sharded_state(), Extras({"consumed_samples": number, "consumed_tokens": number}), info
+                number,
+                engine.sharded_state(),
+                Extras({"consumed_samples": number, "consumed_tokens": number}),
+                info,
             )
             stall, beside, outcome = time.perf_counter() - began, [], None
             while outcome is None and len(beside) < SAVED_STEPS:
@@ -425,7 +484,9 @@ def saves(device: torch.device) -> Iterator[Row]:
     engine.close()
 
 
-def of_save(which: str, saved: Finished, stall: float, beside: Sequence[float], alone: float) -> Row:
+def of_save(
+    which: str, saved: Finished, stall: float, beside: Sequence[float], alone: float
+) -> Row:
     """A save as a line. `alone`: seconds of a step without one."""
     slower = statistics.median(beside) / alone - 1.0
     text = (
@@ -433,7 +494,12 @@ def of_save(which: str, saved: Finished, stall: float, beside: Sequence[float], 
         f" took {1000 * (beside[0] - alone):+.1f} ms more; steps while it was written, {len(beside)} of them,"
         f" {100 * slower:+.1f} % (goal: 3 %); {1000 * alone:.1f} ms a step alone"
     )
-    figures = {"bytes": saved.bytes, "stall": stall, "steps_beside": list(beside), "step_alone": alone}
+    figures = {
+        "bytes": saved.bytes,
+        "stall": stall,
+        "steps_beside": list(beside),
+        "step_alone": alone,
+    }
     return Row(f"{which} save in the background", text, figures=figures)
 
 
@@ -460,7 +526,9 @@ def attention(device: torch.device) -> Iterator[Row]:
             mask = kernel.mask(heads[0], size[2], None)
             seconds = median_seconds(partial(there_and_back, kernel, heads, mask, grain), device)
         except Exception as error:
-            yield Row(f"attention by {name}", f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            yield Row(
+                f"attention by {name}", f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            )
             continue
         first = first or seconds
         text = f"{1000 * seconds:.2f} ms forward and backward, {first / seconds:.2f}x {next(iter(ways))}"
@@ -489,7 +557,9 @@ def profiled(device: torch.device) -> Iterator[Row]:
     """A trace of two steps, as `tr11 profile` asks for it."""
     with tempfile.TemporaryDirectory() as folder:
         paths = RunPaths(Path(folder), "gpu", "main", "")
-        profiler = StepProfiler(paths, AttemptIdentity("1", 1, paths.stop_request("1")), (0, 1), device)
+        profiler = StepProfiler(
+            paths, AttemptIdentity("1", 1, paths.stop_request("1")), (0, 1), device
+        )
         engine, _ = trained(card(small()), device, 1)
         profiler.start(Request("profile", id=1, steps=2, rank=0), 1)
         for number in (2, 3):
@@ -497,9 +567,18 @@ def profiled(device: torch.device) -> Iterator[Row]:
             profiler.after_step(number)
         engine.close()
         answer = RequestAnswer.read(paths.answer(1))
-        files = sorted(paths.profiles("1").iterdir()) if answer is not None and answer.step is not None else []
-        text = ", ".join(f"{file.suffixes[-2]}{file.suffixes[-1]} {file.stat().st_size / 1e6:.2f} MB" for file in files)
-        yield Row("profile of two steps", text or (answer.message if answer else "no answer"), bool(files))
+        files = (
+            sorted(paths.profiles("1").iterdir())
+            if answer is not None and answer.step is not None
+            else []
+        )
+        text = ", ".join(
+            f"{file.suffixes[-2]}{file.suffixes[-1]} {file.stat().st_size / 1e6:.2f} MB"
+            for file in files
+        )
+        yield Row(
+            "profile of two steps", text or (answer.message if answer else "no answer"), bool(files)
+        )
 
 
 # ----------------------------------------------------------------------------- the whole
@@ -528,7 +607,9 @@ SECTIONS: dict[str, Section] = {
 }
 
 
-def rows_of(name: str, device: torch.device, seconds: float, measured: dict[str, float]) -> Iterator[Row]:
+def rows_of(
+    name: str, device: torch.device, seconds: float, measured: dict[str, float]
+) -> Iterator[Row]:
     """What a section finds, in this process."""
     make = SECTIONS[name].make
     return compared(CASES[name], device, seconds, measured) if make is None else make(device)
@@ -540,17 +621,41 @@ def run_section(name: str, kind: str, left: float, before: Sequence[Row] = ()) -
     if left < section.least:
         return [left_out(name, section.least, left, False if section.is_check else None)]
     seconds = min(section.seconds, left)
-    measured = {row.what: row.figures["seconds"] for row in before if row.figures and "seconds" in row.figures}
-    command = [sys.executable, __file__, "--section", name, "--device", kind, "--seconds", f"{seconds:.0f}"]
+    measured = {
+        row.what: row.figures["seconds"]
+        for row in before
+        if row.figures and "seconds" in row.figures
+    }
+    command = [
+        sys.executable,
+        __file__,
+        "--section",
+        name,
+        "--device",
+        kind,
+        "--seconds",
+        f"{seconds:.0f}",
+    ]
     command += ["--measured", json.dumps(measured)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=seconds, env=environment_of(kind)
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=seconds,
+            env=environment_of(kind),
         )
     except subprocess.TimeoutExpired:
         return [Row(name, f"not done within {seconds:.0f} s", False)]
     if done.returncode:
-        return [Row(name, (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1], False)]
+        return [
+            Row(
+                name,
+                (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1],
+                False,
+            )
+        ]
     return [Row(**row) for row in json.loads(done.stdout.strip().splitlines()[-1])]
 
 
@@ -558,7 +663,15 @@ def table(title: str, rows: Sequence[Row]) -> str:
     """Markdown; what failed is marked."""
     marks = {None: "", True: "fine", False: "**failed**"}
     lines = [f"{title}", "", "| what | found | |", "|---|---|---|"]
-    return "\n".join([*lines, *(f"| {row.what} | {row.found.replace('|', '/')} | {marks[row.fine]} |" for row in rows)])
+    return "\n".join(
+        [
+            *lines,
+            *(
+                f"| {row.what} | {row.found.replace('|', '/')} | {marks[row.fine]} |"
+                for row in rows
+            ),
+        ]
+    )
 
 
 def put_table(path: Path, text: str) -> None:
@@ -567,7 +680,11 @@ def put_table(path: Path, text: str) -> None:
     block = f"{BEGIN}\n{text}\n{END}"
     before, begin, rest = old.partition(BEGIN)
     _, end, after = rest.partition(END)
-    new = f"{before}{block}{after}" if begin and end else f"{old.rstrip()}\n\n## On a GPU\n\n{block}\n".lstrip()
+    new = (
+        f"{before}{block}{after}"
+        if begin and end
+        else f"{old.rstrip()}\n\n## On a GPU\n\n{block}\n".lstrip()
+    )
     path.write_text(new, encoding="utf-8")
 
 
@@ -576,14 +693,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--results", type=Path)
-    parser.add_argument("--json", type=Path, metavar="FOLDER", help="each figure and its peer's: SECTION.json")
+    parser.add_argument(
+        "--json", type=Path, metavar="FOLDER", help="each figure and its peer's: SECTION.json"
+    )
     parser.add_argument("--section", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=BUDGET_SECONDS, help=argparse.SUPPRESS)
     parser.add_argument("--measured", default="{}", help=argparse.SUPPRESS)
     parser.add_argument("--losses", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
-        print("no GPU here: nothing was checked or measured (--device cpu runs the same code, to check it)")
+        print(
+            "no GPU here: nothing was checked or measured (--device cpu runs the same code, to check it)"
+        )
         return 2
     device = worker_device() if options.device == "cuda" else torch.device("cpu")
     if options.losses:
@@ -596,7 +717,9 @@ def main(arguments: list[str] | None = None) -> int:
             json.dumps(
                 [
                     to_builtins(row)
-                    for row in rows_of(options.section, device, options.seconds, json.loads(options.measured))
+                    for row in rows_of(
+                        options.section, device, options.seconds, json.loads(options.measured)
+                    )
                 ]
             )
         )
@@ -609,11 +732,20 @@ def main(arguments: list[str] | None = None) -> int:
         found = run_section(name, options.device, BUDGET_SECONDS - (time.monotonic() - began), rows)
         if options.json is not None:
             options.json.mkdir(parents=True, exist_ok=True)
-            (options.json / f"{name}.json").write_text(json.dumps([to_builtins(row) for row in found], indent=1) + "\n")
+            (options.json / f"{name}.json").write_text(
+                json.dumps([to_builtins(row) for row in found], indent=1) + "\n"
+            )
         for row in found:
             rows.append(row)
-            print(f"{ {None: '    ', True: 'fine', False: 'FAIL'}[row.fine] } {row.what}: {row.found}", flush=True)
-    name = torch.cuda.get_device_name(device) if options.device == "cuda" else "this machine's processor (a check)"
+            print(
+                f"{ {None: '    ', True: 'fine', False: 'FAIL'}[row.fine] } {row.what}: {row.found}",
+                flush=True,
+            )
+    name = (
+        torch.cuda.get_device_name(device)
+        if options.device == "cuda"
+        else "this machine's processor (a check)"
+    )
     title = f"{name}, torch {torch.__version__}, {time.strftime('%d %B %Y')}, {time.monotonic() - began:.0f} s:"
     results = options.results or (RESULTS if options.device == "cuda" else None)
     if results is not None:

@@ -38,7 +38,11 @@ def measure(system: str, shape: Shape, steps: int, device: torch.device) -> dict
     """Median seconds of a step and the largest memory in bytes (0 on the CPU)."""
     if system == "tr11":
         os.environ.update(
-            RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())
+            RANK="0",
+            LOCAL_RANK="0",
+            WORLD_SIZE="1",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(free_port()),
         )
         init_distributed(device)
         step = our_step(shape, device)
@@ -51,7 +55,9 @@ def measure(system: str, shape: Shape, steps: int, device: torch.device) -> dict
     seconds = []
     for turn in range(WARM_UP + steps):
         drawn = shape.batches(generator)
-        if system != "tr11":  # ours come from host memory, as a loader gives them: the engine brings them to the device
+        if (
+            system != "tr11"
+        ):  # ours come from host memory, as a loader gives them: the engine brings them to the device
             drawn = [placed(batch, device) for batch in drawn]
         if is_gpu:
             torch.cuda.synchronize()
@@ -99,13 +105,22 @@ def environment_of(kind: str) -> dict[str, str]:
     return {**os.environ, **({"CUDA_VISIBLE_DEVICES": ""} if kind == "cpu" else {})}
 
 
-def in_child(system: str, shape: Shape, options: argparse.Namespace, seconds: float = 1800) -> dict[str, float] | str:
+def in_child(
+    system: str, shape: Shape, options: argparse.Namespace, seconds: float = 1800
+) -> dict[str, float] | str:
     """`measure` in a process of its own; the last line of its complaint when it fails (out of memory, say)."""
-    request = json.dumps({"system": system, "shape": asdict(shape), "steps": options.steps, "device": options.device})
+    request = json.dumps(
+        {"system": system, "shape": asdict(shape), "steps": options.steps, "device": options.device}
+    )
     command = [sys.executable, __file__, "--child", request]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds, check=False, env=environment_of(options.device)
+            command,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+            env=environment_of(options.device),
         )
     except subprocess.TimeoutExpired:
         return f"not done within {seconds:.0f} s"
@@ -156,9 +171,15 @@ def main() -> None:
         print(json.dumps(measure(asked["system"], Shape(**asked["shape"]), asked["steps"], device)))
         return
     if options.device == "cuda" and not torch.cuda.is_available():
-        print("no CUDA device here: nothing was measured, and no figure of this benchmark exists for this machine")
+        print(
+            "no CUDA device here: nothing was measured, and no figure of this benchmark exists for this machine"
+        )
         return
-    name = torch.cuda.get_device_name() if options.device == "cuda" else "this machine's processor (a check, no figure)"
+    name = (
+        torch.cuda.get_device_name()
+        if options.device == "cuda"
+        else "this machine's processor (a check, no figure)"
+    )
     shape = Shape(
         layers=options.layers,
         hidden=options.hidden,
@@ -170,7 +191,9 @@ def main() -> None:
         dtype="bf16" if options.device == "cuda" else "fp32",
     )
     parameters = count_parameters(card(shape).model, shape.vocabulary).total
-    print(f"{name}, torch {torch.__version__}, {shape.dtype}, {parameters / 1e9:.2f} billion parameters, {shape}")
+    print(
+        f"{name}, torch {torch.__version__}, {shape.dtype}, {parameters / 1e9:.2f} billion parameters, {shape}"
+    )
     for recompute in (False, True):
         compare(replace(shape, recompute=recompute), options, name)
 

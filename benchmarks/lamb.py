@@ -37,7 +37,12 @@ KINDS: dict[str, dict[str, str]] = {
 
 def shapes(layers: int, hidden: int) -> list[tuple[int, ...]]:
     """The matrices of so many transformer blocks."""
-    return [(3 * hidden, hidden), (hidden, hidden), (4 * hidden, hidden), (hidden, 4 * hidden)] * layers
+    return [
+        (3 * hidden, hidden),
+        (hidden, hidden),
+        (4 * hidden, hidden),
+        (hidden, 4 * hidden),
+    ] * layers
 
 
 def ours(kind: str, tensors: list[Tensor]) -> Callable[[], object]:
@@ -55,7 +60,9 @@ def ours(kind: str, tensors: list[Tensor]) -> Callable[[], object]:
     return optimizer.step
 
 
-def theirs(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], tensors: list[Tensor]) -> Callable[[], object]:
+def theirs(
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], tensors: list[Tensor]
+) -> Callable[[], object]:
     """A step of a library's optimizer over parameters."""
     parameters = [nn.Parameter(tensor.clone()) for tensor in tensors]
     for parameter in parameters:
@@ -64,7 +71,9 @@ def theirs(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], tensors:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--repeat", type=int, default=9)
@@ -74,8 +83,12 @@ def main() -> None:
     elements = sum(tensor.numel() for tensor in tensors)
     lamb = timm_lamb()
     steps = {f"lamb, {kind}": ours(kind, tensors) for kind in KINDS}
-    steps["timm Lamb"] = theirs(lambda parameters: lamb(parameters, lr=1e-3, max_grad_norm=None), tensors)
-    steps["torch AdamW, fused"] = theirs(lambda parameters: torch.optim.AdamW(parameters, fused=True), tensors)
+    steps["timm Lamb"] = theirs(
+        lambda parameters: lamb(parameters, lr=1e-3, max_grad_norm=None), tensors
+    )
+    steps["torch AdamW, fused"] = theirs(
+        lambda parameters: torch.optim.AdamW(parameters, fused=True), tensors
+    )
     best = dict.fromkeys(steps, float("inf"))
     for repeat in range(arguments.repeat + 1):
         for name, step in steps.items():
@@ -85,7 +98,9 @@ def main() -> None:
                 best[name] = min(best[name], time.process_time() - began)
     for name, seconds in best.items():
         ratio = best["timm Lamb"] / seconds
-        print(f"{name:30} {seconds / elements * 1e9:6.2f} ns an element  {ratio:5.2f}x timm Lamb's speed")
+        print(
+            f"{name:30} {seconds / elements * 1e9:6.2f} ns an element  {ratio:5.2f}x timm Lamb's speed"
+        )
 
 
 if __name__ == "__main__":

@@ -33,7 +33,9 @@ def checks_microseconds(iterations: int) -> float:
         attempt = AttemptIdentity("1", 1, root / "stop-request.json")
         lease = Lease.begin(paths, "1", 1)
         assert lease.take() is None
-        control_signals = ControlSignals(paths, limits, attempt, SignalFlag(), heartbeat, lease, lambda own: own, True)
+        control_signals = ControlSignals(
+            paths, limits, attempt, SignalFlag(), heartbeat, lease, lambda own: own, True
+        )
         costs = []
         for iteration in range(iterations):
             began = time.perf_counter()
@@ -44,7 +46,9 @@ def checks_microseconds(iterations: int) -> float:
     return statistics.median(costs) * 1e6
 
 
-def _collectives(rank: int, ranks: int, port: int, iterations: int, results: multiprocessing.Queue[float]) -> None:
+def _collectives(
+    rank: int, ranks: int, port: int, iterations: int, results: multiprocessing.Queue[float]
+) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
@@ -68,7 +72,8 @@ def collective_microseconds(ranks: int, iterations: int) -> float:
     results = context.Queue()
     port = free_port()
     workers = [
-        context.Process(target=_collectives, args=(rank, ranks, port, iterations, results)) for rank in range(ranks)
+        context.Process(target=_collectives, args=(rank, ranks, port, iterations, results))
+        for rank in range(ranks)
     ]
     for worker in workers:
         worker.start()

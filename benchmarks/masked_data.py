@@ -26,7 +26,11 @@ from trainer.data.masked.sample_map import MapRules, build_sample_map
 from trainer.data.masked.spans import T5_LONGEST
 from trainer.data.masked.t5 import T5Rules, t5_sample
 
-LENGTH, DECODER, SEED = 512, 256, 1234  # the decoder has room for all spans, where theirs would stop otherwise
+LENGTH, DECODER, SEED = (
+    512,
+    256,
+    1234,
+)  # the decoder has room for all spans, where theirs would stop otherwise
 
 
 def measure_maps(sentences: int) -> None:
@@ -46,7 +50,9 @@ def measure_maps(sentences: int) -> None:
 def measure_samples(count: int) -> None:
     """Samples of 512 tokens."""
     sentences, words = made_sentences(count * 25, 40, 1), vocabulary(100)
-    rows = np.stack([np.arange(count) * 25, np.arange(count) * 25 + 25, np.full(count, LENGTH - 3)], axis=1)
+    rows = np.stack(
+        [np.arange(count) * 25, np.arange(count) * 25 + 25, np.full(count, LENGTH - 3)], axis=1
+    )
     bert_rules, t5_rules = BertRules(LENGTH, 0.15, True), T5Rules(LENGTH, DECODER, 0.15)
     common: dict[str, Any] = {"sequence_length": LENGTH, "masking_probability": 0.15}
     bert, t5 = sample_classes()
@@ -62,13 +68,27 @@ def measure_samples(count: int) -> None:
 
         def ours(make: Any = make, rules: Any = rules) -> list[Sample]:
             return [
-                make(sentences[first:end], target, rules, words, np.random.RandomState((SEED + number) % 2**32))
+                make(
+                    sentences[first:end],
+                    target,
+                    rules,
+                    words,
+                    np.random.RandomState((SEED + number) % 2**32),
+                )
                 for number, (first, end, target) in enumerate(rows.tolist())
             ]
 
-        seconds, line, mine, theirs = in_turn(ours, lambda peer=peer: [peer[number] for number in range(count)])
-        fields = [field for field in mine[0] if field != "padding_mask"]  # theirs hides a drawn [PAD]
-        same = all(np.array_equal(a[field], b[field]) for a, b in zip(mine, theirs, strict=True) for field in fields)
+        seconds, line, mine, theirs = in_turn(
+            ours, lambda peer=peer: [peer[number] for number in range(count)]
+        )
+        fields = [
+            field for field in mine[0] if field != "padding_mask"
+        ]  # theirs hides a drawn [PAD]
+        same = all(
+            np.array_equal(a[field], b[field])
+            for a, b in zip(mine, theirs, strict=True)
+            for field in fields
+        )
         say(
             f"{count} samples of {name}, {LENGTH} tokens",
             f"{seconds / count * 1e3:.2f} ms each",
@@ -77,7 +97,9 @@ def measure_samples(count: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sentences", type=int, default=50_000_000)
     parser.add_argument("--samples", type=int, default=400)
     options = parser.parse_args()

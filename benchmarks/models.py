@@ -23,7 +23,10 @@ from trainer.parallel.mesh import Mesh
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Step = Callable[[list[Any]], float]
 DECODER = 64  # tokens of a T5's decoder
-MASKED, IGNORED = 0.15, -100  # BERT's share of tokens that are predicted; what transformers leaves out
+MASKED, IGNORED = (
+    0.15,
+    -100,
+)  # BERT's share of tokens that are predicted; what transformers leaves out
 
 
 class Shape(Record):
@@ -71,10 +74,15 @@ class Shape(Record):
             })  # fmt: skip
         return found
 
-    def windows(self, generator: torch.Generator, device: torch.device | None = None) -> list[Tensor]:
+    def windows(
+        self, generator: torch.Generator, device: torch.device | None = None
+    ) -> list[Tensor]:
         """One step's token windows, each [micro, length + 1]."""
         size = (self.micro, self.length + 1)
-        drawn = [torch.randint(0, self.vocabulary, size, generator=generator) for _ in range(self.accumulated)]
+        drawn = [
+            torch.randint(0, self.vocabulary, size, generator=generator)
+            for _ in range(self.accumulated)
+        ]
         return [window.to(device) for window in drawn]
 
 
@@ -120,7 +128,9 @@ def engine_step(config: TrainerConfig, device: torch.device) -> Step:
 
     def step(batches: list[Any]) -> float:
         if config.model.family == "gpt":
-            batches = [(window[:, :-1].contiguous(), window[:, 1:].contiguous()) for window in batches]
+            batches = [
+                (window[:, :-1].contiguous(), window[:, 1:].contiguous()) for window in batches
+            ]
         return engine.train_step(iter(batches), config.batch.global_batch_size).loss
 
     return step
@@ -128,7 +138,10 @@ def engine_step(config: TrainerConfig, device: torch.device) -> Step:
 
 def transformers_bloom(shape: Shape, device: torch.device) -> Step:
     """One step of transformers' BLOOM."""
-    from transformers import BloomConfig, BloomForCausalLM  # a second of processor time, which most callers do without
+    from transformers import (  # a second of processor time, which most callers do without
+        BloomConfig,
+        BloomForCausalLM,
+    )
 
     config = BloomConfig(
         vocab_size=shape.vocabulary,
@@ -142,7 +155,12 @@ def transformers_bloom(shape: Shape, device: torch.device) -> Step:
     model = BloomForCausalLM(config)
     if shape.recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    return loop(model, shape, device, lambda window: model(input_ids=window[:, :-1], labels=window[:, :-1]).loss)
+    return loop(
+        model,
+        shape,
+        device,
+        lambda window: model(input_ids=window[:, :-1], labels=window[:, :-1]).loss,
+    )
 
 
 def transformers_bert(shape: Shape, device: torch.device) -> Step:
@@ -179,12 +197,16 @@ def plain_loop(shape: Shape, device: torch.device, compiled: bool = False) -> St
     model = PlainModel(shape)
 
     def loss(window: Tensor) -> Tensor:
-        return functional.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
+        return functional.cross_entropy(
+            model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten()
+        )
 
     return loop(model, shape, device, torch.compile(loss) if compiled else loss)
 
 
-def loop(model: nn.Module, shape: Shape, device: torch.device, loss: Callable[[Any], Tensor]) -> Step:
+def loop(
+    model: nn.Module, shape: Shape, device: torch.device, loss: Callable[[Any], Tensor]
+) -> Step:
     """torch's fused AdamW, gradients accumulated and clipped as ours are.
 
     In bf16 weights, gradients and moments are all bf16, which is less than our engine keeps (it has fp32 masters).
@@ -219,10 +241,16 @@ class PlainBlock(nn.Module):
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         batch, length, width = hidden.shape
-        parts = self.mixed(self.norms[0](hidden)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        parts = (
+            self.mixed(self.norms[0](hidden))
+            .view(batch, length, 3, self.heads, -1)
+            .permute(2, 0, 3, 1, 4)
+        )
         attended = functional.scaled_dot_product_attention(*parts.unbind(0), attn_mask=mask)
         hidden = hidden + self.dense(attended.transpose(1, 2).reshape(batch, length, width))
-        return hidden + self.down(functional.gelu(self.up(self.norms[1](hidden)), approximate="tanh"))
+        return hidden + self.down(
+            functional.gelu(self.up(self.norms[1](hidden)), approximate="tanh")
+        )
 
 
 class PlainModel(nn.Module):
@@ -244,7 +272,9 @@ class PlainModel(nn.Module):
         hidden: Any = self.norms[0](self.words(tokens))
         for block in self.blocks:
             if self.recompute:
-                hidden = torch.utils.checkpoint.checkpoint(block, hidden, self.mask, use_reentrant=False)
+                hidden = torch.utils.checkpoint.checkpoint(
+                    block, hidden, self.mask, use_reentrant=False
+                )
             else:
                 hidden = block(hidden, self.mask)
         return functional.linear(self.norms[1](hidden), self.words.weight)

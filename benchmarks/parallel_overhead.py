@@ -37,7 +37,11 @@ def work(rank: int, ranks: int, port: int, axis: str, orders: Connection) -> Non
     """One process: build the engine, then make a step at each order and answer with (seconds, processor seconds)."""
     torch.set_num_threads(1)
     os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(ranks),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
     )
     device = torch.device("cpu")
     init_distributed(device)
@@ -70,7 +74,9 @@ def team(groups: int, ranks: int, axis: str) -> Iterator[list[Connection]]:
         port = free_port()
         for rank in range(ranks):
             ours, theirs = context.Pipe()
-            worker = context.Process(target=work, args=(rank, ranks, port, axis, theirs), daemon=True)
+            worker = context.Process(
+                target=work, args=(rank, ranks, port, axis, theirs), daemon=True
+            )
             worker.start()
             theirs.close()
             ends.append(ours)
@@ -107,7 +113,11 @@ def measure(axis: str, ranks: int, steps: int) -> None:
     processor = statistics.median(joint[1] / alone[1] for alone, joint in pairs)
     tokens = ranks * ALONE.tokens
     rates = [tokens / statistics.median(pair[side][0] for pair in pairs) for side in (1, 0)]
-    bubble = f", of it the bubble {(ranks - 1) / (ALONE.accumulated * ranks):.2f}" if axis == "pp" else ""
+    bubble = (
+        f", of it the bubble {(ranks - 1) / (ALONE.accumulated * ranks):.2f}"
+        if axis == "pp"
+        else ""
+    )
     print(
         f"  {AXES[axis]:9} {ranks}: tokens/s together {rates[0]:7.0f}, alone {rates[1]:7.0f}; "
         f"wall time {wall:5.2f}x, processor time {processor:5.2f}x{bubble}",
@@ -121,7 +131,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
-    print(f"gloo, fp32, one thread a rank, {cores} cores, {ALONE.tokens} tokens of each rank in a step")
+    print(
+        f"gloo, fp32, one thread a rank, {cores} cores, {ALONE.tokens} tokens of each rank in a step"
+    )
     for name in options.shapes:
         axis, ranks = name[:2], int(name[2:])
         if axis not in AXES:

@@ -11,7 +11,9 @@ import sysconfig
 import venv
 from pathlib import Path
 
-PEERS = ("megatron-core==0.16.1",)  # with its compiled helpers; what it needs of others is here already
+PEERS = (
+    "megatron-core==0.16.1",
+)  # with its compiled helpers; what it needs of others is here already
 
 
 def peers_python() -> str | None:
@@ -25,11 +27,22 @@ def peers_python() -> str | None:
     venv.create(folder, with_pip=True, clear=True)
     site = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
     (site / "project.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", *PEERS]
+    command = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        *PEERS,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-        print(f"they could not be installed, so nothing is compared with them: {reason}", flush=True)
+        print(
+            f"they could not be installed, so nothing is compared with them: {reason}", flush=True
+        )
         return None
     ready.write_text("\n".join(PEERS))
     return str(python)

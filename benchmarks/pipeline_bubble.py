@@ -104,10 +104,15 @@ class TransformerStandIn(nn.Module):
 def waiting(pause: float) -> Callable[..., list[Layer]]:
     """`gpt_layers`, its blocks replaced by stand-ins."""
 
-    def layers(model: Any, vocabulary: int, mesh: Mesh, head: LanguageModelHead, *rest: Any) -> list[Layer]:
+    def layers(
+        model: Any, vocabulary: int, mesh: Mesh, head: LanguageModelHead, *rest: Any
+    ) -> list[Layer]:
         made = gpt_layers(model, vocabulary, mesh, head, *rest)
         stand_in = {"kind": TransformerStandIn, "arguments": (model.hidden_size, pause, mesh)}
-        return [replace(layer, **stand_in) if layer.kind is TransformerBlock else layer for layer in made]
+        return [
+            replace(layer, **stand_in) if layer.kind is TransformerBlock else layer
+            for layer in made
+        ]
 
     return layers
 
@@ -142,7 +147,10 @@ def by_dualpipev(config: TrainerConfig, mesh: Mesh, pause: float) -> Step:
             partition_method=config.parallel.partition,
         )
         named = [
-            (layer.prefix, function if isinstance(function, nn.Module) else module.tied_modules[TIED_KEY])
+            (
+                layer.prefix,
+                function if isinstance(function, nn.Module) else module.tied_modules[TIED_KEY],
+            )
             for (begin, end), functions in zip(module.phase_bounds, module.phase_funcs, strict=True)
             for layer, function in zip(layers[begin:end], functions, strict=True)
         ]
@@ -171,12 +179,18 @@ class Chunk(nn.Module):
         super().__init__()
         self.layers = layers
         self.built = nn.ModuleList(layer.kind(*layer.arguments) for layer in layers)
-        self.named = [(layer.prefix, module) for layer, module in zip(layers, self.built, strict=True)]
+        self.named = [
+            (layer.prefix, module) for layer, module in zip(layers, self.built, strict=True)
+        ]
         initialise_stage(self.named, seed, mesh)
 
     def forward(self, stream: Tensor) -> Tensor:
         for layer, module in zip(self.layers, self.built, strict=True):
-            stream = module(stream) if layer.forward is None else functional.linear(stream, module.weight)
+            stream = (
+                module(stream)
+                if layer.forward is None
+                else functional.linear(stream, module.weight)
+            )
         return stream
 
 
@@ -198,8 +212,12 @@ def by_torch(schedule: Any, order: str) -> Callable[[TrainerConfig, Mesh, float]
 
     def build(config: TrainerConfig, mesh: Mesh, pause: float) -> Step:
         rank, size = mesh.pipeline_rank, mesh.pipeline
-        parts = {"one": [rank], "loop": [rank, rank + size], "vee": [rank, 2 * size - 1 - rank]}[order]
-        layers = waiting(pause)(config.model, config.tokenizer.padded_vocabulary_size, mesh, LanguageModelHead(mesh))
+        parts = {"one": [rank], "loop": [rank, rank + size], "vee": [rank, 2 * size - 1 - rank]}[
+            order
+        ]
+        layers = waiting(pause)(
+            config.model, config.tokenizer.padded_vocabulary_size, mesh, LanguageModelHead(mesh)
+        )
         pieces = cut(layers, size * len(parts))
         chunks = [Chunk(pieces[part], config.run.seed, mesh) for part in parts]
         stages = [
@@ -219,7 +237,9 @@ def by_torch(schedule: Any, order: str) -> Callable[[TrainerConfig, Mesh, float]
         def step(pairs: list[tuple[Tensor, Tensor]]) -> float:
             count = len(pairs)
             if count not in made:
-                made[count] = schedule(stages[0] if order == "one" else stages, count, plain_loss, scale_grads=False)
+                made[count] = schedule(
+                    stages[0] if order == "one" else stages, count, plain_loss, scale_grads=False
+                )
             tokens, labels = (torch.cat(side) for side in zip(*pairs, strict=True))
             losses: list[Tensor] = []
             inputs = (tokens,) if 0 in parts else ()
@@ -256,21 +276,27 @@ SCHEDULES = {
     "engine: interleaved 1F1B": Schedule(by_engine_in_parts, 2),
     "torch: 1F1B": Schedule(by_torch(torchs.Schedule1F1B, "one")),
     "torch: interleaved 1F1B": Schedule(by_torch(torchs.ScheduleInterleaved1F1B, "loop"), 2),
-    "torch: interleaved zero bubble": Schedule(by_torch(torchs.ScheduleInterleavedZeroBubble, "loop"), 2, False),
+    "torch: interleaved zero bubble": Schedule(
+        by_torch(torchs.ScheduleInterleavedZeroBubble, "loop"), 2, False
+    ),
     "torch: zero bubble, V": Schedule(by_torch(torchs.ScheduleZBVZeroBubble, "vee"), 2, False),
     "torch: DualPipeV": Schedule(by_torch(torchs.ScheduleDualPipeV, "vee"), 2, False, 2),
     "DeepSpeed: DualPipeV": Schedule(by_dualpipev, 2, False, 2),
 }
 
 
-def measure(name: str, ranks: int, micro_batches: list[int], pause: float, steps: int) -> dict[int, dict[str, Any]]:
+def measure(
+    name: str, ranks: int, micro_batches: list[int], pause: float, steps: int
+) -> dict[int, dict[str, Any]]:
     """Of one schedule on this rank: seconds of a step (median), most blocks held, losses, for each count it can do."""
     possible = [count for count in micro_batches if count >= SCHEDULES[name].least * ranks]
     if not possible:
         return {}
     shape = Shape(BLOCKS * ranks, 32, 4, 64, 16, MICRO, possible[0])
     config = card(shape, pipeline=ranks)
-    parallel = config.parallel.model_copy(update={"partition": "type:transformer"})  # as many blocks for each rank
+    parallel = config.parallel.model_copy(
+        update={"partition": "type:transformer"}
+    )  # as many blocks for each rank
     config = config.model_copy(update={"parallel": parallel})
     mesh = Mesh.create(config.parallel, CPU)
     found = {}
@@ -280,7 +306,9 @@ def measure(name: str, ranks: int, micro_batches: list[int], pause: float, steps
         seconds, losses = [], []
         for turn in range(steps + 1):  # the first one warms up and is not counted
             windows = replace(shape, accumulated=count).windows(generator)
-            pairs = [(window[:, :-1].contiguous(), window[:, 1:].contiguous()) for window in windows]
+            pairs = [
+                (window[:, :-1].contiguous(), window[:, 1:].contiguous()) for window in windows
+            ]
             Held.now = Held.most = 0
             dist.barrier()
             began = time.perf_counter()
@@ -288,7 +316,11 @@ def measure(name: str, ranks: int, micro_batches: list[int], pause: float, steps
             dist.barrier()
             if turn:
                 seconds.append(time.perf_counter() - began)
-        found[count] = {"seconds": statistics.median(seconds), "held": Held.most / BLOCKS, "losses": losses}
+        found[count] = {
+            "seconds": statistics.median(seconds),
+            "held": Held.most / BLOCKS,
+            "losses": losses,
+        }
     return found
 
 
@@ -298,7 +330,11 @@ def work(rank: int, ranks: int, port: int, orders: Connection) -> None:
     with suppress(PermissionError):  # anyone who waits must wake up in time, whatever else runs
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(ranks),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
     )
     init_distributed(CPU)
     while order := orders.recv():
@@ -307,7 +343,9 @@ def work(rank: int, ranks: int, port: int, orders: Connection) -> None:
     dist.destroy_process_group()
 
 
-def table(ranks: int, micro_batches: list[int], pause: float, steps: int, names: list[str]) -> Iterator[str]:
+def table(
+    ranks: int, micro_batches: list[int], pause: float, steps: int, names: list[str]
+) -> Iterator[str]:
     """The lines of one pipeline."""
     context = multiprocessing.get_context("forkserver")  # it imports once
     context.set_forkserver_preload(["torch._dynamo", "trainer.engine", "models"])
@@ -338,14 +376,19 @@ def table(ranks: int, micro_batches: list[int], pause: float, steps: int, names:
                     continue
                 found = answers[0][count]
                 reference = losses.setdefault(count, found["losses"])
-                apart = max(abs(one - other) for one, other in zip(found["losses"], reference, strict=True))
+                apart = max(
+                    abs(one - other) for one, other in zip(found["losses"], reference, strict=True)
+                )
                 idle = 1 - count * BLOCKS * 3 * pause / found["seconds"]
                 schedule = SCHEDULES[name]
-                formula = f"{bubble_share(count * schedule.chunks, ranks):.1%}" if schedule.formula else ""
-                held = max(answer[count]["held"] for answer in answers)
-                line += (
-                    f"{idle:>7.1%} {formula:>6} {found['seconds']:4.2f} {held:4.1f}{'' if apart <= SAME_LOSS else '!'}"
+                formula = (
+                    f"{bubble_share(count * schedule.chunks, ranks):.1%}"
+                    if schedule.formula
+                    else ""
                 )
+                held = max(answer[count]["held"] for answer in answers)
+                mark = "" if apart <= SAME_LOSS else "!"
+                line += f"{idle:>7.1%} {formula:>6} {found['seconds']:4.2f} {held:4.1f}{mark}"
             yield line
         for end in ends:
             end.send(None)
@@ -365,8 +408,12 @@ def main() -> None:
     parser.add_argument("--schedules", nargs="+", choices=list(SCHEDULES), default=list(SCHEDULES))
     options = parser.parse_args()
     for ranks in options.ranks:
-        print(f"pipeline of {ranks}, gloo, {BLOCKS} blocks a rank, {options.pause * 1000:g} ms a part of a block")
-        for line in table(ranks, options.micro_batches, options.pause, options.steps, options.schedules):
+        print(
+            f"pipeline of {ranks}, gloo, {BLOCKS} blocks a rank, {options.pause * 1000:g} ms a part of a block"
+        )
+        for line in table(
+            ranks, options.micro_batches, options.pause, options.steps, options.schedules
+        ):
             print(line, flush=True)
 
 

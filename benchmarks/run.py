@@ -33,7 +33,9 @@ def main() -> int:
         f"{platform.machine()}, {cores} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}, ",
         end="",
     )
-    print(", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "deepspeed")), flush=True)
+    print(
+        ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "deepspeed")), flush=True
+    )
     failed = []
     for name in wanted:
         print(f"\n== {name}", flush=True)

@@ -81,7 +81,10 @@ def write_logs(place: Place, job_id: str, gigabytes: float) -> None:
     """Both logs, filled with true lines; their ends are the last steps of the running task."""
     paths, now = place.card.paths, time.time()
     paths.logs.mkdir(parents=True, exist_ok=True)
-    steps = [(now - PACE * (BLOCK_STEPS - number), record(number)) for number in range(1, BLOCK_STEPS + 1)]
+    steps = [
+        (now - PACE * (BLOCK_STEPS - number), record(number))
+        for number in range(1, BLOCK_STEPS + 1)
+    ]
     lines = "".join(format_step(step) + "\n" for _, step in steps)
     objects = "".join(
         json.dumps({"kind": "step", **to_builtins(step), "time": moment, "job_id": job_id}) + "\n"
@@ -111,12 +114,24 @@ def submit(place: Place, tasks: int) -> tuple[str, str]:
         )
     )  # fmt: skip
     entry = Submission(
-        tag, job_id, "slurm", time.time(), "ana", "here", place.card.run.name, place.card.run.variant, array, 48, "hash"
+        tag,
+        job_id,
+        "slurm",
+        time.time(),
+        "ana",
+        "here",
+        place.card.run.name,
+        place.card.run.variant,
+        array,
+        48,
+        "hash",
     )
     directory.write_submission(entry)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        running = [job for job in slurm.jobs(name=place.card.run.name) if job.state is JobState.RUNNING]
+        running = [
+            job for job in slurm.jobs(name=place.card.run.name) if job.state is JobState.RUNNING
+        ]
         if running:
             return job_id, running[0].raw_id
         time.sleep(0.2)
@@ -127,7 +142,9 @@ def split(place: Place, job_id: str, tasks: int) -> int:
     """Make a record of its own of every waiting task; returns how many records the queue has then."""
     environment = {**os.environ, **place.twin.environment}
     command = ["scontrol", "update", f"JobId={job_id}_[2-{tasks}]", "Nice=1"]
-    subprocess.run(command, env=environment, capture_output=True, check=False)  # says that the running task is left out
+    subprocess.run(
+        command, env=environment, capture_output=True, check=False
+    )  # says that the running task is left out
     return len(SlurmScheduler(place.twin.environment).jobs(name=place.card.run.name))
 
 
@@ -149,11 +166,19 @@ def run_once(place: Place, environment: dict[str, str]) -> tuple[float, float]:
     """Wall time of one process, and the processor time of it and its children (squeue, scontrol)."""
     start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        COMMAND, env=environment, cwd=place.folder, capture_output=True, text=True, check=False, timeout=120
+        COMMAND,
+        env=environment,
+        cwd=place.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     if "HEALTHY" not in done.stdout.split("\n", 1)[0]:
-        raise SystemExit(f"status_scale: not healthy ({done.returncode}):\n{done.stdout}\n{done.stderr}")
+        raise SystemExit(
+            f"status_scale: not healthy ({done.returncode}):\n{done.stdout}\n{done.stderr}"
+        )
     return seconds, after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
 
 
@@ -186,10 +211,14 @@ def measure(place: Place, repeat: int) -> dict[str, float | int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", type=int, default=10_000)
     parser.add_argument("--nodes", type=int, default=52)
-    parser.add_argument("--gigabytes", type=float, default=2.0, help="of main_log.txt, and of metrics.jsonl")
+    parser.add_argument(
+        "--gigabytes", type=float, default=2.0, help="of main_log.txt, and of metrics.jsonl"
+    )
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -207,7 +236,10 @@ def main() -> None:
             found["one array record"] = measure(place, arguments.repeat)
             records = split(place, job_id, arguments.tasks)
             found[f"{records} records"] = measure(place, arguments.repeat)
-    within = all(row["best_seconds"] <= BUDGET_SECONDS and row["slurm_calls"] <= BUDGET_CALLS for row in found.values())
+    within = all(
+        row["best_seconds"] <= BUDGET_SECONDS and row["slurm_calls"] <= BUDGET_CALLS
+        for row in found.values()
+    )
     if arguments.json:
         print(
             json.dumps(
@@ -221,14 +253,18 @@ def main() -> None:
             )
         )
         return
-    print(f"{arguments.tasks} waiting tasks, {arguments.nodes} nodes, two logs of {arguments.gigabytes:g} GB")
+    print(
+        f"{arguments.tasks} waiting tasks, {arguments.nodes} nodes, two logs of {arguments.gigabytes:g} GB"
+    )
     for label, row in found.items():
         print(
             f"  {label:<18} best {row['best_seconds']:.2f} s, median {row['median_seconds']:.2f} s, "
             f"processor {row['processor_seconds']:.2f} s, {row['slurm_calls']} calls of Slurm"
         )
     print(f"  the libraries' own start: {start:.2f} s (typer, rich, pydantic)")
-    print(f"  budget             {BUDGET_SECONDS:g} s, {BUDGET_CALLS} calls: {'kept' if within else 'MISSED'}")
+    print(
+        f"  budget             {BUDGET_SECONDS:g} s, {BUDGET_CALLS} calls: {'kept' if within else 'MISSED'}"
+    )
 
 
 if __name__ == "__main__":

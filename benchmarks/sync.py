@@ -72,7 +72,10 @@ def work(tool: str, root: Path, url: str, repository: str) -> None:
     from tr11ops.rundir.paths import RunDirectory
     from trainer.contract.paths import RunPaths
 
-    directory, running = RunDirectory(RunPaths(root, "run", "main"), root / "kill-switch"), RunningDigests()
+    directory, running = (
+        RunDirectory(RunPaths(root, "run", "main"), root / "kill-switch"),
+        RunningDigests(),
+    )
     setting = SyncSettings(
         hub=Hub(url, find_credentials(None, os.environ), hub_retries(60.0)), repository=Repository(repository),
         directory=directory, patterns=("logs/*/*.txt",), private=True, status=lambda: None, clock=time.time,
@@ -84,7 +87,11 @@ def work(tool: str, root: Path, url: str, repository: str) -> None:
 
         api = HfApi(url, token=os.environ["HF_TOKEN"])
         api.create_repo(repository, private=True, exist_ok=True)
-        api.upload_folder(repo_id=repository, folder_path=directory.paths.published, allow_patterns=["logs/*/*.txt"])
+        api.upload_folder(
+            repo_id=repository,
+            folder_path=directory.paths.published,
+            allow_patterns=["logs/*/*.txt"],
+        )
 
     for _ in sys.stdin:
         wall, used = time.perf_counter(), time.process_time()
@@ -128,7 +135,9 @@ def measure(way: Way, megabytes: int, more: int, folder: Path) -> list[Figure]:
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HOME": str(folder / "cache"),
         }
-        environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1"} | ({} if way.is_chunked else {"HF_HUB_DISABLE_XET": "1"})
+        environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1"} | (
+            {} if way.is_chunked else {"HF_HUB_DISABLE_XET": "1"}
+        )
         words = [sys.executable, __file__, "--worker", way.tool, str(root), hub.url, "bot/logs"]
         worker: subprocess.Popen[str] | None = None
         for name in ROUNDS:
@@ -140,7 +149,9 @@ def measure(way: Way, megabytes: int, more: int, folder: Path) -> list[Figure]:
                     words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
                 )
             seconds, used = one_round(worker)
-            figures.append(Figure(way.name, name, seconds, used, hub.bytes_sent() + stored(chunks) - before))
+            figures.append(
+                Figure(way.name, name, seconds, used, hub.bytes_sent() + stored(chunks) - before)
+            )
             if not way.is_one_process:
                 worker.communicate()
                 worker = None
@@ -163,7 +174,9 @@ def main() -> None:
         tool, root, url, repository = sys.argv[2:]
         work(tool, Path(root), url, repository)
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--megabytes", type=int, default=1000, help="of the log at first")
     parser.add_argument("--grow", type=int, default=10, help="megabytes between two rounds")
     parser.add_argument("--json", action="store_true")
@@ -173,7 +186,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="tr11-bench-") as folder:
             figures += measure(way, arguments.megabytes, arguments.grow, Path(folder))
     if arguments.json:
-        print(json.dumps({"schema": 1, "megabytes": arguments.megabytes, "rounds": to_builtins(figures)}, indent=1))
+        print(
+            json.dumps(
+                {"schema": 1, "megabytes": arguments.megabytes, "rounds": to_builtins(figures)},
+                indent=1,
+            )
+        )
         return
     print(f"{'way':26} {'round':12} {'seconds':>8} {'processor':>10} {'megabytes':>10}")
     for figure in figures:

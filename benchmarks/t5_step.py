@@ -33,7 +33,9 @@ from trainer.config.card import TrainerConfig
 from trainer.contract.resumable import model_facts
 from trainer.engine import init_distributed
 
-SHAPE = Shape(layers=4, hidden=256, heads=8, vocabulary=8192, length=256, micro=4, accumulated=2, family="t5")
+SHAPE = Shape(
+    layers=4, hidden=256, heads=8, vocabulary=8192, length=256, micro=4, accumulated=2, family="t5"
+)
 
 
 def ours(config: TrainerConfig, device: torch.device) -> Step:
@@ -42,7 +44,12 @@ def ours(config: TrainerConfig, device: torch.device) -> Step:
 
     def fields(window: Tensor) -> dict[str, Tensor]:
         text, answer, labels = parts_of(window, config.model.sequence_length)
-        sides = {"text_enc": text, "text_dec": answer, "labels": labels, "loss_mask": torch.ones_like(labels)}
+        sides = {
+            "text_enc": text,
+            "text_dec": answer,
+            "labels": labels,
+            "loss_mask": torch.ones_like(labels),
+        }
         return sides | {"enc_mask": torch.ones_like(text), "dec_mask": torch.ones_like(answer)}
 
     return lambda windows: step([fields(window) for window in windows])
@@ -50,7 +57,11 @@ def ours(config: TrainerConfig, device: torch.device) -> Step:
 
 def parts_of(window: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens of the encoder, of the decoder, and labels, of a window that holds them in this order."""
-    return window[:, :length], window[:, length:-1].contiguous(), window[:, length + 1 :].contiguous()
+    return (
+        window[:, :length],
+        window[:, length:-1].contiguous(),
+        window[:, length + 1 :].contiguous(),
+    )
 
 
 def loss_of(model: Any, length: int) -> Callable[[Tensor], Tensor]:
@@ -59,7 +70,13 @@ def loss_of(model: Any, length: int) -> Callable[[Tensor], Tensor]:
     def loss(window: Tensor) -> Tensor:
         text, answer, labels = parts_of(window, length)
         mask = torch.ones_like(text)
-        found = model(input_ids=text, attention_mask=mask, decoder_input_ids=answer, labels=labels, use_cache=False)
+        found = model(
+            input_ids=text,
+            attention_mask=mask,
+            decoder_input_ids=answer,
+            labels=labels,
+            use_cache=False,
+        )
         return found.loss  # type: ignore[no-any-return]
 
     return loss
@@ -67,7 +84,9 @@ def loss_of(model: Any, length: int) -> Callable[[Tensor], Tensor]:
 
 def blenderbot_step(shape: Shape, device: torch.device) -> Step:
     """One step of transformers' Blenderbot: the same network as ours."""
-    like = BlenderbotForConditionalGeneration(BlenderbotConfig(**t5_config(model_facts(card(shape)), "float32")))
+    like = BlenderbotForConditionalGeneration(
+        BlenderbotConfig(**t5_config(model_facts(card(shape)), "float32"))
+    )
     return loop(like, shape, device, loss_of(like, shape.length))
 
 
@@ -94,7 +113,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    os.environ.update(
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE="1",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(free_port()),
+    )
     device = torch.device("cpu")
     init_distributed(device)
     shape = replace(SHAPE, dtype=options.dtype)

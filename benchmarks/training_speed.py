@@ -34,13 +34,21 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    os.environ.update(
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE="1",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(free_port()),
+    )
     device = torch.device("cpu")
     init_distributed(device)
     shape = replace(SHAPE, dtype=options.dtype, family=options.family)
     steps = {
         "tr11": engine_step(card(shape), device),
-        "transformers": (transformers_bert if options.family == "bert" else transformers_bloom)(shape, device),
+        "transformers": (transformers_bert if options.family == "bert" else transformers_bloom)(
+            shape, device
+        ),
     }
     if options.family == "gpt":
         steps["plain loop"] = plain_loop(shape, device)

@@ -36,7 +36,9 @@ def take_turns(
             else:
                 on_first(name, time.perf_counter() - began)
     print(f"{what}, {tokens} tokens a step, {count} steps each:")
-    print(f"  {'':14} {'tokens/s':>10} {'tr11 is':>8}   {'tokens/processor second':>24} {'tr11 is':>8}")
+    print(
+        f"  {'':14} {'tokens/s':>10} {'tr11 is':>8}   {'tokens/processor second':>24} {'tr11 is':>8}"
+    )
     for name in steps:
         rate, speed = (statistics.median(seconds[key]) for key in (name, "tr11"))
         cost, ours_cost = (min(processor[key]) for key in (name, "tr11"))

@@ -28,10 +28,15 @@ def measure(nodes: int, home: Path) -> tuple[float, float, float, float]:
         began = time.monotonic()
         wide = max(1, nodes - 4)
         subprocess.run(
-            ["srun", f"--nodes={wide}", f"--ntasks={wide}", "true"], env={**os.environ, **twin.environment}, check=True
+            ["srun", f"--nodes={wide}", f"--ntasks={wide}", "true"],
+            env={**os.environ, **twin.environment},
+            check=True,
         )
         step = time.monotonic() - began
-        memory = sum(psutil.Process(record.pid).memory_full_info().uss for record in twin.processes()) / 2**20
+        memory = (
+            sum(psutil.Process(record.pid).memory_full_info().uss for record in twin.processes())
+            / 2**20
+        )
     finally:
         began = time.monotonic()
         twin.down()

@@ -48,11 +48,15 @@ def _no_folders_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Generat
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """With TR11_REQUIRE_SLURM=1 a skipped Slurm test is a failed one: a green run then proves that Slurm was there."""
     report = yield
     required = os.environ.get("TR11_REQUIRE_SLURM") == "1"
     if required and report.skipped and ("twin" in item.nodeid or "slurm" in item.nodeid.lower()):
         report.outcome = "failed"
-        report.longrepr = f"TR11_REQUIRE_SLURM=1, but this Slurm test was skipped: {report.longrepr}"
+        report.longrepr = (
+            f"TR11_REQUIRE_SLURM=1, but this Slurm test was skipped: {report.longrepr}"
+        )
     return report

@@ -81,11 +81,17 @@ class Playground(Record):
     folder: Path
     environment: Mapping[str, str]
 
-    def card(self, name: str, nodes: int, workers: int, dtype: str = "fp32", tensor: int = 2) -> str:
-        (self.folder / name).write_text(CARD.format(nodes=nodes, workers=workers, dtype=dtype, tensor=tensor))
+    def card(
+        self, name: str, nodes: int, workers: int, dtype: str = "fp32", tensor: int = 2
+    ) -> str:
+        (self.folder / name).write_text(
+            CARD.format(nodes=nodes, workers=workers, dtype=dtype, tensor=tensor)
+        )
         return name
 
-    def tr11(self, *arguments: str, expect: int | None = 0, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    def tr11(
+        self, *arguments: str, expect: int | None = 0, timeout: float = 600
+    ) -> subprocess.CompletedProcess[str]:
         """Type a command; `expect` is the exit status it must have (None: any). No traceback may ever be shown."""
         done = subprocess.run(
             [str(TR11), *arguments], cwd=self.folder, env=dict(self.environment), capture_output=True, text=True,
@@ -106,7 +112,14 @@ class Playground(Record):
                 text = " ".join(words[(number * k + k) % len(words)] for k in range(1, 60))
                 stream.write(json.dumps({"text": f"{number} {text}"}) + "\n")
         self.tr11(
-            "data", "tokenizer", "--corpus", "data/corpus.jsonl", "--vocab-size", "512", "--out", "data/tokenizer"
+            "data",
+            "tokenizer",
+            "--corpus",
+            "data/corpus.jsonl",
+            "--vocab-size",
+            "512",
+            "--out",
+            "data/tokenizer",
         )
         self.tr11(
             "data", "preprocess", "--input", "data/corpus.jsonl", "--tokenizer", "data/tokenizer",

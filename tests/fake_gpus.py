@@ -51,7 +51,9 @@ if words[:1] == ["-L"]:
 """
 
 
-def plant_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int = 1, slices: int = 0) -> tuple[str, ...]:
+def plant_gpus(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, count: int = 1, slices: int = 0
+) -> tuple[str, ...]:
     """Put the program on PATH; returns the UUIDs of what a program can have: GPUs, or `slices` of each.
 
     They are this test's alone: GPUs are claimed on the whole machine.
@@ -61,7 +63,13 @@ def plant_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int = 1, sl
         own = {"index": str(index), "uuid": f"GPU-{tag}-1111-2222-3333-{index:012d}"}
         parts = [f"MIG-{tag}-1111-2222-{number:04d}-{index:012d}" for number in range(slices)]
         row = {**H100, **own, "gpu_bus_id": f"00000000:{index + 6:02X}:00.0", "slices": parts}
-        rows.append({**row, "pci.bus_id": row["gpu_bus_id"], "mig.mode.current": "Enabled" if slices else "Disabled"})
+        rows.append(
+            {
+                **row,
+                "pci.bus_id": row["gpu_bus_id"],
+                "mig.mode.current": "Enabled" if slices else "Disabled",
+            }
+        )
         found += parts or [own["uuid"]]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "gpus.json").write_text(json.dumps(rows))

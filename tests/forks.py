@@ -33,7 +33,9 @@ def exit_code(child: int) -> int:
 
 def changes_files(event: str, arguments: tuple[Any, ...]) -> bool:
     """Whether an audit event changes something on disk."""
-    return event in FILE_EFFECTS or (event == "open" and bool(int(arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)))
+    return event in FILE_EFFECTS or (
+        event == "open" and bool(int(arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR))
+    )
 
 
 def die_at(number: int, is_effect: Callable[[str, tuple[Any, ...]], bool] = changes_files) -> None:
@@ -54,7 +56,9 @@ def die_at(number: int, is_effect: Callable[[str, tuple[Any, ...]], bool] = chan
 
 
 def killed_at(
-    number: int, work: Callable[[], object], is_effect: Callable[[str, tuple[Any, ...]], bool] = changes_files
+    number: int,
+    work: Callable[[], object],
+    is_effect: Callable[[str, tuple[Any, ...]], bool] = changes_files,
 ) -> bool:
     """Do `work` in a fork that dies as `die_at` says; False when it had fewer effects, and was done."""
 

@@ -29,15 +29,21 @@ def is_there(module: str, name: str) -> bool:
     assert spec is not None, module
     if spec.submodule_search_locations and find_spec(f"{module}.{name}"):
         return True
-    return spec.origin is not None and name in set(bound(ast.parse(Path(spec.origin).read_text()).body))
+    return spec.origin is not None and name in set(
+        bound(ast.parse(Path(spec.origin).read_text()).body)
+    )
 
 
-@pytest.mark.parametrize("name", sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py")))
+@pytest.mark.parametrize(
+    "name", sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py"))
+)
 def test_what_a_benchmark_imports_exists(name: str) -> None:
     wanted = [
         (node.module, alias.name)
         for node in ast.walk(ast.parse((FOLDER / name).read_text()))
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in {"tr11ops", "trainer"}
+        if isinstance(node, ast.ImportFrom)
+        and node.module
+        and node.module.split(".")[0] in {"tr11ops", "trainer"}
         for alias in node.names
     ]
     assert [entry for entry in wanted if not is_there(*entry)] == []

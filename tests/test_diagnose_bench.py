@@ -31,7 +31,9 @@ def test_tr11_and_the_last_error_line_on_the_tiny_set() -> None:
     assert "line 001-key.log:10, is 001-key.log:9" in plain["mistakes"]["001-key"]
 
 
-def test_on_the_corpus_no_innocent_node_is_excluded_and_nothing_wrong_is_said_with_certainty() -> None:
+def test_on_the_corpus_no_innocent_node_is_excluded_and_nothing_wrong_is_said_with_certainty() -> (
+    None
+):
     done = bench("--only", "tr11", "--json")
     assert done.returncode == 0, done.stderr
     sets = json.loads(done.stdout)
@@ -47,7 +49,9 @@ def test_mistakes_are_listed_by_program_and_incident() -> None:
     done = bench("--set", str(TINY), "--only", PROGRAMS, "--mistakes")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].endswith("3 incidents; restart is told by 3 labels, else it follows from the action")
+    assert lines[0].endswith(
+        "3 incidents; restart is told by 3 labels, else it follows from the action"
+    )
     assert "last-line: 003-end: restart go, is none" in lines
     assert max(len(line) for line in lines[1:4]) <= 110
 
@@ -63,11 +67,16 @@ def test_labels_of_one_object_a_line(tmp_path: Path) -> None:
     done = bench("--set", str(tmp_path), "--only", "tr11", "--json")
     [found] = json.loads(done.stdout).values()
     assert found["tr11"]["fault"] == found["tr11"]["line"] == {"right": 1, "of": 1}
-    assert found["tr11"]["goes_on"] == {"right": 1, "of": 1}  # to fix, or to look: not to start again
+    assert found["tr11"]["goes_on"] == {
+        "right": 1,
+        "of": 1,
+    }  # to fix, or to look: not to start again
 
 
 def test_what_cannot_be_used_is_said_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "labels.toml").write_text('[a]\nfiles = ["a.log"]\nverdict = "unknown"\naction = "page"\n')
+    (tmp_path / "labels.toml").write_text(
+        '[a]\nfiles = ["a.log"]\nverdict = "unknown"\naction = "page"\n'
+    )
     for arguments, words in (
         (("--set", str(tmp_path)), "a.log is not there"),
         (("--set", str(tmp_path / "labels.toml")), "neither labels.toml nor labels.jsonl is there"),

@@ -17,7 +17,11 @@ from tr11ops.cluster.local import LocalScheduler
 @pytest.fixture(scope="module")
 def playground(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run with spaces")  # a path that a careless script would split
-    own = {"TR11_LOCAL_SCHEDULER": str(folder / "scheduler"), "TR11_LOCAL_NODES": "8", "COLUMNS": "80"}
+    own = {
+        "TR11_LOCAL_SCHEDULER": str(folder / "scheduler"),
+        "TR11_LOCAL_NODES": "8",
+        "COLUMNS": "80",
+    }
     place = Playground(folder, {**os.environ, **own})
     place.prepare()
     yield place
@@ -41,11 +45,23 @@ def private_umask():
 @pytest.mark.usefixtures("private_umask")
 def test_array_resume_kill_equals_one_uninterrupted_run(playground):
     card = playground.card("tr11.toml", nodes=2, workers=1, tensor=1)
-    playground.tr11("launch", "--array", "1-2", "--scheduler", "local", "--run", card, *leave_at(6, "run"))
-    refused = playground.tr11(
-        "launch", "--array", "1", "--scheduler", "local", "--run", card, *leave_at(6, "run"), expect=1
+    playground.tr11(
+        "launch", "--array", "1-2", "--scheduler", "local", "--run", card, *leave_at(6, "run")
     )
-    assert "--after" in refused.stderr + refused.stdout  # a second launch is refused, and the fix is named
+    refused = playground.tr11(
+        "launch",
+        "--array",
+        "1",
+        "--scheduler",
+        "local",
+        "--run",
+        card,
+        *leave_at(6, "run"),
+        expect=1,
+    )
+    assert (
+        "--after" in refused.stderr + refused.stdout
+    )  # a second launch is refused, and the fix is named
     playground.wait(lambda: len(playground.ends()) == 2, "two attempts")
     assert [(end.reason, end.iteration, end.checkpoint_step) for end in playground.ends()] == [
         ("exit-interval", 6, 6),
@@ -56,7 +72,9 @@ def test_array_resume_kill_equals_one_uninterrupted_run(playground):
     straight, parts = playground.steps("straight"), playground.steps()
     assert [step["iteration"] for step in parts] == list(range(1, 13))
     for field in ("lm_loss", "grad_norm", "learning_rate", "consumed_samples", "global_batch_size"):
-        assert [step[field] for step in parts] == [step[field] for step in straight], field  # bit for bit
+        assert [step[field] for step in parts] == [step[field] for step in straight], (
+            field
+        )  # bit for bit
     assert straight[-1]["lm_loss"] < straight[0]["lm_loss"]
     weights = {
         entry.path: entry.digest
@@ -77,9 +95,15 @@ def test_what_a_run_writes_keeps_its_formats(playground):
     """Every key that the recorded run has; not what only its events, its card or its longer lists could show."""
     pinned, now = json.loads(EXPECTED.read_text())["formats"], formats_of(playground.paths().root)
     both = set(pinned) & set(now)
-    assert {"checkpoints/main/global_step*/manifest.json", "state/attempts/*/end.json", "state/heartbeat/*.json"} < both
+    assert {
+        "checkpoints/main/global_step*/manifest.json",
+        "state/attempts/*/end.json",
+        "state/heartbeat/*.json",
+    } < both
     gone = {(kind, path) for kind in both for path in pinned[kind] if path not in now[kind]}
-    assert {(kind, path) for kind, path in gone if "[]" not in path and not path.startswith("data.")} == set()
+    assert {
+        (kind, path) for kind, path in gone if "[]" not in path and not path.startswith("data.")
+    } == set()
 
 
 def test_what_a_run_writes_is_the_groups(playground):
@@ -97,11 +121,18 @@ def test_kill_stops_the_run_and_holds_every_queued_task(playground):
     assert first.reason == "kill-switch"
     assert first.checkpoint_step == first.iteration >= 7
     assert playground.manifest(first.iteration, "killed") is not None
-    assert {step["job_id"] for step in playground.steps("killed")} == {first.job_id}  # no one else trained
+    assert {step["job_id"] for step in playground.steps("killed")} == {
+        first.job_id
+    }  # no one else trained
     scheduler = LocalScheduler(playground.folder / "scheduler")
     [waiting] = [job for job in scheduler.jobs() if not job.state.is_final]
-    assert (waiting.pending_tasks, waiting.reason) == ((2, 3), "JobHeldUser")  # held, not burned one by one
-    scheduler.release(waiting.array_id)  # one that starts by mistake leaves, and the rest is held again
+    assert (waiting.pending_tasks, waiting.reason) == (
+        (2, 3),
+        "JobHeldUser",
+    )  # held, not burned one by one
+    scheduler.release(
+        waiting.array_id
+    )  # one that starts by mistake leaves, and the rest is held again
     playground.wait(lambda: len(playground.ends("killed")) == 2, "the second attempt")
     assert playground.ends("killed")[1].reason == "kill-switch"
     assert {step["job_id"] for step in playground.steps("killed")} == {first.job_id}
@@ -109,7 +140,9 @@ def test_kill_stops_the_run_and_holds_every_queued_task(playground):
     playground.wait(lambda: all(job.state.is_final for job in scheduler.jobs()), "an empty queue")
     shown = playground.tr11("status", "--run", card, *directory).stdout
     assert "stopped" in shown.lower()
-    refused = playground.tr11("launch", "--array", "1", "--scheduler", "local", "--run", card, *directory, expect=1)
+    refused = playground.tr11(
+        "launch", "--array", "1", "--scheduler", "local", "--run", card, *directory, expect=1
+    )
     assert "kill" in refused.stderr + refused.stdout
     playground.tr11("kill", "--run", card, *directory, "--release", "--yes")
     assert not playground.paths("killed").root.joinpath("kill-switch").exists()
@@ -118,12 +151,21 @@ def test_kill_stops_the_run_and_holds_every_queued_task(playground):
 def test_another_topology_resumes_and_another_model_is_refused(playground):
     card = playground.card("tr11.toml", nodes=1, workers=1, tensor=1)
     alone = ["--set", "parallel.pipeline=1"]
-    playground.tr11("train", "--run", card, *leave_at(14, "run"), *alone)  # saved by two processes, resumed on one
+    playground.tr11(
+        "train", "--run", card, *leave_at(14, "run"), *alone
+    )  # saved by two processes, resumed on one
     resumed = [step for step in playground.steps() if step["iteration"] > 12]
     assert [step["iteration"] for step in resumed] == [13, 14]
     assert resumed[0]["lm_loss"] == pytest.approx(playground.steps()[11]["lm_loss"], abs=0.5)
     refused = playground.tr11(
-        "train", "--run", card, *leave_at(16, "run"), *alone, "--set", "model.hidden_size=64", expect=None
+        "train",
+        "--run",
+        card,
+        *leave_at(16, "run"),
+        *alone,
+        "--set",
+        "model.hidden_size=64",
+        expect=None,
     )
     assert refused.returncode in (1, 2)
     assert "hidden_size" in refused.stdout + refused.stderr
@@ -133,9 +175,20 @@ def test_interrupting_a_foreground_training_saves(playground):
     import signal
 
     card = playground.card("tr11.toml", nodes=1, workers=2)
-    arguments = ["train", "--run", card, "--set", "run.directory=interrupted", "--set", "parallel.pipeline=1"]
+    arguments = [
+        "train",
+        "--run",
+        card,
+        "--set",
+        "run.directory=interrupted",
+        "--set",
+        "parallel.pipeline=1",
+    ]
     child = subprocess.Popen(
-        [str(TR11), *arguments], cwd=playground.folder, env=dict(playground.environment), stdout=subprocess.DEVNULL
+        [str(TR11), *arguments],
+        cwd=playground.folder,
+        env=dict(playground.environment),
+        stdout=subprocess.DEVNULL,
     )
     playground.wait(lambda: len(playground.steps("interrupted")) >= 3, "three steps")
     child.send_signal(signal.SIGINT)
@@ -146,7 +199,9 @@ def test_interrupting_a_foreground_training_saves(playground):
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_a_data_worker_that_is_killed_after_steps_ends_no_attempt(playground: Playground, nodes: int) -> None:
+def test_a_data_worker_that_is_killed_after_steps_ends_no_attempt(
+    playground: Playground, nodes: int
+) -> None:
     """It is of its node and its moment, as where memory is short: nothing in card or data is wrong."""
     name = f"worker-{nodes}"
     card = playground.card("tr11.toml", nodes=nodes, workers=2 // nodes, tensor=1)
@@ -165,10 +220,14 @@ def test_a_data_worker_that_is_killed_after_steps_ends_no_attempt(playground: Pl
             child.kill()
             child.wait()
     [attempt] = playground.paths(name).attempts.iterdir()
-    first, second = (json.loads((attempt / "launches" / f"{number}.json").read_text()) for number in (1, 2))
+    first, second = (
+        json.loads((attempt / "launches" / f"{number}.json").read_text()) for number in (1, 2)
+    )
     assert first["cause"] in {"node", "unknown"} and first["reached"] >= 7, shown
     assert "was killed (SIGKILL)" in first["summary"], first
-    assert any("no want of memory was seen" in line or "killed" in line for line in first["evidence"][1:]), first
+    assert any(
+        "no want of memory was seen" in line or "killed" in line for line in first["evidence"][1:]
+    ), first
     assert first["decision"].startswith("starting again"), first
     assert second["iteration_after"] == 30 and playground.ends(name)[-1].reason == "exit-interval"
 
@@ -176,7 +235,12 @@ def test_a_data_worker_that_is_killed_after_steps_ends_no_attempt(playground: Pl
 def test_a_sweep_of_three_cells_takes_up_the_one_that_was_killed(playground):
     """Three runs of one array train at once; one's agent is killed with -9, and `resume` finishes exactly that one."""
     card = playground.card("tr11.toml", nodes=1, workers=1, tensor=1)
-    short = ["parallel.pipeline=1", "batch.ramp=none", "batch.train_samples=320", "checkpoint.interval=2"]
+    short = [
+        "parallel.pipeline=1",
+        "batch.ramp=none",
+        "batch.train_samples=320",
+        "checkpoint.interval=2",
+    ]
     words = [word for text in short for word in ("--set", text)]
     done = playground.tr11("sweep", "--run", card, "--scheduler", "local", "--grid", "run.seed=1,2,3", "--at-once", "0",
                            "--directory", "study", "--json", *words)  # fmt: skip
@@ -193,14 +257,21 @@ def test_a_sweep_of_three_cells_takes_up_the_one_that_was_killed(playground):
 
     def saved() -> int:
         found = playground.folder.glob("study/seed2/checkpoints/*/latest")
-        return max((int(path.read_text().strip().removeprefix("global_step")) for path in found), default=0)
+        return max(
+            (int(path.read_text().strip().removeprefix("global_step")) for path in found), default=0
+        )
 
     playground.wait(lambda: saved() >= 2, "a checkpoint of the second cell")
     [attempt] = playground.folder.glob("study/seed2/state/attempts/*/attempt.json")
     psutil.Process(json.loads(attempt.read_text())["pid"]).kill()
     playground.wait(is_idle, "the end of all three")
-    before = states()  # the killed one's worker outlives the agent for as long as a last save takes, or does not
-    assert before.pop("seed2") in {"failed", "stopped"} and before == {"seed1": "done", "seed3": "done"}
+    before = (
+        states()
+    )  # the killed one's worker outlives the agent for as long as a last save takes, or does not
+    assert before.pop("seed2") in {"failed", "stopped"} and before == {
+        "seed1": "done",
+        "seed3": "done",
+    }
 
     again = json.loads(playground.tr11("sweep", "resume", "study", "--json").stdout)
     assert again["submitted"] and again["taken_up"] == ["seed2"]
@@ -211,8 +282,12 @@ def test_a_sweep_of_three_cells_takes_up_the_one_that_was_killed(playground):
                for line in path.read_text().splitlines()]
         for name in ("seed1", "seed2", "seed3")
     }  # fmt: skip
-    trained = {name: [one for one in found if one["kind"] == "step"] for name, found in steps.items()}
-    assert {name: found[-1]["iteration"] for name, found in trained.items()} == dict.fromkeys(trained, 20)
+    trained = {
+        name: [one for one in found if one["kind"] == "step"] for name, found in steps.items()
+    }
+    assert {name: found[-1]["iteration"] for name, found in trained.items()} == dict.fromkeys(
+        trained, 20
+    )
     jobs = {name: len({one["job_id"] for one in found}) for name, found in trained.items()}
     assert jobs == {"seed1": 1, "seed2": 2, "seed3": 1}  # no one else trained again
     first = {one["job_id"] for one in trained["seed2"]}.difference({trained["seed2"][-1]["job_id"]})
@@ -223,4 +298,6 @@ def test_a_sweep_of_three_cells_takes_up_the_one_that_was_killed(playground):
     shown = playground.tr11("sweep", "compare", "study", "--output", str(page), "--json").stdout
     assert {row["name"] for row in json.loads(shown)["cells"]} == {"seed1", "seed2", "seed3"}
     assert set(json.loads(shown)["compared"]) == {"samples", "hours"}
-    assert page.read_text().count("<svg") == 4 and "://" not in page.read_text()  # two axes, means and highest values
+    assert (
+        page.read_text().count("<svg") == 4 and "://" not in page.read_text()
+    )  # two axes, means and highest values

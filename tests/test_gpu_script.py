@@ -25,15 +25,26 @@ STATE_BYTES = 18  # of a parameter: weight, gradient and master, moments, in bf1
 
 
 def script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=500, check=False
+    )
 
 
 def test_without_a_gpu_it_says_so_and_writes_nothing() -> None:
     before = (ROOT / "benchmarks" / "RESULTS.md").read_bytes()
     done = script()
-    assert done.returncode == 2 and done.stdout.count("\n") == 1 and done.stdout.startswith("no GPU here: ")
+    assert (
+        done.returncode == 2
+        and done.stdout.count("\n") == 1
+        and done.stdout.startswith("no GPU here: ")
+    )
     assert (ROOT / "benchmarks" / "RESULTS.md").read_bytes() == before
 
 
@@ -41,11 +52,20 @@ def test_the_checks_hold_on_the_processor_and_become_a_table(tmp_path: Path) -> 
     results = tmp_path / "RESULTS.md"
     results.write_text("# Measured\n\nOther figures.\n")
     done = script(
-        "--device", "cpu", "--results", str(results), "--json", str(tmp_path / "figures"), "kernels", "resume"
+        "--device",
+        "cpu",
+        "--results",
+        str(results),
+        "--json",
+        str(tmp_path / "figures"),
+        "kernels",
+        "resume",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     kept = json.loads((tmp_path / "figures" / "resume.json").read_text())
-    assert [(row["what"], row["fine"]) for row in kept] == [("4 steps after a save and a load", True)]
+    assert [(row["what"], row["fine"]) for row in kept] == [
+        ("4 steps after a save and a load", True)
+    ]
     text = results.read_text()
     assert text.startswith("# Measured\n\nOther figures.\n\n## On a GPU\n")
     assert "| 4 steps after a save and a load | bit for bit | fine |" in text
@@ -59,7 +79,9 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("benchmarks")
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-def test_dropout_in_flex_attention_is_compared_with_its_own_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_in_flex_attention_is_compared_with_its_own_mask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As on a GPU; on a processor torch offers no gradients of it. Another mask than the seed's fails."""
     import gpu
 
@@ -76,16 +98,37 @@ def test_dropout_in_flex_attention_is_compared_with_its_own_mask(monkeypatch: py
 def test_every_case_is_a_sound_card() -> None:
     import gpu
 
-    cases = {case.what: case.shape for make in gpu.CASES.values() for case in make(True) if gpu.card(case.shape)}
-    wanted = {"gpt", "compiled blocks", "float8, compiled blocks", "24 x 2048 (1.3 B), compiled blocks"}
-    wanted |= {"one block of the 176B, compiled", "rotary", "dropout 0.1", "llama, positions stretched", "bert", "t5"}
+    cases = {
+        case.what: case.shape
+        for make in gpu.CASES.values()
+        for case in make(True)
+        if gpu.card(case.shape)
+    }
+    wanted = {
+        "gpt",
+        "compiled blocks",
+        "float8, compiled blocks",
+        "24 x 2048 (1.3 B), compiled blocks",
+    }
+    wanted |= {
+        "one block of the 176B, compiled",
+        "rotary",
+        "dropout 0.1",
+        "llama, positions stretched",
+        "bert",
+        "t5",
+    }
     assert wanted <= set(cases)
-    largest = max(count_parameters(gpu.card(shape).model, shape.vocabulary).total for shape in cases.values())
+    largest = max(
+        count_parameters(gpu.card(shape).model, shape.vocabulary).total for shape in cases.values()
+    )
     assert largest * STATE_BYTES < 60 * 2**30, "with activations it must fit a card of 80 GB"
 
 
 @pytest.mark.usefixtures("benchmarks")
-def test_the_goals_come_first_and_all_that_is_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_goals_come_first_and_all_that_is_left_out_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Where each section takes all the time that it may, eight minutes are enough for the checks and the goals."""
     import gpu
 
@@ -98,17 +141,23 @@ def test_the_goals_come_first_and_all_that_is_left_out_is_said(monkeypatch: pyte
     monkeypatch.setattr(gpu.subprocess, "run", slow)
     rows = []
     for name in gpu.SECTIONS:
-        rows += gpu.run_section(name, "cpu", gpu.BUDGET_SECONDS - sum(seconds for _, seconds in began))
+        rows += gpu.run_section(
+            name, "cpu", gpu.BUDGET_SECONDS - sum(seconds for _, seconds in began)
+        )
     assert sum(seconds for _, seconds in began) <= gpu.BUDGET_SECONDS
     assert [name for name, _ in began][:5] == ["kernels", "losses", "resume", "speed", "saves"]
     out = {row.what: row for row in rows}
     assert set(out) == set(gpu.SECTIONS) - {name for name, _ in began} and "kinds" in out
     assert all("left out: it may take " in row.found for row in rows)
-    assert {name for name, row in out.items() if row.fine is False} <= {"profile"}, "no figure left out is a fault"
+    assert {name for name, row in out.items() if row.fine is False} <= {"profile"}, (
+        "no figure left out is a fault"
+    )
 
 
 @pytest.mark.usefixtures("benchmarks")
-def test_a_case_that_does_not_fit_is_left_out_and_its_peer_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_that_does_not_fit_is_left_out_and_its_peer_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import gpu
 
     now = [0.0]
@@ -130,8 +179,13 @@ def test_a_case_that_does_not_fit_is_left_out_and_its_peer_before_it(monkeypatch
     assert now[0] == 150.0
     found = {row.what: row.found for row in rows}
     assert list(found) == ["other a", "tr11 a", "other b", "tr11 b", "tr11 c", "tr11 d"]
-    assert {what for what, text in found.items() if "left out: it may take " in text} == {"other b", "tr11 c"}
-    assert "1.00x other a" in found["tr11 a"] and "2.00x tr11 gpt" in found["tr11 d"], "measured in an earlier section"
+    assert {what for what, text in found.items() if "left out: it may take " in text} == {
+        "other b",
+        "tr11 c",
+    }
+    assert "1.00x other a" in found["tr11 a"] and "2.00x tr11 gpt" in found["tr11 d"], (
+        "measured in an earlier section"
+    )
 
 
 def test_saves_and_attention_are_measured() -> None:
@@ -139,7 +193,10 @@ def test_saves_and_attention_are_measured() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for which in ("first", "second"):
         assert f"{which} save in the background: " in done.stdout
-    assert done.stdout.count("the training stood still for ") == 2 and "attention by torch's choice: " in done.stdout
+    assert (
+        done.stdout.count("the training stood still for ") == 2
+        and "attention by torch's choice: " in done.stdout
+    )
 
 
 # ----------------------------------------------------------------------------- what a GPU would refuse, without one
@@ -177,8 +234,12 @@ def test_no_process_for_the_processor_would_touch_a_gpu(monkeypatch: pytest.Monk
 
     started: list[tuple[str, str | None]] = []
 
-    def record(command: list[str], env: dict[str, str] | None = None, **_: object) -> subprocess.CompletedProcess[str]:
-        started.append((" ".join(command), (os.environ if env is None else env).get("CUDA_VISIBLE_DEVICES")))
+    def record(
+        command: list[str], env: dict[str, str] | None = None, **_: object
+    ) -> subprocess.CompletedProcess[str]:
+        started.append(
+            (" ".join(command), (os.environ if env is None else env).get("CUDA_VISIBLE_DEVICES"))
+        )
         return subprocess.CompletedProcess(command, 1, "", "not started")
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -202,7 +263,9 @@ def resumed() -> tuple[list[bool], int]:
     plain = gpu.Mesh.create
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            gpu.Mesh, "create", lambda parallel, device: gpu.replace(plain(parallel, device), cpu_group=beside)
+            gpu.Mesh,
+            "create",
+            lambda parallel, device: gpu.replace(plain(parallel, device), cpu_group=beside),
         )
         patch.setattr(gpu.Engine, "close", lambda engine: None)
         mesh = gpu.Mesh.create(gpu.card(gpu.small()).parallel, torch.device("cpu"))
@@ -227,10 +290,16 @@ def test_a_table_replaces_the_last_one(tmp_path: Path, monkeypatch: pytest.Monke
     path.write_text(path.read_text() + "\n## After\n")
     gpu.put_table(path, "new")
     text = path.read_text()
-    assert text.startswith("# Measured\n") and text.endswith("\n## After\n") and text.count(gpu.BEGIN) == 1
+    assert (
+        text.startswith("# Measured\n")
+        and text.endswith("\n## After\n")
+        and text.count(gpu.BEGIN) == 1
+    )
     assert "H100" not in text and "\nnew\n" in text
     assert "| a | 1 / 2 | **failed** |\n| b | 3 |  |" in gpu.table(
         "x", [gpu.Row("a", "1 | 2", False), gpu.Row("b", "3")]
     )
     (row,) = gpu.run_section("kernels", "cpu", 0.0)
-    assert row.fine is False and "left out: it may take 70 s, 0 s of 8 minutes are left" in row.found
+    assert (
+        row.fine is False and "left out: it may take 70 s, 0 s of 8 minutes are left" in row.found
+    )

@@ -81,7 +81,9 @@ def test_folders_are_made_in_one_way() -> None:
                 if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
                     continue
                 private = any(
-                    word.arg == "mode" and isinstance(word.value, ast.Constant) and word.value.value == 0o700
+                    word.arg == "mode"
+                    and isinstance(word.value, ast.Constant)
+                    and word.value.value == 0o700
                     for word in call.keywords
                 )
                 if call.func.attr in {"mkdir", "makedirs"} and not private:

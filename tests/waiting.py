@@ -30,14 +30,20 @@ def until(
     while not (found := condition()):
         if time.monotonic() > deadline:
             shown = f"\n{context()}" if context is not None else ""
-            raise AssertionError(f"not within {seconds:.0f} s: {what}; load {os.getloadavg()}{shown}")
+            raise AssertionError(
+                f"not within {seconds:.0f} s: {what}; load {os.getloadavg()}{shown}"
+            )
         time.sleep(pause)
     return found
 
 
 def end_of_file(path: Path, lines: int = 40) -> str:
     """The last lines of a log, for a report."""
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else f"no {path.name}"
+    return (
+        "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+        if path.exists()
+        else f"no {path.name}"
+    )
 
 
 def is_gone(pid: int) -> bool:

@@ -1,7 +1,8 @@
-"""`python -m trainer CARD.json`: one worker of the training; start it with torchrun, or alone for one process.
+"""`python -m trainer CARD.json`: one worker of the training; start it with torchrun, or alone for
+one process.
 
-CARD.json is a resolved run card, as `tr11 launch` and `tr11 train` write it. Exit status: 0 the training stopped as it
-should (see the end marker), 1 it failed, 2 it refused its input.
+CARD.json is a resolved run card, as `tr11 launch` and `tr11 train` write it. Exit status: 0 the
+training stopped as it should (see the end marker), 1 it failed, 2 it refused its input.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def main(arguments: list[str]) -> None:
         OperationsOnRequest(paths, attempt.job_id, attempt.launch, rank),
     )
     # A newcomer watches the one who holds the lease for some seconds: these.
-    lease = Lease.begin(paths, attempt.job_id, attempt.launch) if rank == 0 else None
+    lease = None
+    if rank == 0:
+        lease = Lease.begin(paths, attempt.job_id, attempt.launch)
     with without_collections():
         from trainer.loop import run
 
@@ -62,7 +65,13 @@ def _alone() -> dict[str, str]:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The training engine: a stage of the model, its optimizer and DeepSpeed's pipeline behind one interface.
+"""The training engine: a stage of the model, its optimizer and DeepSpeed's pipeline behind one
+interface.
 
-It trains with ZeRO-1, fp32 gradient accumulation and clipping, and shows the sharded state to the checkpoint. What is
-DeepSpeed's, and what of it is changed, is in `pipeline/`.
+It trains with ZeRO-1, fp32 gradient accumulation and clipping, and shows the sharded state to the
+checkpoint. What is DeepSpeed's, and what of it is changed, is in `pipeline/`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,14 @@ from trainer.parallel.replica_check import disagreements, not_finite, square_sum
 from trainer.parallel.shard import sharding_of
 from trainer.parallel.state import FRAGMENT_KINDS, MASTERS, Fragment, LocalTensor, ShardedState
 from trainer.pipeline.interleaved import InterleavedEngine, Links
-from trainer.pipeline.library import PipelineEngine, TorchBackend, deepspeed, get_accelerator, instructions, quiet
+from trainer.pipeline.library import (
+    PipelineEngine,
+    TorchBackend,
+    deepspeed,
+    get_accelerator,
+    instructions,
+    quiet,
+)
 from trainer.pipeline.partial_losses import EarlyLoss, Measured, PartialLosses
 from trainer.pipeline.stages import average_over_replicas, stage_module, sum_copied_gradients
 
@@ -55,10 +63,11 @@ SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis"
 class StepResult(Record):
     """One training step, in rank 0's numbers on every rank. `loss`: mean over the global batch.
 
-    `grad_norm`: of all gradients before clipping; infinite when the step was skipped because a gradient was not finite.
-    `loss_scale`: that of this step, None unless the dtype is fp16. `update_seconds`: this rank's time in the optimizer.
-    `parts`: the losses of which it is the sum, by the family's names; none where it is one. `layers`: norms of each
-    layer, where they were asked for and an update was made.
+    `grad_norm`: of all gradients before clipping; infinite when the step was skipped because a
+    gradient was not finite. `loss_scale`: that of this step, None unless the dtype is fp16.
+    `update_seconds`: this rank's time in the optimizer. `parts`: the losses of which it is the sum,
+    by the family's names; none where it is one. `layers`: norms of each layer, where they were
+    asked for and an update was made.
     """
 
     loss: float
@@ -74,28 +83,36 @@ CURRENT_DEVICE = r"barrier\(\): using the device under current context"
 
 
 def init_distributed(device: torch.device, timeout: timedelta = START_TIMEOUT) -> None:
-    """Join the default process group (gloo on the CPU, nccl on CUDA), as RANK, WORLD_SIZE, MASTER_* and LOCAL_RANK say.
+    """Join the default process group (gloo on the CPU, nccl on CUDA), as RANK, WORLD_SIZE, MASTER_*
+    and LOCAL_RANK say.
 
-    DeepSpeed's shared-memory collective is switched off first: on CPUs it would compile C++ at start, and its buffers
-    stay in /dev/shm after every run. Raises ValueError for a GPU without an index: NCCL would take whichever is
-    current.
+    DeepSpeed's shared-memory collective is switched off first: on CPUs it would compile C++ at
+    start, and its buffers stay in /dev/shm after every run. Raises ValueError for a GPU without an
+    index: NCCL would take whichever is current.
     """
     if device.type == "cuda" and device.index is None:
-        raise ValueError(f"a worker's GPU must be named by its number, not as {device}: see worker_device()")
-    vars(deepspeed.ops)["__compatible_ops__"] = {}  # else it asks every op for compilers, and builds one of them
+        raise ValueError(
+            f"a worker's GPU must be named by its number, not as {device}: see worker_device()"
+        )
+    # else it asks every op for compilers, and builds one of them
+    vars(deepspeed.ops)["__compatible_ops__"] = {}
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning)
+    warnings.filterwarnings(
+        "ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning
+    )
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        # DeepSpeed binds the group to the device where there are several ranks; with one alone torch's barrier says
-        # that it takes the current device, which is the one set here.
+        # DeepSpeed binds the group to the device where there are several ranks; with one alone
+        # torch's barrier says that it takes the current device, which is the one set here.
         warnings.filterwarnings("ignore", message=CURRENT_DEVICE, category=UserWarning)
     backend = "nccl" if device.type == "cuda" else "gloo"
     deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
 
 
 class Engine:
-    """A model, its optimizer and its pipeline on this worker. Make it with `build`; every method is collective."""
+    """A model, its optimizer and its pipeline on this worker. Make it with `build`; every method is
+    collective.
+    """
 
     def __init__(
         self,
@@ -140,15 +157,21 @@ class Engine:
 
     @classmethod
     def build(cls, config: TrainerConfig, mesh: Mesh, for_training: bool = True) -> Engine:
-        """Build the stage of this worker with initial weights. The process group must be up (`init_distributed`).
+        """Build the stage of this worker with initial weights. The process group must be up
+        (`init_distributed`).
 
-        Not `for_training`: weights alone, without gradients, masters and moments; such an engine only evaluates.
-        Raises ValueError when the layers cannot be dealt to the stages, CardError for what this device lacks.
+        Not `for_training`: weights alone, without gradients, masters and moments; such an engine
+        only evaluates. Raises ValueError when the layers cannot be dealt to the stages, CardError
+        for what this device lacks.
         """
         if config.precision.dtype == "fp16" and not get_accelerator().is_fp16_supported():
             rule = f"this device ({mesh.device.type}) does not compute in fp16"
-            raise CardError("run card", [Problem("precision.dtype", "fp16", rule, "use bf16 or fp32, or a GPU")])
-        obstacle = float8_obstacle(device_facts(mesh.device)) if config.precision.float8 else None
+            raise CardError(
+                "run card", [Problem("precision.dtype", "fp16", rule, "use bf16 or fp32, or a GPU")]
+            )
+        obstacle = None
+        if config.precision.float8:
+            obstacle = float8_obstacle(device_facts(mesh.device))
         if obstacle is not None:
             raise CardError("run card", [Problem("precision.float8", True, obstacle, OTHER_GPUS)])
         family = family_of(config.model)
@@ -158,20 +181,26 @@ class Engine:
         with quiet(), mesh.groups.shared_with(TorchBackend):
             module = stage_module(config, mesh, layers)
             stage = module.owned(layers)
-            initialise_stage(stage, config.run.seed, mesh, lambda name: family.begins_xavier(name, config))
+            initialise_stage(
+                stage, config.run.seed, mesh, lambda name: family.begins_xavier(name, config)
+            )
             module.partial_losses = parts = PartialLosses.of(family.parts(config), head, mesh)
             if mesh.is_last_stage:
                 module.loss_fn = head.loss if parts is None else parts.loss
             if for_training:
                 groups = parameter_groups(logical_parameters(stage), config.optimizer.weight_decay)
                 rate, embeddings = config.schedule.learning_rate, {family.tied_name}
-                optimizer = build_optimizer(groups, config.optimizer, rate, embeddings=embeddings, mesh=mesh)
+                optimizer = build_optimizer(
+                    groups, config.optimizer, rate, embeddings=embeddings, mesh=mesh
+                )
                 watch = UpdateWatch(optimizer, mesh, config.logging.zeros_in_gradient)
                 if config.logging.layer_norms_interval is not None:
                     layer_norms = LayerNorms(optimizer, mesh, stage)
             local_elements = sum(parameter.numel() for parameter in module.parameters())
             interleaves = config.parallel.virtual_stages > 1
-            with mock.patch.object(deepspeed, "PipelineEngine", InterleavedEngine if interleaves else PipelineEngine):
+            with mock.patch.object(
+                deepspeed, "PipelineEngine", InterleavedEngine if interleaves else PipelineEngine
+            ):
                 pipeline, *_ = deepspeed.initialize(
                     model=module,
                     optimizer=optimizer,
@@ -187,13 +216,19 @@ class Engine:
             pipeline._INSTRUCTION_MAP = own | {
                 instructions.ReduceTiedGrads: sum_copied_gradients,
                 instructions.ReduceGrads: (
-                    average_over_replicas if pipeline.using_bf16_optimizer else own[instructions.ReduceGrads]
+                    average_over_replicas
+                    if pipeline.using_bf16_optimizer
+                    else own[instructions.ReduceGrads]
                 ),
             }
             if optimizer is not None:  # nothing takes the times of an engine that only evaluates
                 pipeline._INSTRUCTION_MAP |= {
-                    instructions.ForwardPass: ahead.following(compute.timed("forward", own[instructions.ForwardPass])),
-                    instructions.BackwardPass: compute.timed("backward", own[instructions.BackwardPass]),
+                    instructions.ForwardPass: ahead.following(
+                        compute.timed("forward", own[instructions.ForwardPass])
+                    ),
+                    instructions.BackwardPass: compute.timed(
+                        "backward", own[instructions.BackwardPass]
+                    ),
                     instructions.OptimizerStep: early_loss.before(own[instructions.OptimizerStep]),
                 }
                 optimizer.register_step_pre_hook(lambda *_: compute.begin("optimizer"))
@@ -227,17 +262,19 @@ class Engine:
         """Train on the next `global_batch_size` samples; `batches` yields this replica's micro batches, of
         the family's fields (a GPT's: tokens and labels).
 
-        `step` numbers the step for the dropout masks; by default this engine's own count. Pass the iteration, so that
-        a resumed run draws what the uninterrupted one would. `batches` is not read where `needs_data` is False.
-        `sequence_length` cuts every sample to its beginning (curriculum); all ranks must say the same. Layers are
-        measured at multiples of `logging.layer_norms_interval`, the first step being 1.
+        `step` numbers the step for the dropout masks; by default this engine's own count. Pass the
+        iteration, so that a resumed run draws what the uninterrupted one would. `batches` is not
+        read where `needs_data` is False. `sequence_length` cuts every sample to its beginning
+        (curriculum); all ranks must say the same. Layers are measured at multiples of
+        `logging.layer_norms_interval`, the first step being 1.
         """
         engine = self._pipeline
         length = sequence_length or self.config.model.sequence_length
         micro_batch = self.config.batch.micro_batch_at(global_batch_size)
         self._expect(micro_batch, length)
         if engine.train_micro_batch_size_per_gpu() != micro_batch:
-            engine.set_train_micro_batch_size(micro_batch)  # it keeps the number of micro batches, set right below
+            # it keeps the number of micro batches, set right below
+            engine.set_train_micro_batch_size(micro_batch)
             engine.micro_batch_size = micro_batch
         if engine.train_batch_size() != global_batch_size:
             engine.set_train_batch_size(global_batch_size)
@@ -255,10 +292,21 @@ class Engine:
         norm = engine.get_global_grad_norm()
         skipped = engine.skipped_steps > skipped_before
         losses, norm, skipped = self._of_first_rank(self._early_loss.values(), norm, skipped)
-        parts = {} if self._parts is None else dict(zip(self._parts.names.losses, losses[1:], strict=True))
-        layers = measured.take(norm) if measured is not None else None
+        if self._parts is None:
+            parts = {}
+        else:
+            parts = dict(zip(self._parts.names.losses, losses[1:], strict=True))
+        layers = None
+        if measured is not None:
+            layers = measured.take(norm)
         return StepResult(
-            losses[0], norm, skipped, loss_scale=scale, update_seconds=watch.seconds, parts=parts, layers=layers
+            losses[0],
+            norm,
+            skipped,
+            loss_scale=scale,
+            update_seconds=watch.seconds,
+            parts=parts,
+            layers=layers,
         )
 
     def _begin_layers(self, iteration: int) -> LayerNorms | None:
@@ -274,8 +322,8 @@ class Engine:
         self._trained[0].register_step_pre_hook(lambda *_: call())
 
     def take_zeros(self) -> int:
-        """Zero elements among the clipped gradients of all steps since the last call; 0 where they are not counted.
-        Collective. The host waits for the last of these steps.
+        """Zero elements among the clipped gradients of all steps since the last call; 0 where they
+        are not counted. Collective. The host waits for the last of these steps.
         """
         return self._trained[1].take_zeros()
 
@@ -284,18 +332,20 @@ class Engine:
     ) -> tuple[list[float], float | None, bool]:
         """Rank 0's numbers of a step, on every rank. Collective.
 
-        Each group of ranks may add the same terms in another order, and anyone who decides by a number of its own could
-        wait in a collective that the others never enter.
+        Each group of ranks may add the same terms in another order, and anyone who decides by a
+        number of its own could wait in a collective that the others never enter.
         """
         told = torch.tensor(
-            [math.nan if norm is None else float(norm), norm is None, skipped, *losses], dtype=torch.float64
+            [math.nan if norm is None else float(norm), norm is None, skipped, *losses],
+            dtype=torch.float64,
         )
         dist.broadcast(told, 0, group=self.mesh.cpu_group)
         agreed_norm, has_none, was_skipped, *agreed = told.tolist()
         return agreed, None if has_none else agreed_norm, bool(was_skipped)
 
     def measure(self, batches: Iterator[Any], micro_batches: int) -> Measured:
-        """Means over `micro_batches` micro batches of each replica, without training; the same on every rank.
+        """Means over `micro_batches` micro batches of each replica, without training; the same on
+        every rank.
 
         Always at the full sequence length, and in micro batches of the full batch's size.
         """
@@ -304,15 +354,22 @@ class Engine:
         return Measured(loss, self._parts.mean() if self._parts is not None else {})
 
     def measure_each(self, batches: Iterator[Any], micro_batches: int) -> list[Measured]:
-        """Each of this replica's `micro_batches` micro batches, without training; on every rank of it."""
+        """Each of this replica's `micro_batches` micro batches, without training; on every rank of
+        it.
+        """
         ahead = self._evaluating(batches, micro_batches)
-        found = self._pipeline.eval_batch(ahead, num_micro_batches=micro_batches, reduce_output=None, bcast_loss=False)
+        found = self._pipeline.eval_batch(
+            ahead, num_micro_batches=micro_batches, reduce_output=None, bcast_loss=False
+        )
         losses = torch.zeros(micro_batches, dtype=torch.float64, device=self.mesh.device)
         if self.mesh.is_last_stage:
             losses += torch.stack([loss.detach().double().reshape(()) for loss in found])
         if self.mesh.pipeline_group is not None:
             dist.broadcast(losses, self.mesh.pipeline_ranks[-1], group=self.mesh.pipeline_group)
-        parts = self._parts.each() if self._parts is not None else [{} for _ in losses]
+        if self._parts is not None:
+            parts = self._parts.each()
+        else:
+            parts = [{} for _ in losses]
         return [Measured(float(loss), own) for loss, own in zip(losses, parts, strict=True)]
 
     def _evaluating(self, batches: Iterator[Any], micro_batches: int) -> Iterator[Batch]:
@@ -320,7 +377,9 @@ class Engine:
         self._expect_evaluation()
         if self._parts is not None:
             self._parts.begin(micro_batches)
-        return self._ahead.of(self._prepared(batches, self.config.model.sequence_length), micro_batches)
+        return self._ahead.of(
+            self._prepared(batches, self.config.model.sequence_length), micro_batches
+        )
 
     @property
     def _trained(self) -> tuple[TrainingOptimizer, UpdateWatch]:
@@ -340,7 +399,9 @@ class Engine:
             yield batch
 
     def stage(self) -> Stage:
-        """What this worker computes of a micro batch, as in the last step. Raises RuntimeError before the first."""
+        """What this worker computes of a micro batch, as in the last step. Raises RuntimeError
+        before the first.
+        """
         if self._shape is None:
             raise RuntimeError("no step was trained yet: the shape of a micro batch is not known")
         pipeline = self._pipeline.module
@@ -361,16 +422,22 @@ class Engine:
             self._pipeline.reset_activation_shape()
             self._shape = (micro_batch, length)
             if isinstance(self._pipeline, InterleavedEngine):
-                self._pipeline.message = MessageShape.of(self._pipeline.module.borders, self._shape, self.config)
+                self._pipeline.message = MessageShape.of(
+                    self._pipeline.module.borders, self._shape, self.config
+                )
 
     def _expect_evaluation(self) -> None:
         batch = self.config.batch
-        self._expect(batch.micro_batch_at(batch.global_batch_size), self.config.model.sequence_length)
+        self._expect(
+            batch.micro_batch_at(batch.global_batch_size), self.config.model.sequence_length
+        )
 
     @property
     def loss_scale(self) -> float | None:
         """The loss scale of the next step; None unless the dtype is fp16."""
-        return float(self._pipeline.optimizer.loss_scale) if self.config.precision.dtype == "fp16" else None
+        if self.config.precision.dtype == "fp16":
+            return float(self._pipeline.optimizer.loss_scale)
+        return None
 
     def scaler_state(self) -> dict[str, float]:
         """What a resumed run must know of the dynamic loss scale; empty when there is none."""
@@ -387,10 +454,14 @@ class Engine:
 
     def optimizer_sums(self) -> dict[str, list[float]]:
         """What a resumed run must know of the optimizer beside `sharded_state`; empty for most."""
-        return {} if self._optimizer is None else self._optimizer.tensor_sums()
+        if self._optimizer is None:
+            return {}
+        return self._optimizer.tensor_sums()
 
     def restore_optimizer_sums(self, sums: Mapping[str, Sequence[float]]) -> None:
-        """Go on with what `optimizer_sums` gave, after `finish_load`; empty where nothing was kept. Collective."""
+        """Go on with what `optimizer_sums` gave, after `finish_load`; empty where nothing was kept.
+        Collective.
+        """
         if self._optimizer is not None:
             self._optimizer.set_tensor_sums(sums)
 
@@ -404,13 +475,19 @@ class Engine:
             group["lr"] = learning_rate
 
     def params_norm(self) -> float:
-        """Euclidean norm of all weights, each counted once over tensor ranks, stages and the tied copy."""
+        """Euclidean norm of all weights, each counted once over tensor ranks, stages and the tied
+        copy.
+        """
         squares = [
             square_sum(parameter)
             for name, parameter in self._parameters
-            if not self._is_tied_copy(name) and (sharding_of(parameter).dim is not None or self.mesh.tensor_rank == 0)
+            if not self._is_tied_copy(name)
+            and (sharding_of(parameter).dim is not None or self.mesh.tensor_rank == 0)
         ]
-        total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        if squares:
+            total = torch.stack(squares).sum()
+        else:
+            total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         if self.mesh.model_group is not None:
             dist.all_reduce(total, group=self.mesh.model_group)
         return math.sqrt(float(total))
@@ -418,18 +495,27 @@ class Engine:
     def sharded_state(self) -> ShardedState:
         """The weights and the optimizer's share of this rank, for the checkpoint to read or fill.
 
-        Weights and masters are live views; moments may be copies, which count when `finish_load` is given them.
+        Weights and masters are live views; moments may be copies, which count when `finish_load` is
+        given them.
         """
         weights, fragments = [], []
         for name, parameter in self._parameters:
             sharding, local = sharding_of(parameter), tuple(parameter.shape)
-            whole, offsets = sharding.global_shape(local), sharding.offsets(local, self.mesh.tensor_rank)
+            whole, offsets = (
+                sharding.global_shape(local),
+                sharding.offsets(local, self.mesh.tensor_rank),
+            )
             is_owner = not self._is_tied_copy(name)
-            weights.append(LocalTensor(name, whole, offsets, tensor=parameter.data, is_owner=is_owner))
+            weights.append(
+                LocalTensor(name, whole, offsets, tensor=parameter.data, is_owner=is_owner)
+            )
             share = self._shares.get(name)
-            if share is None or self._optimizer is None:  # no element of it lies in this rank's partition
+            # no element of it lies in this rank's partition
+            if share is None or self._optimizer is None:
                 continue
-            masters = self._optimizer.partition(share.group).data.narrow(0, share.start, share.numel)
+            masters = self._optimizer.partition(share.group).data.narrow(
+                0, share.start, share.numel
+            )
             held = {MASTERS: masters, **self._optimizer.moments(share)}
             fragments.append(
                 Fragment(
@@ -443,11 +529,15 @@ class Engine:
                     is_owner=is_owner,
                 )
             )
-        kinds = FRAGMENT_KINDS if self._optimizer is None else (MASTERS, *self._optimizer.state_names)
+        kinds = (
+            FRAGMENT_KINDS if self._optimizer is None else (MASTERS, *self._optimizer.state_names)
+        )
         return ShardedState(weights, fragments, self.optimizer_step(), kinds)
 
     def finish_load(self, state: ShardedState) -> None:
-        """Make a state that was filled current: moments, counters, then model weights from the fp32 masters."""
+        """Make a state that was filled current: moments, counters, then model weights from the fp32
+        masters.
+        """
         self.steps = state.optimizer_step
         with torch.no_grad():
             if self._optimizer is not None:
@@ -459,10 +549,13 @@ class Engine:
 
     def optimizer_step(self) -> int:
         """Updates made so far."""
-        return 0 if self._optimizer is None else self._optimizer.steps_done()
+        if self._optimizer is None:
+            return 0
+        return self._optimizer.steps_done()
 
     def masters_from_weights(self, state: ShardedState) -> None:
-        """Fill the optimizer's part of `state` from the weights alone: masters are their values, moments are zero.
+        """Fill the optimizer's part of `state` from the weights alone: masters are their values,
+        moments are zero.
 
         It counts after `finish_load`.
         """
@@ -476,16 +569,22 @@ class Engine:
                         tensor.zero_()
 
     def disagreeing_parameters(self) -> list[str]:
-        """Names of parameters whose copies differ: over data ranks, over tensor ranks where replicated, or tied."""
+        """Names of parameters whose copies differ: over data ranks, over tensor ranks where
+        replicated, or tied.
+        """
         return disagreements(self._parameters, self.mesh, self._tied_name)
 
     def not_finite(self, state: ShardedState) -> list[str]:
-        """Names of parameters that hold NaN or infinity, in weights, masters or moments; on any rank. Collective.
+        """Names of parameters that hold NaN or infinity, in weights, masters or moments; on any
+        rank. Collective.
 
-        `state`: this rank's, as `sharded_state` gave it; to gather it again could copy all moments a second time.
+        `state`: this rank's, as `sharded_state` gave it; to gather it again could copy all moments
+        a second time.
         """
         weights = ((weight.name, weight.tensor) for weight in state.weights)
-        fragments = ((part.name, tensor) for part in state.fragments for tensor in part.tensors.values())
+        fragments = (
+            (part.name, tensor) for part in state.fragments for tensor in part.tensors.values()
+        )
         return not_finite(chain(weights, fragments), self.mesh)
 
     def close(self) -> None:
@@ -500,4 +599,6 @@ class Engine:
     @property
     def _tied_name(self) -> str | None:
         """The weight of which the last stage has a copy; None where it has none."""
-        return self.family.tied_name if self.config.model.tied_embeddings else None
+        if self.config.model.tied_embeddings:
+            return self.family.tied_name
+        return None

@@ -1,4 +1,6 @@
-"""What looks at a training's steps and writes down what it sees: no number of the training depends on it."""
+"""What looks at a training's steps and writes down what it sees: no number of the training depends
+on it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Instruments:
             logging=config.logging,
             world_size=mesh.world_size,
         )
-        self.profiler = StepProfiler(config.paths, attempt, (mesh.rank, mesh.world_size), mesh.device)
+        self.profiler = StepProfiler(
+            config.paths, attempt, (mesh.rank, mesh.world_size), mesh.device
+        )
         position = RankPosition(mesh.pipeline_rank, mesh.tensor_rank)
         self.compute = ComputeRecord(config.paths, attempt, mesh.rank, position)
         self.corruption = CorruptionWatch(config, mesh, attempt, say)
@@ -50,9 +54,18 @@ class Instruments:
         self.metrics.settings(self._config.model_dump(mode="json"), iteration)
 
     def count(
-        self, iteration: int, result: StepResult, *, seconds: float, samples: int, length: int, is_traced: bool
+        self,
+        iteration: int,
+        result: StepResult,
+        *,
+        seconds: float,
+        samples: int,
+        length: int,
+        is_traced: bool,
     ) -> None:
-        """Add one step of `samples` samples of `length` tokens. `is_traced`: its own times tell nothing."""
+        """Add one step of `samples` samples of `length` tokens. `is_traced`: its own times tell
+        nothing.
+        """
         self.interval.add(
             result.loss,
             seconds,
@@ -75,12 +88,16 @@ class Instruments:
         self._engine.take_zeros()
         self.interval = Interval()
 
-    def log(self, progress: Progress, result: StepResult, *, total: int, learning_rate: float) -> None:
+    def log(
+        self, progress: Progress, result: StepResult, *, total: int, learning_rate: float
+    ) -> None:
         """Write the record of the interval that ends with `result`, and begin the next. Collective."""
         config, interval, length = self._config, self.interval, None
         interval.zeros = self._engine.take_zeros()
         if config.curriculum is not None:
-            length = sequence_length_at(progress.iteration, config.curriculum, config.model.sequence_length)
+            length = sequence_length_at(
+                progress.iteration, config.curriculum, config.model.sequence_length
+            )
         loss, other_losses = interval.losses()
         record = StepRecord(
             iteration=progress.iteration,
@@ -102,7 +119,9 @@ class Instruments:
             nan_iterations=interval.nan,
             other_losses=other_losses,
         )
-        self.metrics.step(record, self.throughput.numbers(interval), self.throughput.context(interval, progress))
+        self.metrics.step(
+            record, self.throughput.numbers(interval), self.throughput.context(interval, progress)
+        )
         self.interval = Interval()
 
     def give_up(self) -> None:

@@ -61,14 +61,16 @@ from trainer.schedule.skip import Skipped
 from trainer.spikes.corruption_watch import choose_kernels
 from trainer.spikes.recovery import SpikeWatch
 
-DATA_LOOK_SECONDS = 1.0  # how long a rank waits for its data before all ranks look for a reason to stop
+# how long a rank waits for its data before all ranks look for a reason to stop
+DATA_LOOK_SECONDS = 1.0
 
 
 @dataclass
 class Trainer:
     """One attempt's training on this rank. `train` is called once; `close` releases what it opened.
 
-    `start_time`: of the monotonic clock, when this process began. `lease`: of rank 0, where it was begun.
+    `start_time`: of the monotonic clock, when this process began. `lease`: of rank 0, where it was
+    begun.
     """
 
     config: TrainerConfig
@@ -84,7 +86,8 @@ class Trainer:
     learning_rate: LearningRatePlan = field(init=False)
     total: int = field(init=False)  # iterations of the whole training
     steps_done: int = field(default=0, init=False)  # by this attempt
-    compiled_for: set[tuple[int, int]] = field(default_factory=set, init=False)  # kinds of steps, see _kind_of_step
+    # kinds of steps, see _kind_of_step
+    compiled_for: set[tuple[int, int]] = field(default_factory=set, init=False)
     is_loaded: bool = field(default=False, init=False)  # all parts exist
 
     # Its parts, in the order in which `train` makes them.
@@ -94,7 +97,8 @@ class Trainer:
     ranks: RankGroup = field(init=False)
     control_signals: ControlSignals = field(init=False)
     engine: Engine = field(init=False)
-    compiles: bool = field(init=False)  # some code of a step is made when its kind comes for the first time
+    # some code of a step is made when its kind comes for the first time
+    compiles: bool = field(init=False)
     samples: Samples = field(init=False)
     dumps: DebugDumps = field(init=False)
     spikes: SpikeWatch = field(init=False)
@@ -127,8 +131,12 @@ class Trainer:
                     continue
                 iteration = self.progress.iteration
                 self.spikes.count_dropped(iteration, result, self.saver.saved_step)
-                # The save comes first: a hang or fault in the evaluation must not cost a finished interval.
-                if config.checkpoint.interval is not None and iteration % config.checkpoint.interval == 0:
+                # The save comes first: a hang or fault in the evaluation must not cost a finished
+                # interval.
+                if (
+                    config.checkpoint.interval is not None
+                    and iteration % config.checkpoint.interval == 0
+                ):
                     self.instruments.interval.time("save-checkpoint", self._save())
                 self._leave_failing_node()
                 if config.evaluation.iterations and iteration % config.evaluation.interval == 0:
@@ -136,7 +144,9 @@ class Trainer:
                     if decision is not None:
                         raise Stopped(decision)
             self._evaluate_at_end()
-            decision = StopDecision("finished", False, f"after training is done: {self.total} iterations")
+            decision = StopDecision(
+                "finished", False, f"after training is done: {self.total} iterations"
+            )
         except Stopped as stopped:
             decision = stopped.decision
         if self.is_loaded:
@@ -145,7 +155,9 @@ class Trainer:
 
     # ------------------------------------------------------------------ start
     def _join_ranks(self) -> None:
-        """Meet the other ranks, check the card for so many, and look for reasons to stop from now on."""
+        """Meet the other ranks, check the card for so many, and look for reasons to stop from now
+        on.
+        """
         config, attempt = self.config, self.attempt
         self.heartbeat.beat("starting", 0)
         choose_kernels(config.run)
@@ -159,7 +171,10 @@ class Trainer:
         self.mesh = Mesh.create(config.parallel, device)
         self.ranks = RankGroup(self.mesh.cpu_group)
         limits = StopConditions(
-            config.kill_switch, config.run.exit_duration_minutes, config.run.exit_interval, self._earliest_start()
+            config.kill_switch,
+            config.run.exit_duration_minutes,
+            config.run.exit_interval,
+            self._earliest_start(),
         )
         if self.mesh.rank == 0:
             self.lease = self.lease or Lease.begin(config.paths, attempt.job_id, attempt.launch)
@@ -178,9 +193,11 @@ class Trainer:
         self.control_signals.enter("starting", 0)
 
     def _earliest_start(self) -> float:
-        """Start of the earliest rank, so that every rank counts the exit duration from the same moment.
+        """Start of the earliest rank, so that every rank counts the exit duration from the same
+        moment.
 
-        Ages are compared, not times of day: one node with a wrong clock must not end, or prolong, the attempt.
+        Ages are compared, not times of day: one node with a wrong clock must not end, or prolong,
+        the attempt.
         """
         age = torch.tensor([time.monotonic() - self.start_time], dtype=torch.float64)
         dist.all_reduce(age, dist.ReduceOp.MAX, group=self.mesh.cpu_group)
@@ -194,7 +211,9 @@ class Trainer:
             f"pipeline-model-parallel size: {config.parallel.pipeline} "
         )
         self._say(f"setting training iterations to {path_of(config).total_iterations}")
-        kernel = kernel_for(config.model, mesh, DocumentRules.of(config.data), config.precision.dtype)
+        kernel = kernel_for(
+            config.model, mesh, DocumentRules.of(config.data), config.precision.dtype
+        )
         self._say(f"attention kernel: {kernel}")
         expected = first_loss(config)
         if expected is not None:
@@ -204,7 +223,8 @@ class Trainer:
         self.opened.callback(self.engine.close)
 
     def _take_lease(self) -> None:
-        """Make sure that no other trainer works on this run, and that one that is frozen publishes no more. Collective.
+        """Make sure that no other trainer works on this run, and that one that is frozen publishes
+        no more. Collective.
 
         Raises Stopped when a living trainer keeps this one out.
         """
@@ -213,7 +233,9 @@ class Trainer:
             raise Stopped(StopDecision("refused", False, f"tr11: refused: {fault}"))
 
     def _open_data(self) -> None:
-        self.samples = open_samples(self.config, self.mesh, self.engine.needs_data, test=self._tests_at_end())
+        self.samples = open_samples(
+            self.config, self.mesh, self.engine.needs_data, test=self._tests_at_end()
+        )
         self.opened.callback(self.samples.close)
 
     def _tests_at_end(self) -> bool:
@@ -238,7 +260,9 @@ class Trainer:
         self.total = path_of(config, self.progress.position).total_iterations
         data = self._match_data(resumed)
         if resumed.was_loaded:
-            self.dumps.on_load(self.progress.iteration, self.engine.named_parameters(), self._facts())
+            self.dumps.on_load(
+                self.progress.iteration, self.engine.named_parameters(), self._facts()
+            )
         self.instruments = Instruments(config, mesh, self.engine, attempt=attempt, say=self._say)
         self.saver = Saver(
             config,
@@ -263,13 +287,21 @@ class Trainer:
         self.is_loaded = True
 
     def _match_data(self, resumed: ResumePosition) -> dict[str, Any]:
-        """Make sure that a resume goes on with the checkpoint's data; returns what the next ones keep. Collective."""
+        """Make sure that a resume goes on with the checkpoint's data; returns what the next ones
+        keep. Collective.
+        """
 
         def match() -> tuple[dict[str, Any], list[str]]:
             lines = []
             if resumed.place is not None:
                 is_own = resumed.own_step is not None
-                lines = match_data(self.config, self.samples, resumed.cursor, place=str(resumed.place), is_own=is_own)
+                lines = match_data(
+                    self.config,
+                    self.samples,
+                    resumed.cursor,
+                    place=str(resumed.place),
+                    is_own=is_own,
+                )
             return record_of(self.config, self.samples).document(), lines
 
         kept, lines = self.ranks.on_first("the data", match)
@@ -278,16 +310,22 @@ class Trainer:
         return kept
 
     def _train_stream(self) -> MicroBatchStream:
-        """The training's samples from where it stands; nothing is read when all that is left is passed over."""
+        """The training's samples from where it stands; nothing is read when all that is left is
+        passed over.
+        """
         consumed, batch = self.progress.consumed_samples, self.config.batch
         skipped = self.spikes.skips.advance(self.progress.position, self.config)
-        if self.progress.iteration >= self.total or (skipped is not None and skipped.last >= self.total):
+        if self.progress.iteration >= self.total or (
+            skipped is not None and skipped.last >= self.total
+        ):
             return EmptyStream(consumed)
         return self.samples.train(consumed, batch.micro_batch_at(batch_size_at(consumed, batch)))
 
     # ------------------------------------------------------------------ a step
     def _await_batch(self, skipped: Skipped | None) -> None:
-        """Wait for the data of the next step, and for none before a skipped range. Raises Stopped. Collective."""
+        """Wait for the data of the next step, and for none before a skipped range. Raises Stopped.
+        Collective.
+        """
         samples, phase = 0, "training"
         if skipped is None:
             samples = batch_size_at(self.progress.consumed_samples, self.config.batch)
@@ -325,7 +363,9 @@ class Trainer:
         length = kind[1]
         compiles_first = self.compiles and not self.compiled_for
         if compiles_first:
-            self._say(f"compiling in step {step}, the first of this launch; {compile_caches(os.environ)}")
+            self._say(
+                f"compiling in step {step}, the first of this launch; {compile_caches(os.environ)}"
+            )
         self.engine.set_learning_rate(self._learning_rate())
         self.dumps.before_step(step, self.engine.named_parameters(), self._facts())
         batches = self.dumps.watch(self.stream)
@@ -337,18 +377,27 @@ class Trainer:
         self.progress = self.progress.after_step(samples, length, result.loss, result.skipped)
         self.steps_done += 1
         is_traced = self.instruments.profiler.is_tracing
-        news = self.engine.compiler.news() if self.engine.compiler is not None else None
+        news = None
+        if self.engine.compiler is not None:
+            news = self.engine.compiler.news()
         if news is not None:
             self._say(news)
         self.instruments.profiler.after_step(step)
         self.dumps.after_step(step, self.engine.named_parameters(), self._facts())
         self.instruments.count(
-            step, result, seconds=time.perf_counter() - began, samples=samples, length=length, is_traced=is_traced
+            step,
+            result,
+            seconds=time.perf_counter() - began,
+            samples=samples,
+            length=length,
+            is_traced=is_traced,
         )
         return result
 
     def _learning_rate(self) -> float:
-        return self.learning_rate.at(self.progress.scheduled_samples, self.progress.scheduled_tokens)
+        return self.learning_rate.at(
+            self.progress.scheduled_samples, self.progress.scheduled_tokens
+        )
 
     def _facts(self) -> StepFacts:
         return StepFacts(
@@ -359,20 +408,30 @@ class Trainer:
         )
 
     def _first_time(self, *what: object) -> AbstractContextManager[None]:
-        """Patience with ranks that compute something for the first time, and so compile; else the step's timeout."""
-        return self.mesh.groups.first_time(timedelta(minutes=self.config.parallel.step_timeout_minutes), *what)
+        """Patience with ranks that compute something for the first time, and so compile; else the
+        step's timeout.
+        """
+        return self.mesh.groups.first_time(
+            timedelta(minutes=self.config.parallel.step_timeout_minutes), *what
+        )
 
     def _write_down(self, result: StepResult) -> None:
         """Check the arithmetic where that is due, and log the step. Collective."""
         progress = self.progress
         self.instruments.corruption.after_step(progress.iteration, self.engine)
         if result.layers is not None:
-            self.instruments.metrics.layers(progress.iteration, progress.consumed_samples, result.layers)
+            self.instruments.metrics.layers(
+                progress.iteration, progress.consumed_samples, result.layers
+            )
         if progress.iteration % self.config.logging.interval == 0:
-            self.instruments.log(progress, result, total=self.total, learning_rate=self._learning_rate())
+            self.instruments.log(
+                progress, result, total=self.total, learning_rate=self._learning_rate()
+            )
 
     def _rolls_back(self, result: StepResult) -> bool:
-        """Say that there is a spike; go back to before it, and return True, when that was decided. Collective."""
+        """Say that there is a spike; go back to before it, and return True, when that was decided.
+        Collective.
+        """
         action = self.spikes.observe(
             self.progress.iteration,
             result.loss,
@@ -386,7 +445,12 @@ class Trainer:
         spike, event = action.spike, self.instruments.metrics.event
         event(
             "spike",
-            {"iteration": spike.iteration, "what": spike.kind, "value": spike.value, "median": spike.median},
+            {
+                "iteration": spike.iteration,
+                "what": spike.kind,
+                "value": spike.value,
+                "median": spike.median,
+            },
         )
         if not isinstance(action, RollBack):
             return False
@@ -402,12 +466,16 @@ class Trainer:
 
     # ------------------------------------------------------------------ evaluating
     def _evaluate(
-        self, groups: Sequence[str], open_stream: Callable[[str], MicroBatchStream], prefix: str = ""
+        self,
+        groups: Sequence[str],
+        open_stream: Callable[[str], MicroBatchStream],
+        prefix: str = "",
     ) -> StopDecision | None:
-        """Mean loss of each group over the same samples every time, so that the values can be compared.
+        """Mean loss of each group over the same samples every time, so that the values can be
+        compared.
 
-        Between its batches a stop is honoured: an evaluation of many sets took longer than the margin before the
-        time limit.
+        Between its batches a stop is honoured: an evaluation of many sets took longer than the
+        margin before the time limit.
         """
         count, batch = self.config.evaluation.iterations, self.config.batch
         micro_batches = batch.micro_batches(batch.global_batch_size, self.mesh.data)
@@ -422,7 +490,10 @@ class Trainer:
                         measured.append(self.engine.measure(stream, micro_batches))
             finally:
                 stream.close()
-            name = f"{prefix} {group}" if prefix and len(groups) > 1 else prefix
+            if prefix and len(groups) > 1:
+                name = f"{prefix} {group}"
+            else:
+                name = prefix
             mean = Measured.mean(measured)
             self.instruments.metrics.validation(
                 group,
@@ -437,8 +508,12 @@ class Trainer:
     def _evaluate_at_end(self) -> None:
         if self.steps_done and self.config.evaluation.iterations:
             self._await_save()
-            self._evaluate(self.samples.valid_groups(), self.samples.valid, "the end of training for val data")
-            self._evaluate(self.samples.test_groups(), self.samples.test, "the end of training for test data")
+            self._evaluate(
+                self.samples.valid_groups(), self.samples.valid, "the end of training for val data"
+            )
+            self._evaluate(
+                self.samples.test_groups(), self.samples.test, "the end of training for test data"
+            )
 
     # ------------------------------------------------------------------ agreeing
     def _largest(self, values: list[int]) -> list[int]:
@@ -459,10 +534,11 @@ class Trainer:
             raise Stopped(decision)
 
     def _ready(self, phase: str, stream: MicroBatchStream, samples: int) -> StopDecision | None:
-        """Wait until every rank has the data of its next `samples` (of all replicas), or something says stop.
+        """Wait until every rank has the data of its next `samples` (of all replicas), or something
+        says stop.
 
-        A step that began without its data could hang in the middle, where no rank hears of a stop. What is to be saved
-        is saved here, whatever the training waits for. Collective.
+        A step that began without its data could hang in the middle, where no rank hears of a stop.
+        What is to be saved is saved here, whatever the training waits for. Collective.
         """
         count = self.config.batch.micro_batches(samples, self.mesh.data)
         while True:
@@ -482,23 +558,32 @@ class Trainer:
     # ------------------------------------------------------------------ saving and leaving
     @property
     def _fence(self) -> Callable[[], None] | None:
-        """Asked before anything is published or renamed: whether this trainer still holds the lease."""
-        return self.lease.check if self.lease is not None else None
+        """Asked before anything is published or renamed: whether this trainer still holds the
+        lease.
+        """
+        if self.lease is not None:
+            return self.lease.check
+        return None
 
     def _save(self) -> float:
-        """Save this iteration, or begin to; returns the seconds that the training stood still. Collective."""
+        """Save this iteration, or begin to; returns the seconds that the training stood still.
+        Collective.
+        """
         self.control_signals.enter("saving", self.progress.iteration)
         self.dumps.on_save(self.progress.iteration, self.engine.named_parameters(), self._facts())
         return self.saver.save(self.progress, self.learning_rate, self.clock())
 
     def _hear_of_saves(self) -> None:
-        """Tell how a save in the background has ended, also to anyone who asked for it. Collective while there is
-        one."""
+        """Tell how a save in the background has ended, also to anyone who asked for it. Collective
+        while there is one.
+        """
         self.saver.poll()
         self.control_signals.settle(self.saver.was_saved)
 
     def _await_save(self) -> CheckpointError | None:
-        """Stand still until the save in the background has ended; its fault, if it failed. Collective."""
+        """Stand still until the save in the background has ended; its fault, if it failed.
+        Collective.
+        """
         if self.saver.in_flight is not None:
             self.heartbeat.beat("saving", self.progress.iteration)
         fault = self.saver.wait()
@@ -506,7 +591,9 @@ class Trainer:
         return fault
 
     def _leave_failing_node(self) -> None:
-        """Raises Stopped where one node keeps every save from coming about: what is lost only grows."""
+        """Raises Stopped where one node keeps every save from coming about: what is lost only
+        grows.
+        """
         failed = self.saver.failed_saves
         if failed.unable:
             line = failed.line(self.saver.saved_step)
@@ -542,11 +629,15 @@ class Trainer:
         return decision.reason
 
     def _after_failed_save(self, fault: CheckpointError, decision: StopDecision) -> StopDecision:
-        """The end of a training whose last save failed: because another trainer took over, or for any other reason."""
+        """The end of a training whose last save failed: because another trainer took over, or for
+        any other reason.
+        """
         agreed = self._agree().decision
         if agreed is not None and agreed.reason == "superseded":
             return agreed
-        lost = f"the last save failed, all steps after {self.saver.saved_step or 0} are lost: {fault}"
+        lost = (
+            f"the last save failed, all steps after {self.saver.saved_step or 0} are lost: {fault}"
+        )
         return StopDecision("error", True, f"{lost} (leaving: {decision.reason})")
 
     def _standing(self) -> tuple[int, int | None]:
@@ -575,12 +666,16 @@ def run(
     start_time: float,
     lease: Lease | None,
 ) -> NoReturn:
-    """Train until something says stop, leave an end marker, and end this process with its exit status.
+    """Train until something says stop, leave an end marker, and end this process with its exit
+    status.
 
-    `start_time`: of the monotonic clock, when this process began. `lease`: of rank 0, where it was begun.
+    `start_time`: of the monotonic clock, when this process began. `lease`: of rank 0, where it was
+    begun.
     """
     rank = int(os.environ.get("RANK", "0"))
-    trainer = Trainer(config, card, attempt, heartbeat, flag=flag, start_time=start_time, lease=lease)
+    trainer = Trainer(
+        config, card, attempt, heartbeat, flag=flag, start_time=start_time, lease=lease
+    )
     try:
         reason = trainer.train()
     except Exception as error:  # whatever it is, it is recorded before the process goes
@@ -591,9 +686,13 @@ def run(
 
 
 def _fail(trainer: Trainer, rank: int, error: Exception) -> str:
-    """Say and record why this rank ends; returns the end reason. Who only lost one that refused says just that."""
+    """Say and record why this rank ends; returns the end reason. Who only lost one that refused
+    says just that.
+    """
     paths, attempt, iteration = trainer.config.paths, trainer.attempt, trainer.progress.iteration
-    other = refusal_elsewhere(paths, attempt, rank) if is_of_others(error) else None
+    other = None
+    if is_of_others(error):
+        other = refusal_elsewhere(paths, attempt, rank)
     if other is not None:
         reason, line = other
         tell(line, sys.stderr)
@@ -602,7 +701,9 @@ def _fail(trainer: Trainer, rank: int, error: Exception) -> str:
     reason = "refused" if is_refusal(error, trainer.steps_done) else "error"
     tell(f"tr11: refused: {error}" if reason == "refused" else failure_text(error), sys.stderr)
     refusal = reason if says_all(error) else ""
-    record_failure(paths, attempt, rank, error=error, reason=reason, iteration=iteration, refusal=refusal)
+    record_failure(
+        paths, attempt, rank, error=error, reason=reason, iteration=iteration, refusal=refusal
+    )
     if isinstance(error, RuntimeError) or lost_a_rank(error):
         _keep_operations(record_path(paths, attempt.job_id, attempt.launch, rank))
     return reason

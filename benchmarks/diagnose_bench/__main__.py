@@ -20,7 +20,19 @@ from labels import Incident, LabelError, read_set
 from programs import OWN_SETS, PROGRAMS, TITLES, Unmeasured
 from scores import Judged, Scores, judge, total
 
-HEAD = ("program", "class", "line", "node", "place", "restart", "go/stop", "excl", "named", ">0.9", "ms/log")
+HEAD = (
+    "program",
+    "class",
+    "line",
+    "node",
+    "place",
+    "restart",
+    "go/stop",
+    "excl",
+    "named",
+    ">0.9",
+    "ms/log",
+)
 WIDE = (16, 13, 13, 10, 10, 13, 13, 5, 6, 5, 7)
 
 
@@ -40,15 +52,28 @@ def main() -> int:
             return 2
         found[str(folder)] = measured(incidents, programs)
         if not options.json:
-            print("\n".join(screen(folder, incidents, found[str(folder)], options.mistakes)), flush=True)
+            print(
+                "\n".join(screen(folder, incidents, found[str(folder)], options.mistakes)),
+                flush=True,
+            )
     if options.json:
-        print(json.dumps({folder: _documents(judged) for folder, judged in found.items()}, indent=1))
+        print(
+            json.dumps({folder: _documents(judged) for folder, judged in found.items()}, indent=1)
+        )
     return 0
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="diagnose_bench", description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--set", type=Path, action="append", metavar="FOLDER", help="logs with labels; several times")
+    parser = argparse.ArgumentParser(
+        prog="diagnose_bench", description=(__doc__ or "").split("\n", maxsplit=1)[0]
+    )
+    parser.add_argument(
+        "--set",
+        type=Path,
+        action="append",
+        metavar="FOLDER",
+        help="logs with labels; several times",
+    )
     parser.add_argument("--only", metavar="PROGRAM,...", help=f"of {', '.join(PROGRAMS)}")
     parser.add_argument("--mistakes", action="store_true", help="list what each program has wrong")
     parser.add_argument("--json", action="store_true")
@@ -69,7 +94,10 @@ def measured(incidents: Sequence[Incident], programs: Sequence[str]) -> dict[str
 
 
 def screen(
-    folder: Path, incidents: Sequence[Incident], judged: dict[str, list[Judged]], with_mistakes: bool
+    folder: Path,
+    incidents: Sequence[Incident],
+    judged: dict[str, list[Judged]],
+    with_mistakes: bool,
 ) -> Iterator[str]:
     """One set's table, line by line."""
     told = sum(incident.tells_restart for incident in incidents)

@@ -32,8 +32,12 @@ from tr11ops.diagnose.scan import LogScan
 from tr11ops.diagnose.topics import error_lines
 
 STRENGTH = 10.0
-RULES_OF = frozenset(one.id for rule in rules() for one in (rule.signature, *rule.codes.values()) if one is not None)
-NAMED_BY_THE_SCAN = frozenset({"python-exception", "memory-held", "memory-absurd"})  # it cannot do without them
+RULES_OF = frozenset(
+    one.id for rule in rules() for one in (rule.signature, *rule.codes.values()) if one is not None
+)
+NAMED_BY_THE_SCAN = frozenset(
+    {"python-exception", "memory-held", "memory-absurd"}
+)  # it cannot do without them
 CAUTIOUS = 0.9
 HEAD = "# How sure each rule about blame and restart is; benchmarks/diagnose_bench/fit.py --write makes this file.\n"
 
@@ -62,7 +66,11 @@ def _matcher_without(signature: str) -> Matcher:
     known = []
     for rule in rules():
         codes = {code: one for code, one in rule.codes.items() if one.id != signature}
-        other = None if rule.signature is not None and rule.signature.id == signature else rule.signature
+        other = (
+            None
+            if rule.signature is not None and rule.signature.id == signature
+            else rule.signature
+        )
         if other is not None or codes:
             known.append(replace(rule, signature=other, codes=codes))
     return Matcher((*known, *error_lines()))
@@ -90,11 +98,17 @@ def main() -> None:
     text = HEAD
     for rule, entry in read_weights(FILE).items():
         right = sum(is_right for is_right, _ in cases[rule])
-        weight = (STRENGTH * entry["prior"] + right) / (STRENGTH + sum(left for _, left in cases[rule]))
+        weight = (STRENGTH * entry["prior"] + right) / (
+            STRENGTH + sum(left for _, left in cases[rule])
+        )
         is_certain = entry["prior"] > CAUTIOUS and right == len(cases[rule])
         weight = min(weight, MOST if is_certain else CAUTIOUS)
-        print(f"{rule:30} by hand {entry['prior']:.2f}, right {right} of {len(cases[rule])}, fitted {weight:.3f}")
-        text += f"\n[{rule}]\nprior = {entry['prior']}\ncases = {len(cases[rule])}\nright = {right}\n"
+        print(
+            f"{rule:30} by hand {entry['prior']:.2f}, right {right} of {len(cases[rule])}, fitted {weight:.3f}"
+        )
+        text += (
+            f"\n[{rule}]\nprior = {entry['prior']}\ncases = {len(cases[rule])}\nright = {right}\n"
+        )
         text += f"confidence = {weight:.3f}\n"
     if options.write:
         FILE.write_text(text, encoding="utf-8")

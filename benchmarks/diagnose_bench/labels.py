@@ -11,7 +11,9 @@ from typing import Any
 from trainer.contract.record import Record
 
 RESTARTS = ("plain", "elsewhere", "change", "unknown", "none")
-_RESTARTS_OF_ACTION: Mapping[str, tuple[str, ...]] = {  # where a label tells what to do, and not whether it helps
+_RESTARTS_OF_ACTION: Mapping[
+    str, tuple[str, ...]
+] = {  # where a label tells what to do, and not whether it helps
     "exclude_and_resubmit": ("elsewhere",),
     "resubmit": ("plain",),
     "fix_config": ("change",),
@@ -20,10 +22,18 @@ _RESTARTS_OF_ACTION: Mapping[str, tuple[str, ...]] = {  # where a label tells wh
     "page": ("unknown", "change"),
     "none": ("none",),
 }
-_RESTARTS_OF: Mapping[tuple[str, str], tuple[str, ...]] = {  # by action and verdict, where both together tell more
+_RESTARTS_OF: Mapping[
+    tuple[str, str], tuple[str, ...]
+] = {  # by action and verdict, where both together tell more
     ("page", "unknown"): ("unknown",),
-    ("resubmit", "slurm_node_fail"): ("plain", "elsewhere"),  # Slurm itself keeps the lost node away
-    ("resubmit", "nccl_timeout"): ("plain", "unknown"),  # to try is what is done about a hang without a reason
+    ("resubmit", "slurm_node_fail"): (
+        "plain",
+        "elsewhere",
+    ),  # Slurm itself keeps the lost node away
+    ("resubmit", "nccl_timeout"): (
+        "plain",
+        "unknown",
+    ),  # to try is what is done about a hang without a reason
 }
 
 
@@ -59,7 +69,11 @@ def read_set(folder: Path) -> list[Incident]:
     tables = sorted(folder.glob("*.toml"))
     if not jsonl.is_file() and not tables:
         raise LabelError(f"{folder}: neither labels.toml nor labels.jsonl is there")
-    found = list(_of_jsonl(jsonl)) if jsonl.is_file() else [one for path in tables for one in _of_toml(path)]
+    found = (
+        list(_of_jsonl(jsonl))
+        if jsonl.is_file()
+        else [one for path in tables for one in _of_toml(path)]
+    )
     if not found:
         raise LabelError(f"{folder}: no incident has a label")
     for incident in found:
@@ -88,7 +102,9 @@ def _incident(folder: Path, name: str, label: Mapping[str, Any], has_nodes: bool
     files = tuple(folder / file for file in label.get("files", (f"{name}.log.gz",)))
     actions = (label["action"], *label.get("accepted_actions", ()))
     told = (label["restart"], *label.get("accepted_restarts", ())) if "restart" in label else ()
-    is_guilty = "restart" in label or "exclude_and_resubmit" in actions  # else it is only where the fault showed
+    is_guilty = (
+        "restart" in label or "exclude_and_resubmit" in actions
+    )  # else it is only where the fault showed
     is_exclusion = label["action"] == "exclude_and_resubmit"
     return Incident(
         name=name,
@@ -133,7 +149,9 @@ def _of_jsonl(path: Path) -> Iterator[Incident]:
                 is_guilty=True,
                 may_be_no_one=False,
                 judges_nodes=True,
-                restarts=frozenset(told or _restarts(label["sensible_actions"], label["right_classes"][0])),
+                restarts=frozenset(
+                    told or _restarts(label["sensible_actions"], label["right_classes"][0])
+                ),
                 tells_restart=bool(told),
             )
         except json.JSONDecodeError as error:

@@ -13,7 +13,11 @@ def main() -> None:
     found = {}
     for name, path in json.load(sys.stdin).items():
         began = time.perf_counter()
-        result = RestartAgent().run(RestartAgentRequest(log_path=path, job_id=name, cycle_id=1)).result.to_payload()
+        result = (
+            RestartAgent()
+            .run(RestartAgentRequest(log_path=path, job_id=name, cycle_id=1))
+            .result.to_payload()
+        )
         primary = result.get("primary_failure") or {}
         found[name] = {
             "decision": result["decision"],

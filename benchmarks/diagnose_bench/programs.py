@@ -25,9 +25,19 @@ NVRX = "nvidia-resiliency-ext==0.7.0"
 _CORPUS = Path(__file__).parents[2] / "tests" / "data" / "diagnose"
 OWN_SETS = (_CORPUS, *(_CORPUS / "blind" / name for name in ("", "one", "two", "three", "four")))
 WORKER = Path(__file__).with_name("nvrx_worker.py")
-NOT_HERE = ("--python-version", "3.12", "--platform", "manylinux_2_39_x86_64", "--only-binary=:all:", "--no-deps")
+NOT_HERE = (
+    "--python-version",
+    "3.12",
+    "--platform",
+    "manylinux_2_39_x86_64",
+    "--only-binary=:all:",
+    "--no-deps",
+)
 LONGEST_SECONDS = 1800
-_ERROR = re.compile(r"error|exception|fatal|fail|abort|killed|traceback|panic|segfault|denied|refused", re.IGNORECASE)
+_ERROR = re.compile(
+    r"error|exception|fatal|fail|abort|killed|traceback|panic|segfault|denied|refused",
+    re.IGNORECASE,
+)
 
 
 class Answer(Record):
@@ -77,7 +87,11 @@ def of_diagnosis(found: Diagnosis, seconds: float) -> Answer:
         nodes=named,
         excluded=named if said["action"] == "exclude_and_resubmit" else frozenset(),
         restart=restart["answer"],
-        confidence={"what": said["confidence"], "who": who["confidence"], "restart": restart["confidence"]},
+        confidence={
+            "what": said["confidence"],
+            "who": who["confidence"],
+            "restart": restart["confidence"],
+        },
         seconds=seconds,
     )
 
@@ -94,7 +108,9 @@ def last_error_line(incidents: Sequence[Incident]) -> dict[str, Answer]:
                 if _ERROR.search(text):
                     last = (path.name, number)
         file, line = last or (None, None)
-        found[incident.name] = Answer(file=file, line=line, restart="go", seconds=time.perf_counter() - began)
+        found[incident.name] = Answer(
+            file=file, line=line, restart="go", seconds=time.perf_counter() - began
+        )
     return found
 
 
@@ -176,4 +192,8 @@ def nvrx_python() -> str:
 
 
 PROGRAMS = {"tr11": tr11, "nvrx": nvrx, "last-line": last_error_line}
-TITLES = {"tr11": "tr11 diagnose", "nvrx": f"NVRx {NVRX.rpartition('=')[2]}", "last-line": "last error line"}
+TITLES = {
+    "tr11": "tr11 diagnose",
+    "nvrx": f"NVRx {NVRX.rpartition('=')[2]}",
+    "last-line": "last error line",
+}

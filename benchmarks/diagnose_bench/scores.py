@@ -43,9 +43,15 @@ class Judged(Record):
     @property
     def confident_mistakes(self) -> list[str]:
         """Of what, who and restart those that it is wrong about and more than CONFIDENT of."""
-        wrong = {"what": self.fault is False, "who": bool(self.misnamed), "restart": self.restart is False}
+        wrong = {
+            "what": self.fault is False,
+            "who": bool(self.misnamed),
+            "restart": self.restart is False,
+        }
         return [
-            part for part, is_wrong in wrong.items() if is_wrong and self.answer.confidence.get(part, 0) > CONFIDENT
+            part
+            for part, is_wrong in wrong.items()
+            if is_wrong and self.answer.confidence.get(part, 0) > CONFIDENT
         ]
 
     @property
@@ -67,7 +73,9 @@ class Judged(Record):
         elif self.misnamed and self.node is None:
             found.append(f"names {_words(self.misnamed)}, innocent{_sure(answer, 'who')}")
         if self.restart is False or (self.restart is None and self.goes_on is False):
-            found.append(f"restart {answer.restart}, is {_words(label.restarts)}{_sure(answer, 'restart')}")
+            found.append(
+                f"restart {answer.restart}, is {_words(label.restarts)}{_sure(answer, 'restart')}"
+            )
         return found
 
 
@@ -171,7 +179,10 @@ class Scores(Record):
 
     def document(self) -> dict[str, Any]:
         """For --json."""
-        counts = {name: getattr(self, name) for name in ("fault", "line", "node", "place", "restart", "goes_on")}
+        counts = {
+            name: getattr(self, name)
+            for name in ("fault", "line", "node", "place", "restart", "goes_on")
+        }
         return {
             "incidents": self.incidents,
             **{name: {"right": count.right, "of": count.total} for name, count in counts.items()},
@@ -182,7 +193,12 @@ class Scores(Record):
             "brier": {part: round(value, 4) for part, value in self.brier.items()},
             "reliability": {
                 part: [
-                    {"range": where, "answers": count, "said": round(said, 3), "right": round(right, 3)}
+                    {
+                        "range": where,
+                        "answers": count,
+                        "said": round(said, 3),
+                        "right": round(right, 3),
+                    }
                     for where, count, said, right in rows
                 ]
                 for part, rows in self.reliability.items()
@@ -239,7 +255,9 @@ def reliability(pairs: Sequence[tuple[float, bool]]) -> list[tuple[str, int, flo
     """(range, answers, mean of what was said, share that was right) of each range of confidence that has any."""
     found = []
     for low, high in pairwise(BINS):
-        here = [(said, right) for said, right in pairs if low < said <= high or (low == said == 0.0)]
+        here = [
+            (said, right) for said, right in pairs if low < said <= high or (low == said == 0.0)
+        ]
         if here:
             said = sum(value for value, _ in here) / len(here)
             right = sum(is_right for _, is_right in here) / len(here)

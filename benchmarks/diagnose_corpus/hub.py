@@ -20,7 +20,10 @@ WHY = {
     401: ("Invalid credentials in Authorization header", "Invalid username or password."),
     403: ("", "Forbidden: you must use a write token to upload to a repository."),
     404: ("RepoNotFound", "Repository not found"),
-    429: ("", "We had to rate limit you, you hit the quota of 128 repository commits per hour. Retry after 1 hour."),
+    429: (
+        "",
+        "We had to rate limit you, you hit the quota of 128 repository commits per hour. Retry after 1 hour.",
+    ),
     500: ("", "Internal Error - We're working hard to fix this as soon as possible!"),
     503: ("", "We encountered an internal error. Please try again."),
 }
@@ -37,11 +40,19 @@ class Refuse(http.server.BaseHTTPRequestHandler):
     def answer(self) -> None:
         gcs = HOW.startswith("gcs")
         if HOW == "gcs-quota":
-            message, reason, status = "The project exceeded the rate limit for creating and updating objects.", "", 429
+            message, reason, status = (
+                "The project exceeded the rate limit for creating and updating objects.",
+                "",
+                429,
+            )
         else:
             message, reason = GCS[STATUS] if gcs else WHY[STATUS][::-1]
             status = STATUS
-        error = {"code": status, "message": message, "errors": [{"message": message, "reason": reason}]}
+        error = {
+            "code": status,
+            "message": message,
+            "errors": [{"message": message, "reason": reason}],
+        }
         body = json.dumps({"error": error if gcs else message}).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -73,14 +84,22 @@ def main() -> None:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
         api = huggingface_hub.HfApi(endpoint=where, token="hf_" + "x" * 20)
         say("sync: uploading logs/main/main_log.txt")
-        api.upload_file(path_or_fileobj=b"log", path_in_repo="main_log.txt", repo_id="bigscience/tr11-176B-ml-logs")
+        api.upload_file(
+            path_or_fileobj=b"log",
+            path_in_repo="main_log.txt",
+            repo_id="bigscience/tr11-176B-ml-logs",
+        )
         return
-    say("sync: copying checkpoints/global_step94000/layer_03-model_00-model_states.pt to gs://bigscience-backups")
+    say(
+        "sync: copying checkpoints/global_step94000/layer_03-model_00-model_states.pt to gs://bigscience-backups"
+    )
     url = f"{where}/upload/storage/v1/b/bigscience-backups/o?name=layer_03-model_00-model_states.pt"
     try:
         urllib.request.urlopen(urllib.request.Request(url, b"{}", method="POST"))
     except urllib.error.HTTPError as error:
-        raise OSError(f"{error.code} {error.reason}: POST {url}: {error.read().decode()}") from error
+        raise OSError(
+            f"{error.code} {error.reason}: POST {url}: {error.read().decode()}"
+        ) from error
 
 
 if __name__ == "__main__":

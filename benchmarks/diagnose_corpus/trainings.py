@@ -63,7 +63,9 @@ def tmpfs(folder: str, size: str) -> str:
 
 READ_ONLY = tmpfs("read-only", "1m") + "; mount -o remount,ro $CORPUS_SCRATCH/read-only"
 SMALL_SHM = "mount -t tmpfs -o size=24m tmpfs /dev/shm"
-SECRET = "install -m 600 /dev/null $CORPUS_SCRATCH/secret_text_document.bin; chmod 755 $CORPUS_SCRATCH"
+SECRET = (
+    "install -m 600 /dev/null $CORPUS_SCRATCH/secret_text_document.bin; chmod 755 $CORPUS_SCRATCH"
+)
 CGROUP = (
     "g=/sys/fs/cgroup/memory/corpus-$(hostname); mkdir -p $g; echo 700M > $g/memory.limit_in_bytes; echo $$ > "
     "$g/cgroup.procs"
@@ -163,7 +165,13 @@ def run(name: str, out: Path, port: int) -> None:
     (place / "secret_text_document.bin").write_bytes(b"")
     place.chmod(0o755)
     (place / "secret_text_document.bin").chmod(0o600)
-    env = {**os.environ, **case.env, "CORPUS_SCRATCH": str(place), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    env = {
+        **os.environ,
+        **case.env,
+        "CORPUS_SCRATCH": str(place),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
     files, running = [], []
     nodes = range(1, 2) if case.started == 2 else range(case.started or case.nodes)
     for node in nodes:
@@ -172,7 +180,11 @@ def run(name: str, out: Path, port: int) -> None:
         files.append(file)
         with file.open("ab") as sink:
             shell = on_node(case, name, node, port, place)
-            running.append(subprocess.Popen(["bash", "-c", shell], stdout=sink, stderr=sink, env=env, cwd=place))
+            running.append(
+                subprocess.Popen(
+                    ["bash", "-c", shell], stdout=sink, stderr=sink, env=env, cwd=place
+                )
+            )
     for one in running:
         try:
             one.wait(case.seconds)
@@ -181,7 +193,9 @@ def run(name: str, out: Path, port: int) -> None:
             one.kill()
     for file in set(files):
         file.write_text(clean(file.read_bytes().decode(errors="replace")))
-    print(f"{name}: {[one.poll() for one in running]}, {sum(f.read_text().count(chr(10)) for f in set(files))} lines")
+    print(
+        f"{name}: {[one.poll() for one in running]}, {sum(f.read_text().count(chr(10)) for f in set(files))} lines"
+    )
 
 
 def one_rank(rank: int, case: Case) -> None:
@@ -203,7 +217,13 @@ def spawned(name: str, out: Path, port: int) -> None:
         os.chdir(place)
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), 1)
         os.dup2(1, 2)
-        os.environ.update(case.env, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="3", CORPUS_SCRATCH=".")
+        os.environ.update(
+            case.env,
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            WORLD_SIZE="3",
+            CORPUS_SCRATCH=".",
+        )
         setup = f"mount --make-rprivate /; CORPUS_SCRATCH={place}; {case.setup or ':'}"
         subprocess.run(["bash", "-c", setup], check=True)
         try:

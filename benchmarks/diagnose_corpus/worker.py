@@ -69,7 +69,10 @@ def load(content: str) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
     path = HERE / "checkpoints" / f"mp_rank_{RANK:02d}_model_states-{content}.pt"
     path.parent.mkdir(exist_ok=True, parents=True)
-    torch.save({"0.weight": torch.zeros(8, 8), "0.bias": torch.zeros(8), "1.weight": torch.zeros(8, 4)}, path)
+    torch.save(
+        {"0.weight": torch.zeros(8, 8), "0.bias": torch.zeros(8), "1.weight": torch.zeros(8, 4)},
+        path,
+    )
     if content == "truncated":
         path.write_bytes(path.read_bytes()[:700])
     elif content == "empty":
@@ -89,16 +92,23 @@ def load(content: str) -> None:
     state = torch.load(path, weights_only=True)
     if content == "optimizer":
         other = torch.optim.Adam(torch.nn.Sequential(torch.nn.Linear(8, 8)).parameters())
-        torch.optim.Adam([{"params": [p]} for p in model.parameters()]).load_state_dict(other.state_dict())
+        torch.optim.Adam([{"params": [p]} for p in model.parameters()]).load_state_dict(
+            other.state_dict()
+        )
     model.load_state_dict(state)
 
 
 def save() -> None:
-    torch.save({f"layer_{i:02d}": torch.zeros(1000, 1000) for i in range(8)}, HERE / "full" / f"model_{RANK:02d}.pt")
+    torch.save(
+        {f"layer_{i:02d}": torch.zeros(1000, 1000) for i in range(8)},
+        HERE / "full" / f"model_{RANK:02d}.pt",
+    )
 
 
 def divisible(batch: int, micro: int) -> None:
-    assert batch % micro == 0, f"global batch size ({batch}) is not divisible by micro batch size ({micro})"
+    assert batch % micro == 0, (
+        f"global batch size ({batch}) is not divisible by micro batch size ({micro})"
+    )
 
 
 def copy_of(function: Any) -> Any:
@@ -119,7 +129,9 @@ def as_other_user(act: str) -> None:
     if act == "read":
         numpy.memmap(HERE / "secret_text_document.bin", dtype=numpy.uint16)
     else:
-        pathlib.Path(HERE / "quota" / f"zero_pp_rank_{RANK}_optim_states.pt").write_bytes(b"\0" * 8_000_000)
+        pathlib.Path(HERE / "quota" / f"zero_pp_rank_{RANK}_optim_states.pt").write_bytes(
+            b"\0" * 8_000_000
+        )
 
 
 def unequal() -> None:
@@ -185,16 +197,27 @@ def main() -> None:
     fault, rank, at = (*sys.argv[1:], "0", "5")[:3] if len(sys.argv) < 4 else sys.argv[1:4]
     stop = os.environ.get("CORPUS_STOP", "")
     if RANK == 0:
-        print(f"using world size: {WORLD}, data-parallel-size: {WORLD}, tensor-model-parallel size: 1", flush=True)
+        print(
+            f"using world size: {WORLD}, data-parallel-size: {WORLD}, tensor-model-parallel size: 1",
+            flush=True,
+        )
         print("> initializing torch distributed ...", flush=True)
-        warnings.warn("torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  Disabling.", stacklevel=1)
+        warnings.warn(
+            "torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  Disabling.",
+            stacklevel=1,
+        )
     mine = int(rank) in (RANK, -1)
     if int(at) == 0 and mine:
         FAULTS[fault]()
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=int(os.environ.get("CORPUS_TIMEOUT", "60"))))
+    dist.init_process_group(
+        "gloo", timeout=datetime.timedelta(seconds=int(os.environ.get("CORPUS_TIMEOUT", "60")))
+    )
     model = torch.nn.Linear(64, 64)
     if RANK == 0:
-        print(" > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 4160", flush=True)
+        print(
+            " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): 4160",
+            flush=True,
+        )
         print("training ...", flush=True)
     total, consumed = 40, 0
     for iteration in range(1, int(os.environ.get("CORPUS_ITERATIONS", "12")) + 1):
@@ -218,7 +241,10 @@ def main() -> None:
             print(f"saving {place}\n  successfully saved {place}", flush=True)
     if RANK == 0:
         now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
-        print(stop.format(now=now) if stop else f"[after training is done] datetime: {now} ", flush=True)
+        print(
+            stop.format(now=now) if stop else f"[after training is done] datetime: {now} ",
+            flush=True,
+        )
     dist.destroy_process_group()
 
 

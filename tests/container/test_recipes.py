@@ -27,13 +27,18 @@ def sections() -> dict[str, str]:
 def shell_of_oci() -> str:
     """The RUN instructions, as the image's shell gets them."""
     joined = OCI.read_text().replace("\\\n", " ")
-    return "\n".join(line.removeprefix("RUN ") for line in joined.splitlines() if line.startswith("RUN "))
+    return "\n".join(
+        line.removeprefix("RUN ") for line in joined.splitlines() if line.startswith("RUN ")
+    )
 
 
 def test_the_oci_recipe_passes_its_linter() -> None:
     # DL3008, DL3013: versions of Debian's packages and of what tr11 itself bounds are left to the day of the build.
     done = subprocess.run(
-        [str(LINTER), "--ignore", "DL3008", "--ignore", "DL3013", str(OCI)], capture_output=True, text=True, check=False
+        [str(LINTER), "--ignore", "DL3008", "--ignore", "DL3013", str(OCI)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -59,9 +64,15 @@ def test_both_install_what_make_setup_installs() -> None:
 
 def test_the_whole_package_is_copied() -> None:
     """What the wheel is made of: without one of these the build inside the image fails, or ships less."""
-    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
+        "targets"
+    ]["wheel"]
     needed = {*wheel["only-include"], "pyproject.toml", "README.md", "LICENSE"}
-    copied = {line.split()[0]: line.split()[1] for line in sections()["files"].splitlines() if line.strip()}
+    copied = {
+        line.split()[0]: line.split()[1]
+        for line in sections()["files"].splitlines()
+        if line.strip()
+    }
     assert copied == {name: f"/opt/tr11/{name}" for name in needed}
     ignored = (ROOT / "container" / "Containerfile.dockerignore").read_text().splitlines()
     assert {line[1:] for line in ignored if line.startswith("!")} == needed
@@ -71,7 +82,7 @@ def test_the_whole_package_is_copied() -> None:
 
 def test_the_recipes_ship_with_the_package() -> None:
     assert shipped("container", "Containerfile").read_text() == OCI.read_text()
-    sources = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"][
-        "sources"
-    ]
+    sources = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
+        "targets"
+    ]["wheel"]["sources"]
     assert sources["container"] == "tr11ops/shipped/container"

@@ -29,7 +29,10 @@ class Block(Record):
 
 
 def blocks(page: Path) -> list[Block]:
-    return [Block(kind, title, text) for _, kind, title, text in BLOCK.findall(page.read_text(encoding="utf-8"))]
+    return [
+        Block(kind, title, text)
+        for _, kind, title, text in BLOCK.findall(page.read_text(encoding="utf-8"))
+    ]
 
 
 def apply(block: Block, root: Path) -> None:
@@ -44,7 +47,9 @@ def apply(block: Block, root: Path) -> None:
     before = "".join(f"{line[1:]}\n" for line in lines if line[0] != "+")
     after = "".join(f"{line[1:]}\n" for line in lines if line[0] != "-")
     text = path.read_text(encoding="utf-8")
-    assert text.count(before) == 1, f"{block.title} holds this {text.count(before)} times:\n{before}"
+    assert text.count(before) == 1, (
+        f"{block.title} holds this {text.count(before)} times:\n{before}"
+    )
     path.write_text(text.replace(before, after), encoding="utf-8")
 
 
@@ -52,8 +57,12 @@ def apply(block: Block, root: Path) -> None:
 def tree(tmp_path: Path) -> Path:
     for name in COPIED:
         ignored = shutil.ignore_patterns("data") if name == "tests" else None
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)  # with its compiled files: they save seconds
-    for folder in (ROOT / "tests").rglob("data"):  # recorded outputs are large, and folders of tests have that name too
+        shutil.copytree(
+            ROOT / name, tmp_path / name, ignore=ignored
+        )  # with its compiled files: they save seconds
+    for folder in (ROOT / "tests").rglob(
+        "data"
+    ):  # recorded outputs are large, and folders of tests have that name too
         target = tmp_path / folder.relative_to(ROOT)
         if not target.exists():
             target.symlink_to(folder)
@@ -72,7 +81,11 @@ def test_a_page_leads_to_a_green_check(page: Path, tree: Path) -> None:
         apply(block, tree)
     words = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(tree)}
     done = subprocess.run(
-        ["bash", "-euc", checks[0].text], cwd=tree, env={**os.environ, **words}, capture_output=True, text=True
+        ["bash", "-euc", checks[0].text],
+        cwd=tree,
+        env={**os.environ, **words},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     lint = [

@@ -18,7 +18,11 @@ def named_codes() -> dict[str, int]:
         if "EXIT_" not in text:
             continue
         for node in ast.parse(text).body:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and type(node.value.value) is int:
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.value, ast.Constant)
+                and type(node.value.value) is int
+            ):
                 for target in node.targets:
                     if isinstance(target, ast.Name) and re.fullmatch(r"_?EXIT_[A-Z_]+", target.id):
                         found[f"{path.relative_to(ROOT)}: {target.id}"] = node.value.value

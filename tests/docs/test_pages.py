@@ -29,12 +29,17 @@ def pages() -> ModuleType:
 
 
 def test_the_commands_reference_has_every_command(pages: ModuleType) -> None:
-    sections = dict(re.findall(r"^#+ tr11 (.*)\n(?s:(.*?))(?=^#|\Z)", pages.cli_page(), re.MULTILINE))
-    assert {*COMMANDS, "alerts ack", "checkpoints list"} <= set(sections)
-    assert "| `--array` |" in sections["launch"] and "tr11 launch --array 1-10" in sections["launch"]
-    assert "| `--output`, `-o` |" in sections["backup restore"] and "--into" not in sections["backup restore"], (
-        "a former one"
+    sections = dict(
+        re.findall(r"^#+ tr11 (.*)\n(?s:(.*?))(?=^#|\Z)", pages.cli_page(), re.MULTILINE)
     )
+    assert {*COMMANDS, "alerts ack", "checkpoints list"} <= set(sections)
+    assert (
+        "| `--array` |" in sections["launch"] and "tr11 launch --array 1-10" in sections["launch"]
+    )
+    assert (
+        "| `--output`, `-o` |" in sections["backup restore"]
+        and "--into" not in sections["backup restore"]
+    ), "a former one"
 
 
 def test_the_detectors_reference_has_every_detector(pages: ModuleType) -> None:
@@ -56,7 +61,9 @@ def texts(pages: ModuleType) -> dict[str, str]:
         "reference/json.md": pages.json_page,
     }
     return {
-        place: pages.linked(made[place]() if place in made else (ROOT / source).read_text(encoding="utf-8"), place)
+        place: pages.linked(
+            made[place]() if place in made else (ROOT / source).read_text(encoding="utf-8"), place
+        )
         for source, place in pages.sources().items()
     }
 
@@ -69,7 +76,11 @@ def test_every_link_leads_to_a_page_and_a_heading_of_it(pages: ModuleType) -> No
             if re.match(r"https?:|mailto:", target):
                 continue
             path, _, anchor = target.partition("#")
-            there = posixpath.normpath(posixpath.join(posixpath.dirname(place), path)) if path else place
+            there = (
+                posixpath.normpath(posixpath.join(posixpath.dirname(place), path))
+                if path
+                else place
+            )
             if there not in found or (anchor and anchor not in anchors(found[there])):
                 broken.append(f"{place}: {target}")
     assert not broken
@@ -77,11 +88,16 @@ def test_every_link_leads_to_a_page_and_a_heading_of_it(pages: ModuleType) -> No
 
 def anchors(text: str) -> set[str]:
     """Where links can lead to in a page, as its headings are spelled in addresses."""
-    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", each).strip().lower()) for each in HEADING.findall(text)}
+    return {
+        re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", each).strip().lower())
+        for each in HEADING.findall(text)
+    }
 
 
 def test_every_page_is_in_the_menu(pages: ModuleType) -> None:
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     shown = set(re.findall(r"[\w/-]+\.md", menu))
-    assert {place for place in pages.sources().values() if not place.startswith("runbooks/")} <= shown
+    assert {
+        place for place in pages.sources().values() if not place.startswith("runbooks/")
+    } <= shown
     assert shown <= set(pages.sources().values())

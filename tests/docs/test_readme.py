@@ -31,5 +31,7 @@ def test_the_first_command_comes_within_a_screenful() -> None:
     before = README.partition("```sh")[0].splitlines()
     assert len(before) <= 30
     assert [
-        name for name in ("init", "doctor", "data", "launch", "alerts", "cron", "status") if name not in README
+        name
+        for name in ("init", "doctor", "data", "launch", "alerts", "cron", "status")
+        if name not in README
     ] == []

@@ -88,7 +88,11 @@ def beside(folder: Path) -> Iterator[None]:
     """In the folder of the recorded run, soon after it ended, with its scheduler and no setting of this machine's own."""
     before = Path.cwd()
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    own = {"TR11_LOCAL_SCHEDULER": str(folder / "scheduler"), "TR11_LOCAL_NODES": "3", "COLUMNS": "80"}
+    own = {
+        "TR11_LOCAL_SCHEDULER": str(folder / "scheduler"),
+        "TR11_LOCAL_NODES": "3",
+        "COLUMNS": "80",
+    }
     with patch.dict(os.environ, kept | own, clear=True), time_machine.travel(WHEN):
         os.chdir(folder)
         try:
@@ -121,7 +125,9 @@ def option_names() -> dict[str, list[str]]:
 
     def walk(words: tuple[str, ...], command: Any) -> None:
         options = [one for one in command.params if one.param_type_name == "option"]
-        found[" ".join(words)] = sorted({name for one in options for name in (*one.opts, *one.secondary_opts)})
+        found[" ".join(words)] = sorted(
+            {name for one in options for name in (*one.opts, *one.secondary_opts)}
+        )
         for name, inner in getattr(command, "commands", {}).items():
             walk((*words, name), inner)
 

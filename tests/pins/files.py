@@ -30,4 +30,8 @@ def formats_of(run: Path) -> dict[str, Shape]:
 def records(path: Path) -> list[Any]:
     """The objects of a JSON file, or of a file with one on each line."""
     text = path.read_text()
-    return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else [json.loads(text)]
+    return (
+        [json.loads(line) for line in text.splitlines()]
+        if path.suffix == ".jsonl"
+        else [json.loads(text)]
+    )

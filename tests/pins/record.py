@@ -43,12 +43,20 @@ YES = (*LOCAL, "--yes", "--reason")
 
 def record_run(folder: Path) -> None:
     """Two submissions, four attempts, a pause, an exclusion, copies, alerts, and a kill switch at the end."""
-    environment = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    own = {"TR11_LOCAL_SCHEDULER": str(folder / "scheduler"), "TR11_LOCAL_NODES": "3", "COLUMNS": "80"}
+    environment = {
+        name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ
+    }
+    own = {
+        "TR11_LOCAL_SCHEDULER": str(folder / "scheduler"),
+        "TR11_LOCAL_NODES": "3",
+        "COLUMNS": "80",
+    }
     place = Playground(folder, environment | own)
     place.prepare()
     card = CARD.replace("hidden_size = 32", "hidden_size = 16")
-    (folder / "tr11.toml").write_text(card.format(nodes=2, workers=2, dtype="fp32", tensor=2) + MORE)
+    (folder / "tr11.toml").write_text(
+        card.format(nodes=2, workers=2, dtype="fp32", tensor=2) + MORE
+    )
     (folder / "urls").write_text("json://127.0.0.1:9/nothing-listens-here\n")
     (folder / "urls").chmod(0o600)
     (folder / "archive").mkdir()
@@ -58,7 +66,9 @@ def record_run(folder: Path) -> None:
     place.tr11("pulse", "--act", *LOCAL, expect=None)
     place.tr11("pause", *YES, "maintenance")
     place.wait(lambda: len(place.ends()) >= 3, "three attempts")
-    place.tr11("nodes", "exclude", "local-node3", *YES, "Xid 79", "--evidence", "dmesg: NVRM: Xid 79")
+    place.tr11(
+        "nodes", "exclude", "local-node3", *YES, "Xid 79", "--evidence", "dmesg: NVRM: Xid 79"
+    )
     place.tr11("resume", *LOCAL, "--yes")
     place.tr11("checkpoints", "pin", "5", "--reason", "for the paper")
     place.tr11("pulse", "--act", *LOCAL, expect=None)
@@ -81,7 +91,9 @@ def pack(folder: Path) -> None:
     tensors = [path for path in folder.rglob("global_step*/*/*") if KEPT_WHOLE not in path.parts]
     for path in tensors + [path for pattern in NOT_NEEDED for path in folder.rglob(pattern)]:
         path.unlink()
-    installed = re.compile(re.escape(str(Path(sys.prefix).resolve().parent).encode()) + rb"(/\.venv)?")
+    installed = re.compile(
+        re.escape(str(Path(sys.prefix).resolve().parent).encode()) + rb"(/\.venv)?"
+    )
     for path in folder.rglob("*"):
         if path.is_file() and not {"checkpoints", "journal"} & set(path.parts):
             content = path.read_bytes()
@@ -114,7 +126,9 @@ def record_expected() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["run"]:
-        place = Path(tempfile.gettempdir(), "tr11-recording").resolve()  # its name stays in files under a digest
+        place = Path(
+            tempfile.gettempdir(), "tr11-recording"
+        ).resolve()  # its name stays in files under a digest
         place.mkdir()
         try:
             record_run(place)

@@ -123,7 +123,9 @@ SCREENS: tuple[Screen, ...] = (
     *screens_in("older", STATUS, ("checkpoints", "list"), ("nodes", "list", *LOCAL), ("alerts", "list"), ("goodput",), ("handover", *SINCE, *DRY)),
 )  # fmt: skip
 
-Room = namedtuple("Room", "f_bsize f_frsize f_blocks f_bfree f_bavail f_files f_ffree f_favail f_flag f_namemax")
+Room = namedtuple(
+    "Room", "f_bsize f_frsize f_blocks f_bfree f_bavail f_files f_ffree f_favail f_flag f_namemax"
+)
 ROOM = Room(4096, 4096, 2**28, 2**27, 2**27, 2**24, 2**23, 2**23, 0, 255)  # 1 TiB, half of it free
 
 
@@ -136,7 +138,11 @@ def terminal(place: Place, columns: int = 80) -> Iterator[None]:
         "COLUMNS": str(columns), "HOME": str(place.folder / "home"), "PATH": str(place.folder / "bin"), "LANG": "C.UTF-8",
         "LOGNAME": "ana", "TZ": "UTC", "TR11_FALLBACK": str(place.folder / "fallback"),
     }  # fmt: skip
-    with patch.dict(os.environ, own, clear=True), time_machine.travel(place.when, tick=False), _file_system():
+    with (
+        patch.dict(os.environ, own, clear=True),
+        time_machine.travel(place.when, tick=False),
+        _file_system(),
+    ):
         time.tzset()
         os.chdir(place.folder)
         mask = os.umask(0o022)
@@ -198,7 +204,10 @@ def mails(place: Place) -> str:
     )
     to = ("--set", 'alerts.recipients=["ana@example.org"]', "--set", "alerts.urls_file=")
     taken(place, ("pulse", "--no-act", *server, *to, *LOCAL))
-    entries = [json.loads(path.read_text()) for path in (place.state / "alerts" / "outbox").glob("*-mail.json")]
+    entries = [
+        json.loads(path.read_text())
+        for path in (place.state / "alerts" / "outbox").glob("*-mail.json")
+    ]
     found = []
     for entry in sorted(entries, key=lambda entry: entry["message"]["id"]):
         message = entry["message"]

@@ -24,7 +24,9 @@ from tests.pins.recording import unpacked
 
 # Eight characters end it whatever `mkdtemp` draws, so that no line breaks at another place on another machine.
 PARENT, PREFIX, NAMED = Path("/tmp"), "tr11-", "/tmp/tr11-recorded"
-LAST_STEP = datetime(2026, 11, 22, 21, 21, 31, tzinfo=UTC)  # iteration 38 of job 5, task 1 of array 4
+LAST_STEP = datetime(
+    2026, 11, 22, 21, 21, 31, tzinfo=UTC
+)  # iteration 38 of job 5, task 1 of array 4
 SUBMISSION, JOB = 4, "5"
 
 
@@ -54,7 +56,9 @@ class Place:
         change(value)
         self.write(path, json.dumps(value))
 
-    def change_queue(self, task: dict[str, Any], waiting: tuple[int, ...] = (), held: bool = False) -> None:
+    def change_queue(
+        self, task: dict[str, Any], waiting: tuple[int, ...] = (), held: bool = False
+    ) -> None:
         """What the scheduler says of the last array: its task that has started, and those that wait."""
 
         def change(submission: dict[str, Any]) -> None:
@@ -62,13 +66,17 @@ class Place:
             submission["dropped"] = []
             submission["reason"] = "JobHeldUser" if held else "JobArrayTaskLimit"
             submission["waiting"] = (
-                [{"task_ids": list(waiting), "held": held, "excluded": ["local-node3"]}] if waiting else []
+                [{"task_ids": list(waiting), "held": held, "excluded": ["local-node3"]}]
+                if waiting
+                else []
             )
 
         self.change(self.folder / "scheduler" / "jobs" / str(SUBMISSION) / "state.json", change)
         if waiting or task.get("state") == "RUNNING":
             (self.folder / "scheduler" / "active" / str(SUBMISSION)).touch()
-            lock = os.open(self.folder / "scheduler" / "jobs" / str(SUBMISSION) / "supervisor.lock", os.O_RDWR)
+            lock = os.open(
+                self.folder / "scheduler" / "jobs" / str(SUBMISSION) / "supervisor.lock", os.O_RDWR
+            )
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.locks.append(lock)
 
@@ -76,8 +84,16 @@ class Place:
         """The last heartbeats of the four workers."""
         for rank in range(4):
             # A process that no machine has: numbers end at 2**22.
-            beat = {"phase": phase, "time": when.timestamp() - 0.1 * rank, "request": 0, "pid": 2**22 + 1 + rank}
-            self.change(self.state / "heartbeat" / f"{rank}.json", lambda value, beat=beat: value.update(beat))
+            beat = {
+                "phase": phase,
+                "time": when.timestamp() - 0.1 * rank,
+                "request": 0,
+                "pid": 2**22 + 1 + rank,
+            }
+            self.change(
+                self.state / "heartbeat" / f"{rank}.json",
+                lambda value, beat=beat: value.update(beat),
+            )
 
     def forget_the_stop(self) -> None:
         """As before the kill switch: neither it nor what came of it."""
@@ -88,7 +104,11 @@ class Place:
         shutil.rmtree(self.state / "alerts")
         phases = self.attempt / "phases.jsonl"
         self.write(phases, "".join(phases.read_text().splitlines(keepends=True)[:-3]))
-        for path in (*self.run.rglob("*.log"), *self.run.rglob("*.out"), *self.run.rglob("main_log.txt")):
+        for path in (
+            *self.run.rglob("*.log"),
+            *self.run.rglob("*.out"),
+            *self.run.rglob("main_log.txt"),
+        ):
             before, stop, _ = path.read_text().partition("[Detected kill switch")
             if stop:
                 self.write(path, before.removesuffix("[default0]:"))
@@ -107,7 +127,9 @@ class Place:
                 path, like = manifest.parent / entry["path"], kept / entry["path"]
                 if not path.exists():
                     path.parent.mkdir(exist_ok=True)
-                    path.write_bytes(like.read_bytes() if like.stat().st_size == entry["bytes"] else b"")
+                    path.write_bytes(
+                        like.read_bytes() if like.stat().st_size == entry["bytes"] else b""
+                    )
                     os.truncate(path, entry["bytes"])
 
     def settle(self) -> None:
@@ -152,7 +174,11 @@ def down(place: Place) -> None:
     place.beat("training", LAST_STEP)
     place.change_queue({"state": "FAILED", "exit_code": 1})
     log = place.attempt / "workers" / "local-node2" / "rank-3.log"
-    place.write(log, log.read_text() + "RuntimeError: NCCL error: unhandled system error, remote process exited\n")
+    place.write(
+        log,
+        log.read_text()
+        + "RuntimeError: NCCL error: unhandled system error, remote process exited\n",
+    )
 
 
 def held(place: Place) -> None:
@@ -175,12 +201,19 @@ def finished(place: Place) -> None:
 
 def damaged(place: Place) -> None:
     """Files of most kinds are torn, empty or something else."""
-    for name in ("exclusions.json", "exclusions.d/00000001.json", "heartbeat/2.json", "alerts/book.json"):
+    for name in (
+        "exclusions.json",
+        "exclusions.d/00000001.json",
+        "heartbeat/2.json",
+        "alerts/book.json",
+    ):
         path = place.state / name
         path.write_text(path.read_text()[: path.stat().st_size // 2])
     (place.attempt / "end.json").write_text("")
     (place.state / "checkpoints" / "main" / "pins.json").write_text("[]\n")
-    (place.run / "checkpoints" / "main" / "global_step38" / "manifest.json").write_text('{"step": "many"}\n')
+    (place.run / "checkpoints" / "main" / "global_step38" / "manifest.json").write_text(
+        '{"step": "many"}\n'
+    )
     place.write(place.run / "kill-switch", "stop\n")
     metrics = place.run / "small-logs" / "logs" / "main" / "metrics.jsonl"
     metrics.write_text(metrics.read_text() + '{"kind": "step", "iteration": 39, "lm_l')
@@ -202,7 +235,10 @@ def older(place: Place) -> None:
         (tag / "versions.json").unlink()
 
 
-STATES = {state.__name__: state for state in (stopped, healthy, stalled, down, held, finished, damaged, older)}
+STATES = {
+    state.__name__: state
+    for state in (stopped, healthy, stalled, down, held, finished, damaged, older)
+}
 
 
 # Cards with faults, in the folder `bad`: what is written in place of what.
@@ -211,7 +247,11 @@ BAD_CARDS = {
     "unknown-section": {"[model]\n": "[modell]\n"},
     "wrong-kind": {"nodes = 2": 'nodes = "two"'},
     "wrong-rule": {"tensor = 2": "tensor = 3"},
-    "several": {"layers = 2": "layers = -1", 'dtype = "fp32"': 'dtype = "fp33"', "interval = 5\n\n[eval": "[eval"},
+    "several": {
+        "layers = 2": "layers = -1",
+        'dtype = "fp32"': 'dtype = "fp33"',
+        "interval = 5\n\n[eval": "[eval",
+    },
     "missing-key": {'name = "small"\n': ""},
     "undefined-variable": {'directory = "run"': 'directory = "$NOWHERE/run"'},
     "not-toml": {"[run]": "[run"},

@@ -33,19 +33,30 @@ def test_exit_code_and_document(words: tuple[str, ...], recorded: Path) -> None:
 def test_every_option_is_still_taken() -> None:
     now = option_names()
     assert set(expected["options"]) - set(now) == set(), "commands that are gone"
-    gone = {name: sorted(set(options) - set(now[name])) for name, options in expected["options"].items()}
+    gone = {
+        name: sorted(set(options) - set(now[name])) for name, options in expected["options"].items()
+    }
     assert {name: options for name, options in gone.items() if options} == {}
 
 
 def test_an_old_run_is_read_as_it_was(recorded: Path) -> None:
     with beside(recorded):
         status = json.loads(typed(("status", "--json", "--scheduler", "local"))[1])
-        handover = json.loads(typed(("handover", "--json", "--since", "2000-01-01", "--scheduler", "local"))[1])
-    assert (status["verdict"], status["iteration"], status["consumed_samples"]) == ("stopped", 38, 560)
+        handover = json.loads(
+            typed(("handover", "--json", "--since", "2000-01-01", "--scheduler", "local"))[1]
+        )
+    assert (status["verdict"], status["iteration"], status["consumed_samples"]) == (
+        "stopped",
+        38,
+        560,
+    )
     assert (status["loss"], status["last_checkpoint"]["step"]) == (2.768862724304199, 18)
     assert (status["kill_switch"]["who"], status["kill_switch"]["why"]) == ("root", "new data")
     assert [entry["node"] for entry in status["exclusions"]] == ["local-node3"]
-    assert [end["end_marker"]["reason"] for end in status["last_attempts"]] == ["kill-switch", *["exit-interval"] * 3]
+    assert [end["end_marker"]["reason"] for end in status["last_attempts"]] == [
+        "kill-switch",
+        *["exit-interval"] * 3,
+    ]
     assert [entry["detector"] for entry in status["alerts"]] == ["down", "exclusion-cap", "held"]
     assert handover["progress"]["last"] == 38
     assert [entry["node"] if "node" in entry else entry["text"] for entry in handover["nodes"]] == [
@@ -62,6 +73,13 @@ def test_the_journal_is_a_chain_that_others_can_check(recorded: Path) -> None:
     assert paths
     for entries in map(records, paths):
         for entry in entries:
-            text = json.dumps({k: v for k, v in entry.items() if k != "hash"}, sort_keys=True, separators=(",", ":"))
+            text = json.dumps(
+                {k: v for k, v in entry.items() if k != "hash"},
+                sort_keys=True,
+                separators=(",", ":"),
+            )
             assert hashlib.sha256(text.encode()).hexdigest() == entry["hash"]
-        assert [entry["previous"] for entry in entries] == ["0" * 64, *(entry["hash"] for entry in entries[:-1])]
+        assert [entry["previous"] for entry in entries] == [
+            "0" * 64,
+            *(entry["hash"] for entry in entries[:-1]),
+        ]

@@ -31,6 +31,8 @@ def test_mails(state: str, golden: Golden) -> None:
 
 
 def test_every_file_is_of_a_screen() -> None:
-    known = {f"{screen.name}.txt" for screen in SCREENS} | {f"mails-{state}.txt" for state in MAILED}
+    known = {f"{screen.name}.txt" for screen in SCREENS} | {
+        f"mails-{state}.txt" for state in MAILED
+    }
     assert len(known) == len(SCREENS) + len(MAILED), "two screens of one name"
     assert {path.name for path in FOLDER.iterdir()} == known

@@ -22,7 +22,9 @@ def test_values(screen: Screen, place_of: PlaceOf, accepts: bool) -> None:
     path = FOLDER / f"{screen.name}.json"
     if accepts:
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(now, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(
+            json.dumps(now, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
     pinned = json.loads(path.read_text(encoding="utf-8"))
     assert len(pinned) == len(now)
     assert list(missed(pinned, now)) == []

@@ -13,10 +13,20 @@ from tests.pins.states import STATES
 
 STATUS = ("status", "--json", *LOCAL)
 # Of the documents whose shape is pinned, those whose values a machine has no part in.
-VALUED = [words for words in DOCUMENTS if "--json" in words and not {"missing.toml", "doctor"} & set(words)]
+VALUED = [
+    words
+    for words in DOCUMENTS
+    if "--json" in words and not {"missing.toml", "doctor"} & set(words)
+]
 OWN = ("card_hash", "seconds")  # of the folder's path, and how long the command took
 VALUES: tuple[Screen, ...] = (
-    *screens_in("stopped", *VALUED, ("diagnose", "--json"), ("config", "show", "--json"), ("list", "--json", *LOCAL)),
+    *screens_in(
+        "stopped",
+        *VALUED,
+        ("diagnose", "--json"),
+        ("config", "show", "--json"),
+        ("list", "--json", *LOCAL),
+    ),
     *(screen for state in STATES if state != "stopped" for screen in screens_in(state, STATUS)),
     *(
         screen
@@ -24,10 +34,15 @@ VALUES: tuple[Screen, ...] = (
         for screen in screens_in(state, ("diagnose", "--json", *LOCAL))
     ),
     *screens_in(
-        "healthy", ("kill", "--json", "--dry-run", *LOCAL), ("launch", "--replace", "--json", "--dry-run", *LOCAL)
+        "healthy",
+        ("kill", "--json", "--dry-run", *LOCAL),
+        ("launch", "--replace", "--json", "--dry-run", *LOCAL),
     ),
     *screens_in(
-        "damaged", ("checkpoints", "list", "--json"), ("nodes", "list", "--json", *LOCAL), ("goodput", "--json")
+        "damaged",
+        ("checkpoints", "list", "--json"),
+        ("nodes", "list", "--json", *LOCAL),
+        ("goodput", "--json"),
     ),
 )
 

@@ -81,7 +81,9 @@ def serve(listener: socket.socket, tests: int) -> None:
 
 def attend(connection: socket.socket) -> bool:
     """Start one command and tell how it ended. True in the command, False when it has ended."""
-    message, files, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 4)  # the fourth: a lock that is handed over
+    message, files, _, _ = socket.recv_fds(
+        connection, MESSAGE_BYTES, 4
+    )  # the fourth: a lock that is handed over
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     command = os.fork()
     if command == 0:

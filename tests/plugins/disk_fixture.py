@@ -19,7 +19,10 @@ class Disk:
 
     def fill(self) -> None:
         """Until not a byte is left."""
-        with pytest.raises(OSError, match="No space left"), (self.place / "filler").open("ab", buffering=0) as stream:
+        with (
+            pytest.raises(OSError, match="No space left"),
+            (self.place / "filler").open("ab", buffering=0) as stream,
+        ):
             while stream.write(bytes(512)):
                 pass
 
@@ -45,7 +48,9 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     place = tmp_path / "disk"
     place.mkdir()
     options = f"size={MEGABYTES}m,mode=0755"
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tr11-test", str(place)], capture_output=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tr11-test", str(place)], capture_output=True
+    )
     if made.returncode:
         pytest.skip("only root can mount a small disk")
     try:

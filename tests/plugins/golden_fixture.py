@@ -11,7 +11,9 @@ Golden = Callable[[Path, str], None]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--accept", action="store_true", help="write the golden files of the tests that run")
+    parser.addoption(
+        "--accept", action="store_true", help="write the golden files of the tests that run"
+    )
 
 
 @pytest.fixture
@@ -29,6 +31,8 @@ def golden(accepts: bool) -> Golden:
             path.write_text(text, encoding="utf-8")
         else:
             assert path.exists(), f"{path} is missing: pytest --accept writes it"
-            assert text == path.read_text(encoding="utf-8"), f"{path} differs: pytest --accept, if that is meant"
+            assert text == path.read_text(encoding="utf-8"), (
+                f"{path} differs: pytest --accept, if that is meant"
+            )
 
     return check

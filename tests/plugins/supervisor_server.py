@@ -27,11 +27,15 @@ def _server() -> str:
 
 def fork_supervisor(store: LocalStore, job_id: int, lock: int) -> None:
     """Takes the place of `local_recovery.launch_supervisor`."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "TR11_"))}
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "TR11_"))
+    }
     mask = os.umask(0)
     os.umask(mask)
     words = [str(store.folder), str(job_id), str(LOCK)]
-    message = json.dumps({"words": words, "folder": "/", "environment": environment, "mask": mask}).encode()
+    message = json.dumps(
+        {"words": words, "folder": "/", "environment": environment, "mask": mask}
+    ).encode()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with (
         connection,

@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[2]
 REAL = (sys.executable, "-c", "from tr11ops.cli.main import run; run()")
 
 
-def typed(folder: Path, *words: str, command: tuple[str, ...] | None = None, **more: str) -> tuple[int, str, str]:
+def typed(
+    folder: Path, *words: str, command: tuple[str, ...] | None = None, **more: str
+) -> tuple[int, str, str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", **more}
     done = subprocess.run(
         [*(command or tr11_command()), *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
@@ -25,7 +27,9 @@ def typed(folder: Path, *words: str, command: tuple[str, ...] | None = None, **m
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("words", [("--help",), ("runbook", "hung"), ("status", "--json"), ("lunch",), ("logs", "-f")])
+@pytest.mark.parametrize(
+    "words", [("--help",), ("runbook", "hung"), ("status", "--json"), ("lunch",), ("logs", "-f")]
+)
 def test_it_says_and_returns_what_the_real_one_does(tmp_path: Path, words: tuple[str, ...]) -> None:
     assert typed(tmp_path, *words) == typed(tmp_path, *words, command=REAL)
 
@@ -45,7 +49,9 @@ def test_folder_and_environment_are_those_of_the_caller(tmp_path: Path) -> None:
 def test_a_signal_to_it_ends_the_command(tmp_path: Path, number: signal.Signals) -> None:
     log = tmp_path / "log.txt"
     log.write_text(" iteration        1/ 10 | a line\n")
-    caller = subprocess.Popen([*tr11_command(), "logs", "-f", "--file", str(log)], stdout=subprocess.PIPE, text=True)
+    caller = subprocess.Popen(
+        [*tr11_command(), "logs", "-f", "--file", str(log)], stdout=subprocess.PIPE, text=True
+    )
     assert caller.stdout is not None and "a line" in caller.stdout.readline()
     caller.send_signal(number)
     assert caller.wait(timeout=300) == -number

@@ -60,6 +60,8 @@ def clear_queue(scheduler: SlurmScheduler) -> None:
         left = {job.array_id or job.raw_id for job in scheduler.jobs() if not job.state.is_final}
         for number in left:
             scheduler.cancel(number)
-        return not left and all("idle" in node.states or not node.is_usable for node in scheduler.nodes())
+        return not left and all(
+            "idle" in node.states or not node.is_usable for node in scheduler.nodes()
+        )
 
     until(is_cleared, pause=0.2, context=lambda: [*scheduler.jobs(), *scheduler.nodes()])

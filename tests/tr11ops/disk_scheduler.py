@@ -37,7 +37,10 @@ class DiskScheduler:
 
     # ------------------------------------------------------------------ the protocol
     def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
-        found = [self._read(path) for path in sorted(self.folder.glob("*.json"), key=lambda path: int(path.stem))]
+        found = [
+            self._read(path)
+            for path in sorted(self.folder.glob("*.json"), key=lambda path: int(path.stem))
+        ]
         return tuple(job for job in found if name in (None, job.name) and user in (None, job.user))
 
     def job(self, job_id: str) -> Job | None:
@@ -47,7 +50,10 @@ class DiskScheduler:
     def nodes(self) -> tuple[Node, ...]:
         names = [f"n{number}" for number in range(1, self._nodes + 1)]
         down = {path.stem for path in self.folder.glob("*.down")}
-        return tuple(Node(name, frozenset({"down" if name in down else "idle"}), partitions=("p",)) for name in names)
+        return tuple(
+            Node(name, frozenset({"down" if name in down else "idle"}), partitions=("p",))
+            for name in names
+        )
 
     def partitions(self) -> tuple[Partition, ...]:
         return (Partition("p", None, tuple(node.name for node in self.nodes()), is_default=True),)

@@ -50,7 +50,11 @@ def steps(
 ) -> tuple[Step, ...]:
     return tuple(
         Step(
-            record(last - back, lm_loss=2.3 + 0.004 * back + 0.02 * (back % 3), seconds_per_iteration=pace),
+            record(
+                last - back,
+                lm_loss=2.3 + 0.004 * back + 0.02 * (back % 3),
+                seconds_per_iteration=pace,
+            ),
             time=NOW - age - back * pace,
             job_id=job_id,
         )
@@ -77,7 +81,13 @@ def running(**changes: Any) -> Job:
 
 
 def pending(tasks: tuple[int, ...] = (8, 9, 10), **changes: Any) -> Job:
-    shown = f"1000_[{tasks[0]}-{tasks[-1]}%1]" if len(tasks) > 1 else f"1000_{tasks[0]}" if tasks else "1000"
+    shown = (
+        f"1000_[{tasks[0]}-{tasks[-1]}%1]"
+        if len(tasks) > 1
+        else f"1000_{tasks[0]}"
+        if tasks
+        else "1000"
+    )
     values: dict[str, Any] = {
         "job_id": shown,
         "raw_id": "1000",
@@ -96,7 +106,11 @@ def pending(tasks: tuple[int, ...] = (8, 9, 10), **changes: Any) -> Job:
 
 
 def beats(
-    age: float = 20.0, phase: str = "training", iteration: int = 31219, job_id: str = "1007", ranks: int = 4
+    age: float = 20.0,
+    phase: str = "training",
+    iteration: int = 31219,
+    job_id: str = "1007",
+    ranks: int = 4,
 ) -> tuple[Heartbeat, ...]:
     return tuple(
         Heartbeat(rank, f"n{rank + 1:02d}", 100 + rank, phase, iteration, NOW - age - rank, job_id)
@@ -104,7 +118,9 @@ def beats(
     )
 
 
-def ended(job_id: str = "1006", age: float = 12.1 * HOUR, reason: str = "exit-duration", **changes: Any) -> Attempt:
+def ended(
+    job_id: str = "1006", age: float = 12.1 * HOUR, reason: str = "exit-duration", **changes: Any
+) -> Attempt:
     values: dict[str, Any] = {
         "reason": reason,
         "iteration": 30800,
@@ -125,7 +141,11 @@ def wordless(job_id: str = "1006", age: float = HOUR, failure: str = "") -> Atte
 
 def checkpoints(step: int = 31200, age: float = 2000.0, **changes: Any) -> Checkpoints:
     newest = Checkpoint(step, True, NOW - age, 2_463_000_000_000, "sizes")
-    values: dict[str, Any] = {"steps": (step - 200, step - 100, step), "latest": step, "examined": (newest,)}
+    values: dict[str, Any] = {
+        "steps": (step - 200, step - 100, step),
+        "latest": step,
+        "examined": (newest,),
+    }
     return Checkpoints(**{**values, **changes})
 
 
@@ -177,7 +197,10 @@ def snapshot(**changes: Any) -> Snapshot:
 
 def changed(given: Snapshot, **changes: Any) -> Snapshot:
     """The snapshot with other values: of itself and of its parts, by name (`phases`, or as needs say, `training.phases`)."""
-    changes = {name.removeprefix("training.").removeprefix("operation."): value for name, value in changes.items()}
+    changes = {
+        name.removeprefix("training.").removeprefix("operation."): value
+        for name, value in changes.items()
+    }
     parts = {}
     for name in ("training", "operation"):
         part = getattr(given, name)
@@ -212,7 +235,9 @@ def save_checkpoint(paths: RunPaths, step: int, created: float, latest: bool = T
     for name in ("optimizer/part.bin", "cursor.json"):
         (folder / name).touch()
         entries.append(FileEntry(name, 0, file_digest(folder / name)))
-    Manifest(step, 8 * step, 1024 * step, tuple(entries), {"tensor": 1}, {}, "hash", created).write(folder)
+    Manifest(step, 8 * step, 1024 * step, tuple(entries), {"tensor": 1}, {}, "hash", created).write(
+        folder
+    )
     if latest:
         paths.latest.write_text(f"global_step{step}\n")
     return folder

@@ -118,14 +118,18 @@ class Bench:
 
     def leaks(self) -> list[str]:
         """Where a secret can be read, and which."""
-        texts = [("output", text) for text in self.said] + [("arguments", text) for text in self.children]
+        texts = [("output", text) for text in self.said] + [
+            ("arguments", text) for text in self.children
+        ]
         for path in self.folder.rglob("*"):
             if path.is_file() and self.secret_files not in path.parents:
                 texts.append((str(path), path.read_bytes().decode("latin-1")))
             texts.append(("a file's name", str(path.relative_to(self.folder))))
         for name in self.store.objects():
             texts.append((name, name + self.store.content(name).decode("latin-1")))
-        for path, content in self.hub.files(NAME).items() if ("model", NAME) in self.hub.hub.repos else ():
+        for path, content in (
+            self.hub.files(NAME).items() if ("model", NAME) in self.hub.hub.repos else ()
+        ):
             texts.append((f"hub: {path}", content.decode("latin-1")))
         return [
             f"{kind} in {place}: {text[:2000]!r}" if place == "output" else f"{kind} in {place}"
@@ -170,9 +174,13 @@ def bench(
     home = tmp_path / "home"
     account, key = service_account(f"{parrot}/token")
     files = {
-        "hub": private_file(home / "hub.json", json.dumps({"username": "bot", "auth_token": hub_server.token})),
+        "hub": private_file(
+            home / "hub.json", json.dumps({"username": "bot", "auth_token": hub_server.token})
+        ),
         "google": private_file(home / "google.json", json.dumps(account)),
-        "urls": private_file(home / "urls", f"json://bot:{MAIL_PASSWORD}@{parrot[7:]}/{DELIVERY}\n"),
+        "urls": private_file(
+            home / "urls", f"json://bot:{MAIL_PASSWORD}@{parrot[7:]}/{DELIVERY}\n"
+        ),
         "dead": private_file(home / "dead", f"{parrot}/{DEAD_MAN}\n"),
     }
     monkeypatch.chdir(tmp_path)
@@ -190,10 +198,14 @@ def bench(
     monkeypatch.setattr(RetryPolicy, "delay", lambda *_: 0.0)
     retries = partial(hub_base.hub_retries, 0.0, sleep=lambda _: None)
     for module in (hub_base, hub_client, sync, upload):
-        monkeypatch.setattr(module, "hub_retries", lambda *seconds_and_sleep, say=None: retries(say=say))
+        monkeypatch.setattr(
+            module, "hub_retries", lambda *seconds_and_sleep, say=None: retries(say=say)
+        )
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     card = write_card(tmp_path)
-    options = ", ".join(f"{name} = {json.dumps(value)}" for name, value in object_store.options.items())
+    options = ", ".join(
+        f"{name} = {json.dumps(value)}" for name, value in object_store.options.items()
+    )
     (tmp_path / "store").mkdir()
     card.write_text(
         card.read_text()
@@ -227,13 +239,17 @@ dead_man_url_file = "{files["dead"]}"
 
     def noted(process: Any, arguments: Any, *rest: Any, **options: Any) -> None:
         made.children.append(str(arguments))
-        is_python = isinstance(arguments, list) and arguments[0] == sys.executable  # an export takes seconds
+        is_python = (
+            isinstance(arguments, list) and arguments[0] == sys.executable
+        )  # an export takes seconds
         begun(process, ["false"] if is_python else arguments, *rest, **options)
 
     monkeypatch.setattr(subprocess.Popen, "__init__", noted)
     paths = made.directory.paths
     for step in (10, 20):
-        make_checkpoint(paths.checkpoints, step, {"weights/part.bin": 5000, "optimizer/part.bin": 9000})
+        make_checkpoint(
+            paths.checkpoints, step, {"weights/part.bin": 5000, "optimizer/part.bin": 9000}
+        )
     paths.latest.write_text("global_step20\n")
     paths.main_log.parent.mkdir(parents=True)
     paths.main_log.write_bytes(log_of(range(1, 21)))
@@ -252,7 +268,12 @@ COMMANDS = (
     "status", "status --json", "handover", "alerts list", "alerts test", "pulse --json", "doctor", "goodput",
     "cron list", "cron status", "report -o page.html --no-charts", "estimate", "launch --dry-run", "fs-watchdog",
 )  # fmt: skip
-FROM_OUTSIDE = ("status --remote", "status --json --remote", "logs -n 3 --remote", "logs --summary --remote")
+FROM_OUTSIDE = (
+    "status --remote",
+    "status --json --remote",
+    "logs -n 3 --remote",
+    "logs --summary --remote",
+)
 
 
 def type_all(bench: Bench) -> None:
@@ -265,7 +286,10 @@ def type_all(bench: Bench) -> None:
 def codes_of(bench: Bench, *lines: str) -> list[int]:
     """What the commands that begin so returned."""
     return [
-        code for line in lines for typed, code in bench.codes.items() if typed == line or typed.startswith(f"{line} ")
+        code
+        for line in lines
+        for typed, code in bench.codes.items()
+        if typed == line or typed.startswith(f"{line} ")
     ]
 
 
@@ -273,7 +297,9 @@ def codes_of(bench: Bench, *lines: str) -> list[int]:
 def test_where_all_is_well(bench: Bench) -> None:
     type_all(bench)
     assert not bench.leaks()
-    assert set(codes_of(bench, "backup run", "backup restore", "backup verify", "sync", "logs")) == {0}
+    assert set(
+        codes_of(bench, "backup run", "backup restore", "backup verify", "sync", "logs")
+    ) == {0}
     assert NAME in bench.said[-1] and bench.store.objects() and bench.hub.files(NAME)
     assert any(sys.executable in line for line in bench.children)
 
@@ -283,31 +309,46 @@ def test_where_no_one_lets_us_in(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
     private_file(bench.secret_files / "hub.json", json.dumps({"auth_token": WRONG_TOKEN}))
     monkeypatch.setenv("HF_TOKEN", WRONG_TOKEN)
     for kind in ("create", "commit", "info", "resolve"):
-        bench.hub.fail(kind, 403, times=99, text=f"Forbidden: {WRONG_TOKEN} http://h/?sig={bench.hub.signature}")
+        bench.hub.fail(
+            kind,
+            403,
+            times=99,
+            text=f"Forbidden: {WRONG_TOKEN} http://h/?sig={bench.hub.signature}",
+        )
     text = bench.card.read_text().replace('token = "anon"', 'project = "p"')
-    bench.card.write_text(text.replace("[backup]", f'[backup]\ncredentials_file = "{bench.secret_files}/google.json"'))
+    bench.card.write_text(
+        text.replace("[backup]", f'[backup]\ncredentials_file = "{bench.secret_files}/google.json"')
+    )
     (bench.folder / "store").rmdir()
     type_all(bench)
     assert not bench.leaks()
-    assert 0 not in codes_of(bench, "backup run --json", "backup restore 20 --from url", "sync", "logs", "status")
+    assert 0 not in codes_of(
+        bench, "backup run --json", "backup restore 20 --from url", "sync", "logs", "status"
+    )
     assert len(bench.codes) == len(COMMANDS) + len(FROM_OUTSIDE)
 
 
 def test_where_no_one_answers(bench: Bench) -> None:
     bench.hub.is_down = True
-    bench.store.faults.plant(Fault("answer", status=503, times=10_000, message=f"Bearer {bench.hub.token}"))
+    bench.store.faults.plant(
+        Fault("answer", status=503, times=10_000, message=f"Bearer {bench.hub.token}")
+    )
     type_all(bench)
     assert not bench.leaks()
     assert set(codes_of(bench, "sync --rebuild", "logs")) == {3}
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"auth_token": 5}', '{"auth_token": "SECRET with a blank"}', "SECRET"])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"auth_token": 5}', '{"auth_token": "SECRET with a blank"}', "SECRET"]
+)
 def test_a_credentials_file_that_is_none(bench: Bench, content: str) -> None:
     bench.secrets["what is in it"] = "hunter2distinctive"
     for name in ("hub.json", "google.json"):
         private_file(bench.secret_files / name, content.replace("SECRET", "hunter2distinctive"))
     text = bench.card.read_text().replace('token = "anon"', 'project = "p"')
-    bench.card.write_text(text.replace("[backup]", f'[backup]\ncredentials_file = "{bench.secret_files}/google.json"'))
+    bench.card.write_text(
+        text.replace("[backup]", f'[backup]\ncredentials_file = "{bench.secret_files}/google.json"')
+    )
     for line in (
         "sync",
         "sync --json",
@@ -349,7 +390,9 @@ def test_addresses_on_the_command_line(bench: Bench, address: str) -> None:
         ["logs", "--remote", "a/b", "--endpoint", address],
     ):
         assert PASSWORD not in bench.tr11(*line, card=False), line
-    assert 0 not in codes_of(bench, "backup run", "backup restore", "backup verify", "sync", "upload", "logs")
+    assert 0 not in codes_of(
+        bench, "backup run", "backup restore", "backup verify", "sync", "upload", "logs"
+    )
     bench.said = [text.partition("\n")[2] for text in bench.said]  # without what was typed
     assert not bench.leaks()
 
@@ -380,7 +423,9 @@ SHAPES = (
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_has_the_form_of_a_secret_is_refused_in_every_key(shape: str) -> None:
-    assert {"backup.url", "hub.endpoint", "slurm.setup", "alerts.urls_file", "run.name"} <= set(KEYS)
+    assert {"backup.url", "hub.endpoint", "slurm.setup", "alerts.urls_file", "run.name"} <= set(
+        KEYS
+    )
     for key in KEYS:
         with pytest.raises(CardError) as caught:
             load_card(SMALL, [f"{key}={shape}"], {})
@@ -410,12 +455,21 @@ def test_a_secret_that_a_variable_brings_into_the_card(tmp_path: Path) -> None:
         load_card(SMALL, ["backup.url=s3://key:$PW@bucket"], {"PW": PASSWORD})
     assert PASSWORD not in str(caught.value)
     with pytest.raises(CardError) as caught:
-        load_card(SMALL, ["hub.endpoint=$HF_TOKEN", "slurm.partition=$PW x"], {"HF_TOKEN": TOKEN, "PW": PASSWORD})
+        load_card(
+            SMALL,
+            ["hub.endpoint=$HF_TOKEN", "slurm.partition=$PW x"],
+            {"HF_TOKEN": TOKEN, "PW": PASSWORD},
+        )
     assert TOKEN not in str(caught.value)
 
 
 def test_the_secret_itself_where_its_file_belongs() -> None:
-    for key in ("alerts.urls_file", "alerts.dead_man_url_file", "hub.credentials_file", "backup.credentials_file"):
+    for key in (
+        "alerts.urls_file",
+        "alerts.dead_man_url_file",
+        "hub.credentials_file",
+        "backup.credentials_file",
+    ):
         with pytest.raises(CardError, match="is the path of a file") as caught:
             load_card(SMALL, [f"{key}=slack://{PASSWORD}/x"], {})
         assert PASSWORD not in str(caught.value)
@@ -423,7 +477,11 @@ def test_the_secret_itself_where_its_file_belongs() -> None:
 
 def test_harmless_texts_are_taken_and_shown() -> None:
     setup = 'slurm.setup=["module load cuda/11.4; git clone ssh://git@host.example/x; curl http://x.example/y?z=1"]'
-    load_card(SMALL, [setup, "backup.url=gs://bucket/path", "slurm.environment.TOKENIZERS_PARALLELISM=true"], {})
+    load_card(
+        SMALL,
+        [setup, "backup.url=gs://bucket/path", "slurm.environment.TOKENIZERS_PARALLELISM=true"],
+        {},
+    )
     with pytest.raises(CardError, match=r"slurm\.partition = 'a b': must look like"):
         load_card(SMALL, ["slurm.partition=a b"], {})
 
@@ -433,9 +491,16 @@ def test_scripts_of_periodic_jobs_hold_no_secret_of_the_card(tmp_path: Path) -> 
     card = write_card(tmp_path)
     names = ("HF_TOKEN", "SCRATCH", "BUCKET_URL", "API_KEY", "GOOGLE_APPLICATION_CREDENTIALS")
     card.write_text(
-        card.read_text().replace("[slurm]", f"[slurm]\nsetup = {json.dumps([f'echo ${name}' for name in names])}")
+        card.read_text().replace(
+            "[slurm]", f"[slurm]\nsetup = {json.dumps([f'echo ${name}' for name in names])}"
+        )
     )
-    held = {"HF_TOKEN": TOKEN, "SCRATCH": "/scratch/ana", "BUCKET_URL": ADDRESSES[0], "API_KEY": PASSWORD}
+    held = {
+        "HF_TOKEN": TOKEN,
+        "SCRATCH": "/scratch/ana",
+        "BUCKET_URL": ADDRESSES[0],
+        "API_KEY": PASSWORD,
+    }
     environment = {**held, "GOOGLE_APPLICATION_CREDENTIALS": "/home/ana/key.json"}
     typed = Invocation(load_card(card), card, (), tmp_path, environment)
     assert {"SCRATCH", "GOOGLE_APPLICATION_CREDENTIALS"} <= set(typed.needed_environment())

@@ -14,7 +14,9 @@ def most_bytes(function: Callable[[], Any]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         function()
     assert record.profiler is not None
-    events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [
+        event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
     held = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()

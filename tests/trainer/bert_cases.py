@@ -15,7 +15,9 @@ from trainer.parallel.mesh import Mesh
 PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4  # ids
 
 
-def tiny_bert(pipeline: int = 1, tensor: int = 1, dtype: str = "fp32", **sections: dict[str, Any]) -> TrainerConfig:
+def tiny_bert(
+    pipeline: int = 1, tensor: int = 1, dtype: str = "fp32", **sections: dict[str, Any]
+) -> TrainerConfig:
     """A card of a BERT that trains in milliseconds: 2 layers, 32 wide, 16 tokens, 64 words; no dropout."""
     value = tiny(pipeline, tensor, dtype).model_dump(mode="json")
     own = {"family": "bert", "position_embedding": "absolute", "embedding_layernorm": False}
@@ -57,12 +59,16 @@ def bert_samples(config: TrainerConfig, step: int, count: int) -> dict[str, Tens
     }
 
 
-def bert_batches(config: TrainerConfig, mesh: Mesh, step: int, count: int) -> Iterator[dict[str, Tensor]]:
+def bert_batches(
+    config: TrainerConfig, mesh: Mesh, step: int, count: int
+) -> Iterator[dict[str, Tensor]]:
     """This replica's micro batches of global batch number `step`: the same samples whatever the topology."""
     return micro_batches(config, mesh, bert_samples(config, step, count))
 
 
-def micro_batches(config: TrainerConfig, mesh: Mesh, drawn: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def micro_batches(
+    config: TrainerConfig, mesh: Mesh, drawn: dict[str, Tensor]
+) -> Iterator[dict[str, Tensor]]:
     """The shares of this replica, of the fields of a global batch."""
     count, size = len(next(iter(drawn.values()))), config.batch.micro_batch_size
     for index in range(mesh.data_rank, count // size, mesh.data):

@@ -22,10 +22,21 @@ RAMP = (4, 8, 8, 12, 12)  # global batches; what ranks say to each other costs m
 LEARNS = (*RAMP, *(16,) * 16)  # long enough for a loss that falls
 FP32_LOSS, FP32_NORM, FP32_WEIGHT = 2e-6, 1e-5, 1e-5  # test_parity.py says why
 BF16_LOSS = 2.0**-9 * 4.2 / 8
-TOPOLOGIES = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2)]
+TOPOLOGIES = [
+    (1, 1, 1),
+    (2, 1, 1),
+    (1, 2, 1),
+    (1, 1, 2),
+    (2, 2, 1),
+    (2, 1, 2),
+    (1, 2, 2),
+    (2, 2, 2),
+]
 
 
-def tiny(pipeline: int = 1, tensor: int = 1, dtype: str = "fp32", clip: float = 0.3, **model: Any) -> TrainerConfig:
+def tiny(
+    pipeline: int = 1, tensor: int = 1, dtype: str = "fp32", clip: float = 0.3, **model: Any
+) -> TrainerConfig:
     """A card of a GPT that trains in milliseconds: 2 layers, 32 wide, 4 heads, 16 tokens, 64 words; no dropout."""
     shape = {
         "layers": 2, "hidden_size": 32, "attention_heads": 4, "sequence_length": 16, "init_std": 0.05,
@@ -53,11 +64,15 @@ def samples(config: TrainerConfig, step: int, count: int) -> Tensor:
     tokens = torch.randint(VOCABULARY, (count, length), generator=generator)
     for place in range(1, length):
         follow = torch.rand(count, generator=generator) < 0.7
-        tokens[:, place] = torch.where(follow, tokens[:, place - 1] * 5 % VOCABULARY, tokens[:, place])
+        tokens[:, place] = torch.where(
+            follow, tokens[:, place - 1] * 5 % VOCABULARY, tokens[:, place]
+        )
     return tokens
 
 
-def batches(config: TrainerConfig, mesh: Mesh, step: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    config: TrainerConfig, mesh: Mesh, step: int, count: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """This replica's micro batches of global batch number `step`: the same samples whatever the topology."""
     tokens, size = samples(config, step, count), config.batch.micro_batch_size
     for index in range(mesh.data_rank, count // size, mesh.data):
@@ -86,7 +101,9 @@ def train_in_fp16(config: TrainerConfig) -> Curve:
         return train(config)
 
 
-def train(config: TrainerConfig, sizes: tuple[int, ...] = RAMP, draw: Callable[..., Any] = batches) -> Curve:
+def train(
+    config: TrainerConfig, sizes: tuple[int, ...] = RAMP, draw: Callable[..., Any] = batches
+) -> Curve:
     """Train one step per entry of `sizes` (global batch sizes) on this rank; to be run by `run_ranks`.
 
     `draw`: gives the micro batches, as `batches` does.
@@ -97,7 +114,9 @@ def train(config: TrainerConfig, sizes: tuple[int, ...] = RAMP, draw: Callable[.
     for step, size in enumerate(sizes):
         engine.set_learning_rate(3e-3 * min(1.0, (step + 1) / 5))
         results.append(engine.train_step(draw(config, mesh, step, size), size))
-    evaluation = engine.measure(draw(config, mesh, 1000, 16), 16 // config.batch.micro_batch_size // mesh.data)
+    evaluation = engine.measure(
+        draw(config, mesh, 1000, 16), 16 // config.batch.micro_batch_size // mesh.data
+    )
     curve = Curve(
         [result.loss for result in results],
         [result.grad_norm for result in results],
@@ -141,7 +160,15 @@ def copy_state(engine: Engine) -> list[Piece]:
     for part in state.fragments:
         elements = {kind: view.clone() for kind, view in part.tensors.items()}
         pieces.append(
-            Piece(part.name, part.global_shape, part.local_shape, part.offsets, part.start, elements, part.is_owner)
+            Piece(
+                part.name,
+                part.global_shape,
+                part.local_shape,
+                part.offsets,
+                part.start,
+                elements,
+                part.is_owner,
+            )
         )
     return pieces
 
@@ -153,7 +180,9 @@ def _window(offsets: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ..
 def equal(one: Logical, other: Logical) -> bool:
     """Whether two whole states are the same bit for bit."""
     assert one.keys() == other.keys()
-    return all(torch.equal(one[name][kind], other[name][kind]) for name in one for kind in one[name])
+    return all(
+        torch.equal(one[name][kind], other[name][kind]) for name in one for kind in one[name]
+    )
 
 
 def assemble(ranks: list[list[Piece]]) -> Logical:
@@ -161,7 +190,9 @@ def assemble(ranks: list[list[Piece]]) -> Logical:
     tensors: Logical = {}
     for piece in (piece for pieces in ranks for piece in pieces if piece.is_owner):
         for kind, elements in piece.elements.items():
-            whole = tensors.setdefault(piece.name, {}).setdefault(kind, torch.full(piece.whole, float("nan")))
+            whole = tensors.setdefault(piece.name, {}).setdefault(
+                kind, torch.full(piece.whole, float("nan"))
+            )
             local = whole[_window(piece.offsets, piece.local)].clone().flatten()
             local[piece.start : piece.start + elements.numel()] = elements.float()
             whole[_window(piece.offsets, piece.local)] = local.view(piece.local)

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
     """Trainers of one process each; what a test leaves of them is killed."""
-    from tests.trainer.control.trainers import Processes  # with torch and DeepSpeed, which most tests do not need
+    from tests.trainer.control.trainers import (
+        Processes,  # with torch and DeepSpeed, which most tests do not need
+    )
 
     under_test = Processes(tmp_path)
     try:

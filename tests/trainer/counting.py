@@ -17,11 +17,26 @@ from torch.utils._pytree import tree_leaves
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")
 HOST_SYNCS = ("_local_scalar_dense", "nonzero", "equal", "masked_select")
-NO_TRAFFIC = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach", "_unsafe_view")
+NO_TRAFFIC = (
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "detach",
+    "_unsafe_view",
+)
 COMPILED = "tr11_tests"  # stands for what torch compiles to one kernel
 NAMESPACES = ("aten", "c10d", COMPILED)
 ATTENTION = ("_scaled_dot_product_efficient_attention", "flex_attention")
-ONLY_WRITES = ("copy", "fill", "zero", "zeros_like", "ones_like", "full_like")  # the first tensor they are given
+ONLY_WRITES = (
+    "copy",
+    "fill",
+    "zero",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+)  # the first tensor they are given
 TAKES = ("gather", "index_select", "embedding")
 SCATTERS = ("scatter", "scatter_add")
 
@@ -44,7 +59,9 @@ class Counts(TorchDispatchMode):
         self.collectives: Counter[str] = Counter()
         self.product_flops = 0
         self.peak = 0
-        self._given: dict[int, StorageWeakRef] = {}  # a weak reference keeps the address from being used again
+        self._given: dict[
+            int, StorageWeakRef
+        ] = {}  # a weak reference keeps the address from being used again
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}
 
     @property
@@ -66,7 +83,9 @@ class Counts(TorchDispatchMode):
         self._note(func, args, options, given, made)
         return result
 
-    def _note(self, func: Any, args: Any, options: Any, given: list[Tensor], made: list[Tensor]) -> None:
+    def _note(
+        self, func: Any, args: Any, options: Any, given: list[Tensor], made: list[Tensor]
+    ) -> None:
         self._hold(given, made)
         name = func._schema.name.rpartition("::")[2].strip("_" if func.namespace == "c10d" else "")
         name = name.rstrip("_")
@@ -97,17 +116,25 @@ class Counts(TorchDispatchMode):
             if storage._cdata not in self._made and storage._cdata not in self._given:
                 self._given[storage._cdata] = StorageWeakRef(storage)
         new = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in made}
-        new = {key: storage for key, storage in new.items() if key not in self._given and key not in self._made}
+        new = {
+            key: storage
+            for key, storage in new.items()
+            if key not in self._given and key not in self._made
+        }
         if not new:
             return
-        self._made.update({key: (StorageWeakRef(storage), storage.nbytes()) for key, storage in new.items()})
+        self._made.update(
+            {key: (StorageWeakRef(storage), storage.nbytes()) for key, storage in new.items()}
+        )
         self._made = {key: found for key, found in self._made.items() if not found[0].expired()}
         self.peak = max(self.peak, sum(size for _, size in self._made.values()))
 
 
 def _read(name: str, args: Any, options: Any) -> list[Tensor]:
     """What an operation reads of what it was given."""
-    tensors = list(_tensors([list(args), [value for key, value in options.items() if key != "out"]]))
+    tensors = list(
+        _tensors([list(args), [value for key, value in options.items() if key != "out"]])
+    )
     if name in ONLY_WRITES or name in SCATTERS:
         return tensors[1:]
     if name in TAKES:
@@ -118,7 +145,15 @@ def _read(name: str, args: Any, options: Any) -> list[Tensor]:
 def _changed(func: Any, args: Any) -> list[Tensor]:
     """What an operation without a result writes into."""
     schema = zip(func._schema.arguments, args, strict=False)
-    return list(_tensors([value for argument, value in schema if argument.alias_info and argument.alias_info.is_write]))
+    return list(
+        _tensors(
+            [
+                value
+                for argument, value in schema
+                if argument.alias_info and argument.alias_info.is_write
+            ]
+        )
+    )
 
 
 def _attention_flops(name: str, given: list[Tensor]) -> int:

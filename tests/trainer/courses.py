@@ -191,5 +191,12 @@ def records(config: TrainerConfig, kind: str = "step") -> list[dict[str, Any]]:
 
 def curve(config: TrainerConfig) -> Curve:
     """iteration -> (loss, norm, samples, tokens, learning rate, length), of the last time it was trained."""
-    keys = ("lm_loss", "grad_norm", "consumed_samples", "consumed_tokens", "learning_rate", "curriculum_length")
+    keys = (
+        "lm_loss",
+        "grad_norm",
+        "consumed_samples",
+        "consumed_tokens",
+        "learning_rate",
+        "curriculum_length",
+    )
     return {record["iteration"]: tuple(record[key] for key in keys) for record in records(config)}

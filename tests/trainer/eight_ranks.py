@@ -71,7 +71,9 @@ def card(dtype: str, folder: str) -> TrainerConfig:
 
 def one_recorded_step() -> list[Entry]:
     config = tiny(*SHAPE, "bf16")
-    mesh = replace(Mesh.create(config.parallel, CPU), cpu_group=dist.new_group())  # a group of its own, as on GPUs
+    mesh = replace(
+        Mesh.create(config.parallel, CPU), cpu_group=dist.new_group()
+    )  # a group of its own, as on GPUs
     engine = Engine.build(config, mesh)
     with recorded(mesh) as entries:
         engine.train_step(batches(config, mesh, 0, 8), 8)
@@ -100,7 +102,9 @@ def course(config: TrainerConfig, kind: str, told: list[str] | None = None) -> C
     for step in range(progress.iteration, STEPS):
         engine.set_learning_rate(3e-3)
         result = engine.train_step(batches(config, mesh, step, SIZE), SIZE, step)
-        progress = progress.after_step(SIZE, config.model.sequence_length, result.loss, result.skipped)
+        progress = progress.after_step(
+            SIZE, config.model.sequence_length, result.loss, result.skipped
+        )
         assert not result.skipped
         losses.append(result.loss)
         norms.append(result.grad_norm)

@@ -34,7 +34,9 @@ def _scaled(mixed: Tensor, kept: Tensor, every: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("tr11_tests::scaled_backward", mutates_args=())
-def _scaled_backward(gradient: Tensor, mixed: Tensor, kept: Tensor, every: Tensor) -> tuple[Tensor, Tensor]:
+def _scaled_backward(
+    gradient: Tensor, mixed: Tensor, kept: Tensor, every: Tensor
+) -> tuple[Tensor, Tensor]:
     raise NotImplementedError
 
 
@@ -45,7 +47,9 @@ def _(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @_backward.register_fake
-def _(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, sums: Tensor) -> Any:
+def _(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, sums: Tensor
+) -> Any:
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
@@ -76,7 +80,9 @@ _forward.register_autograd(_attention_gradients, setup_context=_keep)
 _scaled.register_autograd(_scale_gradients, setup_context=_keep)
 
 
-def _attend(kernel: FlexKernel, query: Tensor, key: Tensor, value: Tensor, mask: None, *, drawn: Any) -> Tensor:
+def _attend(
+    kernel: FlexKernel, query: Tensor, key: Tensor, value: Tensor, mask: None, *, drawn: Any
+) -> Tensor:
     mixed: Tensor
     mixed, kept = _forward(query, key, value)
     if drawn is None:

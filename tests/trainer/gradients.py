@@ -54,7 +54,9 @@ def watch(engine: Engine) -> tuple[dict[str, Made], list[Given]]:
     def record(lp: Any, *arguments: Any, **options: Any) -> None:
         if lp.grad is not None:
             gradient = lp.grad.detach().flatten().double()
-            entry = made.setdefault(names[id(lp)], Made(torch.zeros_like(gradient), torch.zeros_like(gradient)))
+            entry = made.setdefault(
+                names[id(lp)], Made(torch.zeros_like(gradient), torch.zeros_like(gradient))
+            )
             entry.total += gradient
             entry.size += gradient.abs()
             entry.terms += 1
@@ -76,7 +78,10 @@ def steps(config: TrainerConfig, micro_batches: tuple[int, ...]) -> list[Seen]:
     """One step of a bf16 card that does not clip, for each number of micro batches a replica."""
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
-    cut = {name: sharding_of(parameter).dim is not None for name, parameter in engine.named_parameters()}
+    cut = {
+        name: sharding_of(parameter).dim is not None
+        for name, parameter in engine.named_parameters()
+    }
     made, given = watch(engine)
     seen = []
     for step, count in enumerate(micro_batches):
@@ -105,7 +110,9 @@ def worst(ranks: list[Seen]) -> tuple[float, str]:
     for rank in ranks:
         for name, made in rank.made.items():
             key = (name, rank.tensor_rank if rank.cut[name] else 0)
-            entry = exact.setdefault(key, Made(torch.zeros_like(made.total), torch.zeros_like(made.total)))
+            entry = exact.setdefault(
+                key, Made(torch.zeros_like(made.total), torch.zeros_like(made.total))
+            )
             entry.total += made.total / rank.data
             entry.size += made.size / rank.data
             entry.terms += made.terms

@@ -18,8 +18,17 @@ LLAMA: dict[str, Any] = {
     "key_value_heads": 2,
     "tied_embeddings": False,
 }
-QWEN: dict[str, Any] = LLAMA | {"qk_norm": True, "kv_channels": 12, "tied_embeddings": True, "layernorm_epsilon": 1e-6}
-STRETCHED: dict[str, Any] = LLAMA | {"rotary_base": 100.0, "rotary_factor": 8.0, "rotary_original_length": 32}
+QWEN: dict[str, Any] = LLAMA | {
+    "qk_norm": True,
+    "kv_channels": 12,
+    "tied_embeddings": True,
+    "layernorm_epsilon": 1e-6,
+}
+STRETCHED: dict[str, Any] = LLAMA | {
+    "rotary_base": 100.0,
+    "rotary_factor": 8.0,
+    "rotary_original_length": 32,
+}
 KINDS: dict[str, dict[str, Any]] = {"llama": LLAMA, "llama31": STRETCHED, "qwen3": QWEN}
 
 

@@ -20,7 +20,9 @@ from trainer.pipeline.partial_losses import Measured
 STEPS = 3
 
 
-def weights_as_ours(items: Mapping[str, MappedTensor], given: Mapping[str, Tensor], groups: int) -> dict[str, Tensor]:
+def weights_as_ours(
+    items: Mapping[str, MappedTensor], given: Mapping[str, Tensor], groups: int
+) -> dict[str, Tensor]:
     """Theirs under our names: what is one weight in ours is put together again."""
     parts: dict[str, list[tuple[MappedTensor, Tensor]]] = {}
     for name, item in items.items():

@@ -63,7 +63,11 @@ class _Alone(TorchDispatchMode):
         if func is torch.ops.aten.equal.default and args[0].is_meta:
             self.reads[_asker()] += 1
             return True
-        if func is torch.ops.aten._to_copy.default and args[0].is_meta and options.get("device", META) != META:
+        if (
+            func is torch.ops.aten._to_copy.default
+            and args[0].is_meta
+            and options.get("device", META) != META
+        ):
             asker = _asker()
             (self.copies if options.get("non_blocking") else self.reads)[asker] += 1
             self.order.append(asker)
@@ -80,7 +84,12 @@ def _asker() -> str:
 
 
 def _efficient(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, backends: Sequence[Any]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    backends: Sequence[Any],
 ) -> Tensor:
     """The memory-efficient kernel as torch calls it on a GPU."""
     bias = None if mask is None else mask.expand(*query.shape[:3], key.shape[2])
@@ -123,7 +132,13 @@ class MetaStage:
     """The worker of stage `stage`, of replica 0 and tensor rank 0, after its first step."""
 
     def __init__(self, config: TrainerConfig, mesh: Mesh, host: _Alone, replicas: int):
-        self.config, self.mesh, self.reads, self.copies, self.order = config, mesh, host.reads, host.copies, host.order
+        self.config, self.mesh, self.reads, self.copies, self.order = (
+            config,
+            mesh,
+            host.reads,
+            host.copies,
+            host.order,
+        )
         self._replicas = replicas
         self.engine = Engine.build(config, mesh)
         pipeline: Any = self.engine._pipeline
@@ -152,10 +167,20 @@ class MetaStage:
 
     def _received(self) -> Tensor:
         """What the stage before sends: all hidden states, a stretch of the sequence, or a share of the elements."""
-        model, tensor, borders = self.config.model, self.mesh.tensor, self.engine._pipeline.module.borders
+        model, tensor, borders = (
+            self.config.model,
+            self.mesh.tensor,
+            self.engine._pipeline.module.borders,
+        )
         length = model.sequence_length // (tensor if self.mesh.sequence_parallel else 1)
-        shape = (length, model.hidden_size) if borders.group is None else (length * model.hidden_size // tensor,)
-        return torch.empty(self._size, *shape, dtype=torch.bfloat16, device=META, requires_grad=True)
+        shape = (
+            (length, model.hidden_size)
+            if borders.group is None
+            else (length * model.hidden_size // tensor,)
+        )
+        return torch.empty(
+            self._size, *shape, dtype=torch.bfloat16, device=META, requires_grad=True
+        )
 
     @property
     def _size(self) -> int:

@@ -63,10 +63,17 @@ class PretendedGpu(TorchFunctionMode):
         given = list(_tensors((*args, *options.values())))
         if func is Tensor.pin_memory:
             return self._pin(given[0])
-        asked = [item for item in (*args, *options.values()) if isinstance(item, torch.device) and item.type == "cuda"]
+        asked = [
+            item
+            for item in (*args, *options.values())
+            if isinstance(item, torch.device) and item.type == "cuda"
+        ]
         if asked:
             args = tuple(HOST if isinstance(item, torch.device) else item for item in args)
-            options = {name: HOST if isinstance(item, torch.device) else item for name, item in options.items()}
+            options = {
+                name: HOST if isinstance(item, torch.device) else item
+                for name, item in options.items()
+            }
         elif len({lies_on_gpu(tensor) for tensor in given if tensor.dim()}) > 1:
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
@@ -81,7 +88,9 @@ class PretendedGpu(TorchFunctionMode):
 
     def _pin(self, tensor: Tensor) -> Tensor:
         if lies_on_gpu(tensor):
-            raise RuntimeError("cannot pin 'torch.cuda.LongTensor' only dense CPU tensors can be pinned")
+            raise RuntimeError(
+                "cannot pin 'torch.cuda.LongTensor' only dense CPU tensors can be pinned"
+            )
         self.pinned += tensor.nbytes
         found = tensor.clone()
         found.is_pinned_here = True  # type: ignore[attr-defined]

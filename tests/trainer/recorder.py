@@ -64,7 +64,9 @@ class _HostTensors(TorchFunctionMode):
         if func in self._factories:
             is_host = "device" not in options
         else:
-            moved = "device" in options or any(isinstance(item, (torch.device, str)) for item in args)
+            moved = "device" in options or any(
+                isinstance(item, (torch.device, str)) for item in args
+            )
             is_host = bool(given) and all(is_host_tensor(item) for item in given) and not moved
         if is_host and not is_host_tensor(result):
             result.made_in_host_memory = True  # type: ignore[attr-defined]
@@ -86,7 +88,9 @@ class _Collectives(TorchDispatchMode):
         if func.namespace == "c10d":
             names = [argument.name for argument in func._schema.arguments]
             group = dist.ProcessGroup.unbox(args[names.index("process_group")])
-            self._note(func._schema.name.removeprefix("c10d::").strip("_"), list(_flat(args)), group, args)
+            self._note(
+                func._schema.name.removeprefix("c10d::").strip("_"), list(_flat(args)), group, args
+            )
         return func(*args, **(kwargs or {}))
 
 

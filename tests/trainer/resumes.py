@@ -55,12 +55,19 @@ def _train_from(
 
 
 def stretches(
-    cards: list[TrainerConfig], data: int, first: int, last: int, tensors: Logical | None, sums: Sums | None = None
+    cards: list[TrainerConfig],
+    data: int,
+    first: int,
+    last: int,
+    tensors: Logical | None,
+    sums: Sums | None = None,
 ) -> list[Stretch]:
     """Train each card on the same ranks, one after the other; all ranks must say the same."""
     size = cards[0].parallel.pipeline * cards[0].parallel.tensor * data
     found = []
-    for ranks in zip(*run_ranks(train_from, size, cards, first, last, tensors, sums or {}), strict=True):
+    for ranks in zip(
+        *run_ranks(train_from, size, cards, first, last, tensors, sums or {}), strict=True
+    ):
         assert all((losses, kept) == (ranks[0][0], ranks[0][3]) for losses, _, _, kept in ranks)
         half, final = (assemble([rank[part] for rank in ranks]) for part in (1, 2))
         found.append(Stretch(ranks[0][0], half, final, ranks[0][3]))
@@ -71,5 +78,7 @@ def straight(config: TrainerConfig, data: int = 1) -> Stretch:
     return stretches([config], data, 0, END, None)[0]
 
 
-def resumed(config: TrainerConfig, half: Logical, data: int = 1, sums: Sums | None = None) -> Stretch:
+def resumed(
+    config: TrainerConfig, half: Logical, data: int = 1, sums: Sums | None = None
+) -> Stretch:
     return stretches([config], data, HALF, END, half, sums)[0]

@@ -49,6 +49,8 @@ def saved_and_loaded(config: TrainerConfig, folder: Path) -> list[list[float]]:
     engine.masters_from_weights(state)
     engine.finish_load(ShardedState(state.weights, state.fragments, 0))
     parts = [part.tensors for part in engine.sharded_state().fragments]
-    assert all(not tensor.any() for held in parts for kind, tensor in held.items() if kind != MASTERS)
+    assert all(
+        not tensor.any() for held in parts for kind, tensor in held.items() if kind != MASTERS
+    )
     engine.close()
     return losses

@@ -12,13 +12,22 @@ from trainer.config.card import TrainerConfig
 CURRICULA = st.one_of(
     st.none(),
     st.builds(
-        lambda start, total, kind: {"kind": kind, "start_length": start * 4, "step": 4, "total_steps": total},
+        lambda start, total, kind: {
+            "kind": kind,
+            "start_length": start * 4,
+            "step": 4,
+            "total_steps": total,
+        },
         st.integers(1, 8),
         st.integers(1, 120),
         st.sampled_from(["linear", "root"]),
     ),
     st.builds(
-        lambda first, second: {"kind": "discrete", "lengths": [8, 20, 32], "until_steps": [first, first + second]},
+        lambda first, second: {
+            "kind": "discrete",
+            "lengths": [8, 20, 32],
+            "until_steps": [first, first + second],
+        },
         st.integers(1, 60),
         st.integers(1, 60),
     ),
@@ -55,7 +64,9 @@ def card(**sections: Mapping[str, Any] | None) -> TrainerConfig:
     return TrainerConfig.model_validate(tables)
 
 
-def ramped(start: int, increment: int, samples: int, full: int, train: int, **sections: Any) -> TrainerConfig:
+def ramped(
+    start: int, increment: int, samples: int, full: int, train: int, **sections: Any
+) -> TrainerConfig:
     """A card with this batch ramp."""
     ramp = {"start": start, "increment": increment, "samples": samples}
     return card(batch={"global_batch_size": full, "train_samples": train, "ramp": ramp}, **sections)
@@ -79,6 +90,15 @@ def small_cards(draw: st.DrawFn) -> TrainerConfig:
     curriculum = draw(CURRICULA)
     if curriculum is not None:
         sections["curriculum"] = curriculum
-    config = ramped(start, increment, draw(st.integers(0, 3000)), full, draw(st.integers(start, 6000)), **sections)
+    config = ramped(
+        start,
+        increment,
+        draw(st.integers(0, 3000)),
+        full,
+        draw(st.integers(start, 6000)),
+        **sections,
+    )
     tokens = draw(st.one_of(st.none(), st.integers(1, 6000 * 32)))
-    return config.model_copy(update={"batch": config.batch.model_copy(update={"train_tokens": tokens})})
+    return config.model_copy(
+        update={"batch": config.batch.model_copy(update={"train_tokens": tokens})}
+    )

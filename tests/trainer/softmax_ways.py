@@ -14,7 +14,9 @@ from trainer.model import loss
 
 
 def _at_once(values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool) -> Tensor:
-    assert len(values) == loss._strip_height(values.device.type, values.shape[1]), "only whole strips are compiled"
+    assert len(values) == loss._strip_height(values.device.type, values.shape[1]), (
+        "only whole strips are compiled"
+    )
     assert len(room) == 0
     return loss.soften_at_once(values, replaces)
 
@@ -30,7 +32,9 @@ def _(values: Tensor, replaces: bool) -> Tensor:
     return values.new_empty(len(values), 1, dtype=torch.float32)
 
 
-def _one_operation(values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool) -> Tensor:
+def _one_operation(
+    values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool
+) -> Tensor:
     found: Tensor = _kernel(values, replaces)
     return found
 

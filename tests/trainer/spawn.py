@@ -74,12 +74,19 @@ class RanksFailed(AssertionError):
 
 
 def run_ranks(
-    function: Callable[..., Any], world_size: int, *arguments: Any, timeout: float = 900.0, launch: bool = True
+    function: Callable[..., Any],
+    world_size: int,
+    *arguments: Any,
+    timeout: float = 900.0,
+    launch: bool = True,
 ) -> list[Any]:
     """Call `function(*arguments)` on `world_size` ranks; see the module's text. Raises RanksFailed."""
     context = fork_server()
     # Not a port that the system deals out: another test would have it before rank 0 listens.
-    with claimed_ports(1, beside_twins=True) as port, tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+    with (
+        claimed_ports(1, beside_twins=True) as port,
+        tempfile.TemporaryDirectory(prefix="ranks-") as folder,
+    ):
         ends: list[Connection] = []
         workers = []
         for rank in range(world_size):
@@ -103,7 +110,9 @@ def run_ranks(
             _sweep([worker.pid for worker in workers if worker.pid is not None])
 
 
-def _collect(ends: list[Connection], workers: list[Any], deadline: float, folder: Path) -> list[Any]:
+def _collect(
+    ends: list[Connection], workers: list[Any], deadline: float, folder: Path
+) -> list[Any]:
     results: dict[int, Any] = {}
     failures: dict[int, str] = {}
     waiting = dict(zip(ends, range(len(ends)), strict=True))
@@ -124,7 +133,9 @@ def _collect(ends: list[Connection], workers: list[Any], deadline: float, folder
     if waiting:
         failures.update(_stacks([(rank, workers[rank]) for rank in waiting.values()], folder))
     if failures:
-        raise RanksFailed("\n".join(f"--- rank {rank}: {text}" for rank, text in sorted(failures.items())))
+        raise RanksFailed(
+            "\n".join(f"--- rank {rank}: {text}" for rank, text in sorted(failures.items()))
+        )
     for worker in workers:
         worker.join(GRACE_SECONDS * 10)
     bad = {rank: worker.exitcode for rank, worker in enumerate(workers) if worker.exitcode != 0}
@@ -141,7 +152,9 @@ def _stacks(stuck: list[tuple[int, Any]], folder: Path) -> dict[int, str]:
     texts = {}
     for rank, _ in stuck:
         path = folder / f"stacks-{rank}"
-        texts[rank] = "did not finish in time\n" + (path.read_text() if path.exists() else "(no stack)")
+        texts[rank] = "did not finish in time\n" + (
+            path.read_text() if path.exists() else "(no stack)"
+        )
     return texts
 
 

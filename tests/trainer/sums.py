@@ -18,7 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-Nudge = Callable[[Tensor, list[int]], None]  # changes, in place, what the ranks of a group have just summed
+Nudge = Callable[
+    [Tensor, list[int]], None
+]  # changes, in place, what the ranks of a group have just summed
 
 
 class _Done:
@@ -43,13 +45,18 @@ def _added(tensor: Tensor, group: ProcessGroup | None, gather: Callable[..., Any
 @contextlib.contextmanager
 def in_any_order(nudge: Nudge | None = None) -> Iterator[None]:
     """Replace all sums of floating-point tensors over ranks; `nudge` sees each result of an all-reduce."""
-    plain = {name: getattr(dist, name) for name in ("all_reduce", "reduce", "reduce_scatter_tensor", "all_gather")}
+    plain = {
+        name: getattr(dist, name)
+        for name in ("all_reduce", "reduce", "reduce_scatter_tensor", "all_gather")
+    }
     added = partial(_added, gather=plain["all_gather"])
 
     def is_sum(tensor: Tensor, op: Any) -> bool:
         return bool(op == dist.ReduceOp.SUM) and tensor.is_floating_point()
 
-    def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
+    def all_reduce(
+        tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
         if not is_sum(tensor, op):
             return plain["all_reduce"](tensor, op=op, group=group, async_op=async_op)
         with torch.no_grad():
@@ -65,7 +72,11 @@ def in_any_order(nudge: Nudge | None = None) -> Iterator[None]:
             tensor.copy_(total)
 
     def reduce_scatter(
-        output: Tensor, tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+        output: Tensor,
+        tensor: Tensor,
+        op: Any = dist.ReduceOp.SUM,
+        group: Any = None,
+        async_op: bool = False,
     ) -> Any:
         assert is_sum(tensor, op)
         parts = added(tensor, group).view(dist.get_world_size(group), *output.shape)
@@ -86,7 +97,11 @@ def one_ulp(replica: int, data: int, tensor: int) -> Nudge:
     """
 
     def nudge(summed: Tensor, ranks: list[int]) -> None:
-        if summed.numel() == 1 and len(ranks) > tensor and all(rank // tensor % data == replica for rank in ranks):
+        if (
+            summed.numel() == 1
+            and len(ranks) > tensor
+            and all(rank // tensor % data == replica for rank in ranks)
+        ):
             summed.copy_(torch.nextafter(summed, torch.full_like(summed, torch.inf)))
 
     return nudge

@@ -36,7 +36,9 @@ def t5_samples(config: TrainerConfig, step: int, count: int) -> dict[str, Tensor
     """
     generator = torch.Generator().manual_seed(step)
     draw = lambda low, high: int(torch.randint(low, high, (1,), generator=generator))  # noqa: E731
-    rows: dict[str, list[Tensor]] = {name: [] for name in ("text_enc", "text_dec", "labels", "enc_mask", "dec_mask")}
+    rows: dict[str, list[Tensor]] = {
+        name: [] for name in ("text_enc", "text_dec", "labels", "enc_mask", "dec_mask")
+    }
     length, decoder, words = config.model.sequence_length, config.model.decoder_sequence_length, 8
     for _ in range(count):
         text, long = [draw(0, words)], draw(8, length)
@@ -57,6 +59,8 @@ def t5_samples(config: TrainerConfig, step: int, count: int) -> dict[str, Tensor
     return found | {"loss_mask": found["dec_mask"].clone()}
 
 
-def t5_batches(config: TrainerConfig, mesh: Mesh, step: int, count: int) -> Iterator[dict[str, Tensor]]:
+def t5_batches(
+    config: TrainerConfig, mesh: Mesh, step: int, count: int
+) -> Iterator[dict[str, Tensor]]:
     """This replica's micro batches of global batch number `step`: the same samples whatever the topology."""
     return micro_batches(config, mesh, t5_samples(config, step, count))

@@ -76,7 +76,10 @@ def test_only_masked_words_have_logits() -> None:
     model = tiny_bert().model
     hidden, length = model.hidden_size, model.sequence_length
     without = 3 * 2 * (hidden**2 * length)  # the words' dense layer
-    assert flops.model_flops(model, 10_000, 1) - flops.model_flops(model, 0, 1) == 3 * 2 * 2 * hidden * 10_000
+    assert (
+        flops.model_flops(model, 10_000, 1) - flops.model_flops(model, 0, 1)
+        == 3 * 2 * 2 * hidden * 10_000
+    )
     half = [flops.model_flops(model, rows, 1, mask_probability=0.5) for rows in (0, 10_000)]
     assert half[1] - half[0] == 3 * 2 * 8 * hidden * 10_000
     blocks = flops.model_flops(model.model_copy(update={"family": "gpt"}), 0, 1)
@@ -86,7 +89,9 @@ def test_only_masked_words_have_logits() -> None:
 def test_a_resumed_training_goes_on_bit_for_bit() -> None:
     """With dropout. Its workers also pass the check for silent corruption, which takes the layers one by one."""
     dropout = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
-    ((went_on, resumed, same, faults),) = run_ranks(interrupted, 1, tiny_bert(model=dropout), bert_batches)
+    ((went_on, resumed, same, faults),) = run_ranks(
+        interrupted, 1, tiny_bert(model=dropout), bert_batches
+    )
     assert went_on == resumed and same and not faults
     assert len(set(went_on)) == 3
 
@@ -99,7 +104,10 @@ def test_it_learns() -> None:
 
 def test_bf16_stays_within_rounding() -> None:
     """Bounds as in test_parity.py: a rounding of the loss, averaged over the masked words of a step."""
-    pair = [run_ranks(train, 2, tiny_bert(1, 2, dtype), SIZES, bert_batches)[0] for dtype in ("fp32", "bf16")]
+    pair = [
+        run_ranks(train, 2, tiny_bert(1, 2, dtype), SIZES, bert_batches)[0]
+        for dtype in ("fp32", "bf16")
+    ]
     exact, rounded = (curve.losses for curve in pair)
     assert 0 < max(abs(a - b) for a, b in zip(exact, rounded, strict=True)) < 2.0**-9 * 4.85 * 2
 
@@ -107,7 +115,9 @@ def test_bf16_stays_within_rounding() -> None:
 # ----------------------------------------------------------------------------- transformers
 def theirs(config: TrainerConfig, dtype: str = "float32") -> Any:
     torch.manual_seed(3)
-    model = MegatronBertForPreTraining(MegatronBertConfig(**bert_config(model_facts(config), dtype)))
+    model = MegatronBertForPreTraining(
+        MegatronBertConfig(**bert_config(model_facts(config), dtype))
+    )
     with torch.no_grad():  # biases and norms away from their trivial start
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -120,7 +130,11 @@ def their_parts(model: Any, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
     each = functional.cross_entropy(
         out.prediction_logits.transpose(1, 2), drawn["labels"].clamp(min=0), reduction="none"
     )
-    mask, words, order = drawn["loss_mask"], out.prediction_logits.argmax(-1), out.seq_relationship_logits
+    mask, words, order = (
+        drawn["loss_mask"],
+        out.prediction_logits.argmax(-1),
+        out.seq_relationship_logits,
+    )
     return {
         "lm": (each * mask).sum() / mask.sum(),
         "sop": functional.cross_entropy(order, drawn["is_random"]),
@@ -137,7 +151,10 @@ def test_training_equals_transformers_megatron_bert() -> None:
     tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
     assert set(model.state_dict()) - set(items) <= tied
     with torch.no_grad():
-        before = {name: value.item() for name, value in their_parts(model, bert_samples(config, 0, 8)).items()}
+        before = {
+            name: value.item()
+            for name, value in their_parts(model, bert_samples(config, 0, 8)).items()
+        }
 
     def loss_of(step: int) -> Tensor:
         parts = their_parts(model, bert_samples(config, step, 8))
@@ -189,8 +206,12 @@ def left_out(config: TrainerConfig) -> tuple[StepResult, Tensor, Tensor]:
 
 def test_room_for_masked_words_has_few_sizes() -> None:
     config = tiny_bert(model={"sequence_length": 64})
-    rooms = [BERT.prepared(bert_samples(config, step, 8), 64, config)[1][0].numel() for step in range(20)]
-    assert {room % 64 for room in rooms} == {0} and len(set(rooms)) <= 2 and max(rooms) <= 8 * 64 / 4
+    rooms = [
+        BERT.prepared(bert_samples(config, step, 8), 64, config)[1][0].numel() for step in range(20)
+    ]
+    assert (
+        {room % 64 for room in rooms} == {0} and len(set(rooms)) <= 2 and max(rooms) <= 8 * 64 / 4
+    )
 
 
 def test_padding_is_not_attended_to() -> None:
@@ -212,15 +233,24 @@ def test_the_projection_adds_a_bias(pieces: int, monkeypatch: pytest.MonkeyPatch
     torch.manual_seed(2)
     embedding = torch.nn.Embedding(words, size)
     embedding.first_row = 0  # type: ignore[assignment]
-    hidden, bias = torch.randn(tokens, size, requires_grad=True), torch.randn(words, requires_grad=True)
+    hidden, bias = (
+        torch.randn(tokens, size, requires_grad=True),
+        torch.randn(words, requires_grad=True),
+    )
     wanted = torch.tensor([3, IGNORED, 0, 10, 7])
     slot = loss.Slot()
-    attached = loss.Attach.apply(hidden, embedding.weight, slot, bias, torch.zeros(2, requires_grad=True))
+    attached = loss.Attach.apply(
+        hidden, embedding.weight, slot, bias, torch.zeros(2, requires_grad=True)
+    )
     found = loss.projection_loss(attached, embedding, wanted, slot, None, bias.detach())  # type: ignore[arg-type]
-    plain = functional.cross_entropy(hidden @ embedding.weight.t() + bias, wanted, ignore_index=IGNORED)
+    plain = functional.cross_entropy(
+        hidden @ embedding.weight.t() + bias, wanted, ignore_index=IGNORED
+    )
     torch.testing.assert_close(found, plain)
     inputs = (hidden, embedding.weight, bias)
-    for mine, right in zip(torch.autograd.grad(found, inputs), torch.autograd.grad(plain, inputs), strict=True):
+    for mine, right in zip(
+        torch.autograd.grad(found, inputs), torch.autograd.grad(plain, inputs), strict=True
+    ):
         torch.testing.assert_close(mine, right)
 
 

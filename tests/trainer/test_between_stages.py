@@ -48,7 +48,9 @@ def _train(config: TrainerConfig) -> Trained:
     with recorded(mesh) as found:
         losses.append(engine.train_step(batches(config, mesh, 1, SIZE), SIZE, 1).loss)
     entries = [entry for entry in found if entry.operation in ("send", "recv")]
-    losses.append(engine.train_step(batches(config, mesh, 2, SIZE), SIZE, 2, 8).loss)  # shorter samples
+    losses.append(
+        engine.train_step(batches(config, mesh, 2, SIZE), SIZE, 2, 8).loss
+    )  # shorter samples
     losses.append(engine.measure(batches(config, mesh, 9, SIZE), SIZE // 2).loss)
     answer = Trained(losses, copy_state(engine), entries)
     engine._pipeline.destroy()
@@ -78,7 +80,9 @@ def test_shares_change_no_bit_and_halve_the_messages() -> None:
         pairs = [rank[number] for rank in ranks]
         assert all(ours.losses == theirs.losses for ours, theirs in pairs), name
         one, two = (assemble([pair[side].pieces for pair in pairs]) for side in (0, 1))
-        assert all(torch.equal(one[key][kind], two[key][kind]) for key in two for kind in two[key]), name
+        assert all(
+            torch.equal(one[key][kind], two[key][kind]) for key in two for kind in two[key]
+        ), name
         both_ways = 2 * SIZE * config.model.sequence_length * config.model.hidden_size
         before = both_ways // 2 if config.parallel.sequence_parallel else both_ways
         for ours, theirs in pairs:
@@ -95,5 +99,7 @@ def hidden_sent(trained: Trained) -> int:
     [(2, 2, False, 32, True), (1, 2, False, 32, False), (2, 1, False, 32, False), (2, 2, True, 32, False),
      (2, 4, False, 30, False)],
 )  # fmt: skip
-def test_who_sends_shares(pipeline: int, tensor: int, sequence_parallel: bool, hidden: int, expected: bool) -> None:
+def test_who_sends_shares(
+    pipeline: int, tensor: int, sequence_parallel: bool, hidden: int, expected: bool
+) -> None:
     assert sends_shares(pipeline, tensor, sequence_parallel, hidden) is expected

@@ -19,7 +19,9 @@ PEAK, FLOOR = 1e-2, 1e-3
 RATE = 4  # of a curve's values
 
 
-def named(folder: Path, name: str, end: int, cooldown: int, **changes: dict[str, Any]) -> TrainerConfig:
+def named(
+    folder: Path, name: str, end: int, cooldown: int, **changes: dict[str, Any]
+) -> TrainerConfig:
     """A run that trains to iteration `end`; the last `cooldown` of them cool down."""
     sections: dict[str, dict[str, Any]] = {
         "run": {"name": name, "directory": str(folder / name)},
@@ -34,12 +36,18 @@ def named(folder: Path, name: str, end: int, cooldown: int, **changes: dict[str,
     return card(folder, **sections)
 
 
-def from_other(folder: Path, name: str, end: int, cooldown: int, other: TrainerConfig) -> TrainerConfig:
+def from_other(
+    folder: Path, name: str, end: int, cooldown: int, other: TrainerConfig
+) -> TrainerConfig:
     """A run with the trunk's order of samples, of which there are 11 epochs: a shorter training has another."""
     load = {"load": str(other.paths.checkpoints)}
-    made = named(folder, name, end, cooldown, checkpoint=load, data={"order_samples": other.ordered_samples})
+    made = named(
+        folder, name, end, cooldown, checkpoint=load, data={"order_samples": other.ordered_samples}
+    )
     write_json(other.paths.run_record, {"run": other.run.name})  # as a launch does
-    return made.model_copy(update={"schedule": made.schedule.model_copy(update={"on_resume": "override"})})
+    return made.model_copy(
+        update={"schedule": made.schedule.model_copy(update={"on_resume": "override"})}
+    )
 
 
 def test_a_branch_cools_down_and_the_trunk_goes_on(tmp_path: Path) -> None:
@@ -56,8 +64,12 @@ def test_a_branch_cools_down_and_the_trunk_goes_on(tmp_path: Path) -> None:
     # until the cooldown begins the two are one training, to the bit: loss, norm, samples, tokens, rate
     same = [step for step in cooled if step <= 12]
     assert [cooled[step] for step in same] == [stable[step] for step in same]
-    assert [values[RATE] for step, values in stable.items() if step > 2] == [pytest.approx(PEAK)] * (WHOLE - 2)
-    expected = [FLOOR + (PEAK - FLOOR) * (1 - math.sqrt((step - 12) / 4)) for step in (13, 14, 15, 16)]
+    assert [values[RATE] for step, values in stable.items() if step > 2] == [
+        pytest.approx(PEAK)
+    ] * (WHOLE - 2)
+    expected = [
+        FLOOR + (PEAK - FLOOR) * (1 - math.sqrt((step - 12) / 4)) for step in (13, 14, 15, 16)
+    ]
     after = [cooled[step][RATE] for step in (13, 14, 15, 16)]
     assert after == pytest.approx(expected)
 
@@ -71,10 +83,15 @@ def test_a_branch_of_a_branch_knows_both(tmp_path: Path) -> None:
     run(last, 1)
     origin = Origin.read(last.paths)
     assert origin is not None
-    assert origin.lineage == ("branch/main step 10 (weights and optimizer); that run with trunk/main step 5")
+    assert origin.lineage == (
+        "branch/main step 10 (weights and optimizer); that run with trunk/main step 5"
+    )
     # a restored run directory without the record has it from its own checkpoint
     last.paths.origin.unlink()
-    run(last.model_copy(update={"batch": last.batch.model_copy(update={"train_samples": 16 * 16})}), 2)
+    run(
+        last.model_copy(update={"batch": last.batch.model_copy(update={"train_samples": 16 * 16})}),
+        2,
+    )
     restored = Origin.read(last.paths)
     assert restored == origin
     assert Manifest.read(last.paths.checkpoints / "global_step15") is not None

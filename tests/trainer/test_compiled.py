@@ -53,15 +53,21 @@ def traced_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def blocks(config: TrainerConfig, compiler: Compiler | None, rules: DocumentRules | None, part: Any) -> list[nn.Module]:
+def blocks(
+    config: TrainerConfig, compiler: Compiler | None, rules: DocumentRules | None, part: Any
+) -> list[nn.Module]:
     """A stage's blocks with the same weights each time."""
     model, rotary = config.model, None
     if model.position_embedding == "rotary":
         rotary = Rotary(rotary_frequencies(model, CPU), rules is not None)
     kernel = build_kernel(model, ALONE, rules, config.precision.dtype)
-    made = [TransformerBlock(model, ALONE, kernel, rotary, part, compiler) for _ in range(model.layers)]
+    made = [
+        TransformerBlock(model, ALONE, kernel, rotary, part, compiler) for _ in range(model.layers)
+    ]
     initialise_stage([(f"blocks.{index}.", block) for index, block in enumerate(made)], 1, ALONE)
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision.dtype]
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[
+        config.precision.dtype
+    ]
     return [block.to(dtype).train() for block in made]
 
 
@@ -81,17 +87,29 @@ def results(
             .to(next(stage[0].parameters()).dtype)
             .requires_grad_()
         )
-        documents = None if rules is None else document_numbers(torch.randint(0, 4, (2, length)), rules.end_id)
+        documents = (
+            None
+            if rules is None
+            else document_numbers(torch.randint(0, 4, (2, length)), rules.end_id)
+        )
         stream: Stream = joined(hidden, documents)
         for block in stage:
             inputs = stream if isinstance(stream, tuple) else (stream,)
-            run = lambda *parts, block=block: block(joined(parts[0], parts[1] if len(parts) > 1 else None))  # noqa: E731
+
+            def run(*parts: torch.Tensor, block: torch.nn.Module = block) -> Stream:
+                return block(joined(parts[0], parts[1] if len(parts) > 1 else None))
+
             stream = checkpoint(run, *inputs, use_reentrant=False) if recomputed else run(*inputs)
         output, _ = hidden_of(stream)
         output.float().square().sum().backward()
         assert hidden.grad is not None
         found += [output.detach(), hidden.grad]
-    found += [parameter.grad for block in stage for parameter in block.parameters() if parameter.grad is not None]
+    found += [
+        parameter.grad
+        for block in stage
+        for parameter in block.parameters()
+        if parameter.grad is not None
+    ]
     if not evaluates:
         return found
     with torch.no_grad():
@@ -132,12 +150,16 @@ class Graphs:
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         def noting(found: list[list[str]]) -> Any:
             def compile_(part: torch.fx.GraphModule, _: Any) -> Any:
-                found.append([str(node.target) for node in part.graph.nodes if node.op == "call_function"])
+                found.append(
+                    [str(node.target) for node in part.graph.nodes if node.op == "call_function"]
+                )
                 return make_boxed_func(part)
 
             return compile_
 
-        return aot_autograd(fw_compiler=noting(self.forward), bw_compiler=noting(self.backward))(graph, inputs)
+        return aot_autograd(fw_compiler=noting(self.forward), bw_compiler=noting(self.backward))(
+            graph, inputs
+        )
 
 
 @pytest.fixture
@@ -162,20 +184,32 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu", "qk_norm": True, "linear_bia
     ],
     ids=["alibi", "dropout", "llama-documents"],
 )
-def test_a_block_with_flex_attention_is_one_graph(options: dict[str, Any], has_documents: bool, graphs: Graphs) -> None:
+def test_a_block_with_flex_attention_is_one_graph(
+    options: dict[str, Any], has_documents: bool, graphs: Graphs
+) -> None:
     """No break: what lies before and behind attention can be fused with all of a block. It computes what blocks with
     their mask in memory do."""
     config, compiler = tiny(layers=2, hidden_size=32, attention_heads=2, **options), Compiler()
     rules = DocumentRules(0, True, True) if has_documents else None
     plain = results(blocks(config, None, rules, "nothing"), rules, False, (16, 8), False)
     found = results(
-        with_kernel(blocks(config, compiler, rules, "nothing"), flex(config, rules)), rules, False, (16, 8), False
+        with_kernel(blocks(config, compiler, rules, "nothing"), flex(config, rules)),
+        rules,
+        False,
+        (16, 8),
+        False,
     )
     for one, other in zip(plain, found, strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-5, atol=INDUCTOR_FP32 * float(one.abs().max()))
-    assert compiler.graphs == len(graphs.forward) == len(graphs.backward) == 2, "the first length, and any other"
+        torch.testing.assert_close(
+            other, one, rtol=1e-5, atol=INDUCTOR_FP32 * float(one.abs().max())
+        )
+    assert compiler.graphs == len(graphs.forward) == len(graphs.backward) == 2, (
+        "the first length, and any other"
+    )
     for forward, backward in zip(graphs.forward, graphs.backward, strict=True):
-        assert forward.count("flex_attention") == 1 and backward.count("flex_attention_backward") == 1
+        assert (
+            forward.count("flex_attention") == 1 and backward.count("flex_attention_backward") == 1
+        )
 
 
 def test_dropout_of_flex_attention_is_in_the_graph(graphs: Graphs) -> None:
@@ -189,13 +223,17 @@ def test_dropout_of_flex_attention_is_in_the_graph(graphs: Graphs) -> None:
     kept, recomputed = found("nothing"), found("block")
     assert all(torch.equal(one, other) for one, other in zip(kept, recomputed, strict=True))
     for forward, backward in zip(graphs.forward, graphs.backward, strict=True):
-        assert forward.count("flex_attention") == 2 and backward.count("flex_attention_backward") == 2
+        assert (
+            forward.count("flex_attention") == 2 and backward.count("flex_attention_backward") == 2
+        )
 
 
 def flex(config: TrainerConfig, rules: DocumentRules | None) -> FlexKernel:
     slopes = torch.tensor(alibi_slopes(config.model.attention_heads))
     kernel = FlexKernel(
-        slopes if config.model.position_embedding == "alibi" else None, rules is not None, compiled=True
+        slopes if config.model.position_embedding == "alibi" else None,
+        rules is not None,
+        compiled=True,
     )
     kernel._block_mask = create_block_mask  # which a GPU has compiled, outside of the blocks
     return kernel
@@ -215,7 +253,9 @@ def test_a_block_with_chosen_kernels_of_torchs_is_one_graph(graphs: Graphs) -> N
     stage = with_kernel(blocks(config, compiler, None, "nothing"), CausalKernel((SDPBackend.MATH,)))
     found = results(stage, None, False, (16,), False)
     for one, other in zip(plain, found, strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-5, atol=INDUCTOR_FP32 * float(one.abs().max()))
+        torch.testing.assert_close(
+            other, one, rtol=1e-5, atol=INDUCTOR_FP32 * float(one.abs().max())
+        )
     (forward,) = graphs.forward
     assert not any("flash" in name or "efficient" in name for name in forward)
     assert torch.backends.cuda.flash_sdp_enabled()
@@ -227,8 +267,13 @@ def test_each_block_of_a_t5_is_one_graph(graphs: Graphs) -> None:
     update = {"model": config.model.model_copy(update={"compile_blocks": True})}
     compiler, mesh = Compiler(), ALONE
     family = family_of(config.model)
-    layers = family.layers(config.model_copy(update=update), mesh, family.head(config, mesh), compiler)
-    encoder, decoder = (next(layer for layer in layers if layer.kind is kind) for kind in (EncoderBlock, DecoderBlock))
+    layers = family.layers(
+        config.model_copy(update=update), mesh, family.head(config, mesh), compiler
+    )
+    encoder, decoder = (
+        next(layer for layer in layers if layer.kind is kind)
+        for kind in (EncoderBlock, DecoderBlock)
+    )
     text, answer = config.model.sequence_length, config.model.decoder_sequence_length
     stream = torch.randn(2, text + answer, config.model.hidden_size, requires_grad=True)
     marks = torch.ones(2, text + answer, dtype=torch.int32)
@@ -244,7 +289,10 @@ def test_products_widened_to_fp32_are_traced_too(monkeypatch: pytest.MonkeyPatch
     """As on processors without 16-bit products."""
     monkeypatch.setattr(matmul, "compute_dtype", lambda tensor: torch.float32)
     config, compiler = tiny(dtype="bf16"), Compiler()
-    plain, found = (results(blocks(config, one, None, "nothing"), None, False, (16,)) for one in (None, compiler))
+    plain, found = (
+        results(blocks(config, one, None, "nothing"), None, False, (16,))
+        for one in (None, compiler)
+    )
     assert all(torch.equal(one, other) for one, other in zip(plain, found, strict=True))
     assert compiler.graphs == 2 * PARTS_ALONE
 
@@ -253,7 +301,10 @@ def test_too_many_variants_end_the_training() -> None:
     """They do not go on uncompiled without a word."""
     config, compiler = tiny(), Compiler()
     stage = blocks(config, compiler, None, "nothing")
-    with torch._dynamo.config.patch(recompile_limit=1), pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+    with (
+        torch._dynamo.config.patch(recompile_limit=1),
+        pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit),
+    ):
         results(stage, None, False)
 
 
@@ -264,7 +315,9 @@ def train(config: TrainerConfig) -> tuple[list[float], list[Tensor], int]:
     engine = Engine.build(config, mesh)
     found = []
     for step, length in enumerate(LENGTHS):
-        found.append(engine.train_step(batches(config, mesh, step, 16), 16, sequence_length=length).loss)
+        found.append(
+            engine.train_step(batches(config, mesh, step, 16), 16, sequence_length=length).loss
+        )
     found.append(engine.measure(batches(config, mesh, 1000, 16), 8 // mesh.data).loss)
     weights = [weight.tensor.clone() for weight in engine.sharded_state().weights]
     graphs = engine.compiler.graphs if engine.compiler else 0
@@ -277,7 +330,13 @@ def train(config: TrainerConfig) -> tuple[list[float], list[Tensor], int]:
     [
         (2, 2, True, {"activation_checkpointing": True, "recompute_blocks": 2}, 3 * PARTS_CUT),
         # What is kept in parts is computed without autograd first: a variant of its own.
-        (1, 2, False, {"activation_checkpointing": True, "partition_activations": True}, 5 * PARTS_CUT),
+        (
+            1,
+            2,
+            False,
+            {"activation_checkpointing": True, "partition_activations": True},
+            5 * PARTS_CUT,
+        ),
     ],
 )
 def test_every_cut_computes_the_same(
@@ -286,13 +345,19 @@ def test_every_cut_computes_the_same(
     """Collectives lie between the parts; dropout masks are those of blocks as they are, on every rank."""
     card = tiny(pipeline, tensor, layers=4, hidden_dropout=0.2, attention_dropout=0.1, **options)
     card = card.model_copy(
-        update={"parallel": card.parallel.model_copy(update={"sequence_parallel": sequence_parallel})}
+        update={
+            "parallel": card.parallel.model_copy(update={"sequence_parallel": sequence_parallel})
+        }
     )
-    compiled_card = card.model_copy(update={"model": card.model.model_copy(update={"compile_blocks": True})})
+    compiled_card = card.model_copy(
+        update={"model": card.model.model_copy(update={"compile_blocks": True})}
+    )
     plain, found = (run_ranks(train, pipeline * tensor, one) for one in (card, compiled_card))
     for (losses, weights, _), (same_losses, same_weights, _) in zip(plain, found, strict=True):
         assert losses == same_losses
-        assert all(torch.equal(one, other) for one, other in zip(weights, same_weights, strict=True))
+        assert all(
+            torch.equal(one, other) for one, other in zip(weights, same_weights, strict=True)
+        )
     assert {made for _, _, made in plain} == {0}
     assert all(0 < made <= graphs for _, _, made in found)
 
@@ -303,10 +368,13 @@ def test_what_inductor_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "BACKEND", "inductor")
     config = tiny(layers=1)
     plain, found = (
-        results(blocks(config, one, None, "nothing"), None, False, (16,), False) for one in (None, Compiler())
+        results(blocks(config, one, None, "nothing"), None, False, (16,), False)
+        for one in (None, Compiler())
     )
     for one, other in zip(plain, found, strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-5, atol=INDUCTOR_FP32 * float(one.abs().max()))
+        torch.testing.assert_close(
+            other, one, rtol=1e-5, atol=INDUCTOR_FP32 * float(one.abs().max())
+        )
     config, compiler = tiny(layers=1, hidden_dropout=0.2), Compiler()
     kept, recomputed = (results(blocks(config, compiler, None, part), None, again, (16,), False) for part, again in
                         (("nothing", False), ("block", True)))  # fmt: skip
@@ -321,7 +389,9 @@ def test_a_node_without_a_compiler_is_refused_at_the_start(monkeypatch: pytest.M
     assert compiler_for(tiny(), CPU) is None
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    with pytest.raises(CardError, match=r"compile_blocks = True: no C\+\+ compiler is on this node"):
+    with pytest.raises(
+        CardError, match=r"compile_blocks = True: no C\+\+ compiler is on this node"
+    ):
         compiler_for(config, CPU)
 
 
@@ -330,7 +400,9 @@ def test_what_a_gpu_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiler_obstacle("cuda") == "the triton package is not installed"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}" if name == "clang" else None)
+    monkeypatch.setattr(
+        "shutil.which", lambda name: f"/usr/bin/{name}" if name == "clang" else None
+    )
     assert compiler_obstacle("cuda") is None
     monkeypatch.setenv("CC", "none-such -O2")
     assert "none is on this node" in str(compiler_obstacle("cuda"))

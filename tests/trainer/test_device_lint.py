@@ -14,14 +14,26 @@ SYNCHRONISES = {"item", "tolist", "cpu", "cuda"}
 GROUPS = {"new_group", "init_process_group", "init_distributed", "split_group"}
 
 ALLOWED: dict[tuple[str, str, str], str] = {
-    ("parallel/agreement.py", "RankGroup.all_true", ".item()"): "of the processors' group, in host memory",
+    (
+        "parallel/agreement.py",
+        "RankGroup.all_true",
+        ".item()",
+    ): "of the processors' group, in host memory",
     (
         "checkpoint/deepspeed/collective.py",
         "_own_copy",
         ".cpu()",
     ): "a save in the original's layout, which stands still",
-    ("checkpoint/randomness.py", "restore", ".tolist()"): "numpy's and Python's own state, at a load",
-    ("spikes/corruption_check.py", "_compute", ".tolist()"): "once a check of the arithmetic, which the card asks for",
+    (
+        "checkpoint/randomness.py",
+        "restore",
+        ".tolist()",
+    ): "numpy's and Python's own state, at a load",
+    (
+        "spikes/corruption_check.py",
+        "_compute",
+        ".tolist()",
+    ): "once a check of the arithmetic, which the card asks for",
     ("debug/dump.py", "_save_tensors", ".cpu()"): "a dump that was asked for",
     ("checkpoint/fingerprint.py", "state_digest", ".cpu()"): "a dump that was asked for",
     (
@@ -29,19 +41,37 @@ ALLOWED: dict[tuple[str, str, str], str] = {
         "_of_rank_0.agreed",
         ".cpu()",
     ): "the norm, once a step: whether the step counts, and is clipped",
-    ("engine.py", "Engine._of_first_rank", ".tolist()"): "loss and norm of the step, once a step, in host memory",
-    ("pipeline/partial_losses.py", "PartialLosses._named", ".tolist()"): "of an evaluation, behind its loss",
+    (
+        "engine.py",
+        "Engine._of_first_rank",
+        ".tolist()",
+    ): "loss and norm of the step, once a step, in host memory",
+    (
+        "pipeline/partial_losses.py",
+        "PartialLosses._named",
+        ".tolist()",
+    ): "of an evaluation, behind its loss",
     ("parallel/replica_check.py", "disagreements", ".tolist()"): "once a check, before a save",
     ("loop.py", "Trainer._earliest_start", ".item()"): "in host memory, at the start",
     ("loop.py", "Trainer._largest", ".tolist()"): "the stop switches, in host memory",
     ("model/random.py", "tensor_region", ".item()"): "a seed drawn on the processor",
-    ("optim/layer_norms.py", "LayerNorms.take", ".tolist()"): "norms of the layers, at the steps that the card names",
+    (
+        "optim/layer_norms.py",
+        "LayerNorms.take",
+        ".tolist()",
+    ): "norms of the layers, at the steps that the card names",
     ("optim/adam8bit.py", "Adam8bit.step", ".item()"): "the count of steps, in host memory",
     ("optim/lamb.py", "Lamb.step", ".item()"): "the count of steps, in host memory",
     ("optim/lamb.py", "Lamb.tensor_sums", ".tolist()"): "a few numbers a tensor, at a save",
-    ("optim/interface.py", "TrainingOptimizer.steps_done", ".item()"): "the count of steps, in host memory",
+    (
+        "optim/interface.py",
+        "TrainingOptimizer.steps_done",
+        ".item()",
+    ): "the count of steps, in host memory",
 }
-NUMPY_ALONE = "data/"  # its lists are of arrays: no tensor is made there but of memory that is mapped
+NUMPY_ALONE = (
+    "data/"  # its lists are of arrays: no tensor is made there but of memory that is mapped
+)
 
 
 class Finder(ast.NodeVisitor):
@@ -63,9 +93,16 @@ class Finder(ast.NodeVisitor):
         self.inside.pop()
 
     def visit_Call(self, node: ast.Call) -> None:
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = (
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        )
         given = {keyword.arg for keyword in node.keywords}
-        if isinstance(node.func, ast.Attribute) and name in SYNCHRONISES and not node.args and not node.keywords:
+        if (
+            isinstance(node.func, ast.Attribute)
+            and name in SYNCHRONISES
+            and not node.args
+            and not node.keywords
+        ):
             self._add(f".{name}()")
         if name in GROUPS and not given & {"timeout", None} and len(node.args) < 2:
             self._add(f"{name} without timeout")
@@ -97,9 +134,13 @@ def findings(root: Path) -> Counter[tuple[str, str, str]]:
 def test_every_place_is_known_with_a_reason() -> None:
     found = findings(ROOT)
     unknown = sorted(
-        key for key in set(found) - set(ALLOWED) if not (key[0].startswith(NUMPY_ALONE) and key[2] == ".tolist()")
+        key
+        for key in set(found) - set(ALLOWED)
+        if not (key[0].startswith(NUMPY_ALONE) and key[2] == ".tolist()")
     )
-    assert not unknown, f"a host synchronisation, a GPU without a number, or a group without a timeout: {unknown}"
+    assert not unknown, (
+        f"a host synchronisation, a GPU without a number, or a group without a timeout: {unknown}"
+    )
     assert not sorted(set(ALLOWED) - set(found)), "these are gone: take them off the list"
     assert all(ALLOWED.values())
 

@@ -35,13 +35,21 @@ def test_resume_on_the_same_topology_is_bitwise(topology: tuple[int, int, int], 
     assert equal(rest.final, whole.final)
 
 
-@pytest.mark.parametrize(("saved", "loaded"), [((2, 1, 2), (1, 2, 2)), ((1, 2, 2), (2, 1, 1))], ids=str)
-def test_resume_on_another_topology(saved: tuple[int, int, int], loaded: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    ("saved", "loaded"), [((2, 1, 2), (1, 2, 2)), ((1, 2, 2), (2, 1, 1))], ids=str
+)
+def test_resume_on_another_topology(
+    saved: tuple[int, int, int], loaded: tuple[int, int, int]
+) -> None:
     (alone,) = stretches([tiny()], 1, 0, END, None)
     (first,) = stretches([tiny(*saved[:2])], saved[2], 0, HALF, None)
     second = resumed(tiny(*loaded[:2]), first.final, loaded[2])
     assert (
-        max(abs(left - right) for left, right in zip(first.losses + second.losses, alone.losses, strict=True)) <= 2e-6
+        max(
+            abs(left - right)
+            for left, right in zip(first.losses + second.losses, alone.losses, strict=True)
+        )
+        <= 2e-6
     )
 
 
@@ -71,7 +79,9 @@ def poisoned(config: TrainerConfig) -> list[Any]:
     """Three steps; in the second a weight of stage 0 makes the loss NaN for this step only."""
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
-    weight = next(item for item in engine.sharded_state().weights if item.name.startswith("blocks."))
+    weight = next(
+        item for item in engine.sharded_state().weights if item.name.startswith("blocks.")
+    )
     results = []
     for step in range(3):
         kept = weight.tensor.clone()
@@ -146,7 +156,12 @@ def dropout_losses(config: TrainerConfig) -> list[float]:
     return losses
 
 
-DROPOUT: dict[str, Any] = {"hidden_dropout": 0.2, "attention_dropout": 0.2, "position_embedding": "rotary", "layers": 4}
+DROPOUT: dict[str, Any] = {
+    "hidden_dropout": 0.2,
+    "attention_dropout": 0.2,
+    "position_embedding": "rotary",
+    "layers": 4,
+}
 UNDROPPED: dict[str, Any] = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 RECOMPUTE: list[dict[str, Any]] = [
     {"recompute_blocks": 1}, {"recompute_blocks": 3}, {},
@@ -156,7 +171,11 @@ RECOMPUTE: list[dict[str, Any]] = [
 
 def recompute_curves(pipeline: int, tensor: int) -> list[tuple[list[float], str]]:
     """Losses and a digest of this rank's weights and optimizer: without dropout, without recomputation, each choice."""
-    choices = [UNDROPPED, {}, *({"activation_checkpointing": True} | choice for choice in RECOMPUTE)]
+    choices = [
+        UNDROPPED,
+        {},
+        *({"activation_checkpointing": True} | choice for choice in RECOMPUTE),
+    ]
     return [trained(tiny(pipeline, tensor, **(DROPOUT | choice))) for choice in choices]
 
 
@@ -202,7 +221,9 @@ def zeros_of(config: TrainerConfig, taken_after: tuple[int, ...]) -> list[int]:
 
 
 def test_zeros_are_counted_until_they_are_asked_for() -> None:
-    value = tiny(1, 2, position_embedding="absolute", max_position_embeddings=20).model_dump(mode="json")
+    value = tiny(1, 2, position_embedding="absolute", max_position_embeddings=20).model_dump(
+        mode="json"
+    )
     value["logging"]["zeros_in_gradient"] = True
     card = TrainerConfig.model_validate(value)
     each, twice = run_ranks(zeros_of, 2, card, (1, 2, 3, 4)), run_ranks(zeros_of, 2, card, (3, 4))
@@ -212,7 +233,9 @@ def test_zeros_are_counted_until_they_are_asked_for() -> None:
 
 def test_params_norm_counts_each_weight_once() -> None:
     tensors = start((1, 1, 1))
-    expected = math.sqrt(sum(kinds["weight"].double().square().sum().item() for kinds in tensors.values()))
+    expected = math.sqrt(
+        sum(kinds["weight"].double().square().sum().item() for kinds in tensors.values())
+    )
     for rank in run_ranks(params_norm, 4, tiny(2, 2)):
         assert abs(rank - expected) < 1e-9 * expected
 
@@ -222,7 +245,9 @@ def world_size_mismatch() -> None:
 
 
 def test_mesh_refuses_a_world_it_does_not_fit() -> None:
-    with pytest.raises(RanksFailed, match=r"tensor 2 x pipeline 2 = 4 does not divide the number of workers \(2\)"):
+    with pytest.raises(
+        RanksFailed, match=r"tensor 2 x pipeline 2 = 4 does not divide the number of workers \(2\)"
+    ):
         run_ranks(world_size_mismatch, 2)
 
 
@@ -231,7 +256,11 @@ def coordinates() -> tuple[int, int, int, tuple[int, ...], bool, bool]:
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
     theirs = PipeModelDataParallelTopology(num_pp=2, num_mp=2, num_dp=2).get_coord(mesh.rank)
-    assert (theirs.pipe, theirs.data, theirs.model) == (mesh.pipeline_rank, mesh.data_rank, mesh.tensor_rank)
+    assert (theirs.pipe, theirs.data, theirs.model) == (
+        mesh.pipeline_rank,
+        mesh.data_rank,
+        mesh.tensor_rank,
+    )
     return (
         mesh.pipeline_rank,
         mesh.data_rank,

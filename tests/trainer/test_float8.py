@@ -87,8 +87,12 @@ def test_products_are_those_of_the_rounded_factors() -> None:
     for one, truth, other in zip(found, exact, wide, strict=True):
         assert one.dtype == BF16
         largest = float(truth.abs().max())
-        torch.testing.assert_close(one.double().view_as(truth), truth, rtol=2**-8, atol=2**-12 * largest)
-        apart = float((one.detach().float() - other.detach().float()).norm() / other.detach().float().norm())
+        torch.testing.assert_close(
+            one.double().view_as(truth), truth, rtol=2**-8, atol=2**-12 * largest
+        )
+        apart = float(
+            (one.detach().float() - other.detach().float()).norm() / other.detach().float().norm()
+        )
         assert 0.005 < apart < 0.1
 
 
@@ -111,14 +115,26 @@ def test_what_a_layer_costs_of_a_model_of_2_billion_parameters() -> None:
 
 def test_the_estimate_holds_the_rounded_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of wide blocks and few tokens: a weight's gradient is most of what comes and goes, and the 8 bits beside it."""
-    wide = {"hidden_size": 4096, "attention_heads": 32, "sequence_length": 64, "attention_dropout": 0.1}
+    wide = {
+        "hidden_size": 4096,
+        "attention_heads": 32,
+        "sequence_length": 64,
+        "attention_dropout": 0.1,
+    }
     config = in_float8(tiny(dtype="bf16", activation_checkpointing=True, **wide))
     monkeypatch.setattr("trainer.engine.device_facts", lambda device: Device("cuda", (9, 0)))
     with meta_stage(config) as worker:
         peak = worker.counted(2).peak
     vocabulary = config.tokenizer.padded_vocabulary_size
     shape = MemoryShape(
-        config.model, config.parallel, config.batch, config.precision, config.optimizer, vocabulary, 1, "efficient"
+        config.model,
+        config.parallel,
+        config.batch,
+        config.precision,
+        config.optimizer,
+        vocabulary,
+        1,
+        "efficient",
     )
     (stage,) = stage_layout(config.model, config.parallel, vocabulary) or ()
     parts = {part.name: part.bytes for part in stage_memory(shape, stage, 4).parts}
@@ -130,7 +146,9 @@ def test_it_is_traced_whole() -> None:
     inputs, weight, gradient = factors()
     own = [value.requires_grad_() for value in (inputs, weight)]
     torch._dynamo.reset()
-    traced = torch.compile(linear, backend="aot_eager", fullgraph=True)(own[0], own[1], None, in_float8=True)
+    traced = torch.compile(linear, backend="aot_eager", fullgraph=True)(
+        own[0], own[1], None, in_float8=True
+    )
     plain = linear(own[0], own[1], None, in_float8=True)
     torch._dynamo.reset()
     assert torch.equal(traced, plain)
@@ -139,7 +157,9 @@ def test_it_is_traced_whole() -> None:
 
 
 def in_float8(config: TrainerConfig) -> TrainerConfig:
-    return config.model_copy(update={"precision": config.precision.model_copy(update={"float8": True})})
+    return config.model_copy(
+        update={"precision": config.precision.model_copy(update={"float8": True})}
+    )
 
 
 def test_the_loss_follows_that_in_bf16_on_every_shape() -> None:
@@ -192,8 +212,14 @@ def card(*sets: str) -> RunCard:
 def test_what_a_node_would_refuse_is_refused_at_launch(
     kind: str, level: Level | None, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = [check for check in attention_checks(card(f"slurm.gpu_kind={kind}")) if check.name == "precision.float8"]
-    assert [(check.level, text in check.text) for check in found] == ([(level, True)] if level else [])
+    found = [
+        check
+        for check in attention_checks(card(f"slurm.gpu_kind={kind}"))
+        if check.name == "precision.float8"
+    ]
+    assert [(check.level, text in check.text) for check in found] == (
+        [(level, True)] if level else []
+    )
     if kind == "A100":
         monkeypatch.setattr("trainer.engine.device_facts", lambda device: Device("cuda", (8, 0)))
         with pytest.raises(CardError, match=text):

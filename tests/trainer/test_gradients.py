@@ -12,7 +12,14 @@ from tests.trainer.cases import tiny
 from tests.trainer.gradients import each, worst
 from tests.trainer.spawn import run_ranks
 
-FOUR = [(4, 1), (1, 4), (2, 2), (2, 1), (1, 2), (1, 1)]  # pipeline x tensor; the rest of four ranks are replicas
+FOUR = [
+    (4, 1),
+    (1, 4),
+    (2, 2),
+    (2, 1),
+    (1, 2),
+    (1, 1),
+]  # pipeline x tensor; the rest of four ranks are replicas
 
 
 def test_the_optimizer_gets_the_fp32_sum_of_the_micro_batches() -> None:

@@ -56,7 +56,12 @@ class Course(Record):
 
 
 def card(
-    pipeline: int, tensor: int, parts: int, dtype: str = "fp32", data: dict[str, Any] | None = None, **model: Any
+    pipeline: int,
+    tensor: int,
+    parts: int,
+    dtype: str = "fp32",
+    data: dict[str, Any] | None = None,
+    **model: Any,
 ) -> TrainerConfig:
     """A block in each of two parts."""
     value = tiny(pipeline, tensor, dtype, layers=pipeline * 2, **model).model_dump(mode="json")
@@ -88,20 +93,37 @@ def _train(config: TrainerConfig, first: int, last: int, tensors: Logical | None
         if step == HALF > first:
             half = copy_state(engine)
         engine.set_learning_rate(3e-3 * min(1.0, (step + 1) / 3))
-        size = 2 * mesh.data * (mesh.pipeline, mesh.pipeline + 1, 2 * mesh.pipeline + 1, 2 * mesh.pipeline)[step % 4]
+        size = (
+            2
+            * mesh.data
+            * (mesh.pipeline, mesh.pipeline + 1, 2 * mesh.pipeline + 1, 2 * mesh.pipeline)[step % 4]
+        )
         length = 8 if step == 2 else None
         result = engine.train_step(batches(config, mesh, step, size), size, step, length)
         losses.append(result.loss)
         norms.append(result.grad_norm)
-    evaluations = [engine.measure(batches(config, mesh, 1000, 2 * count * mesh.data), count).loss for count in (1, 3)]
+    evaluations = [
+        engine.measure(batches(config, mesh, 1000, 2 * count * mesh.data), count).loss
+        for count in (1, 3)
+    ]
     if mesh.data == 1:
-        evaluations += [found.loss for found in engine.measure_each(batches(config, mesh, 1000, 2 * 3), 3)]
+        evaluations += [
+            found.loss for found in engine.measure_each(batches(config, mesh, 1000, 2 * 3), 3)
+        ]
     pipeline = engine._pipeline
     held = [item for items in pipeline.pipe_buffers.values() for item in items]
     leftovers = sum(item is not None for item in held) + sum(
         len(getattr(pipeline, name, ())) for name in ("_asked", "_sent")
     )
-    course = Course(losses, norms, evaluations, engine.disagreeing_parameters(), half, copy_state(engine), leftovers)
+    course = Course(
+        losses,
+        norms,
+        evaluations,
+        engine.disagreeing_parameters(),
+        half,
+        copy_state(engine),
+        leftovers,
+    )
     engine._pipeline.destroy()
     return course
 
@@ -117,14 +139,18 @@ BOUNDS = {"bf16": BF16_LOSS, "fp16": BF16_LOSS / 8}
 
 
 def in_parts(config: TrainerConfig) -> TrainerConfig:
-    return config.model_copy(update={"parallel": config.parallel.model_copy(update={"virtual_stages": 2})})
+    return config.model_copy(
+        update={"parallel": config.parallel.model_copy(update={"virtual_stages": 2})}
+    )
 
 
 @cache
 def trained() -> list[list[Course]]:
     """Of each rank: every plain card, then every one in parts."""
     cards = [*PLAIN.values(), *map(in_parts, PLAIN.values())]
-    ranks: list[list[Course]] = run_ranks(train_each, WORLD, [(config, 0, 3, None) for config in cards])
+    ranks: list[list[Course]] = run_ranks(
+        train_each, WORLD, [(config, 0, 3, None) for config in cards]
+    )
     return ranks
 
 
@@ -136,29 +162,48 @@ def test_parts_train_as_plain_stages_do(name: str) -> None:
     for one, other in zip(plain, parted, strict=True):
         assert (other.disagreements, other.leftovers) == ([], 0)
         assert other.losses == parted[0].losses and other.norms == parted[0].norms
-        assert max(abs(left - right) for left, right in zip(one.losses, other.losses, strict=True)) <= bound
+        assert (
+            max(abs(left - right) for left, right in zip(one.losses, other.losses, strict=True))
+            <= bound
+        )
         pairs = zip(one.evaluations, other.evaluations, strict=True)
-        assert len(one.evaluations) >= 2 and max(abs(left - right) for left, right in pairs) <= bound
+        assert (
+            len(one.evaluations) >= 2 and max(abs(left - right) for left, right in pairs) <= bound
+        )
         if bound == FP32_LOSS:
             assert other.norms == pytest.approx(one.norms, rel=FP32_NORM)
     if bound == FP32_LOSS:
-        whole, gathered = (assemble([course.pieces for course in courses]) for courses in (plain, parted))
+        whole, gathered = (
+            assemble([course.pieces for course in courses]) for courses in (plain, parted)
+        )
         for key, kinds in whole.items():
-            torch.testing.assert_close(gathered[key]["fp32"], kinds["fp32"], rtol=0, atol=FP32_WEIGHT, msg=key)
+            torch.testing.assert_close(
+                gathered[key]["fp32"], kinds["fp32"], rtol=0, atol=FP32_WEIGHT, msg=key
+            )
 
 
 def test_resume_and_recomputation_change_no_bit() -> None:
     """With dropout, on the same shape; on another one the state is the same and the losses are within rounding."""
     config, dropped = card(2, 1, 2), card(2, 1, 2, **DROPOUT)
     recomputed = card(2, 1, 2, **DROPOUT, **RECOMPUTE)
-    first = run_ranks(train_each, WORLD, [(each, 0, 4, None) for each in (config, dropped, recomputed)])
+    first = run_ranks(
+        train_each, WORLD, [(each, 0, 4, None) for each in (config, dropped, recomputed)]
+    )
     half, dropped_half = (assemble([rank[number].half for rank in first]) for number in (0, 1))
-    second = run_ranks(train_each, WORLD, [(dropped, HALF, 4, dropped_half), (card(2, 1, 1), HALF, 4, half)])
+    second = run_ranks(
+        train_each, WORLD, [(dropped, HALF, 4, dropped_half), (card(2, 1, 1), HALF, 4, half)]
+    )
     straight = assemble([rank[1].pieces for rank in first])
     for other in ([rank[2] for rank in first], [rank[0] for rank in second]):
         found = assemble([course.pieces for course in other])
-        assert all(torch.equal(found[name][kind], straight[name][kind]) for name in straight for kind in straight[name])
-    assert first[0][1].losses == first[0][2].losses == first[0][1].losses[:HALF] + second[0][0].losses
+        assert all(
+            torch.equal(found[name][kind], straight[name][kind])
+            for name in straight
+            for kind in straight[name]
+        )
+    assert (
+        first[0][1].losses == first[0][2].losses == first[0][1].losses[:HALF] + second[0][0].losses
+    )
     assert first[0][1].losses != first[0][0].losses
     whole = first[0][0].losses[HALF:]
     assert second[0][1].losses == pytest.approx(whole, abs=FP32_LOSS)
@@ -189,5 +234,9 @@ def test_one_part_is_plain_1f1b() -> None:
     """The order of DeepSpeed's own schedule."""
     for stage in range(4):
         own = [command for step in TrainSchedule(7, 4, stage).steps() for command in step]
-        kinds = [type(command) is ForwardPass for command in own if type(command) in (ForwardPass, BackwardPass)]
+        kinds = [
+            type(command) is ForwardPass
+            for command in own
+            if type(command) in (ForwardPass, BackwardPass)
+        ]
         assert [item.is_forward for item in passes(7, 4, 1, stage)] == kinds

@@ -32,7 +32,9 @@ class Seen(Record):
     masters: list[list[object]]
 
 
-def card(pipeline: int = 1, tensor: int = 1, every: int | None = EVERY, dtype: str = "fp32") -> TrainerConfig:
+def card(
+    pipeline: int = 1, tensor: int = 1, every: int | None = EVERY, dtype: str = "fp32"
+) -> TrainerConfig:
     config = tiny(pipeline, tensor, dtype, **LLAMA | {"activation_checkpointing": tensor == 2})
     logging = config.logging.model_copy(update={"layer_norms_interval": every})
     cut = config.parallel.model_copy(update={"sequence_parallel": pipeline == 2 and tensor == 2})
@@ -61,7 +63,9 @@ def seen(pipeline: int, tensor: int, data: int) -> list[Seen]:
 def by_layer(values: dict[str, Tensor]) -> dict[str, float]:
     squares: dict[str, float] = {}
     for name, value in values.items():
-        squares[layer_of(name)] = squares.get(layer_of(name), 0.0) + float(value.double().square().sum())
+        squares[layer_of(name)] = squares.get(layer_of(name), 0.0) + float(
+            value.double().square().sum()
+        )
     return {layer: math.sqrt(total) for layer, total in squares.items()}
 
 
@@ -77,10 +81,16 @@ def test_each_is_the_norm_of_what_it_says() -> None:
         after = {name: kinds["fp32"] for name, kinds in whole[step + 1].items()}
         moved = {name: value - whole[step][name]["fp32"] for name, value in after.items()}
         weights, updates = by_layer(after), by_layer(moved)
-        assert measure.weight == pytest.approx([weights[layer] for layer in measure.layers], rel=1e-6)
-        assert measure.update == pytest.approx([updates[layer] for layer in measure.layers], rel=1e-4)
+        assert measure.weight == pytest.approx(
+            [weights[layer] for layer in measure.layers], rel=1e-6
+        )
+        assert measure.update == pytest.approx(
+            [updates[layer] for layer in measure.layers], rel=1e-4
+        )
         assert math.hypot(*measure.gradient) == pytest.approx(found.norms[step], rel=1e-6)
-        assert all(value > 0 for value in measure.gradient) and found.norms[step] > 0.3  # it was clipped
+        assert (
+            all(value > 0 for value in measure.gradient) and found.norms[step] > 0.3
+        )  # it was clipped
         assert [math.isnan(value) for value in measure.output] == [True, False, False, True, True]
 
 
@@ -127,8 +137,12 @@ def test_what_a_block_hands_on_is_its_root_mean_square() -> None:
 def test_in_bf16_gradients_add_up_too() -> None:
     (found,) = run_ranks(look, 1, card(dtype="bf16"))
     measure = found.measures[1]
-    assert measure is not None and math.hypot(*measure.gradient) == pytest.approx(found.norms[1], rel=1e-3)
-    assert all(0 < update < weight for update, weight in zip(measure.update, measure.weight, strict=True))
+    assert measure is not None and math.hypot(*measure.gradient) == pytest.approx(
+        found.norms[1], rel=1e-3
+    )
+    assert all(
+        0 < update < weight for update, weight in zip(measure.update, measure.weight, strict=True)
+    )
 
 
 def test_no_step_pays_that_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

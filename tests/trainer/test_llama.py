@@ -31,7 +31,9 @@ SHAPES = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 2, 2)]
 
 
 # ----------------------------------------------------------------------------- shapes
-def card(shape: tuple[int, int, int], kind: str = "llama", dtype: str = "fp32", **model: Any) -> TrainerConfig:
+def card(
+    shape: tuple[int, int, int], kind: str = "llama", dtype: str = "fp32", **model: Any
+) -> TrainerConfig:
     """Sequence parallelism and recomputed blocks on the largest shape alone: the others are without."""
     pipeline, tensor, data = shape
     config = tiny_llama(pipeline, tensor, dtype, kind, **model)
@@ -82,7 +84,9 @@ def test_parts_are_chosen_one_by_one(change: dict[str, Any]) -> None:
     Where no norm stands behind the embedding its gradients are small, and Adam divides by them: 1.3e-5 was seen.
     """
     (alone,) = run_ranks(train, 1, card((1, 1, 1), **change), SIZES)
-    compare_curves([alone], run_ranks(train, 4, card((2, 2, 1), **change), SIZES), weight_bound=3 * FP32_WEIGHT)
+    compare_curves(
+        [alone], run_ranks(train, 4, card((2, 2, 1), **change), SIZES), weight_bound=3 * FP32_WEIGHT
+    )
     assert alone.losses != curves((1, 1, 1), "llama")[0].losses
 
 
@@ -107,11 +111,20 @@ def test_a_training_goes_on_in_another_shape(kind: str) -> None:
 
 def test_a_z_loss_is_a_part_of_the_loss_on_every_shape() -> None:
     """It is told by itself, the cross-entropy is that of the log, and it holds the sums of exponentials down."""
-    (plain,), (alone,) = curves((1, 1, 1), "llama"), run_ranks(train, 1, card((1, 1, 1), z_loss=1e-2), SIZES)
-    compare_curves([alone], run_ranks(train, 8, card((2, 2, 2), z_loss=1e-2), SIZES), weight_bound=3 * FP32_WEIGHT)
+    (plain,), (alone,) = (
+        curves((1, 1, 1), "llama"),
+        run_ranks(train, 1, card((1, 1, 1), z_loss=1e-2), SIZES),
+    )
+    compare_curves(
+        [alone],
+        run_ranks(train, 8, card((2, 2, 2), z_loss=1e-2), SIZES),
+        weight_bound=3 * FP32_WEIGHT,
+    )
     assert [set(parts) for parts in alone.parts] == [{"lm", "z"}] * len(SIZES)
     assert alone.parts[0]["lm"] == pytest.approx(plain.losses[0], abs=2e-6)
-    assert alone.parts[0]["z"] == pytest.approx(1e-2 * math.log(64) ** 2, rel=0.05)  # logits near zero
+    assert alone.parts[0]["z"] == pytest.approx(
+        1e-2 * math.log(64) ** 2, rel=0.05
+    )  # logits near zero
     assert set(alone.measured) == {"lm", "z"} and alone.losses != plain.losses
 
 
@@ -130,14 +143,18 @@ def theirs(config: TrainerConfig) -> Any:
 def test_training_equals_transformers(kind: str) -> None:
     """Same weights and samples: loss, three steps of AdamW, and every weight after them."""
     config = tiny_llama(kind=kind, clip=0.0)
-    config = config.model_copy(update={"batch": config.batch.model_copy(update={"micro_batch_size": 8})})
+    config = config.model_copy(
+        update={"batch": config.batch.model_copy(update={"micro_batch_size": 8})}
+    )
     model, items = theirs(config), llama_tensors(model_facts(config))
     assert type(model).__name__ == ("Qwen3ForCausalLM" if kind == "qwen3" else "LlamaForCausalLM")
     assert set(model.state_dict()) - set(items) <= {"lm_head.weight"}
 
     def loss_of(step: int) -> Tensor:
         tokens = samples(config, step, 8)
-        return functional.cross_entropy(model(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
+        return functional.cross_entropy(
+            model(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten()
+        )
 
     compare_training(config, model, items, loss_of, batches)
 
@@ -151,7 +168,10 @@ def test_the_norm_is_that_of_torch(dtype: torch.dtype) -> None:
     weight = torch.randn(24, generator=generator).to(dtype)
     factors = torch.randn(3, 5, 24, generator=generator).to(dtype)
     found = []
-    for norm in (root_mean_square_norm, lambda each, scale, epsilon: functional.rms_norm(each, (24,), scale, epsilon)):
+    for norm in (
+        root_mean_square_norm,
+        lambda each, scale, epsilon: functional.rms_norm(each, (24,), scale, epsilon),
+    ):
         inputs = [each.clone().requires_grad_() for each in (given, weight)]
         result = norm(*inputs, 1e-5)
         found.append([result, *torch.autograd.grad((result * factors).sum(), inputs)])

@@ -39,19 +39,27 @@ def saved(config: TrainerConfig) -> dict[str, str]:
     """Digests of the tensors' files of the last checkpoint, by name."""
     manifest = Manifest.read(config.paths.checkpoints / f"global_step{END}")
     assert manifest is not None
-    return {entry.path: entry.digest for entry in manifest.files if entry.path.startswith(("weights/", "optimizer/"))}
+    return {
+        entry.path: entry.digest
+        for entry in manifest.files
+        if entry.path.startswith(("weights/", "optimizer/"))
+    }
 
 
 def compiled_at(config: TrainerConfig) -> list[int]:
     """After which iterations a step of a new kind was done, in all attempts."""
     files = sorted(config.paths.attempts.glob("*/phases.jsonl"))
-    return [one.iteration for file in files for one in read_phases(file) if one.phase == "compiling"]
+    return [
+        one.iteration for file in files for one in read_phases(file) if one.phase == "compiling"
+    ]
 
 
 @pytest.mark.parametrize("options", [FLOAT8, COMPILED], ids=["float8", "compiled"])
 def test_a_resume_is_bitwise(options: dict[str, Any], tmp_path: Path) -> None:
     def until(name: str, last: int) -> TrainerConfig:
-        return card(tmp_path, **options, run={"directory": str(tmp_path / name), "exit_interval": last})
+        return card(
+            tmp_path, **options, run={"directory": str(tmp_path / name), "exit_interval": last}
+        )
 
     whole, rest = until("whole", END), until("cut", END)
     for config, number in ((whole, 1), (until("cut", HALF), 1), (rest, 2)):

@@ -47,7 +47,9 @@ class Watched(Trainer):
         checkpoints = self.config.paths.root / "checkpoints"
         if self.mesh.rank != 0:
             return
-        if line == "training ...":  # from now on no checkpoint can be written: a file lies where the folder should be
+        if (
+            line == "training ..."
+        ):  # from now on no checkpoint can be written: a file lies where the folder should be
             checkpoints.write_text("in the way")
         if "SAVE FAILED" in line and self.heal:
             checkpoints.unlink()
@@ -73,17 +75,30 @@ def test_a_failed_save_is_said_and_the_training_goes_on(tmp_path: Path, heal: bo
     if heal:
         assert [reason for reason, _, _ in results] == ["exit-interval"] * 2
         assert len(warnings) == 1
-        assert any("saves failed before this one, at iteration 2;" in line for line in results[0][2])
+        assert any(
+            "saves failed before this one, at iteration 2;" in line for line in results[0][2]
+        )
         assert (marker.reason, marker.checkpoint_step, marker.restart) == ("exit-interval", 5, True)
         assert config.paths.checkpoint(5).is_dir()
     else:
         assert [reason for reason, _, _ in results] == ["error"] * 2
         assert len(warnings) == 3  # of steps 2 and 4, and at the end
-        assert (marker.reason, marker.iteration, marker.checkpoint_step, marker.restart) == ("error", 5, None, True)
+        assert (marker.reason, marker.iteration, marker.checkpoint_step, marker.restart) == (
+            "error",
+            5,
+            None,
+            True,
+        )
         assert "the last save failed" in marker.message
         assert "exit-interval" in marker.message
     records = [json.loads(line) for line in config.paths.metrics.read_text().splitlines()]
-    assert [record["iteration"] for record in records if record["kind"] == "step"] == [1, 2, 3, 4, 5]
+    assert [record["iteration"] for record in records if record["kind"] == "step"] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
 
 
 class OnNode(Watched):
@@ -107,32 +122,53 @@ def attend_on_nodes(config: TrainerConfig, failing: tuple[int, ...]) -> tuple[st
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_one_node_that_twice_cannot_write_a_save_is_left(tmp_path: Path, asynchronous: bool) -> None:
+def test_one_node_that_twice_cannot_write_a_save_is_left(
+    tmp_path: Path, asynchronous: bool
+) -> None:
     config = card(tmp_path, exit_interval=11)
     config = config.model_copy(
         update={"checkpoint": config.checkpoint.model_copy(update={"asynchronous": asynchronous})}
     )
     results = run_ranks(attend_on_nodes, 2, config, (1,), launch=False)
     assert [reason for reason, _, _ in results] == ["error"] * 2
-    assert results[0][1] in ({4} if not asynchronous else {4, 5, 6})  # in the background it is heard of a little later
-    [first] = [line for line in results[0][2] if "alone could not write" in line and "WARNING" in line]
+    assert results[0][1] in (
+        {4} if not asynchronous else {4, 5, 6}
+    )  # in the background it is heard of a little later
+    [first] = [
+        line for line in results[0][2] if "alone could not write" in line and "WARNING" in line
+    ]
     assert first == (
         "tr11: WARNING: n2 alone could not write the save of step 2, to which 1 other node wrote: if the next fails "
         "there too, the training leaves that node"
     )
     marker = EndMarker.read(config.paths.end_marker("7"))
-    assert marker is not None and (marker.reason, marker.restart, marker.node) == ("error", True, "n2")
+    assert marker is not None and (marker.reason, marker.restart, marker.node) == (
+        "error",
+        True,
+        "n2",
+    )
     records = [json.loads(line) for line in config.paths.metrics.read_text().splitlines()]
-    assert [(one["step"], one["node"]) for one in records if one["kind"] == "save-failed"] == [(2, "n2"), (4, "n2")]
-    assert marker.message.startswith("n2 alone could not write the save of step 2 and 4, to which 1 other node wrote")
-    assert "nothing was saved" in marker.message and "Input/output error: /scratch/part" in marker.message
+    assert [(one["step"], one["node"]) for one in records if one["kind"] == "save-failed"] == [
+        (2, "n2"),
+        (4, "n2"),
+    ]
+    assert marker.message.startswith(
+        "n2 alone could not write the save of step 2 and 4, to which 1 other node wrote"
+    )
+    assert (
+        "nothing was saved" in marker.message
+        and "Input/output error: /scratch/part" in marker.message
+    )
 
 
 def test_a_file_system_that_fails_everywhere_is_no_nodes_fault(tmp_path: Path) -> None:
     config = card(tmp_path, exit_interval=7)
     results = run_ranks(attend_on_nodes, 2, config, (0, 1), launch=False)
     marker = EndMarker.read(config.paths.end_marker("7"))
-    assert marker is not None and (marker.node, marker.iteration) == ("", 7)  # it went on to its end
+    assert marker is not None and (marker.node, marker.iteration) == (
+        "",
+        7,
+    )  # it went on to its end
     assert not any("alone could not write" in line for line in results[0][2])
 
 
@@ -157,14 +193,18 @@ def test_a_node_that_alone_cannot_load_refuses_nothing(
     tmp_path: Path, failing: tuple[int, ...], node: str, refused: bool
 ) -> None:
     config = card(tmp_path, exit_interval=2)
-    assert [reason for reason, _, _ in run_ranks(attend_on_nodes, 2, config, (), launch=False)] == ["exit-interval"] * 2
+    assert [reason for reason, _, _ in run_ranks(attend_on_nodes, 2, config, (), launch=False)] == [
+        "exit-interval"
+    ] * 2
     results = run_ranks(fail_to_load, 2, config, failing, launch=False)
     assert [is_refused for is_refused, _ in results] == [refused] * 2, results
     for path in (config.paths.attempt("8") / "failures").glob("*.json"):
         assert json.loads(path.read_text())["node"] == node
 
 
-REFUSED = NodeFilesError("saving: rank 3 on n2: Input/output error", ["n2"], ["n1", "n3"], [errno.EIO])
+REFUSED = NodeFilesError(
+    "saving: rank 3 on n2: Input/output error", ["n2"], ["n1", "n3"], [errno.EIO]
+)
 
 
 @pytest.mark.parametrize(
@@ -172,13 +212,18 @@ REFUSED = NodeFilesError("saving: rank 3 on n2: Input/output error", ["n2"], ["n
     [
         ([REFUSED], ""),
         ([REFUSED, REFUSED], "n2"),
-        ([REFUSED, NodeFilesError("x", ["n3"], ["n1", "n2"], [errno.EIO])], ""),  # another node the second time
+        (
+            [REFUSED, NodeFilesError("x", ["n3"], ["n1", "n2"], [errno.EIO])],
+            "",
+        ),  # another node the second time
         ([REFUSED, NodeFilesError("x", ["n2", "n3"], ["n1"], [errno.EIO] * 2)], ""),
         ([REFUSED, CheckpointError("No space left on device")], ""),
         ([REFUSED, CheckpointError("everywhere"), REFUSED], ""),  # not in a row
     ],
 )
-def test_which_node_keeps_saves_from_coming_about(faults: list[CheckpointError], unable: str) -> None:
+def test_which_node_keeps_saves_from_coming_about(
+    faults: list[CheckpointError], unable: str
+) -> None:
     found = FailedSaves()
     for number, fault in enumerate(faults, 1):
         found = found.after(10 * number, fault)
@@ -190,7 +235,10 @@ def test_which_node_keeps_saves_from_coming_about(faults: list[CheckpointError],
     [
         (OSError(errno.EIO, "Input/output error"), True),
         (OSError(errno.ESTALE, "Stale file handle"), True),
-        (OSError(errno.ENOENT, "No such file or directory"), True),  # where others wrote at that moment: not mounted
+        (
+            OSError(errno.ENOENT, "No such file or directory"),
+            True,
+        ),  # where others wrote at that moment: not mounted
         (OSError(errno.ENOSPC, "No space left on device"), False),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), False),
         (ValueError("one rank describes a place twice"), False),
@@ -211,12 +259,28 @@ def lose_a_rank() -> CheckpointError:
     [
         (CheckpointError("another model"), 0, True),
         (DataError("no such file"), 0, True),
-        (DataError("no such file"), 9, False),  # it could be read at the start: another try may go better
-        (LostWorkerError("data worker 0 was killed"), 0, False),  # of this moment, before a first step too
+        (
+            DataError("no such file"),
+            9,
+            False,
+        ),  # it could be read at the start: another try may go better
+        (
+            LostWorkerError("data worker 0 was killed"),
+            0,
+            False,
+        ),  # of this moment, before a first step too
         (REFUSED, 0, False),  # one node does not reach the files: the next launch is without it
-        (NodeFilesError("no such file", ["n2"], ["n1"], [errno.ENOENT]), 0, True),  # the file is not there
+        (
+            NodeFilesError("no such file", ["n2"], ["n1"], [errno.ENOENT]),
+            0,
+            True,
+        ),  # the file is not there
         (NodeFilesError("EIO", ["n2", "n3"], ["n1"], [errno.EIO] * 2), 0, True),
-        (lose_a_rank(), 0, False),  # else one killed worker would keep every later task from training
+        (
+            lose_a_rank(),
+            0,
+            False,
+        ),  # else one killed worker would keep every later task from training
         (RuntimeError("boom"), 0, False),
     ],
 )
@@ -224,7 +288,9 @@ def test_only_bad_input_is_a_refusal(error: Exception, steps: int, refused: bool
     assert is_refusal(error, steps) is refused
 
 
-def test_a_wrong_clock_on_one_node_does_not_end_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_clock_on_one_node_does_not_end_the_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = Trainer(
         card(tmp_path), tmp_path / "c", AttemptIdentity("7", 1, tmp_path / "s"), HeartbeatWriter(card(tmp_path).paths, 0, "7"),
         SignalFlag(), time.monotonic() - 60,

@@ -46,7 +46,9 @@ def on_ranks() -> list[tuple[Tensor, Tensor, Tensor]]:
 
 def _computed(mesh: Mesh, dtype: torch.dtype, way: str) -> tuple[Tensor, Tensor, Tensor]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(pieces.PIECE_ELEMENTS, "cpu", 20 * WORDS // mesh.tensor)  # several pieces, of several strips
+        patch.setitem(
+            pieces.PIECE_ELEMENTS, "cpu", 20 * WORDS // mesh.tensor
+        )  # several pieces, of several strips
         patch.setitem(pieces.SOFTMAX_ELEMENTS, "cpu", 7 * WORDS // mesh.tensor)
         take(way, patch)
         hidden, table, labels = given(dtype)
@@ -89,4 +91,6 @@ def test_loss_and_gradients_over_two_ranks() -> None:
         assert float(one[0]) == pytest.approx(mean, rel=1e-5), dtype
         for ours, theirs in ((one[1], to_hidden), (torch.cat([one[2], other[2]]), to_rows)):
             assert ours.isfinite().all()
-            assert float((ours.double() - theirs).norm()) <= BOUNDS[dtype] * float(theirs.norm()), dtype
+            assert float((ours.double() - theirs).norm()) <= BOUNDS[dtype] * float(theirs.norm()), (
+                dtype
+            )

@@ -73,7 +73,9 @@ def card(name: str) -> TrainerConfig:
         value["tokenizer"]["padded_vocabulary_size"] = 250_880
         return TrainerConfig.model_validate(value)
     whole = load_card(shipped_folder() / "tr11-176B-ml.toml", (), {}, keep_undefined=True)
-    batch = whole.batch.model_copy(update={"micro_batch_size": 2, "micro_batch_ramp": [], "ramp": None})
+    batch = whole.batch.model_copy(
+        update={"micro_batch_size": 2, "micro_batch_ramp": [], "ramp": None}
+    )
     return whole.model_copy(update={"batch": batch})
 
 
@@ -91,8 +93,13 @@ def seen(name: str) -> Seen:
 
 def found(name: str) -> Budget:
     one, two = seen(name).one, seen(name).two
-    operations, moved = two.operations.total() - one.operations.total(), two.total_bytes - one.total_bytes
-    return Budget(operations, moved, one.operations.total() - operations, one.total_bytes - moved, one.peak)
+    operations, moved = (
+        two.operations.total() - one.operations.total(),
+        two.total_bytes - one.total_bytes,
+    )
+    return Budget(
+        operations, moved, one.operations.total() - operations, one.total_bytes - moved, one.peak
+    )
 
 
 @pytest.mark.parametrize("name", BUDGETS)
@@ -106,7 +113,9 @@ def test_what_the_host_reads_in_a_step(name: str) -> None:
     loss has come by then, and nothing waits for the update.
     """
     assert (seen(name).reads, seen(name).copies, seen(name).order) == (READS, COPIES, [LOSS, NORM])
-    assert not any(seen(name).two.operations[operation] for operation in ("nonzero", "equal", "masked_select"))
+    assert not any(
+        seen(name).two.operations[operation] for operation in ("nonzero", "equal", "masked_select")
+    )
 
 
 def test_fp32_and_counted_zeros_read_as_little() -> None:
@@ -116,7 +125,9 @@ def test_fp32_and_counted_zeros_read_as_little() -> None:
         worker.counted(2)
         assert (worker.reads, worker.order) == (READS, [LOSS, NORM])
         worker.engine.take_zeros()
-        assert worker.reads == READS | {"trainer.optim.watch.take_zeros": 1}, "at the logging interval"
+        assert worker.reads == READS | {"trainer.optim.watch.take_zeros": 1}, (
+            "at the logging interval"
+        )
 
 
 def test_products_of_the_176b_stages_are_those_of_the_formula() -> None:
@@ -124,7 +135,9 @@ def test_products_of_the_176b_stages_are_those_of_the_formula() -> None:
     first, middle, last = (seen(name).one.product_flops for name in STAGES)
     parallel, samples = config.parallel, config.batch.micro_batch_size
     whole = parallel.tensor * (first + (parallel.pipeline - 2) * middle + last)
-    assert whole == flops.hardware_flops(config.model, config.tokenizer.padded_vocabulary_size, samples)
+    assert whole == flops.hardware_flops(
+        config.model, config.tokenizer.padded_vocabulary_size, samples
+    )
 
 
 def test_products_of_the_1b7_model_are_those_of_the_formula() -> None:
@@ -139,7 +152,10 @@ def test_estimate_states_no_less_than_the_peak(name: str) -> None:
     half a gigabyte of 42.
     """
     config = card(name)
-    replicas, vocabulary = REPLICAS if name in STAGES else 1, config.tokenizer.padded_vocabulary_size
+    replicas, vocabulary = (
+        REPLICAS if name in STAGES else 1,
+        config.tokenizer.padded_vocabulary_size,
+    )
     shape = MemoryShape(
         config.model, config.parallel, config.batch, config.precision, config.optimizer, vocabulary, replicas,
         "flex", "cuda",

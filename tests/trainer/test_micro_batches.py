@@ -18,7 +18,11 @@ from trainer.schedule.rules import cross_problems
 
 GROWING = {"micro_batch_ramp": [{"from_batch": 16, "size": 2}, {"from_batch": 32, "size": 4}]}
 RAMP: dict[str, Any] = {
-    "batch": {"micro_batch_size": 1, "global_batch_size": 32, "ramp": {"start": 8, "increment": 8, "samples": 96}},
+    "batch": {
+        "micro_batch_size": 1,
+        "global_batch_size": 32,
+        "ramp": {"start": 8, "increment": 8, "samples": 96},
+    },
     "curriculum": {"kind": "linear", "start_length": 8, "step": 4, "total_steps": 8},
     "model": {"activation_checkpointing": True},
     "evaluation": {"interval": 3, "iterations": 1},
@@ -30,7 +34,9 @@ STEEP = {"ramp": {"start": 8, "increment": 8, "samples": 48}}
 STEEP_STEPS = (2, 1, 1, 1)
 
 
-def ramped(folder: Path, name: str, shape: dict[str, int], until: int = LAST, **batch: Any) -> TrainerConfig:
+def ramped(
+    folder: Path, name: str, shape: dict[str, int], until: int = LAST, **batch: Any
+) -> TrainerConfig:
     run = {"directory": str(folder / name), "exit_interval": until}
     return card(folder, **{**RAMP, "batch": {**RAMP["batch"], **batch}}, parallel=shape, run=run)
 
@@ -60,7 +66,9 @@ def same_course(small: TrainerConfig, grown: TrainerConfig, steps: tuple[int, ..
 def test_the_course_of_small_micro_batches_and_a_restart_agree(tmp_path: Path) -> None:
     alone = {"tensor": 1, "pipeline": 1}
     small, grown = ramped(tmp_path, "small", alone), ramped(tmp_path, "grown", alone, **GROWING)
-    cut = ramped(tmp_path, "grown", alone, 5, **GROWING)  # at the second level: the next one begins in twos
+    cut = ramped(
+        tmp_path, "grown", alone, 5, **GROWING
+    )  # at the second level: the next one begins in twos
     whole = ramped(tmp_path, "whole", alone, **GROWING)
     ends = [("exit-interval", number) for number in (LAST, 5, LAST, LAST)]
     assert run_ranks(train_all, 1, small, cut, grown, whole, launch=False) == [ends]
@@ -87,14 +95,32 @@ def test_the_course_is_the_same_on_eight_processes(tmp_path: Path) -> None:
             "batch",
             "level 2000",
         ),
-        ({"micro_batch_ramp": [{"from_batch": 784, "size": 4}]}, "batch", "level 784 must be divisible"),
-        ({"micro_batch_ramp": [{"from_batch": 790, "size": 2}]}, "batch.micro_batch_ramp.0.from_batch", "a level"),
-        ({"micro_batch_ramp": [{"from_batch": 192, "size": 2}]}, "batch.micro_batch_ramp.0.from_batch", "above 192"),
-        ({"micro_batch_ramp": [{"from_batch": 784, "size": 1}]}, "batch.micro_batch_ramp.0.size", "larger than 1"),
+        (
+            {"micro_batch_ramp": [{"from_batch": 784, "size": 4}]},
+            "batch",
+            "level 784 must be divisible",
+        ),
+        (
+            {"micro_batch_ramp": [{"from_batch": 790, "size": 2}]},
+            "batch.micro_batch_ramp.0.from_batch",
+            "a level",
+        ),
+        (
+            {"micro_batch_ramp": [{"from_batch": 192, "size": 2}]},
+            "batch.micro_batch_ramp.0.from_batch",
+            "above 192",
+        ),
+        (
+            {"micro_batch_ramp": [{"from_batch": 784, "size": 1}]},
+            "batch.micro_batch_ramp.0.size",
+            "larger than 1",
+        ),
         ({"ramp": None, "micro_batch_ramp": [{"from_batch": 784, "size": 2}]}, "", ""),
     ],
 )
-def test_each_level_of_the_ramp_must_hold_whole_micro_batches(batch: dict[str, Any], key: str, rule: str) -> None:
+def test_each_level_of_the_ramp_must_hold_whole_micro_batches(
+    batch: dict[str, Any], key: str, rule: str
+) -> None:
     """The original's ramp on eight replicas."""
     found = cross_problems(full_card(batch=batch), 8)
     assert bool(found) == bool(key)

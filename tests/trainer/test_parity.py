@@ -37,10 +37,15 @@ from tests.trainer.spawn import run_ranks
 
 @cache
 def curves(
-    topology: tuple[int, int, int], dtype: str = "fp32", recompute: bool = False, positions: str = "alibi"
+    topology: tuple[int, int, int],
+    dtype: str = "fp32",
+    recompute: bool = False,
+    positions: str = "alibi",
 ) -> list[Curve]:
     pipeline, tensor, data = topology
-    card = tiny(pipeline, tensor, dtype, activation_checkpointing=recompute, position_embedding=positions)
+    card = tiny(
+        pipeline, tensor, dtype, activation_checkpointing=recompute, position_embedding=positions
+    )
     return run_ranks(train, pipeline * tensor * data, card)
 
 
@@ -79,14 +84,21 @@ def test_fp32_equals_one_process(topology: tuple[int, int, int]) -> None:
     check_replicas(ranks)
     curve = ranks[0]
     assert furthest(curve.losses, reference.losses) <= FP32_LOSS
-    relative = [abs(left - right) / right for left, right in zip(norms(curve), norms(reference), strict=True)]
+    relative = [
+        abs(left - right) / right
+        for left, right in zip(norms(curve), norms(reference), strict=True)
+    ]
     assert max(relative) <= FP32_NORM
     assert abs(curve.evaluation - reference.evaluation) <= FP32_LOSS
     assert abs(curve.params_norm - reference.params_norm) <= 1e-6 * reference.params_norm
-    whole, gathered = (assemble([rank.pieces for rank in found]) for found in (curves((1, 1, 1)), ranks))
+    whole, gathered = (
+        assemble([rank.pieces for rank in found]) for found in (curves((1, 1, 1)), ranks)
+    )
     assert gathered.keys() == whole.keys()
     for name, kinds in whole.items():
-        torch.testing.assert_close(gathered[name]["fp32"], kinds["fp32"], rtol=0, atol=FP32_WEIGHT, msg=name)
+        torch.testing.assert_close(
+            gathered[name]["fp32"], kinds["fp32"], rtol=0, atol=FP32_WEIGHT, msg=name
+        )
 
 
 @pytest.mark.parametrize("topology", [(2, 1, 1), (1, 2, 2), (2, 2, 2)], ids=str)
@@ -112,16 +124,22 @@ def test_absolute_positions_under_all_axes() -> None:
     ranks = curves((2, 2, 1), positions="absolute")
     check_replicas(ranks)
     assert furthest(ranks[0].losses, reference.losses) <= FP32_LOSS
-    assert furthest(curves((1, 1, 1))[0].losses, reference.losses) > 1e-3  # the option does something
+    assert (
+        furthest(curves((1, 1, 1))[0].losses, reference.losses) > 1e-3
+    )  # the option does something
 
 
 def test_repeat_is_bitwise_equal() -> None:
     first = curves((2, 1, 2), recompute=True)
     pipeline, tensor, data = 2, 1, 2
-    second = run_ranks(train, pipeline * tensor * data, tiny(pipeline, tensor, activation_checkpointing=True))
+    second = run_ranks(
+        train, pipeline * tensor * data, tiny(pipeline, tensor, activation_checkpointing=True)
+    )
     for before, after in zip(first, second, strict=True):
         assert before.losses == after.losses
-        assert all(torch.equal(before.weights[name], after.weights[name]) for name in before.weights)
+        assert all(
+            torch.equal(before.weights[name], after.weights[name]) for name in before.weights
+        )
 
 
 def test_recomputation_changes_no_bit() -> None:
@@ -149,5 +167,8 @@ def test_random_shapes_equal_one_process(draw: int) -> None:
     ranks = run_ranks(train, pipeline * tensor * data, tiny(pipeline, tensor, **model))
     check_replicas(ranks)
     assert furthest(ranks[0].losses, reference.losses) <= FP32_LOSS
-    relative = [abs(left - right) / right for left, right in zip(norms(ranks[0]), norms(reference), strict=True)]
+    relative = [
+        abs(left - right) / right
+        for left, right in zip(norms(ranks[0]), norms(reference), strict=True)
+    ]
     assert max(relative) <= FP32_NORM

@@ -36,7 +36,9 @@ Answer = tuple[list[float], list[float], dict[str, Tensor]]
 def card(tensor: int, sequence_parallel: bool = False, **model: Any) -> TrainerConfig:
     config = tiny(2, tensor, **model)
     return config.model_copy(
-        update={"parallel": config.parallel.model_copy(update={"sequence_parallel": sequence_parallel})}
+        update={
+            "parallel": config.parallel.model_copy(update={"sequence_parallel": sequence_parallel})
+        }
     )
 
 
@@ -52,7 +54,11 @@ def by_deepspeed(config: TrainerConfig) -> Answer:
     results = [engine.train_step(micro_batches(config, step), SIZE) for step in range(STEPS)]
     weights = {name: parameter.detach().clone() for name, parameter in engine.named_parameters()}
     engine.close()
-    return [result.loss for result in results], [result.grad_norm or 0.0 for result in results], weights
+    return (
+        [result.loss for result in results],
+        [result.grad_norm or 0.0 for result in results],
+        weights,
+    )
 
 
 class Stage(nn.Module):
@@ -61,11 +67,15 @@ class Stage(nn.Module):
     def __init__(self, config: TrainerConfig, mesh: Mesh, head: LanguageModelHead):
         super().__init__()
         rules = DocumentRules.of(config.data)
-        layers = gpt_layers(config.model, config.tokenizer.padded_vocabulary_size, mesh, head, rules)
+        layers = gpt_layers(
+            config.model, config.tokenizer.padded_vocabulary_size, mesh, head, rules
+        )
         middle = next(index for index, layer in enumerate(layers) if layer.prefix == "blocks.1.")
         self.layers: list[Layer] = layers[:middle] if mesh.is_first_stage else layers[middle:]
         self.built = nn.ModuleList(layer.kind(*layer.arguments) for layer in self.layers)
-        self.named = [(layer.prefix, module) for layer, module in zip(self.layers, self.built, strict=True)]
+        self.named = [
+            (layer.prefix, module) for layer, module in zip(self.layers, self.built, strict=True)
+        ]
         initialise_stage(self.named, config.run.seed, mesh)
 
     def forward(self, stream: Tensor) -> Tensor:
@@ -141,11 +151,20 @@ def by_torch(config: TrainerConfig, schedule_name: str) -> Answer:
         ("1f1b", 2, False, "alibi"),
     ],
 )
-def test_two_engines_train_alike(schedule: str, tensor: int, sequence_parallel: bool, positions: str) -> None:
+def test_two_engines_train_alike(
+    schedule: str, tensor: int, sequence_parallel: bool, positions: str
+) -> None:
     config = card(tensor, sequence_parallel, position_embedding=positions)
-    ours, theirs = run_ranks(by_deepspeed, 2 * tensor, config), run_ranks(by_torch, 2 * tensor, config, schedule)
-    for (losses, norms, weights), (other_losses, other_norms, other_weights) in zip(ours, theirs, strict=True):
-        assert losses[-1] < losses[0] - 0.1 and min(norms) > config.optimizer.clip_grad  # it learns, every step clips
+    ours, theirs = (
+        run_ranks(by_deepspeed, 2 * tensor, config),
+        run_ranks(by_torch, 2 * tensor, config, schedule),
+    )
+    for (losses, norms, weights), (other_losses, other_norms, other_weights) in zip(
+        ours, theirs, strict=True
+    ):
+        assert (
+            losses[-1] < losses[0] - 0.1 and min(norms) > config.optimizer.clip_grad
+        )  # it learns, every step clips
         torch.testing.assert_close(other_losses, losses, atol=2e-6, rtol=0)
         torch.testing.assert_close(other_norms, norms, atol=0, rtol=1e-5)
         assert other_weights.keys() == weights.keys()

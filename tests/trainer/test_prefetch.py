@@ -36,7 +36,9 @@ class FakeCuda:
         patch.setattr(torch.cuda, "stream", self.entered)
         patch.setattr(torch.cuda, "current_stream", lambda device: self)
         patch.setattr(torch.cuda, "Event", lambda: self)
-        patch.setattr(Tensor, "record_stream", lambda tensor, stream: self.calls.append("kept for main"))
+        patch.setattr(
+            Tensor, "record_stream", lambda tensor, stream: self.calls.append("kept for main")
+        )
         patch.setattr("trainer.data.prefetch._copied", self.copied)
 
     @contextlib.contextmanager
@@ -150,7 +152,8 @@ def losses_with(fake: bool) -> list[float]:
             patch.setattr("trainer.engine.BatchesAhead", lambda device, *needs: ahead(GPU, *needs))
         engine = Engine.build(config, mesh)
         losses = [
-            engine.train_step(batches(config, mesh, step, size), size).loss for step, size in enumerate((8, 16, 16))
+            engine.train_step(batches(config, mesh, step, size), size).loss
+            for step, size in enumerate((8, 16, 16))
         ]
         losses.append(engine.measure(batches(config, mesh, 9, 16), 8).loss)
         engine.close()

@@ -39,7 +39,9 @@ def copy(archive: Archive, config: TrainerConfig, kind: Kind, tar: bool) -> Rece
     )  # fmt: skip
 
 
-def test_a_restored_checkpoint_trains_on_with_the_same_losses(tmp_path: Path, object_store: ObjectStore) -> None:
+def test_a_restored_checkpoint_trains_on_with_the_same_losses(
+    tmp_path: Path, object_store: ObjectStore
+) -> None:
     whole = training(tmp_path, "whole")
     assert run(whole) == ("exit-interval", 6)
     expected = curve(whole)
@@ -48,7 +50,10 @@ def test_a_restored_checkpoint_trains_on_with_the_same_losses(tmp_path: Path, ob
         "folder": FolderArchive(tmp_path / "store", "store", "tiny"),
         "bucket": object_store.open(),
     }
-    full = {name: copy(archive, whole, "full", tar=name == "folder") for name, archive in archives.items()}
+    full = {
+        name: copy(archive, whole, "full", tar=name == "folder")
+        for name, archive in archives.items()
+    }
     weights = copy(archives["bucket"], whole, "weights", tar=False)
     shutil.rmtree(whole.paths.checkpoints)
     for number, (name, receipt) in enumerate(full.items(), start=2):

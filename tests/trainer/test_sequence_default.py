@@ -12,7 +12,9 @@ from tr11ops.runcard.card import load_card, resolved
 from tr11ops.runcard.rules import card_warnings
 from trainer.config.card import load_trainer_config
 
-CARD = Path(__file__).parents[1] / "data" / "small-card.toml"  # tensor 2, 128 tokens; it does not say
+CARD = (
+    Path(__file__).parents[1] / "data" / "small-card.toml"
+)  # tensor 2, 128 tokens; it does not say
 LINEAR = ["curriculum.start_length=8", "curriculum.total_steps=5"]
 DISCRETE = ["curriculum.kind=discrete", "curriculum.until_steps=[5]"]
 
@@ -33,7 +35,9 @@ DISCRETE = ["curriculum.kind=discrete", "curriculum.until_steps=[5]"]
     ],
     ids=str,
 )
-def test_it_is_on_where_tensor_ranks_can_cut_every_length(overrides: list[str], expected: bool) -> None:
+def test_it_is_on_where_tensor_ranks_can_cut_every_length(
+    overrides: list[str], expected: bool
+) -> None:
     card = load_card(CARD, overrides, {})
     assert card.parallel.sequence_parallel is expected
     assert resolved(card)["parallel"]["sequence_parallel"] is expected
@@ -47,7 +51,11 @@ def test_it_is_on_where_tensor_ranks_can_cut_every_length(overrides: list[str], 
     ],
 )
 def test_a_length_that_keeps_it_off_is_named(overrides: list[str], key: str) -> None:
-    (line,) = (str(found) for found in card_warnings(load_card(CARD, overrides, {})) if "sequence_par" in str(found))
+    (line,) = (
+        str(found)
+        for found in card_warnings(load_card(CARD, overrides, {}))
+        if "sequence_par" in str(found)
+    )
     assert line.startswith(
         f"{key}: is not divisible by parallel.tensor (2): parallel.sequence_parallel is off; use mul"
     )

@@ -43,7 +43,9 @@ def curves(shape: tuple[int, int], optimizer: str) -> list[Curve]:
     return run_ranks(train, tensor * data, config, SIZES, t5_batches)
 
 
-@pytest.mark.parametrize(("shape", "optimizer"), [*((shape, "adamw") for shape in SHAPES), ((2, 2), "lamb")], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "optimizer"), [*((shape, "adamw") for shape in SHAPES), ((2, 2), "lamb")], ids=str
+)
 def test_every_shape_has_one_curve(shape: tuple[int, int], optimizer: str) -> None:
     compare_curves(curves((1, 1), optimizer), curves(shape, optimizer))
 
@@ -57,7 +59,9 @@ def test_parameters_are_counted_as_they_are(shape: tuple[int, int]) -> None:
     assert count.total == sum(kinds["weight"].numel() for kinds in whole.values())
     (stage,) = flops.stage_layout(config.model, config.parallel, vocabulary) or ()
     for rank in ranks:
-        assert sum(tensor.numel() for tensor in rank.weights.values()) == stage.parameters_per_worker
+        assert (
+            sum(tensor.numel() for tensor in rank.weights.values()) == stage.parameters_per_worker
+        )
 
 
 def test_operations_are_counted_as_they_are() -> None:
@@ -65,7 +69,10 @@ def test_operations_are_counted_as_they_are() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     config = tiny_t5()
-    model, drawn = theirs(config, "eager"), t5_samples(config, 0, 2)  # others' scores are not counted on CPUs
+    model, drawn = (
+        theirs(config, "eager"),
+        t5_samples(config, 0, 2),
+    )  # others' scores are not counted on CPUs
     with FlopCounterMode(display=False) as counter:
         their_loss(model, drawn)
     assert flops.model_flops(config.model, 64, 2) == 3 * counter.get_total_flops()
@@ -74,7 +81,9 @@ def test_operations_are_counted_as_they_are() -> None:
 def test_a_resumed_training_goes_on_bit_for_bit() -> None:
     """With dropout, in recomputed blocks. Its workers also pass the check for silent corruption."""
     model = {"hidden_dropout": 0.1, "attention_dropout": 0.1, "activation_checkpointing": True}
-    ((went_on, resumed, same, faults),) = run_ranks(interrupted, 1, tiny_t5(model=model), t5_batches)
+    ((went_on, resumed, same, faults),) = run_ranks(
+        interrupted, 1, tiny_t5(model=model), t5_batches
+    )
     assert went_on == resumed and same and not faults
     assert len(set(went_on)) == 3
 
@@ -83,7 +92,9 @@ def test_a_resumed_training_goes_on_bit_for_bit() -> None:
 def test_a_reshaped_training_goes_on(shape: tuple[int, int]) -> None:
     """The state of one rank, on two: losses within the rounding of other sums."""
     whole, first = assemble([curves((1, 1), "adamw")[0].pieces]), len(SIZES)
-    (alone,) = run_ranks(goes_on, 1, tiny_t5(optimizer={"epsilon": 1e-6}, model=EIGHT), whole, first, t5_batches)
+    (alone,) = run_ranks(
+        goes_on, 1, tiny_t5(optimizer={"epsilon": 1e-6}, model=EIGHT), whole, first, t5_batches
+    )
     config = tiny_t5(shape[0], optimizer={"epsilon": 1e-6}, model=EIGHT)
     for losses in run_ranks(goes_on, 2, config, whole, first, t5_batches):
         assert losses == pytest.approx(alone, abs=FP32_LOSS, rel=0)
@@ -92,7 +103,9 @@ def test_a_reshaped_training_goes_on(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("granularity", ["full", "selective"])
 def test_recomputed_blocks_change_no_bit(granularity: str) -> None:
     model = {**EIGHT, "activation_checkpointing": True, "recompute_granularity": granularity}
-    (found,) = run_ranks(train, 1, tiny_t5(model=model, optimizer={"epsilon": 1e-6}), SIZES, t5_batches)
+    (found,) = run_ranks(
+        train, 1, tiny_t5(model=model, optimizer={"epsilon": 1e-6}), SIZES, t5_batches
+    )
     assert found.losses == curves((1, 1), "adamw")[0].losses
 
 
@@ -101,7 +114,9 @@ def theirs(config: TrainerConfig, attention: str = "sdpa") -> Any:
     """Theirs, with one table of positions for both sides, and a bias of words that is trained."""
     torch.manual_seed(3)
     shape = t5_config(model_facts(config), "float32")
-    model: Any = BlenderbotForConditionalGeneration(BlenderbotConfig(**shape, attn_implementation=attention))
+    model: Any = BlenderbotForConditionalGeneration(
+        BlenderbotConfig(**shape, attn_implementation=attention)
+    )
     model.model.decoder.embed_positions.weight = model.model.encoder.embed_positions.weight
     bias = model.final_logits_bias
     del model.final_logits_bias
@@ -120,7 +135,9 @@ def their_loss(model: Any, drawn: dict[str, Tensor]) -> Tensor:
         decoder_input_ids=drawn["text_dec"],
         decoder_attention_mask=drawn["dec_mask"],
     )
-    each = functional.cross_entropy(out.logits.transpose(1, 2), drawn["labels"].clamp(min=0), reduction="none")
+    each = functional.cross_entropy(
+        out.logits.transpose(1, 2), drawn["labels"].clamp(min=0), reduction="none"
+    )
     return (each * drawn["loss_mask"]).sum() / drawn["loss_mask"].sum()
 
 
@@ -129,9 +146,17 @@ def test_training_equals_transformers_blenderbot() -> None:
     batch = {"micro_batch_size": 8, "global_batch_size": 8}
     config = tiny_t5(batch=batch, optimizer={"clip_grad": 0.0, "weight_decay": 0.1})
     model, items = theirs(config), t5_tensors(model_facts(config))
-    tied = {f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")} | {"lm_head.weight"}
+    tied = {f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")} | {
+        "lm_head.weight"
+    }
     assert set(model.state_dict()) - set(items) <= tied
-    compare_training(config, model, items, lambda step: their_loss(model, t5_samples(config, step, 8)), t5_batches)
+    compare_training(
+        config,
+        model,
+        items,
+        lambda step: their_loss(model, t5_samples(config, step, 8)),
+        t5_batches,
+    )
 
 
 # ----------------------------------------------------------------------------- pieces
@@ -150,7 +175,10 @@ def test_a_micro_batch_is_both_sides_and_what_counts() -> None:
     ("sections", "key"),
     [
         ({"model": {"position_embedding": "alibi"}}, "model.position_embedding"),
-        ({"model": {"max_position_embeddings": 16, "decoder_sequence_length": 17}}, "model.max_position_embeddings"),
+        (
+            {"model": {"max_position_embeddings": 16, "decoder_sequence_length": 17}},
+            "model.max_position_embeddings",
+        ),
         ({"parallel": {"pipeline": 2}}, "parallel.pipeline"),
         ({"parallel": {"tensor": 2, "sequence_parallel": True}}, "parallel.sequence_parallel"),
         ({"checkpoint": {"format": "deepspeed"}}, "checkpoint.format"),
@@ -159,7 +187,9 @@ def test_a_micro_batch_is_both_sides_and_what_counts() -> None:
 def test_what_it_cannot_do_is_refused(sections: dict[str, Any], key: str) -> None:
     problems = cross_problems(tiny_t5(**sections), 2)
     found = [problem for problem in problems if problem.key == key]
-    assert found and (key == "model.max_position_embeddings" or 'model.family = "t5"' in str(found[0])), problems
+    assert found and (
+        key == "model.max_position_embeddings" or 'model.family = "t5"' in str(found[0])
+    ), problems
 
 
 def test_a_curriculum_is_refused_and_sequences_stay_whole() -> None:

@@ -33,7 +33,11 @@ def shared(twin: Twin, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sce
 def scene(request: pytest.FixtureRequest, twin: Twin, tmp_path: Path) -> Iterator[Scene]:
     """The run of one scenario, which is well again after it; one of its own is ended."""
     asked: Scenario = request.param
-    made = Scene(twin, tmp_path, asked.changes) if asked.is_alone else request.getfixturevalue("shared")
+    made = (
+        Scene(twin, tmp_path, asked.changes)
+        if asked.is_alone
+        else request.getfixturevalue("shared")
+    )
     made.write_card(*asked.changes)
     made.by_mail = False
     yield made

@@ -134,9 +134,14 @@ class FaultJudge:
             self._heal()
         elif fault.ends_launch:
             self.repaired_at = time.monotonic()
-            self.until(lambda: self._ended(launches) or self._is_held(), f"{fault.kind} on {target}: the launch's end")
+            self.until(
+                lambda: self._ended(launches) or self._is_held(),
+                f"{fault.kind} on {target}: the launch's end",
+            )
         if fault.target == "spare":
-            self.until(lambda: target in self.run.excluded(), f"the dead spare {target} is excluded")
+            self.until(
+                lambda: target in self.run.excluded(), f"the dead spare {target} is excluded"
+            )
         if fault.kind == "slow-steps":
             self._exclude_as_its_page_says(target)
         held = self.trains_beyond(max(before, self.iteration()) + MORE_STEPS, fault)
@@ -177,9 +182,16 @@ class FaultJudge:
             # the first runs the batch script, whether workers run on it or not
             return self.draw.choice([name for name in job.nodes[1:] if name not in used])
         if fault.target == "elsewhere":
-            return self.draw.choice([name for name in self.twin.plan.gpu_node_names if name not in job.nodes])
+            return self.draw.choice(
+                [name for name in self.twin.plan.gpu_node_names if name not in job.nodes]
+            )
         suspected: list[str] = next(
-            (one["suspects"] for one in self.run.launches()[::-1] if one["cause"] == "node" and one["suspects"]), []
+            (
+                one["suspects"]
+                for one in self.run.launches()[::-1]
+                if one["cause"] == "node" and one["suspects"]
+            ),
+            [],
         )
         # the second time on the same node is its own fault, by the rules: once is what is tried here
         return self.draw.choice([name for name in used if name not in suspected or fault.is_guilty])
@@ -217,7 +229,9 @@ class FaultJudge:
         """As a person does once the site has repaired it. The controller may still be busy with what was broken."""
         self.until(
             lambda: (
-                self.run.tr11("nodes", "include", node, "--force", "--yes", "--reason", PERSON, expect=None).returncode
+                self.run.tr11(
+                    "nodes", "include", node, "--force", "--yes", "--reason", PERSON, expect=None
+                ).returncode
                 == 0
             ),
             f"{node} may be used again",
@@ -249,7 +263,9 @@ class FaultJudge:
             self._end_a_zombie()
             return False
 
-        self.until(is_beyond, f"iteration {iteration + 1}" + (f" after {fault.kind}" if fault else ""))
+        self.until(
+            is_beyond, f"iteration {iteration + 1}" + (f" after {fault.kind}" if fault else "")
+        )
         return was_held
 
     def _let_go(self) -> None:
@@ -318,14 +334,20 @@ class FaultJudge:
         burned = tasks - tasks_waiting(self.jobs())
         if burned > allowed:
             self.wrong.append(f"{fault.kind} on {node}: {burned} tasks were burned")
-        if fault.kind == LIMIT_LOWERED and EndMarker.read(self.run.paths.attempts / last / "end.json") is None:
+        if (
+            fault.kind == LIMIT_LOWERED
+            and EndMarker.read(self.run.paths.attempts / last / "end.json") is None
+        ):
             self.wrong.append(f"{fault.kind} on {node}: task {last} was killed at its limit")
 
     def _judge(self, fault: DrawnFault, node: str, launches: int) -> None:
         now = self.run.launches()
         if fault.is_guilty and node in now[-1]["nodes"]:
             self.wrong.append(f"{fault.kind} on {node}: it trains on it again")
-        if fault.kind == SAVE_ERROR and f"{node} alone could not write the save" not in now[launches - 1]["summary"]:
+        if (
+            fault.kind == SAVE_ERROR
+            and f"{node} alone could not write the save" not in now[launches - 1]["summary"]
+        ):
             self.wrong.append(
                 f"{fault.kind} on {node}: the launch ended by another word: {now[launches - 1]['summary']}"
             )
@@ -333,12 +355,21 @@ class FaultJudge:
         guilty = {one["node"] for one in self.done[-1:] if one["kind"] in GUILTY}
         guilty |= {node} if fault.is_guilty else set()
         self._judge_innocents(f"{fault.kind} on {node}", guilty)
-        if not fault.ends_launch and not fault.is_guilty and not fault.may_hold and len(now) != launches:
-            self.wrong.append(f"{fault.kind} on {node}: a launch ended: {now[launches - 1]['summary']}")
+        if (
+            not fault.ends_launch
+            and not fault.is_guilty
+            and not fault.may_hold
+            and len(now) != launches
+        ):
+            self.wrong.append(
+                f"{fault.kind} on {node}: a launch ended: {now[launches - 1]['summary']}"
+            )
 
     def _judge_innocents(self, what: str, guilty: set[str]) -> None:
         if excluded := self.innocence.excluded(guilty):
-            self.wrong.append(f"{what}: innocent nodes were excluded, if only for a while: {excluded}")
+            self.wrong.append(
+                f"{what}: innocent nodes were excluded, if only for a while: {excluded}"
+            )
         if named := self.innocence.blamed(self.run.launches(), guilty):
             self.wrong.append(f"{what}: innocent nodes were blamed for a launch: {named}")
 

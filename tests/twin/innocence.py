@@ -22,8 +22,12 @@ class InnocenceJudge:
     ledger: Path
     read_to: int = 0
     avoided: list[str] = field(default_factory=list)
-    judged: set[tuple[str, int]] = field(default_factory=set)  # launches that had ended: attempt, number
-    _left_out: frozenset[str] = frozenset()  # of these, the ones in the newest version that was judged
+    judged: set[tuple[str, int]] = field(
+        default_factory=set
+    )  # launches that had ended: attempt, number
+    _left_out: frozenset[str] = (
+        frozenset()
+    )  # of these, the ones in the newest version that was judged
 
     def excluded(self, guilty: Collection[str]) -> list[str]:
         """Nodes without a fault of their own that tr11 had excluded in a version since; what it avoided is kept."""
@@ -58,6 +62,8 @@ class InnocenceJudge:
         numbers = [number for number in versions.numbers() if number > self.read_to]
         if not numbers:
             return []
-        assert numbers[0] == self.read_to + 1, f"versions {self.read_to + 1} to {numbers[0] - 1} were never judged"
+        assert numbers[0] == self.read_to + 1, (
+            f"versions {self.read_to + 1} to {numbers[0] - 1} were never judged"
+        )
         self.read_to = numbers[-1]
         return [read_version(versions.file(number)) for number in numbers]

@@ -96,14 +96,20 @@ class Operation:
 
     def attempts(self) -> list[str]:
         """Numbers of all attempts that began, in their order."""
-        return sorted((path.parent.name for path in self.paths.attempts.glob("*/attempt.json")), key=int)
+        return sorted(
+            (path.parent.name for path in self.paths.attempts.glob("*/attempt.json")), key=int
+        )
 
     def ends(self) -> list[EndMarker]:
         return ends_of(self.paths)
 
     def jobs(self) -> list[Job]:
         """What Slurm still has of this run, running or waiting."""
-        return [job for job in self.slurm.jobs() if job.name == self.card.run.name and not job.state.is_final]
+        return [
+            job
+            for job in self.slurm.jobs()
+            if job.name == self.card.run.name and not job.state.is_final
+        ]
 
     def tasks_left(self) -> int:
         """Array tasks that wait."""
@@ -119,11 +125,21 @@ class Operation:
         return {entry["node"] for entry in entries}
 
     def log(self) -> str:
-        return self.paths.main_log.read_text(errors="replace") if self.paths.main_log.exists() else ""
+        return (
+            self.paths.main_log.read_text(errors="replace") if self.paths.main_log.exists() else ""
+        )
 
     # ------------------------------------------------------------------ waiting
-    def until(self, condition: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-        until(condition, what, seconds=seconds, pause=0.2, context=lambda: end_of_file(self.paths.main_log))
+    def until(
+        self, condition: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        until(
+            condition,
+            what,
+            seconds=seconds,
+            pause=0.2,
+            context=lambda: end_of_file(self.paths.main_log),
+        )
 
     def until_step(self, iteration: int) -> None:
         self.until(lambda: self.iteration() >= iteration, f"step {iteration}")
@@ -133,7 +149,8 @@ class Operation:
         self.until(lambda: len(self.launches()) >= launches, f"launch {launches}")
         began = self.launches()[-1]["start"]
         self.until(
-            lambda: sum(step["time"] > began for step in steps_of(self.paths)) >= more, f"steps of launch {launches}"
+            lambda: sum(step["time"] > began for step in steps_of(self.paths)) >= more,
+            f"steps of launch {launches}",
         )
 
     # ------------------------------------------------------------------ what must always hold
@@ -141,7 +158,9 @@ class Operation:
         """Every step was trained, done twice only after a fault, the same both times; the newest checkpoint is whole."""
         steps = steps_of(self.paths)
         assert {step["iteration"] for step in steps} == set(range(1, steps[-1]["iteration"] + 1))
-        different = {(step["iteration"], step["consumed_samples"], step["lm_loss"]) for step in steps}
+        different = {
+            (step["iteration"], step["consumed_samples"], step["lm_loss"]) for step in steps
+        }
         assert len(different) == steps[-1]["iteration"]
         newest = read_latest(self.paths.checkpoints)
         assert newest is not None
@@ -151,7 +170,10 @@ class Operation:
 
     def fault_times(self) -> list[dict[str, Any]]:
         """When each fault began and was healed, as the twin noted it."""
-        return [json.loads(line) for line in FaultStore(self.twin.folders).history.read_text().splitlines()]
+        return [
+            json.loads(line)
+            for line in FaultStore(self.twin.folders).history.read_text().splitlines()
+        ]
 
     def relaunch_figures(self) -> list[dict[str, float]]:
         """For each launch after another: seconds from the end of the one before to its start, and to its first step."""

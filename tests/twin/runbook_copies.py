@@ -23,7 +23,11 @@ from trainer.contract.state_file import read_json
 @scenario("checkpoint-unsound")
 def checkpoint_unsound(scene: Scene) -> None:
     newest = saved_now(scene)
-    parts = [path for path in scene.paths.checkpoint(newest).rglob("*") if path.is_file() and path.suffix != ".json"]
+    parts = [
+        path
+        for path in scene.paths.checkpoint(newest).rglob("*")
+        if path.is_file() and path.suffix != ".json"
+    ]
     parts[0].write_bytes(parts[0].read_bytes()[:-1])
     scene.treat("checkpoint-unsound")
 
@@ -67,7 +71,9 @@ def archived(scene: Scene, step: int) -> Path:
     """The card copies this step away from now on; returns the folder."""
     archive = scene.folder / "archive"
     archive.mkdir(exist_ok=True)
-    scene.write_card(f"backup.store={archive}", f"backup.store_interval={step}", "backup.milestone_percent=0")
+    scene.write_card(
+        f"backup.store={archive}", f"backup.store_interval={step}", "backup.milestone_percent=0"
+    )
     return archive
 
 
@@ -120,11 +126,16 @@ def filesystem_full(scene: Scene) -> None:
     assert whole is not None
     large = FileEntry("large", 19_000_000, file_digest(old / "large"))
     replace(whole, step=1, files=(*whole.files, large)).write(old)
-    scene.write_card(tables=watched("SCRATCH", scene.paths.root, 20) + watched("WORK", scene.paths.root, 40))
+    scene.write_card(
+        tables=watched("SCRATCH", scene.paths.root, 20) + watched("WORK", scene.paths.root, 40)
+    )
     now, path = time.time(), scene.paths.state / "filesystems" / "usage.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     same = {"name": "WORK", "source": "du", "path": str(scene.paths.root), "bytes_limit": 40e6}
-    samples = [{**same, "time": now - 6 * 3600 * back, "bytes_used": 19e6 - 0.4e6 * back} for back in range(12, 0, -1)]
+    samples = [
+        {**same, "time": now - 6 * 3600 * back, "bytes_used": 19e6 - 0.4e6 * back}
+        for back in range(12, 0, -1)
+    ]
     path.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     scene.shell("tr11 fs-watchdog", (1,))
     scene.treat("filesystem-full", "filesystem-filling")
@@ -150,7 +161,12 @@ def cron_dead(scene: Scene) -> None:
         'if [ "$1" = -l ]; then cat table 2>/dev/null || { echo "no crontab for me" >&2; exit 1; }\n'
         'else cat "${1:--}" > table; fi',
     )
-    periodic(scene, started=time.time() - 3 * DAY, ended=time.time() - 3 * DAY, next_due=time.time() - 3 * DAY + 3600)
+    periodic(
+        scene,
+        started=time.time() - 3 * DAY,
+        ended=time.time() - 3 * DAY,
+        next_due=time.time() - 3 * DAY + 3600,
+    )
     scene.treat("cron-dead")
     assert "tr11" in (scene.folder / "table").read_text()
 

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from tests.twin.runbook_scene import Scene
 
 # No one answers at this port: what is mailed stays in the outbox.
-MAILS = ('alerts.recipients=["oncall@example.org"]', 'alerts.smtp_host="127.0.0.1"', "alerts.smtp_port=9")
+MAILS = (
+    'alerts.recipients=["oncall@example.org"]',
+    'alerts.smtp_host="127.0.0.1"',
+    "alerts.smtp_port=9",
+)
 LOOKS = {  # detectors whose mail can only say where to look, and why nothing more
     "slow": "which node it is, is not known: slow-node has the cure",
     "loss-spike": "a spike that comes back needs nothing",
@@ -58,7 +62,9 @@ def commands_of(body: str, alert: Alert, is_alone: bool) -> Iterator[str]:
         return
     lines = iter(body.splitlines())
     for line in lines:
-        if re.fullmatch(r"Type:|Type nothing now. Only if that fails:|When it is repaired, type:", line):
+        if re.fullmatch(
+            r"Type:|Type nothing now. Only if that fails:|When it is repaired, type:", line
+        ):
             break
     for line in lines:
         if not line:

@@ -16,9 +16,13 @@ from trainer.contract.files import write_json
 @scenario("exclusion-cap", card=("resilience.exclusion_cap_percent=20",))
 def exclusion_cap(scene: Scene) -> None:
     node = free_node(scene)
-    assert exclude(scene.directory, node, why="a doubt", owner="tr11", days=14)  # what a person just did is left alone
+    assert exclude(
+        scene.directory, node, why="a doubt", owner="tr11", days=14
+    )  # what a person just did is left alone
     if scene.by_mail:  # what one more may be is no mail
-        assert exclude(scene.directory, free_node(scene, but=node), why="a doubt", owner="tr11", days=14)
+        assert exclude(
+            scene.directory, free_node(scene, but=node), why="a doubt", owner="tr11", days=14
+        )
     scene.treat("exclusion-cap", NODE=node)
 
 
@@ -76,7 +80,16 @@ def silent_corruption(scene: Scene) -> None:
     last = job.nodes[-1]
     record = scene.paths.corruptions / f"{job.raw_id}-1-2.json"
     suspect = {"rank": 3, "host": last, "gpu": "GPU 3", "how": "repeat"}
-    write_json(record, {"time": time.time(), "job_id": job.raw_id, "launch": 1, "iteration": 2, "suspects": [suspect]})
+    write_json(
+        record,
+        {
+            "time": time.time(),
+            "job_id": job.raw_id,
+            "launch": 1,
+            "iteration": 2,
+            "suspects": [suspect],
+        },
+    )
     scene.treat("silent-corruption", NODE=last)
     assert last not in scene.train().nodes
     record.unlink()
@@ -88,7 +101,9 @@ def wild_numbers(scene: Scene) -> None:
     """Some data are poison: the training stays wild on every launch that does not pass over them."""
     before = saved_now(scene)
     job = scene.train(steps=12)
-    first = int(inject(scene.twin, "loss-spike", path=str(scene.paths.root)).fault.details["iteration"])
+    first = int(
+        inject(scene.twin, "loss-spike", path=str(scene.paths.root)).fault.details["iteration"]
+    )
     scene.train(steps=8)
     assert saved_now(scene) > before
     words = {"STEP": str(before), "FIRST": str(first)}
@@ -108,6 +123,8 @@ def counters_jump(scene: Scene) -> None:
     scene.shell("tr11 kill --wait --yes")
     scene.stop()
     scene.shell("tr11 kill --release --yes")
-    scene.launch("--array", "1-2", "--set schedule.learning_rate=1e-3 --set schedule.on_resume=override")
+    scene.launch(
+        "--array", "1-2", "--set schedule.learning_rate=1e-3 --set schedule.on_resume=override"
+    )
     scene.treat("counters-jump")
     assert json.loads(scene.status("--json"))["verdict"] == "stopped"

@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 import time
 
-from tests.twin.runbook_scenarios import mail_scenario, nodes_of, saved_now, scenario, set_node, submit
+from tests.twin.runbook_scenarios import (
+    mail_scenario,
+    nodes_of,
+    saved_now,
+    scenario,
+    set_node,
+    submit,
+)
 from tests.twin.runbook_scene import Scene, cure
 from tr11ops.detect.runbooks import page_of
 from tr11ops.rundir.exclusions import exclude
@@ -22,11 +29,22 @@ def queued_too_long(scene: Scene) -> None:
     """Five of six nodes are needed: one is drained by the site, the run itself has excluded another."""
     ours, theirs, *_ = nodes_of(scene)
     other = submit(
-        scene, "-N2", "--exclusive", "--job-name=other", "--wrap=sleep 600", f"--exclude={theirs}", ours=False
+        scene,
+        "-N2",
+        "--exclusive",
+        "--job-name=other",
+        "--wrap=sleep 600",
+        f"--exclude={theirs}",
+        ours=False,
     )
-    scene.until(lambda: (job := scene.slurm.job(other)) is not None and bool(job.nodes), "the other job's nodes")
+    scene.until(
+        lambda: (job := scene.slurm.job(other)) is not None and bool(job.nodes),
+        "the other job's nodes",
+    )
     scene.launch("--array", "1-1")
-    assert exclude(scene.directory, ours, why="a doubt", owner="tr11", days=14)  # what a person just did is left alone
+    assert exclude(
+        scene.directory, ours, why="a doubt", owner="tr11", days=14
+    )  # what a person just did is left alone
     scene.shell(f"tr11 nodes exclude {ours} --yes --reason 'a doubt'")  # in the queued job, too
     set_node(scene, theirs, "DRAIN")
     try:
@@ -44,7 +62,10 @@ def without_its_host(scene: Scene) -> None:
     number = submit(scene, "--no-kill", "-N3", "--wrap=sleep 600")
     scene.until(lambda: any(job.nodes for job in scene.jobs()), "the job's nodes")
     nodes = list(scene.running().nodes)
-    write_json(scene.paths.attempt(number) / "attempt.json", {"job_id": number, "start": time.time(), "nodes": nodes})
+    write_json(
+        scene.paths.attempt(number) / "attempt.json",
+        {"job_id": number, "start": time.time(), "nodes": nodes},
+    )
     inject(scene.twin, "node-dead", node=nodes[0])
     try:
         set_node(scene, nodes[0], "NORESP")  # the scheduler would ask it within half a minute,
@@ -52,7 +73,9 @@ def without_its_host(scene: Scene) -> None:
         set_node(scene, nodes[0], "DOWN")  # and give it up when its time-out is over
         assert cure(page_of("node-lost")) == cure(page_of("zombie"))
         scene.treat("zombie")
-        assert number not in {job.raw_id for job in scene.jobs()} and "zombie" not in scene.findings()
+        assert (
+            number not in {job.raw_id for job in scene.jobs()} and "zombie" not in scene.findings()
+        )
         for job in scene.jobs():  # the mail has the run launched again, as nothing else was queued
             scene.slurm.cancel(job.array_id or job.raw_id)
     finally:
@@ -72,14 +95,29 @@ def switch_unseen(scene: Scene) -> None:
     job = scene.train()
     inject(scene.twin, "unmounted", path=str(far))
     scene.until(lambda: "switch-unseen" in scene.findings(), "the finding")
-    for command in ("tr11 kill --yes", "tr11 resume --yes", "tr11 launch --after $(squeue -h -o %A | head -1)"):
+    for command in (
+        "tr11 kill --yes",
+        "tr11 resume --yes",
+        "tr11 launch --after $(squeue -h -o %A | head -1)",
+    ):
         scene.shell(command, expect=(3,))
     assert list(far.iterdir()) == [] and json.loads(scene.status("--json"))["verdict"] == "healthy"
-    commands = cure(page_of("switch-unseen")).replace("JOB", job.raw_id).replace("REASON", "as the page says")
+    commands = (
+        cure(page_of("switch-unseen"))
+        .replace("JOB", job.raw_id)
+        .replace("REASON", "as the page says")
+    )
     scene.shell(commands.replace("RUN", str(scene.paths.root)))
-    scene.until(lambda: scene.jobs() and not any(one.state.is_active for one in scene.jobs()), "the end of the task")
+    scene.until(
+        lambda: scene.jobs() and not any(one.state.is_active for one in scene.jobs()),
+        "the end of the task",
+    )
     marker = EndMarker.read(scene.paths.end_marker(job.raw_id))
-    assert marker is not None and marker.reason == "signal" and marker.checkpoint_step == marker.iteration
+    assert (
+        marker is not None
+        and marker.reason == "signal"
+        and marker.checkpoint_step == marker.iteration
+    )
     assert all(one.reason.startswith("JobHeld") for one in scene.jobs())
     scene.heal()
     scene.until(lambda: "switch-unseen" not in scene.findings(), "the sight of the switch")
@@ -98,7 +136,11 @@ def stopped_worker(scene: Scene) -> None:
     scene.until_still()
     scene.age(900)
     scene.shell("tr11 pulse", (0, 1, 3))
-    (told,) = [one for one in json.loads(scene.status("--json"))["findings"] if one["severity"] == "critical"]
+    (told,) = [
+        one
+        for one in json.loads(scene.status("--json"))["findings"]
+        if one["severity"] == "critical"
+    ]
     assert told["detector"] == "hung" and node in told["title"], told
     scene.treat("hung")
     assert node not in scene.train().nodes or not scene.by_mail
@@ -158,7 +200,9 @@ def directory_unseen(scene: Scene) -> None:
     scene.train()
     inject(scene.twin, "unmounted", path=str(scene.paths.root))
     scene.until(lambda: "directory-unseen" in scene.findings(), "the finding")
-    scene.until(lambda: not any(one.state.is_active for one in scene.jobs()), "the end of the attempt")
+    scene.until(
+        lambda: not any(one.state.is_active for one in scene.jobs()), "the end of the attempt"
+    )
     for command in ("tr11 resume --yes", "tr11 launch --array 1-3", "tr11 launch --replace --yes"):
         scene.shell(command, expect=(3,))
     scene.heal()
@@ -200,7 +244,11 @@ def slow(scene: Scene) -> None:
     assert last not in scene.train().nodes
 
 
-@scenario("start-failed", alone=True, card=("slurm.setup=['source ../setup.sh']", "slurm.setup_minutes=0.03"))
+@scenario(
+    "start-failed",
+    alone=True,
+    card=("slurm.setup=['source ../setup.sh']", "slurm.setup_minutes=0.03"),
+)
 def start_failed(scene: Scene) -> None:
     """The script that the set-up sources fails, hangs, spoils Python: one task sees it, the next ones wait."""
     script = scene.folder / "setup.sh"

@@ -32,7 +32,9 @@ def chain_end(scene: Scene) -> None:
 def dead_chain(scene: Scene) -> None:
     scene.train()
     failed = submit(scene, "--wrap=exit 1", ours=False)
-    scene.until(lambda: (job := scene.slurm.job(failed)) is not None and job.state.is_final, "the failure")
+    scene.until(
+        lambda: (job := scene.slurm.job(failed)) is not None and job.state.is_final, "the failure"
+    )
     submit(scene, f"--dependency=afterok:{failed}", "--wrap=true")
     scene.treat("dead-chain")
 
@@ -45,9 +47,15 @@ def limit_reached(scene: Scene) -> None:
     heal(scene.twin, kind="partition-down")
     scene.until(lambda: "limit-reached" in scene.findings(), "the limit")
     before = [job.job_id for job in scene.jobs()]
-    for dry_run in ("--dry-run", ""):  # of the same card nothing is launched, so nothing is cancelled
+    for dry_run in (
+        "--dry-run",
+        "",
+    ):  # of the same card nothing is launched, so nothing is cancelled
         said = scene.shell(f"tr11 launch --replace --yes {dry_run}", (2,))
-        assert "is above the limit of partition" in said and [job.job_id for job in scene.jobs()] == before
+        assert (
+            "is above the limit of partition" in said
+            and [job.job_id for job in scene.jobs()] == before
+        )
     scene.write_card("slurm.time_limit=00:05:00", "run.exit_duration_minutes=2")
     scene.treat("limit-reached")
 
@@ -64,7 +72,10 @@ def reservation_ended(scene: Scene) -> None:
         scene.shell(f"scontrol update JobId={job.array_id} ReservationName=ours")
     inject(scene.twin, "reservation-ended")
     heal(scene.twin, kind="partition-down")
-    assert "waits for a person (Reservation ours was deleted" in json.loads(scene.status("--json"))["why"]
+    assert (
+        "waits for a person (Reservation ours was deleted"
+        in json.loads(scene.status("--json"))["why"]
+    )
     scene.treat("reservation-ended")
     scene.train()
 
@@ -114,7 +125,9 @@ def suspended(scene: Scene) -> None:
 def held(scene: Scene) -> None:
     """What tr11 held after a fault."""
     scene.train()
-    waiting = sorted({job.array_id or job.raw_id for job in scene.jobs() if not job.state.is_active})
+    waiting = sorted(
+        {job.array_id or job.raw_id for job in scene.jobs() if not job.state.is_active}
+    )
     hold(scene.directory, waiting, scene.slurm, "tr11", "a fault that would come again")
     scene.treat("held")
 

@@ -23,7 +23,9 @@ class Scenario(Record):
 
 
 SCENARIOS: list[Scenario] = []
-MAIL_SCENARIOS: list[Scenario] = []  # of faults whose page says more than the one cure that their mail has
+MAIL_SCENARIOS: list[
+    Scenario
+] = []  # of faults whose page says more than the one cure that their mail has
 
 
 def scenario(
@@ -53,7 +55,12 @@ def mail_scenario(
 def submit(scene: Scene, *words: str, ours: bool = True) -> str:
     """A job with the run's name; `ours`: as if `tr11 launch` had queued it."""
     comment = [f"--comment={recorded_comment(scene.directory)}"] if ours else []
-    common = [f"--job-name={scene.paths.name}", "--partition=gpu_p5", "--time=10", "--output=/dev/null"]
+    common = [
+        f"--job-name={scene.paths.name}",
+        "--partition=gpu_p5",
+        "--time=10",
+        "--output=/dev/null",
+    ]
     return subprocess.run(
         ["sbatch", "--parsable", *common, *comment, *words],
         capture_output=True, text=True, check=True, env=scene.environment, cwd=scene.folder,

@@ -107,7 +107,11 @@ class Scene:
     def status(self, *words: str) -> str:
         """What `tr11 status` says now: the command itself, without the start of another Python."""
         said = io.StringIO()
-        with patch.dict(os.environ, self.environment), contextlib.chdir(self.folder), contextlib.redirect_stdout(said):
+        with (
+            patch.dict(os.environ, self.environment),
+            contextlib.chdir(self.folder),
+            contextlib.redirect_stdout(said),
+        ):
             code = execute(["status", *words])
         assert code in {0, 1, 3}, said.getvalue()
         return said.getvalue()
@@ -160,10 +164,15 @@ class Scene:
         mailed = mailed_commands(self, wanted)
         if self.by_mail and wanted & self.findings(above="info") and not wanted <= set(LOOKS):
             if not mailed:  # what is measured may pass for well at one look
-                mailed = self.until(lambda: mailed_commands(self, wanted), f"a mail that says what helps with {wanted}")
+                mailed = self.until(
+                    lambda: mailed_commands(self, wanted),
+                    f"a mail that says what helps with {wanted}",
+                )
             type_them(self, mailed)
             after()
-            self.until(lambda: not wanted & self.findings(above="info"), f"the end of {wanted} by {mailed}")
+            self.until(
+                lambda: not wanted & self.findings(above="info"), f"the end of {wanted} by {mailed}"
+            )
             return
         if wanted <= set(LOOKS):
             assert type_them(self, mailed, (0, 1, 3)).strip() or not mailed
@@ -191,7 +200,9 @@ class Scene:
 
         def training() -> Job | None:
             for job in self.jobs():
-                done = sum(step["job_id"] == job.raw_id and step["time"] > began for step in self.steps())
+                done = sum(
+                    step["job_id"] == job.raw_id and step["time"] > began for step in self.steps()
+                )
                 if job.state is JobState.RUNNING and done >= steps:
                     return job
             return None
@@ -212,14 +223,23 @@ class Scene:
 
     def jobs(self) -> list[Job]:
         """This run's jobs that are not over."""
-        return [job for job in self.slurm.jobs() if self.directory.mark in job.comment and not job.state.is_final]
+        return [
+            job
+            for job in self.slurm.jobs()
+            if self.directory.mark in job.comment and not job.state.is_final
+        ]
 
     def running(self) -> Job:
         return next(job for job in self.jobs() if job.state.is_active)
 
     def until(self, condition: Callable[[], Found], what: str) -> Found:
         """Wait; what did not come in time is shown with what can be seen of the run."""
-        return until(condition, what, pause=0.1, context=lambda: f"{self.status()}\n{end_of_file(self.paths.main_log)}")
+        return until(
+            condition,
+            what,
+            pause=0.1,
+            context=lambda: f"{self.status()}\n{end_of_file(self.paths.main_log)}",
+        )
 
     # ------------------------------------------------------------------ faults
     def until_still(self) -> None:
@@ -243,7 +263,12 @@ class Scene:
         if logs:
             for path in [self.paths.metrics, *self.paths.attempts.glob("*/phases.jsonl")]:
                 lines = [json.loads(line) for line in path.read_text().splitlines()]
-                path.write_text("".join(json.dumps({**line, "time": line["time"] - seconds}) + "\n" for line in lines))
+                path.write_text(
+                    "".join(
+                        json.dumps({**line, "time": line["time"] - seconds}) + "\n"
+                        for line in lines
+                    )
+                )
                 self.touch(path, seconds)
             self.touch(self.paths.main_log, seconds)
 

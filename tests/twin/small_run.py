@@ -38,7 +38,10 @@ class SmallRun:
         path.write_text(CARD)
         self.card = load_card(path, changes, {}, directory=self.folder)
         path.write_text(card_text(self.card, "a test"))
-        self.paths, self.directory = self.card.paths, RunDirectory(self.card.paths, self.card.kill_switch)
+        self.paths, self.directory = (
+            self.card.paths,
+            RunDirectory(self.card.paths, self.card.kill_switch),
+        )
 
     def launch(self, tasks: int, *changes: str) -> None:
         write_dataset(self.folder / "data" / "none")
@@ -66,7 +69,10 @@ class SmallRun:
         return sorted((path.name for path in self.paths.attempts.glob("*")), key=int)
 
     def launches(self, attempt: str) -> list[dict[str, Any]]:
-        return [_read(path) for path in sorted((self.paths.attempt(attempt) / "launches").glob("*.json"))]
+        return [
+            _read(path)
+            for path in sorted((self.paths.attempt(attempt) / "launches").glob("*.json"))
+        ]
 
     def verdict(self, attempt: str) -> dict[str, Any]:
         return _read(self.paths.attempt(attempt) / "verdict.json")
@@ -76,14 +82,19 @@ class SmallRun:
 
     def iteration(self, attempt: str = "") -> int:
         """The last step of an attempt, or of all."""
-        return max((step["iteration"] for step in self.steps() if attempt in {"", step["job_id"]}), default=0)
+        return max(
+            (step["iteration"] for step in self.steps() if attempt in {"", step["job_id"]}),
+            default=0,
+        )
 
     # ------------------------------------------------------------------ waiting
     def wait(self, condition: Callable[[], object], what: str) -> None:
         until(condition, what, pause=0.2, context=lambda: end_of_file(self.paths.main_log))
 
     def wait_for_verdict(self, attempt: str) -> None:
-        self.wait((self.paths.attempt(attempt) / "verdict.json").exists, f"the verdict of {attempt}")
+        self.wait(
+            (self.paths.attempt(attempt) / "verdict.json").exists, f"the verdict of {attempt}"
+        )
 
     def train(self, attempt: int = 0, beyond: int = 5) -> str:
         """Wait until the attempt of that order trains; returns its number."""
@@ -97,7 +108,9 @@ class SmallRun:
         for job in self.slurm.jobs():
             if not job.state.is_final:
                 self.slurm.cancel(job.array_id or job.raw_id)
-        self.wait(lambda: all(job.state.is_final for job in self.slurm.jobs()), "the end of all jobs")
+        self.wait(
+            lambda: all(job.state.is_final for job in self.slurm.jobs()), "the end of all jobs"
+        )
 
 
 def begin_again(job_id: str, environment: Mapping[str, str]) -> None:
@@ -107,7 +120,10 @@ def begin_again(job_id: str, environment: Mapping[str, str]) -> None:
     Slurm counts that as its end.
     """
     subprocess.run(
-        ["scontrol", "update", f"JobId={job_id}", "StartTime=now+1"], env=environment, check=True, timeout=60
+        ["scontrol", "update", f"JobId={job_id}", "StartTime=now+1"],
+        env=environment,
+        check=True,
+        timeout=60,
     )
 
 

@@ -29,7 +29,10 @@ PLAN = TwinPlan(
     message_timeout_seconds=5,
 )  # fmt: skip
 NODES = PLAN.node_names
-FROZEN = [12.0, pytest.param(60.0, marks=pytest.mark.soak)]  # longer than any client of this twin waits
+FROZEN = [
+    12.0,
+    pytest.param(60.0, marks=pytest.mark.soak),
+]  # longer than any client of this twin waits
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +65,9 @@ def end_all(twin: Twin) -> None:
 
 
 @pytest.fixture
-def report(tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]) -> Callable[[str, Any], None]:
+def report(
+    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str, Any], None]:
     """Keep and show figures."""
 
     def note(name: str, figures: Any) -> None:
@@ -105,7 +110,11 @@ def test_a_fault_at_the_first_the_middle_and_the_last_node(
     assert run.excluded() == set() and run.tasks_left() == 9
     assert not any(NODES[9] in launch["nodes"] for launch in run.launches())
     facts = subprocess.run(
-        ["scontrol", "show", "node", NODES[9]], env=stage.client_environment, capture_output=True, text=True, check=True
+        ["scontrol", "show", "node", NODES[9]],
+        env=stage.client_environment,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert "DRAIN" in facts and f"Reason={FOREIGN_REASON} [" in facts
     run.check_nothing_is_lost()
@@ -125,7 +134,10 @@ def test_a_black_hole_burns_one_task_of_an_array_of_ten(
     launches = run.launches()
     report("black hole, array of 10", {"burned": len(run.attempts()) - 1, "left": run.tasks_left()})
     assert run.tasks_left() >= 8
-    assert launches[0]["suspects"] == launches[1]["avoided"] == [NODES[0]] and NODES[0] not in launches[-1]["nodes"]
+    assert (
+        launches[0]["suspects"] == launches[1]["avoided"] == [NODES[0]]
+        and NODES[0] not in launches[-1]["nodes"]
+    )
     assert run.excluded() == {NODES[0]}
     assert run.log().count(f"tr11: {NODES[0]} is excluded") <= 1
     run.check_nothing_is_lost()
@@ -144,7 +156,9 @@ def froze(twin: Twin) -> Callable[[float], None]:
 
 
 @pytest.mark.parametrize("seconds", FROZEN)
-def test_an_absent_controller_stops_none_and_a_kill_starts_none(stage: Twin, tmp_path: Path, seconds: float) -> None:
+def test_an_absent_controller_stops_none_and_a_kill_starts_none(
+    stage: Twin, tmp_path: Path, seconds: float
+) -> None:
     run = Operation(stage, tmp_path, nodes=3, spares=1)
     run.launch("--array", "1-11")
     run.until_step(3)
@@ -154,7 +168,9 @@ def test_an_absent_controller_stops_none_and_a_kill_starts_none(stage: Twin, tmp
     before = run.iteration()
     shown = run.tr11("status", expect=None)
     words = " ".join(shown.stdout.split())
-    assert shown.returncode in {0, 3} and "scheduler unreachable" in words, "what was not seen is unknown, not gone"
+    assert shown.returncode in {0, 3} and "scheduler unreachable" in words, (
+        "what was not seen is unknown, not gone"
+    )
     thaw(seconds)
     assert run.iteration() > before and len(run.launches()) == 1
     assert len(run.attempts()) == 1 and run.tasks_left() == 10
@@ -168,7 +184,9 @@ def test_an_absent_controller_stops_none_and_a_kill_starts_none(stage: Twin, tmp
 
 
 @pytest.mark.parametrize("seconds", FROZEN)
-def test_a_controller_frozen_in_the_submission_yields_one_job(stage: Twin, tmp_path: Path, seconds: float) -> None:
+def test_a_controller_frozen_in_the_submission_yields_one_job(
+    stage: Twin, tmp_path: Path, seconds: float
+) -> None:
     run = Operation(stage, tmp_path, nodes=2, spares=0)
     plan = run.tr11("launch", "--array", "1-2", "--dry-run")
     assert "nothing was submitted" in plan.stdout
@@ -185,7 +203,9 @@ def test_a_controller_frozen_in_the_submission_yields_one_job(stage: Twin, tmp_p
 
 # ----------------------------------------------------------------------------- long
 @pytest.mark.soak
-def test_a_node_dies_in_the_middle(stage: Twin, tmp_path: Path, report: Callable[[str, Any], None]) -> None:
+def test_a_node_dies_in_the_middle(
+    stage: Twin, tmp_path: Path, report: Callable[[str, Any], None]
+) -> None:
     run = Operation(stage, tmp_path, nodes=5, spares=1)
     run.launch("--array", "1-3")
     run.until_trains_again(1, more=6)
@@ -194,7 +214,11 @@ def test_a_node_dies_in_the_middle(stage: Twin, tmp_path: Path, report: Callable
     inject(stage, "node-dead", node=node)
     run.until_trains_again(2, more=6)
     first, second = run.launches()[:2]
-    assert first["blamed"] == [node] and first["job_id"] == second["job_id"] and node not in second["nodes"]
+    assert (
+        first["blamed"] == [node]
+        and first["job_id"] == second["job_id"]
+        and node not in second["nodes"]
+    )
     run.check_nothing_is_lost()
     [figure] = run.relaunch_figures()[:1]
     report("node death", {**rounded([figure])[0], "fault_to_end": round(first["end"] - began, 3)})
@@ -202,48 +226,70 @@ def test_a_node_dies_in_the_middle(stage: Twin, tmp_path: Path, report: Callable
 
 
 @pytest.mark.soak
-def test_a_half_dead_node_is_found_out(stage: Twin, tmp_path: Path, report: Callable[[str, Any], None]) -> None:
+def test_a_half_dead_node_is_found_out(
+    stage: Twin, tmp_path: Path, report: Callable[[str, Any], None]
+) -> None:
     run = Operation(stage, tmp_path, nodes=4, spares=1)
     run.launch("--array", "1-3")
     run.until_trains_again(1, more=6)
     node = run.launches()[0]["nodes"][2]
     began = time.time()
     inject(stage, "half-dead", node=node)
-    run.until(lambda: "down" in (stage.node_states() or {}).get(node, ""), "the controller has noticed")
+    run.until(
+        lambda: "down" in (stage.node_states() or {}).get(node, ""), "the controller has noticed"
+    )
     run.until_trains_again(2, more=6)
     first = run.launches()[0]
     assert first["blamed"] == [node] and node not in run.launches()[1]["nodes"]
     run.until(
-        lambda: all(node in job.excluded for job in run.jobs() if not job.state.is_active), "queued jobs knows it"
+        lambda: all(node in job.excluded for job in run.jobs() if not job.state.is_active),
+        "queued jobs knows it",
     )
-    report("half-dead node", {"fault_to_end": round(first["end"] - began, 3), "left": run.tasks_left()})
+    report(
+        "half-dead node", {"fault_to_end": round(first["end"] - began, 3), "left": run.tasks_left()}
+    )
     run.check_nothing_is_lost()
 
 
 @pytest.mark.soak
-def test_the_batch_host_dies(stage: Twin, tmp_path: Path, report: Callable[[str, Any], None]) -> None:
+def test_the_batch_host_dies(
+    stage: Twin, tmp_path: Path, report: Callable[[str, Any], None]
+) -> None:
     """The allocation stays, with no one in it (P19); `tr11 launch --repair` ends it, and the next task trains."""
     run = Operation(stage, tmp_path, nodes=4, spares=1)
     run.launch("--array", "1-3")
     run.until_trains_again(1, more=6)
     [first], began = run.attempts(), time.time()
     host = inject(stage, "batch-host-dead").fault.target
-    run.until(lambda: "down" in (stage.node_states() or {}).get(host, ""), "the controller has noticed")
+    run.until(
+        lambda: "down" in (stage.node_states() or {}).get(host, ""), "the controller has noticed"
+    )
     noticed = time.time()
     repair = ("launch", "--repair", "--yes")  # it waits for some silence of the trainers
-    run.until(lambda: "cancel" in run.tr11(*repair, expect=None).stdout, "the zombie is told from a living job")
+    run.until(
+        lambda: "cancel" in run.tr11(*repair, expect=None).stdout,
+        "the zombie is told from a living job",
+    )
     run.until_trains_again(2, more=6)
-    run.until(lambda: not any(job.raw_id == first and job.state.is_active for job in run.jobs()), "the zombie is gone")
+    run.until(
+        lambda: not any(job.raw_id == first and job.state.is_active for job in run.jobs()),
+        "the zombie is gone",
+    )
     [_, second] = run.launches()
     assert host not in second["nodes"] and second["job_id"] != first
-    figures = {"fault_to_noticed": round(noticed - began, 3), "noticed_to_start": round(second["start"] - noticed, 3)}
+    figures = {
+        "fault_to_noticed": round(noticed - began, 3),
+        "noticed_to_start": round(second["start"] - noticed, 3),
+    }
     report("batch host death", {**figures, "tasks_left": run.tasks_left()})
     run.check_nothing_is_lost()
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("spares", [2, 1])
-def test_two_bad_nodes_with_enough_spares_and_with_too_few(stage: Twin, tmp_path: Path, spares: int) -> None:
+def test_two_bad_nodes_with_enough_spares_and_with_too_few(
+    stage: Twin, tmp_path: Path, spares: int
+) -> None:
     for node in NODES[:2]:
         inject(stage, "black-hole", node=node)
     run = Operation(stage, tmp_path, nodes=4, spares=spares)
@@ -303,7 +349,14 @@ def test_a_worker_that_hangs_is_ended_and_the_training_goes_on(stage: Twin, tmp_
 def test_full_size(twin_home: Path, tmp_path: Path, report: Callable[[str, Any], None]) -> None:
     """48 + 4 nodes, 384 workers: a crash, a node's death, and a black hole, each healed on a spare."""
     require_slurm()
-    plan = TwinPlan(name="fullsize", nodes=52, gpus=8, cpu_nodes=0, slurmd_timeout_seconds=20, kill_wait_seconds=5)
+    plan = TwinPlan(
+        name="fullsize",
+        nodes=52,
+        gpus=8,
+        cpu_nodes=0,
+        slurmd_timeout_seconds=20,
+        kill_wait_seconds=5,
+    )
     shape = (
         "slurm.workers_per_node=8", "parallel.tensor=4", "parallel.pipeline=12", "model.layers=70",
         "batch.global_batch_size=192", "batch.micro_batch_size=2", "rehearsal.step_seconds=105",
@@ -316,11 +369,19 @@ def test_full_size(twin_home: Path, tmp_path: Path, report: Callable[[str, Any],
         for number, kind in enumerate(kinds, 1):
             run.until(lambda number=number: len(run.launches()) >= number, f"launch {number}", 900)  # type: ignore[misc]
             began = run.launches()[-1]["start"]
-            run.until(lambda began=began: sum(step["time"] > began for step in steps_of(run.paths)) >= 12, "steps", 900)  # type: ignore[misc]
+            run.until(
+                lambda began=began: sum(step["time"] > began for step in steps_of(run.paths)) >= 12,
+                "steps",
+                900,
+            )  # type: ignore[misc]
             inject(twin, kind, node=run.launches()[-1]["nodes"][10 * number])
         run.until(lambda: len(run.launches()) >= 4, "launch 4", 900)
         began = run.launches()[-1]["start"]
-        run.until(lambda: sum(step["time"] > began for step in steps_of(run.paths)) >= 12, "steps of launch 4", 900)
+        run.until(
+            lambda: sum(step["time"] > began for step in steps_of(run.paths)) >= 12,
+            "steps of launch 4",
+            900,
+        )
         assert len(run.attempts()) == 1 and run.tasks_left() == 9
         report("full size", dict(zip(kinds, rounded(run.relaunch_figures()), strict=True)))
         run.check_nothing_is_lost()

@@ -28,7 +28,11 @@ def store(tmp_path: Path) -> FaultStore:
 def worker(store: FaultStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ailments:
     """A worker of job 12 on node n1, which looks at every question."""
     monkeypatch.setattr(ailments, "LOOK_SECONDS", 0.0)
-    environment = {"SLURM_CONF": str(store.folders.slurm_conf), "SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "12"}
+    environment = {
+        "SLURM_CONF": str(store.folders.slurm_conf),
+        "SLURMD_NODENAME": "n1",
+        "SLURM_JOB_ID": "12",
+    }
     return Ailments(rehearsal_card(tmp_path), environment)
 
 
@@ -76,12 +80,17 @@ def test_the_clock_is_wrong_as_long_as_the_fault_lasts(
     assert time.time() == 1000.0
 
 
-def test_wild_numbers_end_where_data_are_skipped(store: FaultStore, worker: Ailments, tmp_path: Path) -> None:
+def test_wild_numbers_end_where_data_are_skipped(
+    store: FaultStore, worker: Ailments, tmp_path: Path
+) -> None:
     card = rehearsal_card(tmp_path)
     broken(store, "loss-spike", str(card.paths.root.resolve()), iteration="40")
     assert worker.numbers(39, 2.5, 1.0) == (2.5, 1.0)
     seen = [worker.numbers(iteration, 2.5, 1.0) for iteration in range(40, 60)]
-    assert sum(math.isnan(loss) for loss, _ in seen) == 17 and {norm for _, norm in seen} == {1.0, 500.0}
+    assert sum(math.isnan(loss) for loss, _ in seen) == 17 and {norm for _, norm in seen} == {
+        1.0,
+        500.0,
+    }
     environment = {"SLURM_CONF": str(store.folders.slurm_conf)}
     skips = rehearsal_card(tmp_path, ['data.skip_ranges=["40-50"]'])
     assert Ailments(skips, environment).numbers(40, 2.5, 1.0) == (2.5, 1.0)
@@ -114,10 +123,16 @@ def test_records_that_cannot_be_read_change_nothing(store: FaultStore, worker: A
 
 def test_without_a_scheduler_nothing_is_wrong(tmp_path: Path) -> None:
     worker = Ailments(rehearsal_card(tmp_path), {})
-    assert (worker.step_hangs(), worker.data_are_missing(), worker.slowness()) == (False, False, 1.0)
+    assert (worker.step_hangs(), worker.data_are_missing(), worker.slowness()) == (
+        False,
+        False,
+        1.0,
+    )
 
 
-def test_only_the_workers_of_the_node_cannot_save(store: FaultStore, worker: Ailments, tmp_path: Path) -> None:
+def test_only_the_workers_of_the_node_cannot_save(
+    store: FaultStore, worker: Ailments, tmp_path: Path
+) -> None:
     broken(store, "save-error", "n2")
     worker.refuse_save(tmp_path)
     broken(store, "save-error", "n1")

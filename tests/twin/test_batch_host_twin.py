@@ -17,7 +17,11 @@ from tr11ops.twin.faults import inject
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
-MAILS = ('alerts.recipients=["oncall@example.org"]', 'alerts.smtp_host="127.0.0.1"', "alerts.smtp_port=9")
+MAILS = (
+    'alerts.recipients=["oncall@example.org"]',
+    'alerts.smtp_host="127.0.0.1"',
+    "alerts.smtp_port=9",
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,9 @@ def test_a_lost_batch_host_is_one_thread_of_mails(
     inject(stage.twin, kind, node=stage.running().nodes[0])
 
     def mails() -> list[Message]:
-        return list({entry.message.id: entry.message for entry in waiting_entries(stage.directory)}.values())
+        return list(
+            {entry.message.id: entry.message for entry in waiting_entries(stage.directory)}.values()
+        )
 
     def is_over() -> bool:
         capfd.readouterr()
@@ -57,5 +63,7 @@ def test_a_lost_batch_host_is_one_thread_of_mails(
     assert len({mail.thread or mail.message_id for mail in told}) == 1, [
         f"{mail.subject[:90]} {mail.alerts}" for mail in told
     ]
-    assert not any("The job goes on without the node" in mail.body or "rank " in mail.subject for mail in told)
+    assert not any(
+        "The job goes on without the node" in mail.body or "rank " in mail.subject for mail in told
+    )
     assert sum(mail.subject.startswith("[OK]") for mail in told) == 1

@@ -43,7 +43,9 @@ class Scene:
     def tr11(self, *words: str) -> tuple[int, str, str]:
         self.capture.readouterr()
         options = [word for change in (*SMALL, *self.changes) for word in ("--set", change)]
-        code = execute([words[0], "--run", "rehearsal", "--scheduler", "slurm", *words[1:], *options])
+        code = execute(
+            [words[0], "--run", "rehearsal", "--scheduler", "slurm", *words[1:], *options]
+        )
         out, err = self.capture.readouterr()
         return code, out, err
 
@@ -51,7 +53,11 @@ class Scene:
         return [job for job in self.slurm.jobs() if self.directory.mark in job.comment]
 
     def wait(self, condition: Callable[[], Any]) -> Any:
-        return until(condition, pause=0.2, context=lambda: [*self.jobs(), end_of_file(self.directory.paths.main_log)])
+        return until(
+            condition,
+            pause=0.2,
+            context=lambda: [*self.jobs(), end_of_file(self.directory.paths.main_log)],
+        )
 
     def log(self) -> str:
         main_log = self.directory.paths.main_log
@@ -59,7 +65,11 @@ class Scene:
 
 
 def scene_in(
-    twin: Twin, folder: Path, monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str], *changes: str
+    twin: Twin,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capture: pytest.CaptureFixture[str],
+    *changes: str,
 ) -> Scene:
     enter(twin, folder, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
@@ -91,17 +101,27 @@ def test_each_job_queues_the_next_one_until_the_run_has_ended(scene: Scene) -> N
     scene.wait(is_over)
     records = scene.directory.read_submissions()
     assert most <= 2 and [record.left for record in records] == [2, 1, 0]
-    assert [record.dependency for record in records] == [None, *(f"afterany:{one.job_id}" for one in records[:2])]
+    assert [record.dependency for record in records] == [
+        None,
+        *(f"afterany:{one.job_id}" for one in records[:2]),
+    ]
     assert [job.state for job in scene.jobs()] == [JobState.COMPLETED] * 3
     assert [step["iteration"] for step in steps_of(scene.directory.paths)] == list(range(1, 11))
-    assert [end.reason for end in ends_of(scene.directory.paths)] == ["exit-interval", "exit-interval", "finished"]
+    assert [end.reason for end in ends_of(scene.directory.paths)] == [
+        "exit-interval",
+        "exit-interval",
+        "finished",
+    ]
 
 
 def test_a_dead_chain_is_launched_again(scene: Scene) -> None:
     """`afterok` behind a job that failed waits for ever; `--repair` puts an attempt in its place."""
     directory = scene.directory
     failed = subprocess.run(
-        ["sbatch", "--parsable", "--output=/dev/null", "--wrap=exit 1"], capture_output=True, text=True, check=True
+        ["sbatch", "--parsable", "--output=/dev/null", "--wrap=exit 1"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.strip()
     scene.wait(lambda: (job := scene.slurm.job(failed)) is not None and job.state.is_final)
     dead = subprocess.run(
@@ -135,15 +155,21 @@ def test_a_queued_array_gets_the_new_card_behind_the_live_task(scene: Scene) -> 
     assert [step["job"] for step in change["steps"]] == [f"{old}_[2-4%1]"]
     [new] = change["submitted"]
     queue = [job for job in scene.jobs() if not job.state.is_final]
-    assert [(job.array_id, job.state) for job in queue if job.array_id == old] == [(old, JobState.RUNNING)]
+    assert [(job.array_id, job.state) for job in queue if job.array_id == old] == [
+        (old, JobState.RUNNING)
+    ]
     [queued] = [job for job in queue if job.array_id == new]
     assert queued.pending_tasks == (1, 2, 3) and old in queued.dependency
     scene.slurm.cancel(old)
-    scene.wait(lambda: any(job.array_id == new and job.state is JobState.RUNNING for job in scene.jobs()))
+    scene.wait(
+        lambda: any(job.array_id == new and job.state is JobState.RUNNING for job in scene.jobs())
+    )
 
 
 def test_a_namesake_in_another_directory_is_refused(scene: Scene) -> None:
-    comment = RunDirectory(RunPaths(scene.folder / "other", "rehearsal", "main"), scene.folder / "k").comment(new_tag())
+    comment = RunDirectory(
+        RunPaths(scene.folder / "other", "rehearsal", "main"), scene.folder / "k"
+    ).comment(new_tag())
     subprocess.run(
         ["sbatch", "--parsable", f"--chdir={scene.folder}", f"--comment={comment}", "--job-name=rehearsal",
          "--output=/dev/null", "--wrap=sleep 600"], check=True, capture_output=True,
@@ -157,13 +183,18 @@ def test_a_namesake_in_another_directory_is_refused(scene: Scene) -> None:
 def mortal(twin_home: Path) -> Iterator[Twin]:
     """A twin whose nodes may die: Slurm notices after five seconds."""
     require_slurm()
-    with Twin.up(TwinPlan(name="mortal", nodes=3, cpu_nodes=0, slurmd_timeout_seconds=5), twin_home) as running:
+    with Twin.up(
+        TwinPlan(name="mortal", nodes=3, cpu_nodes=0, slurmd_timeout_seconds=5), twin_home
+    ) as running:
         yield running
 
 
 @pytest.mark.soak
 def test_an_allocation_without_its_batch_script_is_ended(
-    mortal: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mortal: Twin,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The batch host dies in a job that survives its nodes: it would run on for ever."""
     scene = scene_in(mortal, tmp_path, monkeypatch, capsys, "slurm.spare_nodes=1")
@@ -174,7 +205,10 @@ def test_an_allocation_without_its_batch_script_is_ended(
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
     [job] = scene.wait(lambda: [job for job in scene.jobs() if job.state is JobState.RUNNING])
-    write_json(scene.directory.paths.attempt(number) / "attempt.json", {"nodes": job.nodes, "submission": tag})
+    write_json(
+        scene.directory.paths.attempt(number) / "attempt.json",
+        {"nodes": job.nodes, "submission": tag},
+    )
     assert scene.tr11("launch", "--repair", "--json", "--yes")[1].count('"cancel"') == 0
     inject(mortal, "node-dead", node=job.nodes[0])
     status: dict[str, Any] = scene.wait(lambda: zombies(scene))

@@ -35,8 +35,15 @@ class Place:
     def __init__(self, folder: Path, twin: Twin, slurm: SlurmScheduler):
         self.folder, self.slurm = folder, slurm
         self.card = write_card(folder)
-        self.environment = {**os.environ, **twin.environment, "PYTHONPATH": str(ROOT), "TR11_RUN": str(self.card)}
-        self.directory = RunDirectory(RunPaths(folder / "run", "small", "main"), folder / "run" / "kill-switch")
+        self.environment = {
+            **os.environ,
+            **twin.environment,
+            "PYTHONPATH": str(ROOT),
+            "TR11_RUN": str(self.card),
+        }
+        self.directory = RunDirectory(
+            RunPaths(folder / "run", "small", "main"), folder / "run" / "kill-switch"
+        )
         self.directory.root.mkdir()
 
     def start(self, *words: str) -> subprocess.Popen[str]:
@@ -44,7 +51,12 @@ class Place:
         for change in SETTINGS:
             command += ["--set", change]
         return subprocess.Popen(
-            command, cwd=self.folder, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
 
     def cron(self, *words: str) -> tuple[int, str]:
@@ -58,8 +70,16 @@ class Place:
 
     def dues(self) -> list[int]:
         """Due times of all links that there ever were."""
-        found = [job.comment.split(":") for job in self.slurm.jobs() if job.comment.startswith("tr11-cron:hourly:")]
-        return sorted(int(parts[3].partition("@")[0]) for parts in found if parts[3].endswith(self.directory.mark))
+        found = [
+            job.comment.split(":")
+            for job in self.slurm.jobs()
+            if job.comment.startswith("tr11-cron:hourly:")
+        ]
+        return sorted(
+            int(parts[3].partition("@")[0])
+            for parts in found
+            if parts[3].endswith(self.directory.mark)
+        )
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         def outputs() -> str:
@@ -78,10 +98,13 @@ def place(tmp_path: Path, twin: Twin, slurm: SlurmScheduler) -> Iterator[Place]:
 
 def test_the_chain_does_not_drift_dies_aloud_and_is_repaired(place: Place) -> None:
     installs = [
-        place.start("install", "--way", "slurm", "--yes", "--json", "--round-seconds", str(EVERY)) for _ in (1, 2)
+        place.start("install", "--way", "slurm", "--yes", "--json", "--round-seconds", str(EVERY))
+        for _ in (1, 2)
     ]
     answers = [process.communicate(timeout=300) for process in installs]
-    assert sorted(json.loads(out)["action"] for out, _ in answers) == ["installed", "unchanged"], answers
+    assert sorted(json.loads(out)["action"] for out, _ in answers) == ["installed", "unchanged"], (
+        answers
+    )
 
     def exact() -> bool:
         """Three links in a row, each the interval after the one before (a slow machine may miss a point)."""
@@ -92,7 +115,11 @@ def test_the_chain_does_not_drift_dies_aloud_and_is_repaired(place: Place) -> No
     assert all(due % EVERY == 0 for due in place.dues()[1:])
     assert len(set(place.dues())) == len(place.dues())  # no point twice
     state = read_job(place.directory, "nodes-check")
-    assert isinstance(state, PeriodicJobState) and (state.way, state.exit_code, state.runs) == ("slurm", 0, 1)
+    assert isinstance(state, PeriodicJobState) and (state.way, state.exit_code, state.runs) == (
+        "slurm",
+        0,
+        1,
+    )
     chains = read_chains(place.directory)
     assert isinstance(chains, tuple) and [chain.name for chain in chains] == ["hourly"]
 
@@ -100,11 +127,16 @@ def test_the_chain_does_not_drift_dies_aloud_and_is_repaired(place: Place) -> No
         place.slurm.cancel(link.job.raw_id)
     place.until(lambda: not place.waiting(), "the chain is cancelled")
     code, said = place.cron("status")
-    assert code == 1 and "the hourly chain is dead" in said and "tr11 cron install --way slurm" in said
+    assert (
+        code == 1 and "the hourly chain is dead" in said and "tr11 cron install --way slurm" in said
+    )
 
     assert place.cron("install", "--yes", "--round-seconds", "3600")[0] == 0
     place.until(lambda: [link.job.state.value for link in place.waiting()] == ["PENDING"] and place.waiting()[0].due % 3600 == 0, "repaired")  # fmt: skip
-    assert place.cron("install", "--yes", "--round-seconds", "3600", "--json")[1].count('"unchanged"') == 1
+    assert (
+        place.cron("install", "--yes", "--round-seconds", "3600", "--json")[1].count('"unchanged"')
+        == 1
+    )
     code, said = place.cron("status")
     assert code == 0, said
     assert len(place.waiting()) == 1
@@ -152,7 +184,10 @@ def test_a_chain_outlives_what_is_not_mounted(place: Place, lost: str) -> None:
         if lost == "run":
             gone.mkdir()  # the mount point
         first = begin()
-        place.until(lambda: rests() and (rests()[0].number != first.number or restarts(place, first)), "it has looked")
+        place.until(
+            lambda: rests() and (rests()[0].number != first.number or restarts(place, first)),
+            "it has looked",
+        )
         (second,) = rests()
         assert (second.number == first.number) is (lost == "all")
         assert second.token == first.token

@@ -35,7 +35,12 @@ def small_twin(twin_home: Path) -> Iterator[Twin]:
     """Nine nodes of its own: they are killed here, and Slurm has to notice within seconds."""
     require_slurm()
     plan = TwinPlan(
-        name="diagnose", nodes=NODES, gpus=0, cpu_nodes=0, slurmd_timeout_seconds=6, message_timeout_seconds=5
+        name="diagnose",
+        nodes=NODES,
+        gpus=0,
+        cpu_nodes=0,
+        slurmd_timeout_seconds=6,
+        message_timeout_seconds=5,
     )
     with Twin.up(plan, twin_home) as made:
         yield made
@@ -71,7 +76,9 @@ class Case:
 
     def trains(self) -> None:
         began = self.stage.launches(self.attempt)[-1]["start"]
-        self.stage.wait(lambda: sum(step["time"] > began for step in self.stage.steps()) > 5, "its steps")
+        self.stage.wait(
+            lambda: sum(step["time"] > began for step in self.stage.steps()) > 5, "its steps"
+        )
 
     def is_over(self) -> bool:
         job = self.stage.slurm.job(self.attempt)
@@ -82,13 +89,24 @@ class Case:
         self.stage.wait(lambda: self.held() and self.is_over(), "the hold")
 
     def held(self) -> bool:
-        return any(job.state is JobState.PENDING and job.reason.startswith("JobHeld") for job in self.stage.jobs())
+        return any(
+            job.state is JobState.PENDING and job.reason.startswith("JobHeld")
+            for job in self.stage.jobs()
+        )
 
     def resume(self) -> None:
         assert execute(["resume", "--yes"]) == 0
         self.stage.wait(lambda: not self.held(), "the release")
 
-    def is_told(self, verdict: str, action: str, kind: str, *named: str, words: str = "", of_run: bool = False) -> None:
+    def is_told(
+        self,
+        verdict: str,
+        action: str,
+        kind: str,
+        *named: str,
+        words: str = "",
+        of_run: bool = False,
+    ) -> None:
         """What `diagnose` says of the attempt, and of the run where this is its newest."""
         for typed in ((), ("--job", self.attempt)) if of_run else (("--job", self.attempt),):
             self.capture.readouterr()
@@ -97,9 +115,16 @@ class Case:
             assert code == 1, said
             found: dict[str, Any] = json.loads(said.out)
             judged = found["attribution"]
-            assert (found["launch"], found["launch_number"]) == (self.attempt, self.last_launch()), said.out
-            assert (found["verdict"], found["action"], judged["kind"]) == (verdict, action, kind), said.out
-            suspects = () if kind == "software" else judged["suspects"]  # where it was met last, and no more
+            assert (found["launch"], found["launch_number"]) == (
+                self.attempt,
+                self.last_launch(),
+            ), said.out
+            assert (found["verdict"], found["action"], judged["kind"]) == (verdict, action, kind), (
+                said.out
+            )
+            suspects = (
+                () if kind == "software" else judged["suspects"]
+            )  # where it was met last, and no more
             assert [*judged["blamed"], *suspects] == list(named), said.out
             assert words in found["explanation"], said.out
             self.check_quotes(found)
@@ -112,7 +137,9 @@ class Case:
             lines = Path(line["file"]).read_text().splitlines()
             assert line["text"] in lines[line["line_number"] - 1]
             if not line["file"].endswith(".json"):
-                begins = [number for number, text in enumerate(lines, 1) if text.startswith(beginning)]
+                begins = [
+                    number for number, text in enumerate(lines, 1) if text.startswith(beginning)
+                ]
                 assert begins[-1:] < [line["line_number"]], line
 
 
@@ -136,11 +163,18 @@ def test_each_fault_is_told_by_its_own_launch(stage: SmallRun, capsys: Capture) 
     inject(stage.twin, "batch-host-dead", node=host)
     stage.wait(lambda: host not in stage.running().nodes, "Slurm's notice")
     case.is_told(
-        "slurm_node_fail", "exclude_and_resubmit", "node", host, words="which ran the batch script", of_run=True
+        "slurm_node_fail",
+        "exclude_and_resubmit",
+        "node",
+        host,
+        words="which ran the batch script",
+        of_run=True,
     )
     stage.slurm.cancel(case.attempt)  # as a person does
     stage.wait(case.is_over, "the end of the job")
-    case.is_told("slurm_node_fail", "exclude_and_resubmit", "node", host, words="which ran the batch script")
+    case.is_told(
+        "slurm_node_fail", "exclude_and_resubmit", "node", host, words="which ran the batch script"
+    )
     heal(stage.twin)
 
     nodes = case.with_debris()
@@ -157,10 +191,14 @@ def test_each_fault_is_told_by_its_own_launch(stage: SmallRun, capsys: Capture) 
     stage.wait(case.held, "the hold")
     case.attempt = stage.attempts()[-1]
     case.wait_for_hold()
-    case.is_told("user_code", "fix_config", "software", words="software or data, not the nodes", of_run=True)
+    case.is_told(
+        "user_code", "fix_config", "software", words="software or data, not the nodes", of_run=True
+    )
 
 
-def test_a_run_directory_that_is_not_mounted_is_told_as_storage(stage: SmallRun, capsys: Capture) -> None:
+def test_a_run_directory_that_is_not_mounted_is_told_as_storage(
+    stage: SmallRun, capsys: Capture
+) -> None:
     """The last save meets it: no record of the launch can be written, and what its workers have said is all there is."""
     stage.launch(4, *SLOW)
     case = Case(stage, capsys)

@@ -34,15 +34,24 @@ support_address = "support@site.example"
 act = true
 """
 DRAINED = ("jean-zay-iam01", "jean-zay-iam02")
-FIVE = ("--set", "slurm.nodes=5", "--set", "batch.global_batch_size=10")  # of 6 nodes, of which 2 are drained
+FIVE = (
+    "--set",
+    "slurm.nodes=5",
+    "--set",
+    "batch.global_batch_size=10",
+)  # of 6 nodes, of which 2 are drained
 
 
 def scontrol(*words: str) -> None:
-    subprocess.run(["scontrol", *words], check=True, capture_output=True, text=True, env=dict(os.environ))
+    subprocess.run(
+        ["scontrol", *words], check=True, capture_output=True, text=True, env=dict(os.environ)
+    )
 
 
 @pytest.fixture
-def run(twin: Twin, slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDirectory]:
+def run(
+    twin: Twin, slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RunDirectory]:
     """A card in the current folder, on a twin of which two nodes are drained."""
     enter(twin, tmp_path, monkeypatch)
     path = write_card(tmp_path, extra=CARD)
@@ -53,7 +62,11 @@ def run(twin: Twin, slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.M
         if not job.state.is_final:
             slurm.cancel(job.array_id or job.raw_id)
     scontrol("update", f"nodename={','.join(DRAINED)}", "state=resume")
-    until(lambda: all(node.states == {"idle"} for node in slurm.nodes()), "an idle twin", context=slurm.nodes)
+    until(
+        lambda: all(node.states == {"idle"} for node in slurm.nodes()),
+        "an idle twin",
+        context=slurm.nodes,
+    )
 
 
 @pytest.fixture
@@ -79,7 +92,10 @@ def test_what_needs_drained_nodes_is_queued_and_the_site_is_asked(
 ) -> None:
     code, said = type_it("launch", "--scheduler", "slurm", "--array", "1-3", *FIVE)
     assert code == 0, said
-    assert "5 are needed, 4 can be used now (jean-zay-iam01, jean-zay-iam02 cannot): the job will wait" in said
+    assert (
+        "5 are needed, 4 can be used now (jean-zay-iam01, jean-zay-iam02 cannot): the job will wait"
+        in said
+    )
     assert "warning  scheduler: slurm cannot place it at this moment" in said
     assert "told oncall@example.org, support@site.example" in said
     first = queued(slurm)
@@ -111,16 +127,28 @@ def test_a_dead_job_is_repaired_while_nodes_are_drained(
         scontrol("update", f"jobid={number}", f"dependency=afterok:{dead}")
         slurm.cancel(dead)
         slurm.release(number)
-        until(lambda number=number: "NeverSatisfied" in slurm.job(number).reason, "a dead job", context=slurm.jobs)
+        until(
+            lambda number=number: "NeverSatisfied" in slurm.job(number).reason,
+            "a dead job",
+            context=slurm.jobs,
+        )
         if act:
             found = watch(run)
             assert not any("NOT done" in line for line in found), found
         else:
             code, said = type_it("launch", "--scheduler", "slurm", "--repair", "--yes", *FIVE)
             assert code == 0 and "told oncall@example.org, support@site.example" in said, said
-        until(lambda number=number: slurm.job(number).state is JobState.CANCELLED, "the dead job's end")
+        until(
+            lambda number=number: slurm.job(number).state is JobState.CANCELLED,
+            "the dead job's end",
+        )
         slurm.cancel(queued(slurm).raw_id)
-        until(lambda: not [job for job in slurm.jobs() if job.name == "small" and not job.state.is_final], "an end")
+        until(
+            lambda: (
+                not [job for job in slurm.jobs() if job.name == "small" and not job.state.is_final]
+            ),
+            "an end",
+        )
 
 
 def watch(directory: RunDirectory) -> tuple[str, ...]:
@@ -130,20 +158,30 @@ def watch(directory: RunDirectory) -> tuple[str, ...]:
     assert hand is not None
     actuator = pulse_command._actuator(context, hand)
     card = context.card
-    return take_pulse(WatchedRun(card, directory, reader, "root", "small.toml"), actuator, email=True).lines
+    return take_pulse(
+        WatchedRun(card, directory, reader, "root", "small.toml"), actuator, email=True
+    ).lines
 
 
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
         (("slurm.gpus_per_node=16",), 2, "slurm.gpus_per_node: 16 GPUs a node are needed"),
-        (("slurm.nodes=7", "batch.global_batch_size=14"), 1, "nodes: 7 are needed, there are 6 of partition gpu_p5"),
+        (
+            ("slurm.nodes=7", "batch.global_batch_size=14"),
+            1,
+            "nodes: 7 are needed, there are 6 of partition gpu_p5",
+        ),
         (("slurm.cpus_per_task=999",), 2, "slurm.cpus_per_task: 999 cores a node are needed"),
     ],
     ids=["gpus", "nodes", "cores"],
 )
 def test_what_could_never_start_is_refused(
-    run: RunDirectory, type_it: Callable[..., tuple[int, str]], changes: tuple[str, ...], code: int, words: str
+    run: RunDirectory,
+    type_it: Callable[..., tuple[int, str]],
+    changes: tuple[str, ...],
+    code: int,
+    words: str,
 ) -> None:
     more = [word for change in changes for word in ("--set", change)]
     found, said = type_it("launch", "--scheduler", "slurm", *FIVE, *more)

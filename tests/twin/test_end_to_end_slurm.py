@@ -11,7 +11,9 @@ from tests.end_to_end import Playground
 from tr11ops.cluster.slurm import SlurmScheduler
 
 SIGNAL_SECONDS = 170  # before the limit: for a save on a machine with other work, twenty times what it takes, and more
-LOOK_SECONDS = 30  # Slurm looks so often whose signal is due, and sends one that is due before its next look
+LOOK_SECONDS = (
+    30  # Slurm looks so often whose signal is due, and sends one that is due before its next look
+)
 
 
 @pytest.fixture
@@ -30,7 +32,9 @@ def test_array_time_limit_resume_and_kill_switch(playground, twin):
     # Task 1 does not end before its limit, which comes when it has trained: Slurm's early signal makes it save and leave.
     playground.wait(lambda: len(playground.steps()) >= 3, "task 1's steps")
     [running] = [job for job in slurm.jobs() if job.name == "small" and job.state.is_active]
-    minutes = math.ceil((time.time() - running.start_time + SIGNAL_SECONDS - LOOK_SECONDS) / 60)  # due at its next look
+    minutes = math.ceil(
+        (time.time() - running.start_time + SIGNAL_SECONDS - LOOK_SECONDS) / 60
+    )  # due at its next look
     sooner = ["scontrol", "update", f"JobId={running.job_id}", f"TimeLimit={minutes}"]
     subprocess.run(sooner, env=dict(playground.environment), check=True)
     playground.wait(lambda: len(playground.ends()) == 1, "the first attempt")
@@ -40,7 +44,9 @@ def test_array_time_limit_resume_and_kill_switch(playground, twin):
     assert playground.manifest(first.iteration) is not None
 
     # Task 2 goes on where task 1 stopped.
-    playground.wait(lambda: playground.steps()[-1]["iteration"] >= first.iteration + 3, "task 2's steps")
+    playground.wait(
+        lambda: playground.steps()[-1]["iteration"] >= first.iteration + 3, "task 2's steps"
+    )
 
     # Any one look on a loaded machine may see too little, so it is looked until one has seen the training.
     def is_seen_training() -> bool:
@@ -61,7 +67,9 @@ def test_array_time_limit_resume_and_kill_switch(playground, twin):
     assert second.checkpoint_step == second.iteration > first.iteration
     assert playground.manifest(second.iteration) is not None
     jobs = {
-        end.job_id: [step["iteration"] for step in playground.steps() if step["job_id"] == end.job_id]
+        end.job_id: [
+            step["iteration"] for step in playground.steps() if step["job_id"] == end.job_id
+        ]
         for end in playground.ends()
     }
     assert jobs[second.job_id][0] == first.iteration + 1

@@ -10,7 +10,9 @@ import pytest
 from tr11ops.twin.fault_directories import _listing
 
 
-def test_a_folder_that_goes_away_meanwhile_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_goes_away_meanwhile_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A save that ends renames its folder between the look at its parent and the look into it."""
     (tmp_path / "checkpoints" / ".partial").mkdir(parents=True)
     (tmp_path / "log").write_text("x")

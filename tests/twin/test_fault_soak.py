@@ -21,7 +21,10 @@ from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
 FAULTS = int(os.environ.get("TR11_FAULTS", "100"))
-STEPS_PER_FAULT, BATCH = 36, 60  # 28 go by from one fault to the next, most of them while the controller is frozen
+STEPS_PER_FAULT, BATCH = (
+    36,
+    60,
+)  # 28 go by from one fault to the next, most of them while the controller is frozen
 PLAN = TwinPlan(
     name="soakfaults", nodes=12, gpus=8, cpu_nodes=0, slurmd_timeout_seconds=5, kill_wait_seconds=2,
     message_timeout_seconds=5,
@@ -30,13 +33,17 @@ PLAN = TwinPlan(
 
 @pytest.mark.soak
 @pytest.mark.timeout(FAULTS * 120 + 900)
-def test_random_faults_under_a_rehearsal(twin_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_faults_under_a_rehearsal(
+    twin_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     require_slurm()
     seed = int(os.environ.get("TR11_FAULT_SEED") or random.randrange(10**6))
     steps = FAULTS * STEPS_PER_FAULT + 150
     check_fails = tmp_path / "check-fails"
     check = tmp_path / "check"
-    check.write_text(f"#!/bin/sh\n[ ! -e {check_fails} ] || {{ echo 'the check has lost its tool'; exit 1; }}\n")
+    check.write_text(
+        f"#!/bin/sh\n[ ! -e {check_fails} ] || {{ echo 'the check has lost its tool'; exit 1; }}\n"
+    )
     check.chmod(0o755)
     changes = (
         f"batch.train_samples={steps * BATCH}", f"schedule.decay_samples={steps * BATCH}", "schedule.warmup_samples=600",
@@ -57,7 +64,10 @@ def test_random_faults_under_a_rehearsal(twin_home: Path, tmp_path: Path, capsys
                 with capsys.disabled():
                     print(f"{number + 1}/{FAULTS} {told} {judge.wrong}", flush=True)
             seconds = time.monotonic() - began
-            run.until(lambda: any(end.reason == "finished" for end in run.ends()), "the end of the training")
+            run.until(
+                lambda: any(end.reason == "finished" for end in run.ends()),
+                "the end of the training",
+            )
             judge.check_the_rest()
             judge.check_chain(BATCH)
             again = judge.check_resumes()
@@ -72,5 +82,7 @@ def test_random_faults_under_a_rehearsal(twin_home: Path, tmp_path: Path, capsys
             assert not judge.wrong
             assert run.ends()[-1].iteration == steps
         except BaseException as error:
-            error.add_note(f"again: TR11_FAULT_SEED={seed} TR11_FAULTS={FAULTS}; wrong so far: {judge.wrong}")
+            error.add_note(
+                f"again: TR11_FAULT_SEED={seed} TR11_FAULTS={FAULTS}; wrong so far: {judge.wrong}"
+            )
             raise

@@ -76,7 +76,11 @@ def all_idle(twin: Twin) -> bool:
 
 def client(twin: Twin, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        words, env={**os.environ, **twin.environment}, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+        words,
+        env={**os.environ, **twin.environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert not check or done.returncode == 0, done.stderr
     return done
@@ -96,7 +100,10 @@ def start_job(twin: Twin, folder: Path) -> str:
     number = SlurmScheduler(twin.environment).submit(
         BatchRequest(JOB, "victim", 3, 3600, str(folder / "out.txt"), folder, exclude=(FOUR,))
     )
-    until(lambda: sum(len(contents(twin, name).workers) for name in (ONE, TWO, THREE)) == 3, "three workers")
+    until(
+        lambda: sum(len(contents(twin, name).workers) for name in (ONE, TWO, THREE)) == 3,
+        "three workers",
+    )
     return str(number)
 
 
@@ -119,7 +126,9 @@ def test_every_kind_can_be_done_and_undone() -> None:
 
 
 def test_an_unknown_kind_is_told_the_nearest_one_and_all() -> None:
-    with pytest.raises(TwinError, match=r"did you mean node-dead\? there are worker-crash, .*read-only"):
+    with pytest.raises(
+        TwinError, match=r"did you mean node-dead\? there are worker-crash, .*read-only"
+    ):
         find_kind("node_dead")
 
 
@@ -131,7 +140,9 @@ def test_a_hostile_kind_or_directory_is_one_line(text: str) -> None:
             assert str(ask())
 
 
-@pytest.mark.parametrize("path", ["/", "/etc", "/tmp/..", "relative", "/no/such/place", "/dev/null", "", "/tmp\0x"])
+@pytest.mark.parametrize(
+    "path", ["/", "/etc", "/tmp/..", "relative", "/no/such/place", "/dev/null", "", "/tmp\0x"]
+)
 def test_directories_that_more_depends_on_are_refused(path: str) -> None:
     with pytest.raises(TwinError, match="--path"):
         check_directory(path, TwinFolders(Path("/var/lib/tr11/twin/none")))
@@ -149,10 +160,16 @@ def test_the_twins_own_folder_cannot_be_broken(tmp_path: Path) -> None:
     kind=st.sampled_from(sorted(KINDS)), target=st.text(min_size=1, max_size=300),
     seconds=st.none() | st.floats(1, 1e6), details=st.dictionaries(st.text(max_size=5), st.text(max_size=5)),
 )  # fmt: skip
-def test_a_record_survives_its_file(kind: str, target: str, seconds: float | None, details: dict[str, str]) -> None:
+def test_a_record_survives_its_file(
+    kind: str, target: str, seconds: float | None, details: dict[str, str]
+) -> None:
     from msgspec.structs import replace
 
-    fault = replace(new_fault(kind, target, seconds), details=details, processes=(ProcessRecord("a", "b", 1, 2, "c"),))
+    fault = replace(
+        new_fault(kind, target, seconds),
+        details=details,
+        processes=(ProcessRecord("a", "b", 1, 2, "c"),),
+    )
     assert record_of(InjectedFault, json.loads(json.dumps(document(fault)))) == fault
     assert "/" not in fault.key and len(fault.key) < 200
 
@@ -171,7 +188,10 @@ def test_one_worker_crashes_or_stops(here: Twin, tmp_path: Path) -> None:
 
     crashed = inject(here, "worker-crash", node=THREE).fault
     assert [record.name for record in crashed.processes] == [THREE]
-    until(lambda: f"srun: error: {THREE}: task 2: Killed" in (tmp_path / "out.txt").read_text(), "srun names the node")
+    until(
+        lambda: f"srun: error: {THREE}: task 2: Killed" in (tmp_path / "out.txt").read_text(),
+        "srun names the node",
+    )
     assert active(here) == () and worker.record.is_alive
     with pytest.raises(TwinError, match=f"worker-crash on {FOUR}: no job runs there"):
         inject(here, "worker-crash", node=FOUR)
@@ -181,7 +201,10 @@ def test_one_worker_crashes_or_stops(here: Twin, tmp_path: Path) -> None:
 def test_a_black_hole_swallows_steps_but_not_the_batch_script(here: Twin, tmp_path: Path) -> None:
     start_job(here, tmp_path)
     inject(here, "black-hole", node=ONE)  # the batch host: its script must see what happens
-    until(lambda: f"{ONE}: task 0: Aborted" in (tmp_path / "out.txt").read_text(), "the running step dies")
+    until(
+        lambda: f"{ONE}: task 0: Aborted" in (tmp_path / "out.txt").read_text(),
+        "the running step dies",
+    )
     assert contents(here, ONE).is_batch_host
     assert contents(here, TWO).workers
     inject(here, "black-hole", node=FOUR)
@@ -230,7 +253,10 @@ def test_a_dead_node_leaves_nothing_and_comes_back(here: Twin, tmp_path: Path) -
     inject(here, "slurmd-killed", node=TWO)
     assert not any(record.is_alive for record in before) and not here.process(TWO).is_alive
     until(lambda: "down" in (here.node_states() or {}).get(TWO, ""), "the controller has noticed")
-    until(lambda: (job := SlurmScheduler(here.environment).job(number)) and not job.state.is_active, "the job is over")
+    until(
+        lambda: (job := SlurmScheduler(here.environment).job(number)) and not job.state.is_active,
+        "the job is over",
+    )
     assert "NODE_FAIL" in client(here, "scontrol", "show", "job", number).stdout
     [first] = heal(here, kind="slurmd-killed")
     assert "stays dead: node-dead" in first.text and not here.process(TWO).is_alive
@@ -243,15 +269,33 @@ def test_the_batch_host_dies_by_itself(here: Twin, tmp_path: Path) -> None:
     with pytest.raises(TwinError, match="no job's batch script runs there"):
         inject(here, "batch-host-dead", node=TWO)
     assert inject(here, "batch-host-dead").fault.target == ONE
-    assert contents(here, ONE).all == () and not here.process(ONE).is_alive and here.process(TWO).is_alive
+    assert (
+        contents(here, ONE).all == ()
+        and not here.process(ONE).is_alive
+        and here.process(TWO).is_alive
+    )
 
 
 # ----------------------------------------------------------------------------- the controller
 def test_a_frozen_controller_thaws_after_its_command_has_ended(here: Twin) -> None:
-    done = tr11("twin", "fault", "controller-frozen", "--for", "12", "--name", "faults", "--dir", str(_home(here)))
+    done = tr11(
+        "twin",
+        "fault",
+        "controller-frozen",
+        "--for",
+        "12",
+        "--name",
+        "faults",
+        "--dir",
+        str(_home(here)),
+    )
     assert done.returncode == 0 and "heals by itself in 12 s" in done.stderr
     [fault] = active(here)
-    assert state_of(here.process("slurmctld")) == "T" and fault.agent is not None and fault.agent.is_alive
+    assert (
+        state_of(here.process("slurmctld")) == "T"
+        and fault.agent is not None
+        and fault.agent.is_alive
+    )
     until(lambda: active(here) == (), "healed by its agent")
     assert state_of(here.process("slurmctld")) != "T"
     assert here.node_states() is not None
@@ -261,7 +305,10 @@ def test_a_frozen_controller_thaws_after_its_command_has_ended(here: Twin) -> No
 def test_a_killed_and_a_restarted_controller_keep_the_job(here: Twin, tmp_path: Path) -> None:
     number, now = start_job(here, tmp_path), time.time()
     # what a controller has not yet written down is lost when it is killed
-    until(lambda: (here.folders.state / "job_state").stat().st_mtime > now, "the controller has saved its state")
+    until(
+        lambda: (here.folders.state / "job_state").stat().st_mtime > now,
+        "the controller has saved its state",
+    )
     first = here.process("slurmctld")
     inject(here, "controller-killed")
     assert not first.is_alive and client(here, "sinfo", check=False).returncode == 1
@@ -275,7 +322,9 @@ def test_a_killed_and_a_restarted_controller_keep_the_job(here: Twin, tmp_path: 
 
 # ----------------------------------------------------------------------------- other hands
 @pytest.mark.parametrize(("kind", "state"), [("drain", "DRAIN"), ("node-failing", "FAIL")])
-def test_what_a_site_does_to_a_node_is_undone_only_while_its_reason_stands(here: Twin, kind: str, state: str) -> None:
+def test_what_a_site_does_to_a_node_is_undone_only_while_its_reason_stands(
+    here: Twin, kind: str, state: str
+) -> None:
     inject(here, kind, node=TWO)
     inject(here, kind, node=THREE, reason="fan 4 broken (site)")
     reasons = client(here, "sinfo", "--noheader", "--list-reasons", "--format=%N|%E").stdout
@@ -295,7 +344,8 @@ def test_what_runs_on_a_failing_node_goes_on(here: Twin, tmp_path: Path) -> None
     number = start_job(here, tmp_path)
     inject(here, "node-failing", node=TWO)
     assert (
-        client(here, "sinfo", "--noheader", f"--nodes={TWO}", "--format=%T").stdout.strip() == "fail"
+        client(here, "sinfo", "--noheader", f"--nodes={TWO}", "--format=%T").stdout.strip()
+        == "fail"
     )  # all its cores: failing
     job = SlurmScheduler(here.environment).job(number)
     assert job is not None and job.state.is_active and len(contents(here, TWO).workers) == 1
@@ -351,7 +401,9 @@ def test_taking_the_twin_down_uncovers_what_it_laid_over(twin_home: Path, tmp_pa
     run = tmp_path / "run"
     run.mkdir()
     with Twin.up(TwinPlan(name="cover", nodes=1, gpus=0, cpu_nodes=0), twin_home) as twin:
-        with contextlib.suppress(TwinError):  # where this user may not mount, nothing is laid over it
+        with contextlib.suppress(
+            TwinError
+        ):  # where this user may not mount, nothing is laid over it
             inject(twin, "read-only", path=str(run), seconds=3600)
         agents = [fault.agent for fault in active(twin)]
     (run / "new").write_text("new")
@@ -369,7 +421,9 @@ def test_what_a_crashed_injector_left_is_healed(here: Twin, tmp_path: Path) -> N
         "fault_effects._kill = lambda records: os.kill(os.getpid(), 9)\n"
         "inject(Twin.find('faults', Path(sys.argv[1])), 'node-dead', node=sys.argv[2])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(_home(here)), TWO], env={**os.environ}, cwd=Path.cwd())
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(_home(here)), TWO], env={**os.environ}, cwd=Path.cwd()
+    )
     assert done.returncode == -signal.SIGKILL
     [fault] = active(here)
     assert not fault.is_complete and {state_of(record) for record in fault.processes} == {"T"}
@@ -418,9 +472,13 @@ def test_the_command(here: Twin, capsys: pytest.CaptureFixture[str]) -> None:
     status = tr11("twin", "status", "--json", *place)
     assert [fault["kind"] for fault in json.loads(status.stdout)["faults"]] == ["slurmd-killed"] * 2
     healed = tr11("twin", "heal", "--json", *place)
-    assert healed.returncode == 0 and {row["target"] for row in json.loads(healed.stdout)["healed"]} == {TWO, THREE}
+    assert healed.returncode == 0 and {
+        row["target"] for row in json.loads(healed.stdout)["healed"]
+    } == {TWO, THREE}
     assert "nothing was broken" in tr11("twin", "heal", *place).stderr
-    events = [json.loads(line) for line in FaultStore(here.folders).history.read_text().splitlines()]
+    events = [
+        json.loads(line) for line in FaultStore(here.folders).history.read_text().splitlines()
+    ]
     assert [event["event"] for event in events[-4:]] == ["broken", "broken", "healed", "healed"]
 
 
@@ -429,7 +487,10 @@ def test_a_watch_sees_only_tasks_of_its_node(here: Twin, tmp_path: Path) -> None
     assert watch.look() == ()
     start_job(here, tmp_path)
     [worker] = contents(here, ONE).workers
-    until(lambda: [record.pid for record in watch.look()] == [worker.record.pid], "the task, and not the batch script")
+    until(
+        lambda: [record.pid for record in watch.look()] == [worker.record.pid],
+        "the task, and not the batch script",
+    )
 
 
 def _home(twin: Twin) -> Path:

@@ -42,7 +42,9 @@ def wall(goodput: Goodput, bucket: Bucket) -> float:
 def test_a_fault_a_restart_and_a_switch_cost_what_they_cost(stage: SmallRun) -> None:
     submitted = time.time()
     stage.launch(3, *CHANGES)
-    launching = time.time() - submitted  # the submission is noted at some moment of the command's time
+    launching = (
+        time.time() - submitted
+    )  # the submission is noted at some moment of the command's time
     stage.wait(lambda: stage.iteration() >= 9, "nine steps")
     (first,) = stage.attempts()
     victim = stage.launches(first)[0]["nodes"][1]
@@ -51,7 +53,9 @@ def test_a_fault_a_restart_and_a_switch_cost_what_they_cost(stage: SmallRun) -> 
     strike = time.time() - struck
     stage.wait(lambda: len(stage.launches(first)) == 2, "the second launch")
     again = stage.launches(first)[1]["start"]
-    stage.wait(lambda: [step for step in stage.steps() if step["time"] > again][3:], "four steps of it")
+    stage.wait(
+        lambda: [step for step in stage.steps() if step["time"] > again][3:], "four steps of it"
+    )
     assert execute(["kill", "--yes", "--wait", "--reason", "a test"]) == 0
     ended = next(job.end_time for job in stage.jobs() if job.raw_id == first)
     assert ended is not None
@@ -61,7 +65,9 @@ def test_a_fault_a_restart_and_a_switch_cost_what_they_cost(stage: SmallRun) -> 
     slack = time.time() - resumed  # the command lets go at some moment of its time
     stage.wait(lambda: len(stage.attempts()) == 2, "the second attempt")
     second = stage.attempts()[1]
-    stage.wait(lambda: [step for step in stage.steps() if step["job_id"] == second][2:], "its steps")
+    stage.wait(
+        lambda: [step for step in stage.steps() if step["job_id"] == second][2:], "its steps"
+    )
     now = time.time()
     jobs = stage.jobs()
     goodput = account(read_history(stage.directory, jobs), now)
@@ -72,10 +78,15 @@ def test_a_fault_a_restart_and_a_switch_cost_what_they_cost(stage: SmallRun) -> 
     resumed_at = min(step["iteration"] for step in of_first if step["time"] > again) - 1
     lost = [step for step in before if step["iteration"] > resumed_at]
     starts = {
-        job.raw_id: job.start_time for job in jobs if job.start_time is not None and job.raw_id in stage.attempts()
+        job.raw_id: job.start_time
+        for job in jobs
+        if job.start_time is not None and job.raw_id in stage.attempts()
     }
     log = stage.paths.main_log.read_text(errors="replace")
-    saves = [float(found) / 1000 for found in re.findall(r"time \(ms\) \| save-checkpoint: ([\d.]+)", log)]
+    saves = [
+        float(found) / 1000
+        for found in re.findall(r"time \(ms\) \| save-checkpoint: ([\d.]+)", log)
+    ]
     evaluations = log.count("validation loss at iteration")
     seconds = {step["time"]: step["seconds_per_iteration"] for step in steps}
     kept = sum(seconds.values()) - sum(step["seconds_per_iteration"] for step in lost)
@@ -92,13 +103,21 @@ def test_a_fault_a_restart_and_a_switch_cost_what_they_cost(stage: SmallRun) -> 
     for bucket, expected in truth.items():
         # Slurm cuts its times to whole seconds: a job begins up to one before the moment that let it go, and ends up
         # to one before its controller's last word. A wait has one such end, a pause lies between two.
-        extra = {Bucket.QUEUE: 1.0 + slack + launching, Bucket.OPERATOR_PAUSE: 1.0 + slack, Bucket.REDONE: strike}
+        extra = {
+            Bucket.QUEUE: 1.0 + slack + launching,
+            Bucket.OPERATOR_PAUSE: 1.0 + slack,
+            Bucket.REDONE: strike,
+        }
         within = 1.0 + extra.get(bucket, 0.0)
         assert wall(goodput, bucket) == pytest.approx(expected, abs=within), bucket
     total = sum(
-        (min(job.end_time or now, now) - job.start_time) * 3 for job in jobs if job.raw_id in starts and job.start_time
+        (min(job.end_time or now, now) - job.start_time) * 3
+        for job in jobs
+        if job.raw_id in starts and job.start_time
     )
-    assert goodput.total.held_micros / 1e6 == pytest.approx(total, abs=6.0)  # two jobs, three nodes, whole seconds
+    assert goodput.total.held_micros / 1e6 == pytest.approx(
+        total, abs=6.0
+    )  # two jobs, three nodes, whole seconds
     assert wall(goodput, Bucket.UNKNOWN) <= 0.01 * (now - submitted)
     (fault,) = goodput.faults
     assert (fault.cause, fault.job_id, fault.launch) == ("node", first, 1)

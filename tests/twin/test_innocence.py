@@ -18,10 +18,14 @@ GUILTY = {"x01"}
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
-    return RunDirectory(RunPaths(tmp_path / "run", "tr11", "main"), tmp_path / "run" / "kill-switch")
+    return RunDirectory(
+        RunPaths(tmp_path / "run", "tr11", "main"), tmp_path / "run" / "kill-switch"
+    )
 
 
-def exclude_by_tr11(directory: RunDirectory, node: str, state: NodeStanding = NodeStanding.EXCLUDE) -> None:
+def exclude_by_tr11(
+    directory: RunDirectory, node: str, state: NodeStanding = NodeStanding.EXCLUDE
+) -> None:
     assert exclude(directory, node, why="it was seen", owner=AUTOMATIC_OWNER, days=14, state=state)
 
 
@@ -40,7 +44,9 @@ def test_an_innocent_node_that_was_excluded_for_a_while_is_found(directory: RunD
     assert judge.excluded(GUILTY) == []  # told once
 
 
-def test_a_node_that_was_guilty_before_is_innocent_after_its_repair(directory: RunDirectory) -> None:
+def test_a_node_that_was_guilty_before_is_innocent_after_its_repair(
+    directory: RunDirectory,
+) -> None:
     judge = InnocenceJudge(directory.exclusions)
     exclude_by_tr11(directory, "x01")
     take_back(directory, "x01")
@@ -84,7 +90,9 @@ def launch(number: int, *blamed: str, end: float | None = 10.0) -> dict[str, Any
     return {"job_id": "7", "launch": number, "end": end, "blamed": list(blamed)}
 
 
-def test_launches_that_blame_an_innocent_are_found_once_though_nothing_is_on_the_list(directory: RunDirectory) -> None:
+def test_launches_that_blame_an_innocent_are_found_once_though_nothing_is_on_the_list(
+    directory: RunDirectory,
+) -> None:
     judge = InnocenceJudge(directory.exclusions)
     ended, running = [launch(1, "x01", "x04")], launch(2, end=None)
     assert judge.blamed([*ended, running], GUILTY) == ["x04"]

@@ -31,7 +31,9 @@ SLURM = "\n[slurm.environment]\nNOTE = \"a 'quoted' word\"\n"
 
 
 @pytest.fixture
-def place(twin: Twin, slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(
+    twin: Twin, slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """A folder with a card, in which commands reach the twin."""
     enter(twin, tmp_path, monkeypatch)
     write_card(tmp_path, extra=SLURM)
@@ -52,9 +54,22 @@ def living(slurm: SlurmScheduler, name: str) -> list[Job]:
 def test_an_array_is_submitted_once_and_queued_behind(
     place: Path, slurm: SlurmScheduler, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nodes = tuple(name for partition in slurm.partitions() if partition.is_default for name in partition.node_names)
+    nodes = tuple(
+        name
+        for partition in slurm.partitions()
+        if partition.is_default
+        for name in partition.node_names
+    )
     blocker = slurm.submit(
-        BatchRequest("#!/bin/bash\nsleep 600\n", "block", len(nodes), 900, str(place / "b.out"), place, gpus_per_node=8)
+        BatchRequest(
+            "#!/bin/bash\nsleep 600\n",
+            "block",
+            len(nodes),
+            900,
+            str(place / "b.out"),
+            place,
+            gpus_per_node=8,
+        )
     )
     deadline = time.monotonic() + 300
     while (job := slurm.job(blocker)) is None or not job.state.is_active:
@@ -65,13 +80,19 @@ def test_an_array_is_submitted_once_and_queued_behind(
     assert code == 0, out + err
     done = json.loads(out)
     [job] = living(slurm, "small")
-    assert job.raw_id == done["job_id"] and job.pending_tasks == (1, 2, 3) and job.excluded == (nodes[0],)
+    assert (
+        job.raw_id == done["job_id"]
+        and job.pending_tasks == (1, 2, 3)
+        and job.excluded == (nodes[0],)
+    )
     assert job.comment == done["plan"]["comment"] and job.time_limit_seconds == 600
     again = launch(capsys, "--array", "1-3")
     assert again[0] == 1 and f"queue behind it with `--after {job.raw_id}`" in again[1]
     behind = launch(capsys, "--array", "1-2", "--after", str(job.raw_id), "--json")
     assert behind[0] == 0, behind
-    second = next(found for found in living(slurm, "small") if found.raw_id == json.loads(behind[1])["job_id"])
+    second = next(
+        found for found in living(slurm, "small") if found.raw_id == json.loads(behind[1])["job_id"]
+    )
     assert str(job.raw_id) in second.dependency
     assert launch(capsys, "--after", "999999")[0] == 2
     assert launch(capsys, "--after", str(job.raw_id))[0] == 1
@@ -86,13 +107,21 @@ def test_slurms_own_refusals(place: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("name", ["plain", "a b", "a'b", 'a"b', "a$HOME", "a#b", "ä;x"])
-def test_slurm_reads_the_same_options_from_the_script(place: Path, slurm: SlurmScheduler, name: str) -> None:
+def test_slurm_reads_the_same_options_from_the_script(
+    place: Path, slurm: SlurmScheduler, name: str
+) -> None:
     """`sbatch SCRIPT` by hand does what `tr11 launch` did, whatever the run directory is called."""
     folder = place / name
     folder.mkdir()
     folder.chmod(0o777)
     request = BatchRequest(
-        "", "by-hand", 1, 120, "%x-%j.out", folder, comment="tr11:20260101-000000-00000000@0123456789ab"
+        "",
+        "by-hand",
+        1,
+        120,
+        "%x-%j.out",
+        folder,
+        comment="tr11:20260101-000000-00000000@0123456789ab",
     )
     text = render_script(
         request, variant="main", tag="t", command=[sys.executable, "-c", "import os; print('IN', os.getcwd())"],
@@ -101,7 +130,12 @@ def test_slurm_reads_the_same_options_from_the_script(place: Path, slurm: SlurmS
     script = place / "by-hand.sbatch"
     script.write_text(text)
     done = subprocess.run(
-        ["sbatch", str(script)], capture_output=True, text=True, check=True, cwd="/", env=dict(os.environ)
+        ["sbatch", str(script)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd="/",
+        env=dict(os.environ),
     )
     number = re.findall(r"\d+", done.stdout)[-1]
     deadline = time.monotonic() + 300
@@ -136,10 +170,19 @@ class SentToFrozen(SlurmScheduler):
 
 
 def test_a_controller_frozen_while_sent_to_never_gives_two_jobs(
-    place: Path, twin: Twin, slurm: SlurmScheduler, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: Path,
+    twin: Twin,
+    slurm: SlurmScheduler,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What was measured without the look-up: three tries, three jobs."""
-    nodes = tuple(name for partition in slurm.partitions() if partition.is_default for name in partition.node_names)
+    nodes = tuple(
+        name
+        for partition in slurm.partitions()
+        if partition.is_default
+        for name in partition.node_names
+    )
     slurm.submit(BatchRequest("#!/bin/bash\nsleep 600\n", "block", len(nodes), 900, str(place / "b.out"), place,
                               gpus_per_node=8))  # fmt: skip
     words = ["slurm.gpus_per_node=8", "slurm.workers_per_node=1"]
@@ -157,13 +200,21 @@ def test_a_controller_frozen_while_sent_to_never_gives_two_jobs(
         assert time.monotonic() < deadline
         time.sleep(0.2)
     for _ in range(2):  # and again, once it does
-        code, out, _ = launch(capsys, "--array", "1-3", *(word for value in words for word in ("--set", value)))
+        code, out, _ = launch(
+            capsys, "--array", "1-3", *(word for value in words for word in ("--set", value))
+        )
         assert code == 1 and f"queue behind it with `--after {found[0].raw_id}`" in out
-    assert [entry.raw_id for entry in living(slurm, "small")] == [found[0].raw_id]  # a second one would wait too
+    assert [entry.raw_id for entry in living(slurm, "small")] == [
+        found[0].raw_id
+    ]  # a second one would wait too
     assert [entry.job_id for entry in job.directory.read_submissions()] == [None]
-    behind = launch(capsys, "--after", found[0].raw_id, *(word for value in words for word in ("--set", value)))
+    behind = launch(
+        capsys, "--after", found[0].raw_id, *(word for value in words for word in ("--set", value))
+    )
     assert behind[0] == 0, behind
-    first, _ = job.directory.read_submissions()  # the next launch has settled what the first left in doubt
+    first, _ = (
+        job.directory.read_submissions()
+    )  # the next launch has settled what the first left in doubt
     assert (first.job_id, first.note) == (found[0].raw_id, "")
 
 
@@ -171,12 +222,30 @@ def test_a_card_of_init_passes_the_doctor(place: Path, capsys: pytest.CaptureFix
     known = [f"data.prefixes=['{place}/data/corpus']", f"tokenizer.path={place}/data/tokenizer",
              "model.sequence_length=16"]  # fmt: skip
     assert (
-        execute(["init", "--yes", "--scheduler", "slurm", *(word for item in known for word in ("--set", item))]) == 0
+        execute(
+            [
+                "init",
+                "--yes",
+                "--scheduler",
+                "slurm",
+                *(word for item in known for word in ("--set", item)),
+            ]
+        )
+        == 0
     )
     text = (place / "tr11.toml").read_text()
-    assert 'partition = "gpu_p5"' in text and "gpus_per_node = 8" in text and "6 of 6 nodes with 8 GPUs" in text
+    assert (
+        'partition = "gpu_p5"' in text
+        and "gpus_per_node = 8" in text
+        and "6 of 6 nodes with 8 GPUs" in text
+    )
     capsys.readouterr()
     assert execute(["doctor", "--scheduler", "slurm", "--array", "1-10", "--json"]) == 0
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
-    assert checks["chain"]["text"].startswith("10 attempts: a job array") and checks["clocks"]["level"] == "ok"
-    assert checks["slurm commands"]["level"] == "ok" and "would take it" in checks["scheduler"]["text"]
+    assert (
+        checks["chain"]["text"].startswith("10 attempts: a job array")
+        and checks["clocks"]["level"] == "ok"
+    )
+    assert (
+        checks["slurm commands"]["level"] == "ok" and "would take it" in checks["scheduler"]["text"]
+    )

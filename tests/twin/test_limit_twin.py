@@ -61,7 +61,9 @@ def test_a_running_job_whose_limit_is_lengthened_uses_it(stage: SmallRun) -> Non
     assert len(stage.launches(attempt)) == 1
 
 
-def test_tasks_whose_limit_is_too_short_for_a_save_are_held_before_they_train(stage: SmallRun) -> None:
+def test_tasks_whose_limit_is_too_short_for_a_save_are_held_before_they_train(
+    stage: SmallRun,
+) -> None:
     stage.paths.main_log.parent.mkdir(parents=True)
     stage.paths.main_log.write_text("time (ms) | save-checkpoint: 90000.00\n")
     inject(stage.twin, "partition-down")
@@ -72,7 +74,11 @@ def test_tasks_whose_limit_is_too_short_for_a_save_are_held_before_they_train(st
     [attempt] = stage.attempts()
     stage.wait_for_verdict(attempt)
     verdict = stage.verdict(attempt)
-    assert (verdict["held"], verdict["restart"], stage.launches(attempt)) == ([stage.array], False, [])
+    assert (verdict["held"], verdict["restart"], stage.launches(attempt)) == (
+        [stage.array],
+        False,
+        [],
+    )
     assert "time limit" in verdict["held_because"] and "1 min" in verdict["held_because"]
     assert stage.queued().pending_tasks == (2, 3, 4, 5)
 
@@ -84,9 +90,15 @@ def test_tasks_that_end_without_a_word_after_they_began_burn_two(stage: SmallRun
         stage.train(attempt=number)
         inject(stage.twin, "batch-killed")
     stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
-    assert stage.queued().pending_tasks in ((3, 4, 5), (4, 5))  # the third may start before the second has gone
+    assert stage.queued().pending_tasks in (
+        (3, 4, 5),
+        (4, 5),
+    )  # the third may start before the second has gone
     for attempt in stage.attempts():
         assert len(stage.launches(attempt)) <= 1  # in a job that is over nothing is started again
     assert all(stage.launches(attempt) == [] for attempt in stage.attempts()[2:])
     held = [stage.verdict(attempt) for attempt in stage.attempts()[1:]]
-    assert any(verdict["held"] == [stage.array] and "without a word" in verdict["held_because"] for verdict in held)
+    assert any(
+        verdict["held"] == [stage.array] and "without a word" in verdict["held_because"]
+        for verdict in held
+    )

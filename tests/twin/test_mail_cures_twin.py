@@ -44,7 +44,9 @@ class Reader:
         return existing_fallback(self.stage.directory) or self.stage.directory
 
     def mails(self) -> list[Message]:
-        return list({entry.message.id: entry.message for entry in waiting_entries(self.directory)}.values())
+        return list(
+            {entry.message.id: entry.message for entry in waiting_entries(self.directory)}.values()
+        )
 
     def wait_for(self, subject: str, detector: str = "") -> Message:
         """The mail that the watchdog's looks bring, of a subject that begins so, about this detector's finding."""
@@ -54,7 +56,11 @@ class Reader:
             execute(["pulse"])
             alerts = read_alert_state(self.directory).alert_state.alerts
             names = {alert.fingerprint for alert in alerts if detector in {"", *alert.detectors}}
-            found[:] = [mail for mail in self.mails() if mail.subject.startswith(subject) and names & set(mail.alerts)]
+            found[:] = [
+                mail
+                for mail in self.mails()
+                if mail.subject.startswith(subject) and names & set(mail.alerts)
+            ]
             return bool(found)
 
         self.stage.wait(has_come, f"the mail {subject} of {detector}")
@@ -96,20 +102,28 @@ def test_a_batch_host_that_dies_is_one_typing(stage: SmallRun, reader: Reader) -
     mail = reader.wait_for("[CRITICAL]", "node-lost")
     assert reader.first_command(mail) == "tr11 launch --repair"
 
-    def is_ended() -> bool:  # at once, or when its trainers have been silent long enough, as the answer says
+    def is_ended() -> (
+        bool
+    ):  # at once, or when its trainers have been silent long enough, as the answer says
         return "look again in" not in reader.types("tr11 launch --repair")
 
     stage.wait(is_ended, "the end of the job without a host")
-    heal(stage.twin)  # the run needs all four nodes: who repairs the machine is not the one who types
+    heal(
+        stage.twin
+    )  # the run needs all four nodes: who repairs the machine is not the one who types
     second = stage.train(attempt=1)
     assert second != first and stage.launches(second)[0]["checkpoint_before"] is not None
 
 
-def test_a_partition_that_is_down_names_the_site_and_goes_on(stage: SmallRun, reader: Reader) -> None:
+def test_a_partition_that_is_down_names_the_site_and_goes_on(
+    stage: SmallRun, reader: Reader
+) -> None:
     stage.launch(4, *MAILS)
     first = stage.train()
     inject(stage.twin, "partition-down")
-    mail = reader.wait_for("[WARNING]", "waits-for-site")  # its task has half an hour left, and nothing starts after it
+    mail = reader.wait_for(
+        "[WARNING]", "waits-for-site"
+    )  # its task has half an hour left, and nothing starts after it
     assert "cannot start" in mail.subject
     assert "scontrol update" not in mail.body and "ask when" in " ".join(mail.body.split())
     assert "State=DOWN" in reader.types(reader.first_command(mail))
@@ -120,17 +134,30 @@ def test_a_partition_that_is_down_names_the_site_and_goes_on(stage: SmallRun, re
     assert set(reader.wait_for("[OK]", "waits-for-site").alerts) & set(mail.alerts)
 
 
-def test_a_dead_node_that_the_queue_waits_for_is_one_typing(stage: SmallRun, reader: Reader) -> None:
+def test_a_dead_node_that_the_queue_waits_for_is_one_typing(
+    stage: SmallRun, reader: Reader
+) -> None:
     """Four nodes are asked for, one of them as a spare: the run goes on with three."""
     alone = (("exclusive", ""),)
-    request = BatchRequest("#!/bin/bash\nsleep 600\n", "other", 4, 900, "/dev/null", stage.folder, options=alone)
+    request = BatchRequest(
+        "#!/bin/bash\nsleep 600\n", "other", 4, 900, "/dev/null", stage.folder, options=alone
+    )
     blocker = stage.slurm.submit(request)
-    stage.wait(lambda: (job := stage.slurm.job(blocker)) is not None and job.state.is_active, "the other job")
+    stage.wait(
+        lambda: (job := stage.slurm.job(blocker)) is not None and job.state.is_active,
+        "the other job",
+    )
     stage.launch(4, *MAILS)
     dead = stage.twin.plan.node_names[3]
     inject(stage.twin, "node-dead", node=dead)
-    stage.wait(lambda: any(node.name == dead and node.is_gone for node in stage.slurm.nodes()), "Slurm's notice")
-    stage.wait(lambda: (job := stage.slurm.job(blocker)) is None or job.state.is_final, "the other job's end")
+    stage.wait(
+        lambda: any(node.name == dead and node.is_gone for node in stage.slurm.nodes()),
+        "Slurm's notice",
+    )
+    stage.wait(
+        lambda: (job := stage.slurm.job(blocker)) is None or job.state.is_final,
+        "the other job's end",
+    )
     mail = reader.wait_for("[CRITICAL]", "nodes-short")
     assert "no attempt can start" in mail.body.replace("\n", " ")
     reader.types(reader.first_command(mail))

@@ -47,7 +47,9 @@ class Place:
 
     @property
     def directory(self) -> RunDirectory:
-        return RunDirectory(RunPaths(self.folder / "run", "small", "main"), self.folder / "run" / "kill-switch")
+        return RunDirectory(
+            RunPaths(self.folder / "run", "small", "main"), self.folder / "run" / "kill-switch"
+        )
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -60,7 +62,9 @@ class Place:
         assert "Traceback" not in out + err
         return code, out, err
 
-    def submit(self, script: str, name: str, nodes: int, *, ours: bool = False, array: str | None = None) -> str:
+    def submit(
+        self, script: str, name: str, nodes: int, *, ours: bool = False, array: str | None = None
+    ) -> str:
         comment = recorded_comment(self.directory) if ours else ""
         return self.slurm.submit(
             BatchRequest(
@@ -120,20 +124,43 @@ def test_a_node_that_is_merely_down_is_said_and_reported(place: Place) -> None:
         for words in (("--excluded",), (dead,), (dead, "--excluded")):
             code, out, err = place.type_in("list", *words)
             said = " ".join(out.split())
-            assert code == 0 and f"{dead}: not excluded by this run; down since 20" in said, (words, out, err)
-            assert f", by {user_name()}: PSU 2 has failed" in said and max(map(len, out.splitlines())) <= 80
+            assert code == 0 and f"{dead}: not excluded by this run; down since 20" in said, (
+                words,
+                out,
+                err,
+            )
+            assert (
+                f", by {user_name()}: PSU 2 has failed" in said
+                and max(map(len, out.splitlines())) <= 80
+            )
             assert f"\n  tr11 nodes list {dead} --report -\n" in out or words == ("--excluded",)
             assert "--report -" in said and "--reason REASON" in said
             assert ("fan 3" in said) is (words == ("--excluded",))
         [row] = json.loads(place.type_in("list", dead, "--json")[1])["nodes"]
-        assert row["site_reason_by"] == user_name() and begun - 2 <= row["site_reason_since"] <= time.time() + 2
+        assert (
+            row["site_reason_by"] == user_name()
+            and begun - 2 <= row["site_reason_since"] <= time.time() + 2
+        )
         note = place.type_in("list", "--excluded", "--report", "-")[1]
-        assert f"Subject: Faulty node {dead}\n" in note and "the training small cannot use this node" in note
-        assert f"\n{dead}: down since 20" in note and "PSU 2 has failed" in note and "fan 3" not in note
-        assert "fan 3, by hand" in place.type_in("list", drained, "--report", "-")[1], "where it is named"
+        assert (
+            f"Subject: Faulty node {dead}\n" in note
+            and "the training small cannot use this node" in note
+        )
+        assert (
+            f"\n{dead}: down since 20" in note
+            and "PSU 2 has failed" in note
+            and "fan 3" not in note
+        )
+        assert "fan 3, by hand" in place.type_in("list", drained, "--report", "-")[1], (
+            "where it is named"
+        )
         assert place.type_in("exclude", bad, dead, "--reason", "Xid 79", "--yes", *CAP)[0] == 0
         both = place.type_in("list", "--excluded", "--report", "-")[1]
-        assert f"{dead}: Xid 79 (seen" in both and "the scheduler says: down since 20" in both and f"{bad}: Xid" in both
+        assert (
+            f"{dead}: Xid 79 (seen" in both
+            and "the scheduler says: down since 20" in both
+            and f"{bad}: Xid" in both
+        )
     finally:
         place.control("update", f"NodeName={dead},{drained}", "State=RESUME")
         until(lambda: all(node.is_usable for node in place.slurm.nodes()), "whole nodes")
@@ -147,8 +174,12 @@ def test_an_exclusion_reaches_queued_jobs_and_touches_no_drain(place: Place) -> 
     drained = place.nodes[5]
     place.control("update", f"NodeName={drained}", "State=DRAIN", "Reason=fan 3, by hand")
     try:
-        before = {job.raw_id: place.control("-o", "show", "job", job.raw_id) for job in place.slurm.jobs()}
-        code, out, err = place.type_in("exclude", f"{first},{second}", "--reason", "Xid 79", "--yes", "--json", *CAP)
+        before = {
+            job.raw_id: place.control("-o", "show", "job", job.raw_id) for job in place.slurm.jobs()
+        }
+        code, out, err = place.type_in(
+            "exclude", f"{first},{second}", "--reason", "Xid 79", "--yes", "--json", *CAP
+        )
         assert code == 0, err
         [queued] = [job for job in place.slurm.jobs() if job.array_id == array]
         assert queued.excluded == (first, second) and queued.pending_tasks == (1, 2, 3, 4, 5)
@@ -172,19 +203,25 @@ def test_an_exclusion_reaches_queued_jobs_and_touches_no_drain(place: Place) -> 
     finally:
         place.control("update", f"NodeName={drained}", "State=RESUME")
     ten = ("--set", "resilience.exclusion_cap_percent=10")
-    assert place.type_in("exclude", third, "--yes", *ten)[0] == 1  # one is the cap of six nodes, and one is excluded
+    assert (
+        place.type_in("exclude", third, "--yes", *ten)[0] == 1
+    )  # one is the cap of six nodes, and one is excluded
 
 
 def test_a_node_that_the_site_removes_stops_no_launch(place: Place) -> None:
     """Slurm refuses a whole list for one unknown name, and keeps it in the list of what was queued before."""
     first, second, gone = place.nodes[0], place.nodes[1], place.nodes[5]
     usable = {node.name for node in place.slurm.nodes() if node.is_usable}
-    place.control("update", f"PartitionName={place.twin.plan.partition}", "State=DOWN")  # what is queued stays so
+    place.control(
+        "update", f"PartitionName={place.twin.plan.partition}", "State=DOWN"
+    )  # what is queued stays so
     array = place.submit("true", "small", 2, ours=True, array="1-5%1")
     assert place.type_in("exclude", f"{first},{gone}", "--yes", *CAP)[0] == 0
     try:
         inject(place.twin, "node-removed", node=gone)
-        until(lambda: len(place.slurm.nodes()) == len(place.nodes))  # the others, and the one without GPUs
+        until(
+            lambda: len(place.slurm.nodes()) == len(place.nodes)
+        )  # the others, and the one without GPUs
         refused = place.slurm.test(
             BatchRequest("#!/bin/bash\n", "x", 1, 60, "/dev/null", place.folder, exclude=(gone,))
         )
@@ -194,17 +231,26 @@ def test_a_node_that_the_site_removes_stops_no_launch(place: Place) -> None:
         assert queued.excluded == (first, second)
         waiting = PendingJobs(place.slurm, place.directory, array, print)
         done = sync_queue_exclusions(
-            place.directory, RunQueue(place.slurm, waiting.look, lambda: known_names(place.slurm), retry=waiting.retry)
+            place.directory,
+            RunQueue(
+                place.slurm, waiting.look, lambda: known_names(place.slurm), retry=waiting.retry
+            ),
         )
         assert (done.left_out, done.failures, done.changes) == ((gone,), (), ())
-        assert {entry.node for entry in read_version(place.directory.exclusions).exclusions} == {first, second, gone}
+        assert {entry.node for entry in read_version(place.directory.exclusions).exclusions} == {
+            first,
+            second,
+            gone,
+        }
         place.slurm.cancel(array)
         place.capture.readouterr()
         execute(["launch", "--dry-run", "--json", "--run", "small.toml", "--scheduler", "slurm"])
         checks = json.loads(place.capture.readouterr().out)["checks"]
         assert not [one for one in checks if "Invalid node name" in one["text"]]
         [told] = [one for one in checks if "left out" in one["text"]]
-        assert told["level"] == "warning" and gone in told["text"] and f"{gone} --force" in told["fix"]
+        assert (
+            told["level"] == "warning" and gone in told["text"] and f"{gone} --force" in told["fix"]
+        )
         assert place.type_in("include", gone, "--force", "--yes")[0] == 0
     finally:
         heal(place.twin)
@@ -227,9 +273,13 @@ def test_the_health_job_runs_on_the_named_node_and_tells(place: Place) -> None:
     assert place.type_in("exclude", bad, "--yes")[0] == 0
     refused = place.type_in("include", bad, "--yes", *own)
     assert refused[0] == 1 and "fan 3" in refused[2]
-    assert place.type_in("include", bad, "--yes")[0] == 0  # repaired: the card has no such script any more
+    assert (
+        place.type_in("include", bad, "--yes")[0] == 0
+    )  # repaired: the card has no such script any more
     assert read_version(place.directory.exclusions).exclusions == ()
-    until(lambda: all(job.state.is_final for job in place.slurm.jobs() if job.name == "tr11-health"))
+    until(
+        lambda: all(job.state.is_final for job in place.slurm.jobs() if job.name == "tr11-health")
+    )
 
 
 def test_a_silent_node_is_refused_before_anything_is_previewed(place: Place) -> None:
@@ -237,10 +287,18 @@ def test_a_silent_node_is_refused_before_anything_is_previewed(place: Place) -> 
     assert place.type_in("exclude", silent, "--yes", *CAP)[0] == 0
     inject(place.twin, "node-dead", node=silent)
     try:
-        until(lambda: not next(node for node in place.slurm.nodes() if node.name == silent).is_usable)
+        until(
+            lambda: not next(node for node in place.slurm.nodes() if node.name == silent).is_usable
+        )
         code, _, said = place.type_in("include", silent, "--yes")
-        assert code == 1 and f"include {silent}" not in said and "the scheduler gives it to no one" in said, said
-        assert [entry.node for entry in read_version(place.directory.exclusions).exclusions] == [silent]
+        assert (
+            code == 1
+            and f"include {silent}" not in said
+            and "the scheduler gives it to no one" in said
+        ), said
+        assert [entry.node for entry in read_version(place.directory.exclusions).exclusions] == [
+            silent
+        ]
     finally:
         heal(place.twin)
         until(lambda: next(node for node in place.slurm.nodes() if node.name == silent).is_usable)
@@ -299,25 +357,35 @@ def test_the_search_takes_spares_and_leaves_what_trains(place: Place, is_taken: 
         threading.Thread(target=take, daemon=True).start()
     code, out, err = place.type_in("search", "--command", command, "--json")
     document = json.loads(out)
-    assert set(document["nodes"]) == set(spares) and set(seen.read_text().split()) <= set(spares), err
+    assert set(document["nodes"]) == set(spares) and set(seen.read_text().split()) <= set(spares), (
+        err
+    )
     assert (code, document["bad"]) == ((3, []) if is_taken else (1, [spares[1]])), out
     if is_taken:
         assert all(f"job {job.raw_id} trains on" in test["why"] for test in document["rounds"][0])
         shown = ["squeue", "--steps", "--noheader", f"--jobs={job.raw_id}", "--format=%j"]
-        until(lambda: "sh" not in subprocess.run(shown, capture_output=True, text=True).stdout.split())
+        until(
+            lambda: "sh" not in subprocess.run(shown, capture_output=True, text=True).stdout.split()
+        )
 
 
 def test_nodes_are_measured_in_one_job_and_talk(place: Place) -> None:
     """All nodes of a twin are one machine: that every node answers is shown here, and not how fast it is."""
     three = place.nodes[:3]
     code, out, _ = place.type_in("bench", *three, "--dry-run")
-    assert code == 0 and "#SBATCH --exclusive" in out and f"#SBATCH --nodelist={','.join(three)}" in out
+    assert (
+        code == 0
+        and "#SBATCH --exclusive" in out
+        and f"#SBATCH --nodelist={','.join(three)}" in out
+    )
     assert not list(place.folder.rglob("*health-*"))
     code, out, err = place.type_in(
         "bench", *three, "--json", "--repeats", "1", "--sample", "0.001", "--timeout", "20m"
     )  # fmt: skip
     document = json.loads(out)
-    assert [(entry["node"], entry["why"]) for entry in document["nodes"]] == [(name, "") for name in three], err
+    assert [(entry["node"], entry["why"]) for entry in document["nodes"]] == [
+        (name, "") for name in three
+    ], err
     for entry in document["nodes"]:
         assert set(entry["measurements"]) == {"cpu-fp32", "cpu-bf16", "cpu-copy", "all-reduce"}
         assert len(entry["measurements"]["all-reduce"]["samples"]) == 2, "with both others"
@@ -367,7 +435,9 @@ def test_two_people_at_once_lose_nothing(place: Place) -> None:
     for person in people:
         shown, _ = person.communicate(timeout=300)
         assert person.returncode == 0, shown
-    assert [entry.node for entry in read_version(place.directory.exclusions).exclusions] == list(mine)
+    assert [entry.node for entry in read_version(place.directory.exclusions).exclusions] == list(
+        mine
+    )
     [queued] = [job for job in place.slurm.jobs() if job.array_id == array]
     assert queued.excluded == mine
 
@@ -387,7 +457,10 @@ sys.exit(node.run(node.NodeTask(
 
 def test_a_bad_node_ends_the_step_before_the_others_wait_for_it(place: Place) -> None:
     script(place.folder, '[ "$SLURM_NODEID" != 1 ] || { echo "GPU 3 is gone"; exit 1; }')
-    card = {"slurm": {"gpus_per_node": 0}, "resilience": {"check_scripts": [str(place.folder / "own.sh")]}}
+    card = {
+        "slurm": {"gpus_per_node": 0},
+        "resilience": {"check_scripts": [str(place.folder / "own.sh")]},
+    }
     (place.folder / "card.json").write_text(json.dumps(card))
     (place.folder / "agent.py").write_text(AGENT.format(root=str(ROOT), folder=str(place.folder)))
     number = place.submit(
@@ -399,10 +472,14 @@ def test_a_bad_node_ends_the_step_before_the_others_wait_for_it(place: Place) ->
     text = out.read_text()
     assert "health check script:own.sh: bad: GPU 3 is gone" in text
     assert f"task 1: Exited with exit code {EXIT_BAD_NODE}" in text and "status 0" not in text
-    records = [json.loads(path.read_text()) for path in (place.folder / "attempt" / "nodes").glob("*.json")]
-    [bad] = [one for one in records if one["exit_status"] == EXIT_BAD_NODE]
-    assert bad["node_rank"] == 1 and [one["why"] for one in bad["checks"] if one["result"] == "bad"] == [
-        "GPU 3 is gone"
+    records = [
+        json.loads(path.read_text()) for path in (place.folder / "attempt" / "nodes").glob("*.json")
     ]
+    [bad] = [one for one in records if one["exit_status"] == EXIT_BAD_NODE]
+    assert bad["node_rank"] == 1 and [
+        one["why"] for one in bad["checks"] if one["result"] == "bad"
+    ] == ["GPU 3 is gone"]
     assert "clock" in {one["name"] for one in bad["checks"]}
-    assert not (place.folder / "attempt" / "stop-request.json").exists()  # the next launch must not see one
+    assert not (
+        place.folder / "attempt" / "stop-request.json"
+    ).exists()  # the next launch must not see one

@@ -57,8 +57,12 @@ def test_the_page_is_a_shift(scene: Scene) -> None:
         said = typist.type("Start of shift")
         assert said.startswith("# Start of shift: ") and "## Jobs of group root" in said
         assert f"- `{job.job_id}` of root: this run, RUNNING for " in said
-        assert f"- `{theirs}` of root: of-another, PENDING (JobHeldUser), 1 node" in " ".join(said.split("\n"))
-        assert not any(entry.kind == "handover" for entry in read_journal(scene.directory.journal).entries)
+        assert f"- `{theirs}` of root: of-another, PENDING (JobHeldUser), 1 node" in " ".join(
+            said.split("\n")
+        )
+        assert not any(
+            entry.kind == "handover" for entry in read_journal(scene.directory.journal).entries
+        )
     finally:
         scene.slurm.cancel(theirs)
     typist.type("Five commands")
@@ -77,7 +81,10 @@ def test_the_page_is_a_shift(scene: Scene) -> None:
     scene.shell(f"tr11 backup run {first} --to store")
     assert saved_now(scene) > first
     typist.type("Roll back", STEP=str(first))
-    scene.until(lambda: any(step["iteration"] == first + 1 for step in scene.steps()[-50:]), "the step after it")
+    scene.until(
+        lambda: any(step["iteration"] == first + 1 for step in scene.steps()[-50:]),
+        "the step after it",
+    )
 
     scene.shell("tr11 kill --now --wait --yes")
     folder = scene.paths.checkpoints

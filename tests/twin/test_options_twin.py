@@ -21,11 +21,15 @@ CARD = '[slurm.options]\nexclusive = true\nmem = "1000M"\nnice = 7\nswitches = "
 
 
 @pytest.fixture
-def run(twin: Twin, slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDirectory]:
+def run(
+    twin: Twin, slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RunDirectory]:
     """A card with options in the current folder, whose job waits for a partition that is down."""
     enter(twin, tmp_path, monkeypatch)
     path = write_card(tmp_path)
-    path.write_text(path.read_text().replace("nodes = 2\n", "nodes = 2\ngpus_per_node = 2\n") + "\n" + CARD)
+    path.write_text(
+        path.read_text().replace("nodes = 2\n", "nodes = 2\ngpus_per_node = 2\n") + "\n" + CARD
+    )
     card = load_card(path, [], {}, directory=tmp_path)
     scontrol("update", "partitionname=gpu_p5", "state=DOWN")
     yield RunDirectory(card.paths, card.kill_switch)
@@ -33,7 +37,9 @@ def run(twin: Twin, slurm: SlurmScheduler, tmp_path: Path, monkeypatch: pytest.M
 
 
 def scontrol(*words: str) -> str:
-    done = subprocess.run(["scontrol", *words], check=True, capture_output=True, text=True, env=dict(os.environ))
+    done = subprocess.run(
+        ["scontrol", *words], check=True, capture_output=True, text=True, env=dict(os.environ)
+    )
     return done.stdout
 
 
@@ -45,7 +51,13 @@ def test_what_the_card_passes_through_is_what_the_job_has(
     assert "options  exclusive, mem=1000M, nice=7, switches=1@04:00, gres=gpu:2" in said
     [job] = [job for job in slurm.jobs() if job.name == "small" and not job.state.is_final]
     shown = scontrol("show", "job", job.raw_id)
-    for words in ("OverSubscribe=NO", "MinMemoryNode=1000M", "Nice=7", "TresPerNode=gres:gpu:2", "Switches=1@00:04:00"):
+    for words in (
+        "OverSubscribe=NO",
+        "MinMemoryNode=1000M",
+        "Nice=7",
+        "TresPerNode=gres:gpu:2",
+        "Switches=1@00:04:00",
+    ):
         assert words in shown, shown
     [submission] = run.read_submissions()
     script = run.submission(submission.tag).script.read_text()
@@ -63,5 +75,15 @@ def test_what_the_card_passes_through_is_what_the_job_has(
 def test_a_refusal_names_the_key(
     run: RunDirectory, capsys: pytest.CaptureFixture[str], change: str, words: str
 ) -> None:
-    code = execute(["launch", "--run", "small.toml", "--scheduler", "slurm", "--set", f"slurm.options.{change}"])
+    code = execute(
+        [
+            "launch",
+            "--run",
+            "small.toml",
+            "--scheduler",
+            "slurm",
+            "--set",
+            f"slurm.options.{change}",
+        ]
+    )
     assert (code, words in (said := capsys.readouterr().out)) == (2, True), said

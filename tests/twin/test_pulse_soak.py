@@ -25,7 +25,9 @@ INTERVAL_SECONDS = float(os.environ.get("TR11_SOAK_INTERVAL_SECONDS", "60"))
 @pytest.mark.timeout(int(LENGTH_SECONDS) + 900)
 def test_an_hour_of_a_healthy_run_raises_no_alert(twin_home: Path, tmp_path: Path) -> None:
     write_dataset(tmp_path / "rehearsal-run" / "data" / "none_text_document")
-    changes = ("checkpoint.interval=200",)  # attempts of 25 minutes each: several ends and starts are in an hour
+    changes = (
+        "checkpoint.interval=200",
+    )  # attempts of 25 minutes each: several ends and starts are in an hour
     with Twin.up(TwinPlan(name="soak", nodes=4, gpus=8), twin_home) as twin:
         run = Operation(twin, tmp_path, 3, 1, changes)
         number = run.launch("--array", "1-8")
@@ -38,9 +40,19 @@ def test_an_hour_of_a_healthy_run_raises_no_alert(twin_home: Path, tmp_path: Pat
             looks += 1
             done = run.tr11("pulse", "--act", "--json", expect=None)
             value = json.loads(done.stdout)
-            clean = value["state"] in {"running", "starting", "queued"} and not value["actions"] + value["withheld"]
-            if done.returncode or not clean or value["alerts"]["open"] or value["alerts"]["messages"]:
-                bad.append(f"{value['time']}: {value['state']}, {value['why']}; {value['findings']}; {value['lines']}")
+            clean = (
+                value["state"] in {"running", "starting", "queued"}
+                and not value["actions"] + value["withheld"]
+            )
+            if (
+                done.returncode
+                or not clean
+                or value["alerts"]["open"]
+                or value["alerts"]["messages"]
+            ):
+                bad.append(
+                    f"{value['time']}: {value['state']}, {value['why']}; {value['findings']}; {value['lines']}"
+                )
             time.sleep(max(0.0, INTERVAL_SECONDS - (time.monotonic() - began)))
         try:
             assert not bad, "\n".join(bad)

@@ -30,7 +30,9 @@ from tr11ops.watchdog.log_lines import State
 from tr11ops.watchdog.pulse import Pulse, WatchedRun, take_pulse
 from tr11ops.watchdog.stacks import keep_stacks
 
-GIVEN_UP_SECONDS = 4 * 3600.0  # three times the patience with a first step, of which nothing was learned, and more
+GIVEN_UP_SECONDS = (
+    4 * 3600.0
+)  # three times the patience with a first step, of which nothing was learned, and more
 COMMANDS = ("squeue", "scontrol", "sinfo", "sbatch", "scancel", "sacct")
 
 
@@ -39,7 +41,14 @@ def pulse_twin(twin_home: Path) -> Iterator[Twin]:
     """Nodes of its own: one is killed here, and Slurm has to notice within seconds."""
     require_slurm()
     with Twin.up(
-        TwinPlan(name="pulse", nodes=5, gpus=0, cpu_nodes=0, slurmd_timeout_seconds=5, message_timeout_seconds=5),
+        TwinPlan(
+            name="pulse",
+            nodes=5,
+            gpus=0,
+            cpu_nodes=0,
+            slurmd_timeout_seconds=5,
+            message_timeout_seconds=5,
+        ),
         twin_home,
     ) as made:
         yield made
@@ -48,7 +57,9 @@ def pulse_twin(twin_home: Path) -> Iterator[Twin]:
 class WatchedSmallRun(SmallRun):
     """A run that is watched from its folder, with every call of Slurm's commands on record."""
 
-    def pulse(self, *, act: bool = False, later: float = 0.0, timeout: float | None = None) -> Pulse:
+    def pulse(
+        self, *, act: bool = False, later: float = 0.0, timeout: float | None = None
+    ) -> Pulse:
         """A pass, looked at from `later`; `timeout` is the patience with a silent controller."""
         reader, hand = command._edges(self.directory, "slurm")
         assert hand is not None
@@ -73,7 +84,9 @@ class WatchedSmallRun(SmallRun):
     def wait_for(self, number: str) -> None:
         """Until the job runs."""
         until(
-            lambda: any(job.raw_id == number and job.state is JobState.RUNNING for job in self.slurm.jobs()),
+            lambda: any(
+                job.raw_id == number and job.state is JobState.RUNNING for job in self.slurm.jobs()
+            ),
             f"the start of {number}",
             context=self.slurm.jobs,
         )
@@ -86,7 +99,9 @@ class WatchedSmallRun(SmallRun):
 
 
 @pytest.fixture
-def stage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedSmallRun]:
+def stage(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[WatchedSmallRun]:
     """A run on the twin of that name."""
     on: Twin = request.getfixturevalue(request.param)
     enter(on, tmp_path, monkeypatch)
@@ -109,9 +124,19 @@ def said(seen: Pulse, words: str) -> bool:
 
 
 @pytest.mark.parametrize("stage", ["twin"], indirect=True)  # where a node may be slow to answer
-def test_each_state_of_a_run_is_told_apart(stage: WatchedSmallRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_state_of_a_run_is_told_apart(
+    stage: WatchedSmallRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     filler = stage.slurm.submit(
-        BatchRequest("#!/bin/bash\nsleep 600\n", "filler", 5, 1200, "/dev/null", stage.folder, partition="gpu_p5")
+        BatchRequest(
+            "#!/bin/bash\nsleep 600\n",
+            "filler",
+            5,
+            1200,
+            "/dev/null",
+            stage.folder,
+            partition="gpu_p5",
+        )
     )
     stage.wait_for(filler)
     assert execute(["launch", "--array", "1-3", "--scheduler", "slurm"]) == 0
@@ -123,18 +148,33 @@ def test_each_state_of_a_run_is_told_apart(stage: WatchedSmallRun, capsys: pytes
     stage.calls()
     running = stage.pulse(act=True)
     assert stage.calls() == ["squeue", "sinfo"]
-    assert (running.state, running.verdict.exit_code, running.plan.is_empty) == (State.RUNNING, 0, True)
-    assert len(running.lines) == 2 and said(running, "running for 0:") and said(running, "previous Job Array job")
+    assert (running.state, running.verdict.exit_code, running.plan.is_empty) == (
+        State.RUNNING,
+        0,
+        True,
+    )
+    assert (
+        len(running.lines) == 2
+        and said(running, "running for 0:")
+        and said(running, "previous Job Array job")
+    )
 
     hung = stage.pulse(later=GIVEN_UP_SECONDS)
     assert (hung.state, hung.verdict.exit_code) == (State.HUNG, 1) and said(hung, " is HUNG: job ")
     task = stage.running()
     later = time.time() + GIVEN_UP_SECONDS
-    told = keep_stacks(stage.card.paths, task.raw_id, task.nodes, len(task.nodes), os.environ, later)
+    told = keep_stacks(
+        stage.card.paths, task.raw_id, task.nodes, len(task.nodes), os.environ, later
+    )
     assert "the stacks of 3 nodes are in" in told  # one is spare
-    kept = {path.stem: path.read_text() for path in stacks_folder(stage.card.paths, task.raw_id).iterdir()}
+    kept = {
+        path.stem: path.read_text()
+        for path in stacks_folder(stage.card.paths, task.raw_id).iterdir()
+    }
     assert set(kept) == {*task.nodes[:3], "verdict"} and "rank 0, process " in kept[task.nodes[0]]
-    assert [action.name for action in stage.pulse(later=GIVEN_UP_SECONDS).plan.actions] == ["cancel"]
+    assert [action.name for action in stage.pulse(later=GIVEN_UP_SECONDS).plan.actions] == [
+        "cancel"
+    ]
 
     inject(stage.twin, "controller-frozen")
     stage.calls()
@@ -143,7 +183,11 @@ def test_each_state_of_a_run_is_told_apart(stage: WatchedSmallRun, capsys: pytes
     assert (silent.state, silent.verdict.exit_code) == (State.CONTROLLER_AWAY, 3)
     assert not silent.observed and not silent.plan.actions and not said(silent, "ALERT")
     alive = stage.pulse(timeout=1)
-    assert (alive.state, alive.verdict.exit_code, alive.observed) == (State.CONTROLLER_AWAY, 0, True)
+    assert (alive.state, alive.verdict.exit_code, alive.observed) == (
+        State.CONTROLLER_AWAY,
+        0,
+        True,
+    )
     heal(stage.twin)
 
     task = stage.running()
@@ -159,7 +203,9 @@ def test_each_state_of_a_run_is_told_apart(stage: WatchedSmallRun, capsys: pytes
 
     down = stage.until(State.DOWN)
     assert down.verdict.exit_code == 1 and said(down, "would resubmit 1-3")
-    assert down.lines[0].endswith("***ALERT: heal is not RUNNING or SCHEDULED! Alert someone at Eng WG***")
+    assert down.lines[0].endswith(
+        "***ALERT: heal is not RUNNING or SCHEDULED! Alert someone at Eng WG***"
+    )
     capsys.readouterr()
     assert execute(["pulse", "--act", "--no-email"]) == 1
     assert "submitted as job" in capsys.readouterr().out
@@ -168,7 +214,12 @@ def test_each_state_of_a_run_is_told_apart(stage: WatchedSmallRun, capsys: pytes
     stage.clear()
     assert not stage.pulse(act=True).plan.actions and again, "twice without any progress"
 
-    arguments = ["--job-name=heal", "--partition=gpu_p5", "--kill-on-invalid-dep=no", "--output=/dev/null"]
+    arguments = [
+        "--job-name=heal",
+        "--partition=gpu_p5",
+        "--kill-on-invalid-dep=no",
+        "--output=/dev/null",
+    ]
     comment = f"--comment={stage.directory.comment(new_tag())}"
     subprocess.run(
         ["sbatch", *arguments, comment, f"--dependency=afterok:{again}", "--wrap=true"], check=True, timeout=120,
@@ -184,13 +235,18 @@ def test_each_state_of_a_run_is_told_apart(stage: WatchedSmallRun, capsys: pytes
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deadline, "SCHEDULER_SECONDS", 1.0)
         assert execute(["kill", "--yes"]) == 0 and stage.directory.kill_switch_is_set()
-        assert "the scheduler did not answer (scontrol did not answer within 1 s)" in capsys.readouterr().err
+        assert (
+            "the scheduler did not answer (scontrol did not answer within 1 s)"
+            in capsys.readouterr().err
+        )
         assert execute(["status"]) == 3
     heal(stage.twin)
 
 
 @pytest.mark.parametrize("stage", ["pulse_twin"], indirect=True)
-def test_a_half_dead_batch_host_is_told_and_its_job_leaves_by_itself(stage: WatchedSmallRun) -> None:
+def test_a_half_dead_batch_host_is_told_and_its_job_leaves_by_itself(
+    stage: WatchedSmallRun,
+) -> None:
     assert execute(["launch", "--scheduler", "slurm"]) == 0
     stage.until_it_trains()
     job = stage.running()
@@ -201,7 +257,9 @@ def test_a_half_dead_batch_host_is_told_and_its_job_leaves_by_itself(stage: Watc
     down = stage.until(State.DOWN)
     assert down.verdict.exit_code == 1 and said(down, "would resubmit 1-3")
     acted = stage.pulse(act=True)
-    assert [one.action.name for one in acted.done] == ["resubmit"] and acted.done[0].result is Result.DONE, acted.lines
+    assert [one.action.name for one in acted.done] == ["resubmit"] and acted.done[
+        0
+    ].result is Result.DONE, acted.lines
     assert {one.excluded for one in stage.living() if one.raw_id != job.raw_id} == {(host,)}
 
 
@@ -212,13 +270,21 @@ def test_a_lost_batch_host_is_ended_in_one_pass(stage: WatchedSmallRun) -> None:
     job = stage.running()
     host = job.nodes[0]
     inject(stage.twin, "batch-host-dead", node=host)
-    lost = stage.until(State.ZOMBIE, later=60)  # trainers that are silent for half a minute count as gone
-    assert lost.verdict.exit_code == 1 and said(lost, f"would cancel {job.raw_id}: its batch host {host} is lost")
+    lost = stage.until(
+        State.ZOMBIE, later=60
+    )  # trainers that are silent for half a minute count as gone
+    assert lost.verdict.exit_code == 1 and said(
+        lost, f"would cancel {job.raw_id}: its batch host {host} is lost"
+    )
     acted = stage.pulse(act=True, later=60)
     assert [one.action.name for one in acted.done] == ["exclude", "cancel", "resubmit"]
     assert {one.result for one in acted.done} == {Result.DONE}, acted.lines
-    assert not any(one.raw_id == job.raw_id and one.state is JobState.RUNNING for one in stage.living())
-    fresh = [one for one in stage.living() if one.raw_id != job.raw_id]  # the first task may have started by now
+    assert not any(
+        one.raw_id == job.raw_id and one.state is JobState.RUNNING for one in stage.living()
+    )
+    fresh = [
+        one for one in stage.living() if one.raw_id != job.raw_id
+    ]  # the first task may have started by now
     assert {one.excluded for one in fresh} == {(host,)}
     assert len({one.array_id for one in fresh}) == 1 and fresh[0].array_id is not None
     assert not stage.pulse(act=True, later=60).plan.actions

@@ -19,14 +19,22 @@ from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
 NODES = tuple(f"jean-zay-iam0{number}" for number in range(1, 7))
-FIVE = ("--set", "slurm.spare_nodes=2")  # of six: three that train, and two spares, where the card has one
+FIVE = (
+    "--set",
+    "slurm.spare_nodes=2",
+)  # of six: three that train, and two spares, where the card has one
 
 
 @pytest.fixture(scope="module")
 def small_twin(twin_home: Path) -> Iterator[Twin]:
     require_slurm()
     plan = TwinPlan(
-        name="queued-need", nodes=6, gpus=0, cpu_nodes=0, slurmd_timeout_seconds=6, message_timeout_seconds=5
+        name="queued-need",
+        nodes=6,
+        gpus=0,
+        cpu_nodes=0,
+        slurmd_timeout_seconds=6,
+        message_timeout_seconds=5,
     )
     with Twin.up(plan, twin_home) as made:
         yield made
@@ -40,7 +48,13 @@ def avoid(stage: SmallRun, *nodes: str) -> None:
     """As an attempt does with nodes that died twice."""
     queue = RunQueue(stage.slurm, stage.living, lambda: known_names(stage.slurm))
     done = exclude_nodes(
-        stage.directory, nodes, queue, why="it died twice", owner=AUTOMATIC_OWNER, days=14, state=NodeStanding.AVOID
+        stage.directory,
+        nodes,
+        queue,
+        why="it died twice",
+        owner=AUTOMATIC_OWNER,
+        days=14,
+        state=NodeStanding.AVOID,
     )
     assert done.nodes == nodes and not done.failures
 
@@ -54,8 +68,12 @@ def test_no_more_is_excluded_than_what_is_queued_can_do_without(
     assert execute(["launch", "--replace", *FIVE, "--yes"]) == 0
     assert stage.queued().node_count == 5
     capsys.readouterr()
-    assert execute(["nodes", "exclude", f"{NODES[4]},{NODES[5]}", "--reason", "doubt", "--yes"]) == 1
-    assert "at most 1 may be excluded, for an attempt needs 5" in " ".join(capsys.readouterr().err.split())
+    assert (
+        execute(["nodes", "exclude", f"{NODES[4]},{NODES[5]}", "--reason", "doubt", "--yes"]) == 1
+    )
+    assert "at most 1 may be excluded, for an attempt needs 5" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert execute(["nodes", "exclude", NODES[5], "--reason", "doubt", "--yes"]) == 0
     heal(stage.twin, kind="partition-down")
     stage.train()
@@ -69,7 +87,10 @@ def test_an_agent_excludes_as_many_as_what_is_queued_now_can_do_without(stage: S
     assert execute(["launch", "--replace", "--set", "slurm.spare_nodes=0", "--yes"]) == 0
     assert stage.queued().node_count == 3
     inject(stage.twin, "node-dead", node=NODES[1])
-    stage.wait(lambda: len(stage.launches(attempt)) == 2 or stage.queued().reason.startswith("JobHeld"), "a launch")
+    stage.wait(
+        lambda: len(stage.launches(attempt)) == 2 or stage.queued().reason.startswith("JobHeld"),
+        "a launch",
+    )
     stage.wait(lambda: listed(stage) == {NODES[1], NODES[5]}, "the exclusion of the dead node")
     stage.wait(lambda: set(stage.queued().excluded) == {NODES[1], NODES[5]}, "the queue")
 

@@ -31,7 +31,14 @@ def small_twin(twin_home: Path) -> Iterator[Twin]:
     """Six nodes of its own: they are killed here, and Slurm has to notice within seconds."""
     require_slurm()
     with Twin.up(
-        TwinPlan(name="relaunch", nodes=6, gpus=0, cpu_nodes=0, slurmd_timeout_seconds=6, message_timeout_seconds=5),
+        TwinPlan(
+            name="relaunch",
+            nodes=6,
+            gpus=0,
+            cpu_nodes=0,
+            slurmd_timeout_seconds=6,
+            message_timeout_seconds=5,
+        ),
         twin_home,
     ) as made:
         yield made
@@ -40,7 +47,10 @@ def small_twin(twin_home: Path) -> Iterator[Twin]:
 def change(stage: SmallRun, node: str, *words: str) -> None:
     """Change a node as its administrators do."""
     subprocess.run(
-        ["scontrol", "update", f"NodeName={node}", *words], env=stage.twin.client_environment, check=True, timeout=60
+        ["scontrol", "update", f"NodeName={node}", *words],
+        env=stage.twin.client_environment,
+        check=True,
+        timeout=60,
     )
 
 
@@ -52,7 +62,9 @@ def diagnosed(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> dic
     return document
 
 
-def test_a_crash_is_relaunched_on_the_spare_and_finishes(stage: SmallRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_crash_is_relaunched_on_the_spare_and_finishes(
+    stage: SmallRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     stage.launch(3, "batch.train_samples=1200")
     attempt = stage.train()
     inject(stage.twin, "worker-crash", node=NODES[1])
@@ -63,13 +75,25 @@ def test_a_crash_is_relaunched_on_the_spare_and_finishes(stage: SmallRun, capsys
     assert first["start"] < first["first_sign"] <= first["end"] <= second["start"]
     assert second["iteration_after"] == 100 and second["checkpoint_before"] >= 5
     verdict = stage.verdict(attempt)
-    assert (verdict["reason"], verdict["blamed"], verdict["held"]) == ("finished", [], [stage.array])
+    assert (verdict["reason"], verdict["blamed"], verdict["held"]) == (
+        "finished",
+        [],
+        [stage.array],
+    )
     assert stage.queued().excluded == ()  # one killed worker is no proof
-    entry = next(entry for entry in read_journal(stage.directory.journal).entries if entry.kind == "launch-failed")
+    entry = next(
+        entry
+        for entry in read_journal(stage.directory.journal).entries
+        if entry.kind == "launch-failed"
+    )
     assert (entry.data["blamed"], entry.data["suspects"]) == ([], [NODES[1]])
     assert stage.attempts() == [attempt]
     told = diagnosed(capsys, 0, "--all")["launches"]
-    assert [one["restart"]["answer"] for one in told] == [first["restart"], second["restart"]] == ["elsewhere", "none"]
+    assert (
+        [one["restart"]["answer"] for one in told]
+        == [first["restart"], second["restart"]]
+        == ["elsewhere", "none"]
+    )
     judged = [one["attribution"] for one in told]
     assert [(one["by"], one["blamed"], one["suspects"]) for one in judged] == [
         ("agent", [], [NODES[1]]),
@@ -88,10 +112,14 @@ def test_a_node_that_the_site_takes_out_of_service_is_not_lost(
     change(stage, taken, f"State={state}", "Reason=fan 4")
     try:
         node = next(node for node in stage.slurm.nodes() if node.name == taken)
-        assert node.states >= {state.lower()} and not (node.is_usable or node.is_gone or node.is_silent)
+        assert node.states >= {state.lower()} and not (
+            node.is_usable or node.is_gone or node.is_silent
+        )
         capsys.readouterr()
         execute(["status", "--json", "--scheduler", "slurm"])
-        assert "node-lost" not in {one["detector"] for one in json.loads(capsys.readouterr().out)["findings"]}
+        assert "node-lost" not in {
+            one["detector"] for one in json.loads(capsys.readouterr().out)["findings"]
+        }
         inject(stage.twin, "worker-crash", node=struck)
         stage.wait(lambda: len(stage.launches(attempt)) == 2, "the second launch")
         first, second = stage.launches(attempt)
@@ -138,9 +166,18 @@ def test_what_such_a_script_has_excluded_is_taken_back(stage: SmallRun) -> None:
     assert stage.launches(second)[0]["cause"] == "health-check"
     assert not read_version(stage.directory.exclusions).exclusions
     stage.wait(lambda: stage.queued().excluded == (), "the queue's exclude list")
-    kinds = [(entry.kind, entry.data.get("node")) for entry in read_journal(stage.directory.journal).entries]
-    assert [kind for kind in kinds if kind[0] in {EXCLUDED, INCLUDED}] == [(EXCLUDED, blamed), (INCLUDED, blamed)]
-    assert f"{blamed} is not excluded any more: health check script:fans.sh" in stage.paths.main_log.read_text()
+    kinds = [
+        (entry.kind, entry.data.get("node"))
+        for entry in read_journal(stage.directory.journal).entries
+    ]
+    assert [kind for kind in kinds if kind[0] in {EXCLUDED, INCLUDED}] == [
+        (EXCLUDED, blamed),
+        (INCLUDED, blamed),
+    ]
+    assert (
+        f"{blamed} is not excluded any more: health check script:fans.sh"
+        in stage.paths.main_log.read_text()
+    )
     assert stage.attempts() == [first, second]
 
 
@@ -149,7 +186,9 @@ def test_a_health_script_that_one_node_fails_still_excludes_it(stage: SmallRun) 
     stage.launch(3, site_script(stage.folder, body))
     attempt = stage.train()
     first, second = stage.launches(attempt)[:2]
-    assert (first["cause"], first["blamed"]) == ("node", [NODES[1]]) and NODES[1] not in second["nodes"]
+    assert (first["cause"], first["blamed"]) == ("node", [NODES[1]]) and NODES[1] not in second[
+        "nodes"
+    ]
     stage.wait(lambda: stage.queued().excluded == (NODES[1],), "the exclusion")
 
 
@@ -168,7 +207,10 @@ def test_a_black_hole_burns_one_task_and_others_run_elsewhere(
         1,
     )
     assert [launch["suspects"] for launch in stage.launches(first)] == [[NODES[1]], [NODES[1]]]
-    assert [launch["avoided"] for launch in stage.launches(first)] == [[], [NODES[1]]]  # the second time counts
+    assert [launch["avoided"] for launch in stage.launches(first)] == [
+        [],
+        [NODES[1]],
+    ]  # the second time counts
     [entry] = read_version(stage.directory.exclusions).exclusions
     assert (entry.node, entry.state) == (NODES[1], "avoid")
     assert NODES[1] not in stage.launches(second)[0]["nodes"]
@@ -177,7 +219,10 @@ def test_a_black_hole_burns_one_task_and_others_run_elsewhere(
     found = diagnosed(capsys, 1, "--job", first)
     told = found["attribution"]
     assert (told["by"], told["blamed"], told["suspects"]) == ("agent", [], [NODES[1]])
-    assert found["action"] == "resubmit" and "avoided while enough others are free" in found["explanation"]
+    assert (
+        found["action"] == "resubmit"
+        and "avoided while enough others are free" in found["explanation"]
+    )
 
 
 def test_bad_data_are_of_one_run_and_a_roll_back_passes_over_them(
@@ -195,7 +240,10 @@ def test_bad_data_are_of_one_run_and_a_roll_back_passes_over_them(
         other.launch(1, *quick, "run.name=beside")
     stage.launch(3, *quick)
     stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
-    stage.wait(lambda: not any(job.state is JobState.RUNNING for job in stage.living()), "the end of the job")
+    stage.wait(
+        lambda: not any(job.state is JobState.RUNNING for job in stage.living()),
+        "the end of the job",
+    )
     [well] = other.attempts()
     assert len(other.launches(well)) == 1 and other.iteration() > 8, "the other run was never ended"
     assert execute(["rollback", "5", "--skip", "8-8", "--yes", "--reason", "bad data"]) == 0
@@ -205,7 +253,9 @@ def test_bad_data_are_of_one_run_and_a_roll_back_passes_over_them(
     assert 8 not in {step["iteration"] for step in stage.steps()}
 
 
-def test_a_fault_that_follows_the_rank_blames_no_node(stage: SmallRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_that_follows_the_rank_blames_no_node(
+    stage: SmallRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One rank dies of SIGSEGV at one iteration, on whatever node it is: two tasks see that, and no node is lost."""
     stage.paths.root.mkdir()
     inject(stage.twin, "bad-sample", path=str(stage.paths.root))
@@ -216,26 +266,50 @@ def test_a_fault_that_follows_the_rank_blames_no_node(stage: SmallRun, capsys: p
     first, second = stage.attempts()
     stage.wait_for_verdict(second)
     [zero, one], [two] = stage.launches(first), stage.launches(second)
-    assert (zero["cause"], zero["suspects"], zero["fault"]) == ("node", one["avoided"], two["fault"])
+    assert (zero["cause"], zero["suspects"], zero["fault"]) == (
+        "node",
+        one["avoided"],
+        two["fault"],
+    )
     assert (one["cause"], one["reached"], one["fault"]) == ("node", 7, two["fault"])
-    assert (two["cause"], two["blamed"], two["suspects"] == one["avoided"]) == ("software", [], False)
-    assert [launch["restart"] for launch in (zero, one, two)] == ["elsewhere", "elsewhere", "change"]
-    assert stage.verdict(second)["held"] == [stage.array] and stage.queued().pending_tasks == (3, 4, 5)
+    assert (two["cause"], two["blamed"], two["suspects"] == one["avoided"]) == (
+        "software",
+        [],
+        False,
+    )
+    assert [launch["restart"] for launch in (zero, one, two)] == [
+        "elsewhere",
+        "elsewhere",
+        "change",
+    ]
+    assert stage.verdict(second)["held"] == [stage.array] and stage.queued().pending_tasks == (
+        3,
+        4,
+        5,
+    )
     said = f"the same fault came back after iteration 7 on {one['avoided'][0]} and {two['suspects'][0]}"
     assert said in stage.verdict(second)["message"]
     assert stage.queued().excluded == ()
     assert not read_version(stage.directory.exclusions).exclusions
-    kinds = [(entry.kind, entry.data.get("node")) for entry in read_journal(stage.directory.journal).entries]
+    kinds = [
+        (entry.kind, entry.data.get("node"))
+        for entry in read_journal(stage.directory.journal).entries
+    ]
     assert [kind for kind in kinds if kind[0] in {EXCLUDED, INCLUDED}] == [
         (EXCLUDED, one["avoided"][0]), (INCLUDED, one["avoided"][0]),
     ]  # fmt: skip
-    stage.wait(lambda: not any(job.state is JobState.RUNNING for job in stage.living()), "the end of the job")
+    stage.wait(
+        lambda: not any(job.state is JobState.RUNNING for job in stage.living()),
+        "the end of the job",
+    )
     capsys.readouterr()
     execute(["status", "--scheduler", "slurm"])
     assert "software or data, not the nodes" in capsys.readouterr().out
 
 
-def test_a_taken_port_is_told_by_the_rank_that_wanted_it(stage: SmallRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_port_is_told_by_the_rank_that_wanted_it(
+    stage: SmallRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All nodes of the twin share one address: whoever holds the port holds it on each of them."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -249,7 +323,10 @@ def test_a_taken_port_is_told_by_the_rank_that_wanted_it(stage: SmallRun, capsys
     assert second["nodes"] == list(NODES[1:4])  # rank 0 was tried on another node
     verdict = stage.verdict(attempt)
     process = psutil.Process()
-    assert f"port {port} of {NODES[1]} is held by process {process.pid} ({process.name()})" in verdict["message"]
+    assert (
+        f"port {port} of {NODES[1]} is held by process {process.pid} ({process.name()})"
+        in verdict["message"]
+    )
     assert "remove slurm.master_port from the card" in verdict["message"]
     assert stage.queued().excluded == () and stage.queued().pending_tasks == (2, 3)
     found = diagnosed(capsys, 1, "--job", attempt)
@@ -266,11 +343,16 @@ def test_a_node_that_alone_cannot_save_is_left_for_the_spare(
     first, second = stage.launches(attempt)
     assert (first["cause"], first["blamed"]) == ("node", [NODES[1]])
     assert f"{NODES[1]} alone could not write the save of step" in first["summary"]
-    assert "to which 2 other nodes wrote" in first["summary"] and "Input/output error" in first["summary"]
+    assert (
+        "to which 2 other nodes wrote" in first["summary"]
+        and "Input/output error" in first["summary"]
+    )
     assert second["nodes"] == [NODES[0], *NODES[2:4]]
     assert stage.verdict(attempt)["reason"] == "finished"
     log = stage.paths.main_log.read_text()
-    assert f"tr11: WARNING: {NODES[1]} alone could not write the save" in log  # named after the first
+    assert (
+        f"tr11: WARNING: {NODES[1]} alone could not write the save" in log
+    )  # named after the first
     assert log.count("SAVE FAILED") == 2
     found = diagnosed(capsys, 0, "--all")["launches"][0]
     assert (found["attribution"]["blamed"], found["action"]) == ([NODES[1]], "exclude_and_resubmit")
@@ -296,7 +378,11 @@ def test_bad_input_holds_the_array(stage: SmallRun) -> None:
     write_checkpoint(stage.paths.checkpoints, 5)  # a real training's, which a stand-in refuses
     heal(stage.twin, kind="partition-down")
     stage.wait(
-        lambda: stage.attempts() and (stage.paths.attempt(stage.attempts()[0]) / "verdict.json").exists(), "the end"
+        lambda: (
+            stage.attempts()
+            and (stage.paths.attempt(stage.attempts()[0]) / "verdict.json").exists()
+        ),
+        "the end",
     )
     [attempt] = stage.attempts()
     verdict = stage.verdict(attempt)
@@ -304,7 +390,11 @@ def test_bad_input_holds_the_array(stage: SmallRun) -> None:
     assert (verdict["held"], len(stage.launches(attempt))) == ([stage.array], 1)
     assert stage.queued().reason.startswith("JobHeld") and stage.queued().pending_tasks == (2, 3)
     assert "ALERT" in stage.paths.main_log.read_text()
-    [held] = [entry for entry in read_journal(stage.directory.journal).entries if entry.kind == "array-held"]
+    [held] = [
+        entry
+        for entry in read_journal(stage.directory.journal).entries
+        if entry.kind == "array-held"
+    ]
     assert held.data["jobs"] == [stage.array]
 
 
@@ -314,17 +404,28 @@ def test_ten_queued_tasks_never_start_once_the_switch_is_set(stage: SmallRun) ->
     stage.directory.kill_switch.touch()  # by anyone who may write there
     stage.wait_for_verdict(attempt)
     verdict = stage.verdict(attempt)
-    assert (verdict["reason"], verdict["exit_status"], verdict["held"]) == ("kill-switch", 0, [stage.array])
-    assert stage.queued().pending_tasks == tuple(range(2, 12)) and stage.queued().reason.startswith("JobHeld")
+    assert (verdict["reason"], verdict["exit_status"], verdict["held"]) == (
+        "kill-switch",
+        0,
+        [stage.array],
+    )
+    assert stage.queued().pending_tasks == tuple(range(2, 12)) and stage.queued().reason.startswith(
+        "JobHeld"
+    )
     # One that is let go by mistake holds the rest again, and leaves.
     stage.slurm.release(stage.array)
     stage.wait(
-        lambda: len(stage.attempts()) == 2 and (stage.paths.attempt(stage.attempts()[1]) / "verdict.json").exists(),
+        lambda: (
+            len(stage.attempts()) == 2
+            and (stage.paths.attempt(stage.attempts()[1]) / "verdict.json").exists()
+        ),
         "task 2",
     )
     second = stage.attempts()[1]
     assert (stage.verdict(second)["reason"], stage.launches(second)) == ("kill-switch", [])
-    assert stage.queued().pending_tasks == tuple(range(3, 12)) and stage.queued().reason.startswith("JobHeld")
+    assert stage.queued().pending_tasks == tuple(range(3, 12)) and stage.queued().reason.startswith(
+        "JobHeld"
+    )
 
 
 def test_a_dead_node_costs_neither_the_job_nor_the_next_task(stage: SmallRun) -> None:
@@ -333,32 +434,52 @@ def test_a_dead_node_costs_neither_the_job_nor_the_next_task(stage: SmallRun) ->
     inject(stage.twin, "node-dead", node=NODES[2])
     stage.wait(lambda: len(stage.launches(attempt)) == 2, "the second launch")
     first, second = stage.launches(attempt)
-    assert (first["cause"], first["blamed"], second["nodes"]) == ("node", [NODES[2]], [NODES[0], NODES[1], NODES[3]])
+    assert (first["cause"], first["blamed"], second["nodes"]) == (
+        "node",
+        [NODES[2]],
+        [NODES[0], NODES[1], NODES[3]],
+    )
     reached = stage.iteration(attempt)
     stage.wait(
-        lambda: next(node for node in stage.slurm.nodes() if node.name == NODES[2]).states & {"down"}, "Slurm's notice"
+        lambda: (
+            next(node for node in stage.slurm.nodes() if node.name == NODES[2]).states & {"down"}
+        ),
+        "Slurm's notice",
     )
     stage.wait(lambda: stage.iteration(attempt) > reached + 20, "more steps")
     # Slurm takes a job that lost a node for ended, and starts the next task of the array beside it, if it is faster
     # than the controller: that one does not train, and none follows it.
     beside = stage.attempts()[1:]
-    assert [(stage.launches(other), stage.verdict(other)["reason"]) for other in beside] in ([], [([], "superseded")])
-    assert (stage.queued().pending_tasks or (stage.queued().task_id,)) == ((3,) if beside else (2, 3))
+    assert [(stage.launches(other), stage.verdict(other)["reason"]) for other in beside] in (
+        [],
+        [([], "superseded")],
+    )
+    assert (stage.queued().pending_tasks or (stage.queued().task_id,)) == (
+        (3,) if beside else (2, 3)
+    )
 
 
 def test_a_task_that_was_given_excluded_nodes_leaves_them_alone(stage: SmallRun) -> None:
     block = stage.slurm.submit(
-        BatchRequest("#!/bin/bash\nsleep 600\n", "block", 6, 900, str(stage.folder / "b.out"), stage.folder)
+        BatchRequest(
+            "#!/bin/bash\nsleep 600\n", "block", 6, 900, str(stage.folder / "b.out"), stage.folder
+        )
     )
     stage.wait(
-        lambda: next(job for job in stage.slurm.jobs() if job.raw_id == block).state is JobState.RUNNING, "the blocker"
+        lambda: (
+            next(job for job in stage.slurm.jobs() if job.raw_id == block).state is JobState.RUNNING
+        ),
+        "the blocker",
     )
     stage.launch(3)
     for node in NODES[:2]:  # as an attempt does whose scheduler did not answer
         assert exclude(stage.directory, node, why="a test", owner="test", days=1)
     stage.slurm.hold(stage.array)  # else it starts on whichever nodes the blocker leaves first
     stage.slurm.cancel(block)
-    stage.wait(lambda: all(node.states == {"idle"} for node in stage.slurm.nodes()), "the blocker's end on all nodes")
+    stage.wait(
+        lambda: all(node.states == {"idle"} for node in stage.slurm.nodes()),
+        "the blocker's end on all nodes",
+    )
     stage.slurm.release(stage.array)
     second = stage.train(attempt=1)
     first = stage.attempts()[0]
@@ -374,7 +495,10 @@ def test_the_next_task_ends_a_job_without_its_batch_host(stage: SmallRun) -> Non
     second = stage.train(attempt=1)
     assert NODES[0] not in stage.launches(second)[0]["nodes"]
     assert stage.launches(second)[0]["checkpoint_before"] >= 10
-    stage.wait(lambda: next(job for job in stage.jobs() if job.raw_id == first).state.is_final, "the end of the zombie")
+    stage.wait(
+        lambda: next(job for job in stage.jobs() if job.raw_id == first).state.is_final,
+        "the end of the zombie",
+    )
     stage.wait(lambda: stage.iteration(second) > stage.iteration(first) + 20, "more steps")
     assert stage.attempts() == [first, second]
     assert stage.queued().pending_tasks == (3, 4)
@@ -385,7 +509,12 @@ def test_a_dead_spare_is_named_and_excluded_and_burns_no_task(stage: SmallRun) -
     stage.launch(4)
     attempt = stage.train()
     inject(stage.twin, "node-dead", node=NODES[3])
-    stage.wait(lambda: NODES[3] in {one.node for one in read_version(stage.directory.exclusions).exclusions}, "its end")
+    stage.wait(
+        lambda: (
+            NODES[3] in {one.node for one in read_version(stage.directory.exclusions).exclusions}
+        ),
+        "its end",
+    )
     reached = stage.iteration(attempt)
     stage.wait(lambda: stage.iteration(attempt) > reached + 20, "more steps")
     assert f"{NODES[3]} has left the job" in stage.paths.main_log.read_text()
@@ -397,7 +526,10 @@ def test_a_dead_spare_is_named_and_excluded_and_burns_no_task(stage: SmallRun) -
     second = stage.running().raw_id
     stage.wait(lambda: stage.iteration(second) > reached + 20, "its steps")
     waiting = {
-        task for job in stage.jobs() if job.state is JobState.PENDING for task in job.pending_tasks or (job.task_id,)
+        task
+        for job in stage.jobs()
+        if job.state is JobState.PENDING
+        for task in job.pending_tasks or (job.task_id,)
     }
     assert waiting | {running_task(stage)} == {2, 3, 4}
     assert NODES[3] not in stage.launches(second)[0]["nodes"]
@@ -409,7 +541,11 @@ def running_task(stage: SmallRun) -> int | None:
 
 def waiting_behind(stage: SmallRun, attempt: str) -> set[int | None]:
     """The tasks that wait for the end of this attempt."""
-    waiting = [job for job in stage.jobs() if job.state is JobState.PENDING and f"afterany:{attempt}" in job.dependency]
+    waiting = [
+        job
+        for job in stage.jobs()
+        if job.state is JobState.PENDING and f"afterany:{attempt}" in job.dependency
+    ]
     return {task for job in waiting for task in job.pending_tasks or (job.task_id,)}
 
 
@@ -420,8 +556,16 @@ def test_a_job_whose_batch_host_slurm_has_lost_starts_nothing_more(stage: SmallR
     inject(stage.twin, "half-dead", node=NODES[0])
     second = stage.train(attempt=1)
     stage.wait_for_verdict(first)
-    stage.wait(lambda: next(job for job in stage.jobs() if job.raw_id == first).state.is_final, "the end of the job")
-    named = {node for one in (first, second) for launch in stage.launches(one) for node in launch["suspects"]}
+    stage.wait(
+        lambda: next(job for job in stage.jobs() if job.raw_id == first).state.is_final,
+        "the end of the job",
+    )
+    named = {
+        node
+        for one in (first, second)
+        for launch in stage.launches(one)
+        for node in launch["suspects"]
+    }
     assert (len(stage.launches(first)), named - {NODES[0]}) == (1, set())
     assert {one.node for one in read_version(stage.directory.exclusions).exclusions} <= {NODES[0]}
     assert NODES[0] not in stage.launches(second)[0]["nodes"]

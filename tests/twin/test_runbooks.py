@@ -9,7 +9,9 @@ from tests.twin.runbook_scene import Scene
 from tr11ops.detect.registry import DETECTORS
 
 
-@pytest.mark.parametrize("scene", SCENARIOS, ids=lambda asked: "+".join(asked.detectors), indirect=True)
+@pytest.mark.parametrize(
+    "scene", SCENARIOS, ids=lambda asked: "+".join(asked.detectors), indirect=True
+)
 def test_the_page_cures_its_fault(scene: Scene, request: pytest.FixtureRequest) -> None:
     request.node.callspec.params["scene"].play(scene)
 

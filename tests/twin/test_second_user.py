@@ -20,7 +20,9 @@ from tr11ops.rundir.hold_store import held_by_tr11
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
-PLAN = TwinPlan(name="two", nodes=3, gpus=8, cpu_nodes=0, kill_wait_seconds=2, minimum_job_age_seconds=3)
+PLAN = TwinPlan(
+    name="two", nodes=3, gpus=8, cpu_nodes=0, kill_wait_seconds=2, minimum_job_age_seconds=3
+)
 ON_CALL = "nobody"
 # Another user, who may read this interpreter wherever it lies, and write where his rights let him.
 AS_ON_CALL = (
@@ -56,11 +58,22 @@ def on_call(run: Operation, *words: str) -> subprocess.CompletedProcess[str]:
     command = [*AS_ON_CALL, *program, *words, "--run", str(run.card_path)]
     for change in run.overrides:
         command += ["--set", change]
-    environment = {**os.environ, **run.twin.environment, "PYTHONPATH": str(Path.cwd()), "HOME": "/nonexistent"}
+    environment = {
+        **os.environ,
+        **run.twin.environment,
+        "PYTHONPATH": str(Path.cwd()),
+        "HOME": "/nonexistent",
+    }
     environment |= {"USER": ON_CALL, "LOGNAME": ON_CALL, "PYTHONDONTWRITEBYTECODE": "1"}
     environment.pop("SUDO_USER", None)
     done = subprocess.run(
-        command, cwd=run.folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command,
+        cwd=run.folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     return done
@@ -80,14 +93,21 @@ def test_the_person_on_call_stops_and_resumes_anothers_run(twin: Twin, shared: P
         [*AS_ON_CALL, "scontrol", "hold", first], env={**os.environ, **twin.environment},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
-    assert refused.returncode != 0, "the scheduler lets a stranger hold the job: this proves nothing"
+    assert refused.returncode != 0, (
+        "the scheduler lets a stranger hold the job: this proves nothing"
+    )
     stopped = on_call(run, "kill", "--yes", "--wait", "--reason", "on call")
     assert stopped.returncode == 0, stopped.stderr
     [end] = run.ends()
     assert (end.reason, end.checkpoint_step) == ("kill-switch", end.iteration)
     switch = json.loads(run.card.kill_switch.read_text())
     assert (switch["who"], switch["why"]) == (ON_CALL, "on call")
-    run.until(lambda: run.tasks_left() == 5 and all(job.reason.startswith("JobHeld") for job in run.jobs()), "held")
+    run.until(
+        lambda: (
+            run.tasks_left() == 5 and all(job.reason.startswith("JobHeld") for job in run.jobs())
+        ),
+        "held",
+    )
     assert len(run.attempts()) == 1
 
     [attempt] = run.attempts()
@@ -103,13 +123,20 @@ def test_the_person_on_call_stops_and_resumes_anothers_run(twin: Twin, shared: P
     assert on_call(run, "pause", "--yes", "--reason", "new data").returncode == 0
     run.until(lambda: held_by_tr11(directory) == {first}, "the record of the controller's hold")
     shown = on_call(run, "resume", "--dry-run")
-    assert "by tr11: the running attempt releases it" in shown.stderr and "not by tr11" not in shown.stderr
+    assert (
+        "by tr11: the running attempt releases it" in shown.stderr
+        and "not by tr11" not in shown.stderr
+    )
     (run.paths.stop_request(run.attempts()[-1])).touch()
-    run.until(lambda: all(not job.state.is_active for job in run.jobs()), "the end of the second task")
+    run.until(
+        lambda: all(not job.state.is_active for job in run.jobs()), "the end of the second task"
+    )
     resumed = on_call(run, "resume", "--yes")
     assert resumed.returncode == 1 and "must release it" in resumed.stderr, resumed.stderr
     told = on_call(run, "pulse", "--act", "--no-email")
-    assert "not done: the scheduler says that an administrator holds it" in told.stdout, told.stdout  # root launched it
+    assert "not done: the scheduler says that an administrator holds it" in told.stdout, (
+        told.stdout
+    )  # root launched it
     run.tr11("resume", "--yes")
     run.until(lambda: len(run.attempts()) == 3, "the third task")
     run.check_nothing_is_lost()

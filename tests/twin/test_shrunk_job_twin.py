@@ -25,7 +25,9 @@ def small_twin(twin_home: Path) -> Iterator[Twin]:
 
 
 def asked(twin: Twin, folder: Path, *words: str) -> str:
-    done = subprocess.run(words, env=twin.client_environment, cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        words, env=twin.client_environment, cwd=folder, capture_output=True, text=True, check=True
+    )
     return done.stdout.strip()
 
 
@@ -35,11 +37,22 @@ def test_what_is_released_is_released_whatever_slurm_says_of_the_job_that_lost_a
     """The order of `tr11 resume`: the held task starts at once, while scontrol says that nothing could be changed."""
     twin = small_twin
     slurm = SlurmScheduler(twin.environment)
-    array = asked(twin, tmp_path, "sbatch", "--parsable", "--no-kill", "-N2", "--array=1-2%1", "--wrap=sleep 300")
+    array = asked(
+        twin,
+        tmp_path,
+        "sbatch",
+        "--parsable",
+        "--no-kill",
+        "-N2",
+        "--array=1-2%1",
+        "--wrap=sleep 300",
+    )
     try:
         until(lambda: _task(slurm, array, 1).state is JobState.RUNNING, "the first task")
         slurm.hold(array)
-        asked(twin, tmp_path, "scontrol", "update", f"JobId={array}_1", "NumNodes=1")  # as after a node's death
+        asked(
+            twin, tmp_path, "scontrol", "update", f"JobId={array}_1", "NumNodes=1"
+        )  # as after a node's death
         with pytest.raises(subprocess.CalledProcessError):  # the sentence that is not believed
             asked(twin, tmp_path, "scontrol", "hold", array)
         slurm.hold(array)
@@ -55,5 +68,9 @@ def test_what_is_released_is_released_whatever_slurm_says_of_the_job_that_lost_a
 
 
 def _task(slurm: SlurmScheduler, array: str, number: int) -> Job:
-    found = [job for job in slurm.jobs() if job.array_id == array and number in (job.task_id, *job.pending_tasks)]
+    found = [
+        job
+        for job in slurm.jobs()
+        if job.array_id == array and number in (job.task_id, *job.pending_tasks)
+    ]
     return found[0]

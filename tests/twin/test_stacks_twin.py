@@ -24,7 +24,11 @@ from tr11ops.watchdog.pulse import WatchedRun, take_pulse
 from tr11ops.watchdog.stacks import keep_stacks
 
 NODES = 8
-CHANGES = ("rehearsal.collective_seconds=80000", "batch.global_batch_size=64", 'alerts.recipients=["ana@example.org"]')
+CHANGES = (
+    "rehearsal.collective_seconds=80000",
+    "batch.global_batch_size=64",
+    'alerts.recipients=["ana@example.org"]',
+)
 HANGS_SECONDS = 4 * 3600.0  # a look from so much later: no silence is normal for so long
 PATIENT = ("--timeout", "200s")  # on a machine that is busy with other tests
 
@@ -34,7 +38,8 @@ def stacks_twin(twin_home: Path) -> Iterator[Twin]:
     require_slurm()
     require_stacks()
     with Twin.up(
-        TwinPlan(name="stacks", nodes=NODES, gpus=8, cpu_nodes=0, message_timeout_seconds=5), twin_home
+        TwinPlan(name="stacks", nodes=NODES, gpus=8, cpu_nodes=0, message_timeout_seconds=5),
+        twin_home,
     ) as made:
         yield made
         assert not [healing.error for healing in heal(made) if healing.error]
@@ -50,7 +55,10 @@ def test_the_stopped_rank_of_eight_nodes_is_named(
     node = job.nodes[5]
 
     inject(stacks_twin, "worker-stop", node=node)
-    run.until(lambda: stopped(run)["odd"]["ranks"] == [5] and waiting(stopped(run)) == 7, "rank 5 is named")
+    run.until(
+        lambda: stopped(run)["odd"]["ranks"] == [5] and waiting(stopped(run)) == 7,
+        "rank 5 is named",
+    )
     found = stopped(run)
     assert found["verdict"] == (
         f"rank 5 on node {node} is stopped (SIGSTOP); 7 ranks wait for it in the meeting of all ranks"
@@ -72,14 +80,23 @@ def test_the_stopped_rank_of_eight_nodes_is_named(
     inject(stacks_twin, "half-dead", node=job.nodes[2])  # its slurmd is gone, its worker waits on
     environment = {**os.environ, **stacks_twin.environment}
     with ThreadPoolExecutor() as beside:  # both wait for srun to give the lost node up
-        kept = beside.submit(keep_stacks, run.paths, job.raw_id, job.nodes, NODES, environment, time.time())
+        kept = beside.submit(
+            keep_stacks, run.paths, job.raw_id, job.nodes, NODES, environment, time.time()
+        )
         lost = json.loads(run.tr11("stacks", "--json", *PATIENT, expect=1).stdout)
     assert lost["nodes"]["silent"] == [job.nodes[2]] and len(lost["nodes"]["answered"]) == 7
     assert lost["odd"]["ranks"] == [5], "what is certain comes first"
 
     told = kept.result()
-    assert told.startswith("the stacks of 7 nodes are in ") and f"rank 5 on node {node} is stopped" in told
-    assert (stacks_folder(run.paths, job.raw_id) / f"{node}.txt").read_text().startswith("rank 5, process ")
+    assert (
+        told.startswith("the stacks of 7 nodes are in ")
+        and f"rank 5 on node {node} is stopped" in told
+    )
+    assert (
+        (stacks_folder(run.paths, job.raw_id) / f"{node}.txt")
+        .read_text()
+        .startswith("rank 5, process ")
+    )
     run.tr11("kill", "--now", "--yes", "--reason", "the test is over")
 
 

@@ -63,12 +63,16 @@ def test_a_twin_is_taken(twin_files: TwinFolders) -> None:
         ({"SLURMD_NODENAME": "jean-zay-iam03"}, "node jean-zay-iam03 is not one of twin known"),
     ],
 )
-def test_every_other_scheduler_is_refused(twin_files: TwinFolders, change: dict[str, str], words: str) -> None:
+def test_every_other_scheduler_is_refused(
+    twin_files: TwinFolders, change: dict[str, str], words: str
+) -> None:
     refused = rehearsal_refusal({"SLURM_CONF": str(twin_files.slurm_conf), **change})
     assert words in refused and "trains nothing" in refused and "\n" not in refused
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"plan": {}, "first_port": 1}', '{"plan": 3, "first_port": "x"}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"plan": {}, "first_port": 1}', '{"plan": 3, "first_port": "x"}']
+)
 def test_a_record_that_is_no_twins_is_no_twin(twin_files: TwinFolders, text: str) -> None:
     twin_files.record.write_text(text)
     assert "is not a twin's" in rehearsal_refusal({"SLURM_CONF": str(twin_files.slurm_conf)})
@@ -76,14 +80,24 @@ def test_a_record_that_is_no_twins_is_no_twin(twin_files: TwinFolders, text: str
 
 def test_a_real_configuration_beside_a_twins_record_is_refused(twin_files: TwinFolders) -> None:
     twin_files.slurm_conf.write_text("ClusterName=jean-zay\nSlurmctldPort=20032\n")
-    assert "is not what its twin wrote" in rehearsal_refusal({"SLURM_CONF": str(twin_files.slurm_conf)})
+    assert "is not what its twin wrote" in rehearsal_refusal(
+        {"SLURM_CONF": str(twin_files.slurm_conf)}
+    )
 
 
 def test_only_the_rehearsal_card_asks_for_it() -> None:
-    cards = {name: load_card(shipped_folder() / f"{name}.toml", keep_undefined=True) for name in shipped_cards()}
+    cards = {
+        name: load_card(shipped_folder() / f"{name}.toml", keep_undefined=True)
+        for name in shipped_cards()
+    }
     assert [name for name, card in cards.items() if card.rehearsal is not None] == ["rehearsal"]
     full = cards["rehearsal"]
-    assert (full.slurm.nodes, full.slurm.spare_nodes, full.world_size, full.data_parallel_degree) == (48, 4, 384, 8)
+    assert (
+        full.slurm.nodes,
+        full.slurm.spare_nodes,
+        full.world_size,
+        full.data_parallel_degree,
+    ) == (48, 4, 384, 8)
 
 
 def test_the_node_agent_starts_it_for_a_rehearsal_only(tmp_path: Path) -> None:
@@ -105,7 +119,11 @@ def test_started_by_hand_outside_a_twin_it_leaves_a_refusal(tmp_path: Path) -> N
         [sys.executable, "-m", "tr11ops.twin.stand_in", str(path)], env={**environment, "TR11_JOB_ID": "9"},
         capture_output=True, text=True, timeout=PATIENCE_SECONDS,
     )  # fmt: skip
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "on a twin alone" in done.stderr
+    assert (
+        done.returncode == 2
+        and len(done.stderr.splitlines()) == 1
+        and "on a twin alone" in done.stderr
+    )
     [end] = ends_of(card.paths)
     assert (end.reason, end.restart, end.job_id) == ("refused", False, "9")
     assert steps_of(card.paths) == []
@@ -113,7 +131,9 @@ def test_started_by_hand_outside_a_twin_it_leaves_a_refusal(tmp_path: Path) -> N
 
 def test_it_loads_no_torch() -> None:
     code = "import sys; import tr11ops.twin.stand_in.launcher; print('torch' in sys.modules, 'numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert done.stdout.split() == ["False", "False"], done.stderr
 
 
@@ -140,7 +160,9 @@ class Ranks:
                 group.close()
 
         self.results = {}
-        threads = [threading.Thread(target=one, args=(self.crews[rank],), daemon=True) for rank in ranks]
+        threads = [
+            threading.Thread(target=one, args=(self.crews[rank],), daemon=True) for rank in ranks
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -289,7 +311,12 @@ class Rehearsal:
 
     def start(self, job: str) -> subprocess.Popen[str]:
         words = ["srun", "--nodes=2", "--time=10", "--kill-on-bad-exit=1", "bash", "-c", STEP]
-        environment = {**os.environ, **self.twin.environment, "TR11_JOB_ID": job, "PYTHONPATH": str(Path.cwd())}
+        environment = {
+            **os.environ,
+            **self.twin.environment,
+            "TR11_JOB_ID": job,
+            "PYTHONPATH": str(Path.cwd()),
+        }
         return subprocess.Popen(
             [*words, sys.executable, str(self.path), str(free_port())], env=environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -298,7 +325,9 @@ class Rehearsal:
     def until_step(self, iteration: int, process: subprocess.Popen[str]) -> None:
         def reached() -> bool:
             steps = steps_of(self.card.paths)
-            return process.poll() is not None or (bool(steps) and steps[-1]["iteration"] >= iteration)
+            return process.poll() is not None or (
+                bool(steps) and steps[-1]["iteration"] >= iteration
+            )
 
         until(reached, f"step {iteration}", pause=0.1)
         assert process.poll() is None, process.communicate()[0]
@@ -315,9 +344,14 @@ def test_no_step_is_lost_through_a_crash_a_stop_and_two_resumes(twin: Twin, tmp_
     crash = inject(twin, "worker-crash").fault
     out = first.communicate(timeout=PATIENCE_SECONDS)[0]
     assert first.returncode != 0 and place.end("a") is None
-    assert "failed (exitcode: -9) local_rank: 0" in out and f"srun: error: {crash.target}: task 1" in out
+    assert (
+        "failed (exitcode: -9) local_rank: 0" in out
+        and f"srun: error: {crash.target}: task 1" in out
+    )
     failures = {path.name for path in (place.card.paths.attempt("a") / "failures").iterdir()}
-    assert failures == {"rank-0.json", "rank-1.json", "rank-3.json"}, "rank 2 could not speak any more"
+    assert failures == {"rank-0.json", "rank-1.json", "rank-3.json"}, (
+        "rank 2 could not speak any more"
+    )
 
     second = place.start("b")
     place.until_step(22, second)
@@ -332,7 +366,11 @@ def test_no_step_is_lost_through_a_crash_a_stop_and_two_resumes(twin: Twin, tmp_
     third = place.start("c")
     out = third.communicate(timeout=PATIENCE_SECONDS)[0]
     end = place.end("c")
-    assert third.returncode == 0 and end is not None and (end.reason, end.iteration) == ("finished", STEPS), out
+    assert (
+        third.returncode == 0
+        and end is not None
+        and (end.reason, end.iteration) == ("finished", STEPS)
+    ), out
     lines = [record for line in out.splitlines() if (record := step_record(line)) is not None]
     assert lines[0].iteration == place.end("b").iteration + 1  # type: ignore[union-attr]
     steps = steps_of(place.card.paths)

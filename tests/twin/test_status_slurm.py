@@ -47,7 +47,9 @@ class Run:
         }  # fmt: skip
         job_id = self.slurm.submit(BatchRequest(**values))  # type: ignore[arg-type]
         self.directory.write_submission(
-            Submission(tag, job_id, "slurm", time.time(), "ana", "h", "watched", "main", None, 1, "hash")
+            Submission(
+                tag, job_id, "slurm", time.time(), "ana", "h", "watched", "main", None, 1, "hash"
+            )
         )
         return job_id
 
@@ -65,7 +67,11 @@ class Run:
         return found
 
     def running(self) -> Job:
-        seen, _ = self.wait(lambda seen, _: bool(seen.jobs) and any(job.state is JobState.RUNNING for job in seen.jobs))
+        seen, _ = self.wait(
+            lambda seen, _: (
+                bool(seen.jobs) and any(job.state is JobState.RUNNING for job in seen.jobs)
+            )
+        )
         assert not isinstance(seen.jobs, Unknown)
         return next(job for job in seen.jobs if job.state is JobState.RUNNING)
 
@@ -79,9 +85,15 @@ def test_an_array_runs_hangs_and_its_rest_is_held(run: Run, twin: Twin) -> None:
     job_id = run.submit(array="1-9000:9%1")
     job = run.running()
     assert run.look()[1].word is VerdictWord.STARTING
-    write_heartbeat(run.directory.paths.heartbeat(0), Heartbeat(0, "x", 1, "training", 7, time.time(), job.raw_id))
+    write_heartbeat(
+        run.directory.paths.heartbeat(0),
+        Heartbeat(0, "x", 1, "training", 7, time.time(), job.raw_id),
+    )
     seen, verdict = run.look()
-    assert (verdict.word, "training at iteration 7" in verdict.why) == (VerdictWord.HEALTHY, True), verdict
+    assert (verdict.word, "training at iteration 7" in verdict.why) == (
+        VerdictWord.HEALTHY,
+        True,
+    ), verdict
     waiting = [job for job in seen.jobs if job.state is JobState.PENDING]  # type: ignore[union-attr]
     assert [len(job.pending_tasks) for job in waiting] == [999]
     assert seen.unknowns() == ()
@@ -91,10 +103,16 @@ def test_an_array_runs_hangs_and_its_rest_is_held(run: Run, twin: Twin) -> None:
     controller = twin.process("slurmctld").pid
     os.kill(controller, signal.SIGSTOP)
     try:
-        write_heartbeat(run.directory.paths.heartbeat(0), Heartbeat(0, "x", 1, "training", 8, time.time(), job.raw_id))
+        write_heartbeat(
+            run.directory.paths.heartbeat(0),
+            Heartbeat(0, "x", 1, "training", 8, time.time(), job.raw_id),
+        )
         blind, verdict = run.look()
         assert isinstance(blind.jobs, Unknown)
-        assert (verdict.word, "scheduler unreachable" in verdict.why) == (VerdictWord.HEALTHY, True), verdict
+        assert (verdict.word, "scheduler unreachable" in verdict.why) == (
+            VerdictWord.HEALTHY,
+            True,
+        ), verdict
         assert judge(blind, ()).word is VerdictWord.HEALTHY
         assert [finding.detector for finding in detect_all(blind)] == []
     finally:
@@ -107,7 +125,11 @@ def test_an_array_runs_hangs_and_its_rest_is_held(run: Run, twin: Twin) -> None:
     run.slurm.release(job_id)
     run.wait(lambda seen, verdict: verdict.word in {VerdictWord.QUEUED, VerdictWord.STARTING})
     run.slurm.cancel(job_id)
-    run.wait(lambda seen, verdict: verdict.word is VerdictWord.DOWN and "nothing is queued" in verdict.why)
+    run.wait(
+        lambda seen, verdict: (
+            verdict.word is VerdictWord.DOWN and "nothing is queued" in verdict.why
+        )
+    )
 
 
 def test_a_dead_chain_is_told_from_a_waiting_one(run: Run, twin: Twin) -> None:
@@ -154,8 +176,13 @@ def test_a_drained_node_that_is_in_use_is_shown(run: Run, twin: Twin) -> None:
 
 def test_a_start_in_three_days_is_remarked(run: Run, twin: Twin) -> None:
     number = run.submit(begin=time.time() + 3 * 86_400)
-    seen, verdict = run.wait(lambda seen, _: any(job.start_time is not None for job in seen.pending_jobs))
-    assert (verdict.word, "expected to start in 3 d" in verdict.why) == (VerdictWord.QUEUED, True), verdict
+    seen, verdict = run.wait(
+        lambda seen, _: any(job.start_time is not None for job in seen.pending_jobs)
+    )
+    assert (verdict.word, "expected to start in 3 d" in verdict.why) == (
+        VerdictWord.QUEUED,
+        True,
+    ), verdict
     [finding] = [one for one in detect_all(seen) if one.detector == "queued-too-long"]
     assert finding.fix == f"scontrol update JobId={number} StartTime=now"
     subprocess.run(finding.fix.split(), env=twin.client_environment, check=True, timeout=60)
@@ -167,7 +194,9 @@ def test_tasks_moved_to_a_partition_without_their_nodes_are_no_cover(run: Run, t
     run.running()
     control(twin, f"jobid={array}_[2-3]", "partition=compil")
     seen, _ = run.wait(lambda seen, _: {job.partition for job in seen.pending_jobs} == {"compil"})
-    assert all(reason_of_job(job).wait is Wait.PASSES for job in seen.pending_jobs), "the reason says nothing of it"
+    assert all(reason_of_job(job).wait is Wait.PASSES for job in seen.pending_jobs), (
+        "the reason says nothing of it"
+    )
     assert derived.startable_jobs(seen) == ()
     [finding] = [one for one in detect_all(seen) if one.detector == "limit-reached"]
     assert "asks for 1 node with 8 GPUs, partition compil has 0" in finding.evidence[0]
@@ -183,11 +212,15 @@ def test_a_partition_that_is_down_is_told_while_a_task_still_runs(run: Run, twin
         seen, _ = run.wait(lambda seen, _: not derived.sure_jobs(seen))
         [finding] = [one for one in detect_all(seen) if one.detector == "waits-for-site"]
         assert "cannot start: partition gpu_p5 starts nothing now" in finding.title
-        assert derived.queued_tasks(derived.startable_jobs(seen)) == 2, "they start when the site is done"
+        assert derived.queued_tasks(derived.startable_jobs(seen)) == 2, (
+            "they start when the site is done"
+        )
     finally:
         control(twin, "partitionname=gpu_p5", "state=UP")
     run.wait(lambda seen, _: derived.queued_tasks(derived.sure_jobs(seen)) == 2)
 
 
 def control(twin: Twin, *words: str) -> None:
-    subprocess.run(["scontrol", "update", *words], env=twin.client_environment, check=True, timeout=60)
+    subprocess.run(
+        ["scontrol", "update", *words], env=twin.client_environment, check=True, timeout=60
+    )

@@ -31,7 +31,9 @@ class Stage:
         self.changes = ["--set", "parallel.tensor=1", *DATA_WORKER]
 
     def tr11(self, command: str, *words: str, expect: int | None = 0) -> dict[str, Any]:
-        done = self.place.tr11(command, "--run", self.card, *self.changes, *words, "--json", expect=expect)
+        done = self.place.tr11(
+            command, "--run", self.card, *self.changes, *words, "--json", expect=expect
+        )
         value: dict[str, Any] = json.loads(done.stdout)
         return value
 
@@ -39,7 +41,11 @@ class Stage:
         return str(self.tr11("launch", "--array", array, "--scheduler", "slurm")["job_id"])
 
     def waiting(self) -> list[Job]:
-        return [job for job in self.slurm.jobs() if job.name == "small" and job.state is JobState.PENDING]
+        return [
+            job
+            for job in self.slurm.jobs()
+            if job.name == "small" and job.state is JobState.PENDING
+        ]
 
     def attempts(self) -> int:
         return len(list(self.place.paths().attempts.iterdir()))
@@ -53,7 +59,9 @@ class Stage:
 def stage(tmp_path: Path, twin: Twin) -> Iterator[Stage]:
     under_test = Stage(tmp_path, twin)
     yield under_test
-    for number in {job.array_id or job.raw_id for job in under_test.slurm.jobs() if not job.state.is_final}:
+    for number in {
+        job.array_id or job.raw_id for job in under_test.slurm.jobs() if not job.state.is_final
+    }:
         under_test.slurm.cancel(number)
 
 
@@ -68,15 +76,21 @@ def test_ten_queued_tasks_never_start_and_go_on_after_resume(stage: Stage) -> No
     assert killed["held"] == [f"{number}_[2-6,8-11]"] and killed["queued_tasks"] == 10
     assert killed["receipts"]["missing"] == [] and len(killed["receipts"]["given"]) == 2
     (end,) = stage.place.ends()
-    assert end.reason == "kill-switch" and end.checkpoint_step == end.iteration > saved["checkpoint"]
+    assert (
+        end.reason == "kill-switch" and end.checkpoint_step == end.iteration > saved["checkpoint"]
+    )
     assert {task for job in stage.waiting() for task in tasks_of(job)} == set(range(2, 12))
     assert all(job.reason.startswith("JobHeld") for job in stage.waiting())
     assert stage.attempts() == 1
 
     resumed = stage.tr11("resume", "--yes")
-    assert resumed["released"] == [f"{number}_[2-6,8-11]"] and resumed["left_held"] == [f"{number}_7"]
+    assert resumed["released"] == [f"{number}_[2-6,8-11]"] and resumed["left_held"] == [
+        f"{number}_7"
+    ]
     stage.place.wait(lambda: stage.last_iteration() > end.iteration, "the second task's steps")
-    assert [job.job_id for job in stage.waiting() if job.reason.startswith("JobHeld")] == [f"{number}_7"]
+    assert [job.job_id for job in stage.waiting() if job.reason.startswith("JobHeld")] == [
+        f"{number}_7"
+    ]
     paused = stage.tr11("pause", "--yes")
     assert paused["held"] == [f"{number}_[3-6,8-11]"] and paused["trains_on"]
     before = checkpoint_steps(stage.place.paths().checkpoints)
@@ -87,7 +101,9 @@ def test_ten_queued_tasks_never_start_and_go_on_after_resume(stage: Stage) -> No
     after = checkpoint_steps(stage.place.paths().checkpoints)
     assert last.iteration not in set(after) - set(before) or last.iteration % 5 == 0
     assert "without saving" in last.message
-    assert stage.attempts() == 2 and all(job.reason.startswith("JobHeld") for job in stage.waiting())
+    assert stage.attempts() == 2 and all(
+        job.reason.startswith("JobHeld") for job in stage.waiting()
+    )
 
 
 @pytest.mark.soak

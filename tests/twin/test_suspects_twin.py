@@ -57,12 +57,17 @@ def with_abort(stage: SmallRun, values: tuple[str, ...], variable: str = "SLURMD
 def test_two_nodes_that_abort_are_left_out_and_the_training_goes_on(stage: SmallRun) -> None:
     """Two of four die at one moment, so that nothing but a task without them tells whether they are at fault."""
     stage.launch(8, *FOUR, with_abort(stage, NODES[:2]))
-    stage.wait(lambda: stage.iteration() > 5 or stage.queued().reason.startswith("JobHeld"), "steps, or a hold")
+    stage.wait(
+        lambda: stage.iteration() > 5 or stage.queued().reason.startswith("JobHeld"),
+        "steps, or a hold",
+    )
     assert stage.iteration() > 5, stage.paths.main_log.read_text()
     trains = stage.attempts()[-1]
     assert len(stage.attempts()) == 3, "most_tasks_per_fault, and the one task that tells"
     assert not set(stage.launches(trains)[-1]["nodes"]) & set(NODES[:2])
-    assert {entry.node for entry in read_version(stage.directory.exclusions).exclusions} == set(NODES[:2])
+    assert {entry.node for entry in read_version(stage.directory.exclusions).exclusions} == set(
+        NODES[:2]
+    )
     assert set(stage.queued().excluded) == set(NODES[:2])
 
 
@@ -102,26 +107,37 @@ def test_the_mails_accuse_no_node_of_what_is_the_softwares(stage: SmallRun) -> N
 
     def is_told(says: str) -> bool:
         execute(["pulse"])
-        mails.update({entry.message.id: entry.message for entry in waiting_entries(stage.directory)})
+        mails.update(
+            {entry.message.id: entry.message for entry in waiting_entries(stage.directory)}
+        )
         return any(says in " ".join(mail.body.split()) for mail in mails.values())
 
     stage.wait(lambda: is_told("software or data, not the nodes"), "the mail with the verdict")
     first, last = list(mails.values())
-    assert "jean-zay" not in first.subject and "whether it is a node's fault, the next attempt tells" in " ".join(
-        first.body.partition("Type:")[0].split()
+    assert (
+        "jean-zay" not in first.subject
+        and "whether it is a node's fault, the next attempt tells"
+        in " ".join(first.body.partition("Type:")[0].split())
     )
-    assert (last.kind, last.thread) == ("raised", first.message_id) and "the last 2 attempts failed" in last.subject
+    assert (last.kind, last.thread) == (
+        "raised",
+        first.message_id,
+    ) and "the last 2 attempts failed" in last.subject
     struck = stage.launches(stage.attempts()[0])[0]["suspects"]
     assert f"suspected before, and cleared by it: {struck[0]}" in last.body
     known = read_version(stage.directory.exclusions)
     assert (known.exclusions, known.suspects) == ((), ())
 
 
-def test_what_another_run_suspects_is_avoided_with_the_first_suspicion_here(stage: SmallRun, tmp_path: Path) -> None:
+def test_what_another_run_suspects_is_avoided_with_the_first_suspicion_here(
+    stage: SmallRun, tmp_path: Path
+) -> None:
     """The two runs share a folder of the site. Before that the node is used, after the others: here there is none."""
     site = tmp_path / "site"
     site.mkdir()
-    known = Exclusion(NODES[1], "it died", "tr11", state="suspect", fault="died: the worker was ended by sigkill")
+    known = Exclusion(
+        NODES[1], "it died", "tr11", state="suspect", fault="died: the worker was ended by sigkill"
+    )
     other = site / f"{'1' * 32}.json"
     other.write_text(ledger_text(Version(1, (), suspects=(known,))))
     stage.launch(3, *FOUR, f"resilience.shared_exclusions={site}")
@@ -136,7 +152,9 @@ def test_what_another_run_suspects_is_avoided_with_the_first_suspicion_here(stag
     assert [entry.node for entry in read_version(ours).exclusions] == [NODES[1]]
 
 
-def test_a_node_that_two_launches_wait_for_in_vain_is_used_last_by_the_next_task(stage: SmallRun) -> None:
+def test_a_node_that_two_launches_wait_for_in_vain_is_used_last_by_the_next_task(
+    stage: SmallRun,
+) -> None:
     """Whether the one that was waited for or the one that waited is at fault is not known: nothing is left out."""
     stage.launch(3, *FOUR, "rehearsal.collective_seconds=10")
     first = stage.train()

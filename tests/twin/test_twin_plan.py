@@ -44,7 +44,10 @@ def test_the_full_size_has_the_original_names_and_limits() -> None:
 
 
 def test_each_setting_is_given_once() -> None:
-    for plan in (TwinPlan(), TwinPlan(accounting=True, hub=True, store=True, cpu_nodes=0, gpus=0, nodes=1)):
+    for plan in (
+        TwinPlan(),
+        TwinPlan(accounting=True, hub=True, store=True, cpu_nodes=0, gpus=0, nodes=1),
+    ):
         repeated = {key for key, values in conf(plan).items() if len(values) > 1}
         assert repeated <= {"NodeName", "PartitionName"}
 
@@ -102,7 +105,9 @@ def test_a_plan_survives_its_record() -> None:
 
 def test_where_twins_live() -> None:
     assert default_directory({"XDG_STATE_HOME": "/s"}, 1000) == Path("/s/tr11/twin")
-    assert default_directory({"HOME": "/home/alice"}, 1000) == Path("/home/alice/.local/state/tr11/twin")
+    assert default_directory({"HOME": "/home/alice"}, 1000) == Path(
+        "/home/alice/.local/state/tr11/twin"
+    )
     assert default_directory({"HOME": "/root"}, 0) == Path("/var/lib/tr11/twin")
 
 

@@ -21,7 +21,11 @@ from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
-MAILS = ('alerts.recipients=["oncall@example.org"]', 'alerts.smtp_host="127.0.0.1"', "alerts.smtp_port=9")
+MAILS = (
+    'alerts.recipients=["oncall@example.org"]',
+    'alerts.smtp_host="127.0.0.1"',
+    "alerts.smtp_port=9",
+)
 CHANGES = (
     "resume --yes", "kill --release --yes", "checkpoint-now", "rollback 5 --yes",
     "launch --array 1-3", "launch --array 1-3 --after {array}", "launch --repair --yes", "launch --replace --yes",
@@ -47,7 +51,9 @@ def refusal(stage: SmallRun, words: str, capfd: pytest.CaptureFixture[str]) -> s
     """What a command says that must not go on."""
     capfd.readouterr()
     node = stage.twin.plan.node_names[0]
-    assert execute(shlex.split(words.format(array=stage.array, node=node, root=stage.paths.root))) == 3, words
+    assert (
+        execute(shlex.split(words.format(array=stage.array, node=node, root=stage.paths.root))) == 3
+    ), words
     return "".join(capfd.readouterr())
 
 
@@ -65,18 +71,28 @@ def test_a_run_directory_that_vanishes_is_unknown_until_it_is_back(
     attempt = stage.train()
     root = stage.paths.root
     inject(stage.twin, "unmounted", path=str(root))
-    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold by the attempt that lost its directory")
+    stage.wait(
+        lambda: stage.queued().reason.startswith("JobHeld"),
+        "the hold by the attempt that lost its directory",
+    )
     stage.wait(lambda: not any(job.state.is_active for job in stage.jobs()), "the attempt's end")
 
     status = seen(capfd)
     assert status["verdict"] == "unknown" and "not mounted" in str(status["why"])
     assert execute(["status"]) == 3
     screen = capfd.readouterr().out
-    assert "none yet" not in screen and "nothing was launched" not in screen and "directory-unseen" in screen
+    assert (
+        "none yet" not in screen
+        and "nothing was launched" not in screen
+        and "directory-unseen" in screen
+    )
     left = sorted(root.rglob("*"))  # by the attempt
     for words in (*CHANGES, *LOOKS):
         said = refusal(stage, words, capfd)
-        assert f"{root} holds no record of any launch" in said and "is not mounted here" in said, (words, said)
+        assert f"{root} holds no record of any launch" in said and "is not mounted here" in said, (
+            words,
+            said,
+        )
         assert words not in LOOKS or len(said.splitlines()) == 1, said
         assert (
             "random weights" not in said
@@ -84,7 +100,13 @@ def test_a_run_directory_that_vanishes_is_unknown_until_it_is_back(
             and "never launched" not in said
             and "Traceback" not in said
         ), (words, said)
-    assert stage.queued().reason.startswith("JobHeld") and stage.queued().pending_tasks == (2, 3, 4, 5, 6)
+    assert stage.queued().reason.startswith("JobHeld") and stage.queued().pending_tasks == (
+        2,
+        3,
+        4,
+        5,
+        6,
+    )
     assert sorted(root.rglob("*")) == left and not (stage.folder / "copies").exists()
 
     assert execute(["pulse", "--act"]) == 3
@@ -93,20 +115,27 @@ def test_a_run_directory_that_vanishes_is_unknown_until_it_is_back(
     [alert] = read_alert_state(local).alert_state.open_alerts
     assert alert.detector == "directory-unseen" and alert.fix == f"findmnt --target {root}"
     [mail] = {entry.message.id: entry.message for entry in waiting_entries(local)}.values()
-    assert "CRITICAL" in mail.subject and "tr11 resume" not in mail.body.partition("Type:")[2].partition("\n\n")[0]
+    assert (
+        "CRITICAL" in mail.subject
+        and "tr11 resume" not in mail.body.partition("Type:")[2].partition("\n\n")[0]
+    )
     assert "scontrol release" not in mail.body and "no checkpoint" not in mail.body
 
     assert not [healing.error for healing in heal(stage.twin) if healing.error]
     assert execute(["pulse"]) == 1  # it is held
     state = read_alert_state(stage.directory).alert_state
-    assert not list(local.root.rglob("book.d/*")) and "directory-unseen" in {one.detector for one in state.alerts}
+    assert not list(local.root.rglob("book.d/*")) and "directory-unseen" in {
+        one.detector for one in state.alerts
+    }
     assert execute(["resume", "--yes"]) == 0
     second = stage.train(attempt=1)
     assert second != attempt and stage.launches(second)[0]["checkpoint_before"] is not None
 
     def is_all_clear() -> bool:
         execute(["pulse"])
-        mails = {entry.message.id: entry.message for entry in waiting_entries(stage.directory)}.values()
+        mails = {
+            entry.message.id: entry.message for entry in waiting_entries(stage.directory)
+        }.values()
         return any("[OK]" in mail.subject and alert.fingerprint in mail.alerts for mail in mails)
 
     stage.wait(is_all_clear, "the all-clear")
@@ -115,7 +144,9 @@ def test_a_run_directory_that_vanishes_is_unknown_until_it_is_back(
 
 
 @pytest.mark.parametrize("words", ["kill --yes --reason test", "kill --now --yes --reason test"])
-def test_a_stop_asks_the_scheduler(stage: SmallRun, capfd: pytest.CaptureFixture[str], words: str) -> None:
+def test_a_stop_asks_the_scheduler(
+    stage: SmallRun, capfd: pytest.CaptureFixture[str], words: str
+) -> None:
     """It holds what is queued, says so in the jobs, and ends what runs; when the directory is back the run goes on."""
     stage.launch(6, *MAILS)
     attempt = stage.train()
@@ -126,7 +157,13 @@ def test_a_stop_asks_the_scheduler(stage: SmallRun, capfd: pytest.CaptureFixture
     assert json.loads(answer)["action"] == "asked-scheduler" and "no kill switch is set" in said
     assert ("cancelled: job" if "--now" in words else "was sent USR1") in said
     stage.wait(lambda: not any(job.state.is_active for job in stage.jobs()), "the attempt's end")
-    assert stage.queued().reason.startswith("JobHeld") and stage.queued().pending_tasks == (2, 3, 4, 5, 6)
+    assert stage.queued().reason.startswith("JobHeld") and stage.queued().pending_tasks == (
+        2,
+        3,
+        4,
+        5,
+        6,
+    )
     assert not [healing.error for healing in heal(stage.twin) if healing.error]
     assert not stage.directory.kill_switch_is_set()
     assert execute(["resume", "--yes"]) == 0
@@ -167,7 +204,9 @@ def test_a_task_that_starts_without_the_directory_holds_the_others(
     assert execute(["pulse"]) == 1
     mails = {entry.message.id: entry.message for entry in waiting_entries(stage.directory)}.values()
     [told] = [mail for mail in mails if not mail.id.startswith("directory-unseen")]
-    assert told.detector == "held" and f"{root} is not mounted" in " ".join(told.body.split()), told.body
+    assert told.detector == "held" and f"{root} is not mounted" in " ".join(told.body.split()), (
+        told.body
+    )
     capfd.readouterr()
     assert execute(["resume", "--yes"]) == 0
     stage.train()
@@ -177,27 +216,44 @@ def as_older_tr11(stage: SmallRun, tasks: int) -> None:
     """Queue an array whose output Slurm itself must open, in a folder that is missing, in place of what is queued."""
     [queued] = stage.living()
     stage.slurm.cancel(stage.array)
-    words = ("sbatch", f"--array=1-{tasks}%1", "--nodes=3", f"--job-name={stage.card.run.name}", "--wrap=true")
+    words = (
+        "sbatch",
+        f"--array=1-{tasks}%1",
+        "--nodes=3",
+        f"--job-name={stage.card.run.name}",
+        "--wrap=true",
+    )
     output = stage.directory.submissions / "none" / "%j.out"
     ask_client(
-        stage.twin, *words, f"--output={output}", f"--comment={queued.comment}", f"--partition={queued.partition}"
+        stage.twin,
+        *words,
+        f"--output={output}",
+        f"--comment={queued.comment}",
+        f"--partition={queued.partition}",
     )
     stage.array = next(job.array_id or job.raw_id for job in stage.living())
 
 
-def test_a_watchdog_holds_what_slurm_itself_burns(stage: SmallRun, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_watchdog_holds_what_slurm_itself_burns(
+    stage: SmallRun, capfd: pytest.CaptureFixture[str]
+) -> None:
     inject(stage.twin, "partition-down")
     stage.launch(3, *MAILS)
     as_older_tr11(stage, 200)
     heal(stage.twin, kind="partition-down")
-    stage.wait(lambda: sum(job.reason == "JobLaunchFailure" for job in stage.jobs()) >= 2, "two burned tasks")
+    stage.wait(
+        lambda: sum(job.reason == "JobLaunchFailure" for job in stage.jobs()) >= 2,
+        "two burned tasks",
+    )
 
     def is_held() -> bool:  # not while a task is just being burned
         execute(["pulse", "--act"])
         return stage.queued().reason.startswith("JobHeld")
 
     stage.wait(is_held, "the hold")
-    assert "tasks ended before they began to work (FAILED JobLaunchFailure)" in capfd.readouterr().out
+    assert (
+        "tasks ended before they began to work (FAILED JobLaunchFailure)" in capfd.readouterr().out
+    )
     assert len(stage.queued().pending_tasks) > 100
     assert execute(["resume", "--yes", "--dry-run"]) == 0
     assert f"job {stage.array}, by tr11: will be released" in capfd.readouterr().err
@@ -222,7 +278,9 @@ def test_tasks_that_could_not_begin_are_no_launch_that_never_was(
     assert not (stage.paths.root / "kill-switch").exists()
 
 
-def test_a_directory_that_is_not_there_at_all(stage: SmallRun, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_that_is_not_there_at_all(
+    stage: SmallRun, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Where nothing at all lies in its place, the jobs tell too; and without a job nothing was launched."""
     root = stage.paths.root
     inject(stage.twin, "partition-down")
@@ -231,8 +289,17 @@ def test_a_directory_that_is_not_there_at_all(stage: SmallRun, capfd: pytest.Cap
     away = root.with_name("away")
     root.rename(away)
     try:
-        for words in ("launch --array 1-3", "launch --replace --yes", "pulse", "report", "diagnose", *LOOKS):
-            assert f"{root} is not there, but job {stage.array}" in refusal(stage, words, capfd), words
+        for words in (
+            "launch --array 1-3",
+            "launch --replace --yes",
+            "pulse",
+            "report",
+            "diagnose",
+            *LOOKS,
+        ):
+            assert f"{root} is not there, but job {stage.array}" in refusal(stage, words, capfd), (
+                words
+            )
         assert execute(["kill", "--yes"]) == 0 and "no kill switch is set" in capfd.readouterr().err
         assert seen(capfd)["verdict"] == "unknown" and not root.exists()
         assert existing_fallback(stage.directory) is not None
@@ -240,14 +307,22 @@ def test_a_directory_that_is_not_there_at_all(stage: SmallRun, capfd: pytest.Cap
             assert execute(["cron", *words.split(), "--json"]) in {0, 1}, words
             rounds = {done["job"]: done for done in json.loads(capfd.readouterr().out)["rounds"]}
             if words != "run --once --way crontab":  # then it is not due
-                assert rounds["pulse"]["result"] == "ran" and rounds["pulse"]["exit_code"] == 3, rounds
+                assert rounds["pulse"]["result"] == "ran" and rounds["pulse"]["exit_code"] == 3, (
+                    rounds
+                )
                 assert "recorded in" in rounds["pulse"]["why"], rounds
-            assert all(done["result"] == "not recorded" for name, done in rounds.items() if name != "pulse"), rounds
+            assert all(
+                done["result"] == "not recorded" for name, done in rounds.items() if name != "pulse"
+            ), rounds
             assert not root.exists()
         local = existing_fallback(stage.directory)
         assert local is not None
         mails = {entry.message.id: entry.message for entry in waiting_entries(local)}.values()
-        assert [mail for mail in mails if "CRITICAL" in mail.subject and f"findmnt --target {root}" in mail.body]
+        assert [
+            mail
+            for mail in mails
+            if "CRITICAL" in mail.subject and f"findmnt --target {root}" in mail.body
+        ]
     finally:
         away.rename(root)
     assert execute(["status"]) == 1 and stage.queued().state is JobState.PENDING

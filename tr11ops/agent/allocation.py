@@ -1,4 +1,6 @@
-"""What the batch script was given: job, nodes, and which scheduler gave them. Read from the environment, once."""
+"""What the batch script was given: job, nodes, and which scheduler gave them. Read from the
+environment, once.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,15 @@ from trainer.contract.record import Record
 ADDRESS_SECONDS = 30.0
 FIRST_PORT, LAST_PORT = 10_000, 19_999  # above the daemons' own, Slurm's among them
 PORTS_TRIED = 100
-_GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")  # from which Linux answers who asks for any port
+# from which Linux answers who asks for any port
+_GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 SchedulerKind = Literal["slurm", "local", "foreground"]
 
 
 class Allocation(Record):
-    """One attempt's allocation. `job_id` is the scheduler's own number of this task, unique among attempts."""
+    """One attempt's allocation. `job_id` is the scheduler's own number of this task, unique among
+    attempts.
+    """
 
     kind: SchedulerKind
     job_id: str
@@ -39,19 +44,26 @@ class Allocation(Record):
 
 
 def read_allocation(environment: Mapping[str, str], foreground_nodes: int | None) -> Allocation:
-    """The allocation that `environment` describes; with `foreground_nodes`, this machine plays that many nodes.
+    """The allocation that `environment` describes; with `foreground_nodes`, this machine plays that
+    many nodes.
 
     Raises RuntimeError when started outside a job.
     """
     if foreground_nodes is not None:
         names = tuple(f"{socket.gethostname()}-{number}" for number in range(foreground_nodes))
         return Allocation(
-            "foreground", environment.get("TR11_JOB_ID") or f"foreground-{os.getpid()}", None, None, names
+            "foreground",
+            environment.get("TR11_JOB_ID") or f"foreground-{os.getpid()}",
+            None,
+            None,
+            names,
         )
     job_id = environment.get("SLURM_JOB_ID")
     node_list = environment.get("SLURM_JOB_NODELIST")
     if not job_id or not node_list:
-        raise RuntimeError("this command runs inside a job: SLURM_JOB_ID or SLURM_JOB_NODELIST is not set")
+        raise RuntimeError(
+            "this command runs inside a job: SLURM_JOB_ID or SLURM_JOB_NODELIST is not set"
+        )
     task = environment.get("SLURM_ARRAY_TASK_ID")
     return Allocation(
         kind="local" if environment.get("TR11_SCHEDULER") == "local" else "slurm",
@@ -65,7 +77,8 @@ def read_allocation(environment: Mapping[str, str], foreground_nodes: int | None
 def master_address(allocation: Allocation) -> str:
     """Address of the first node for the workers' rendezvous.
 
-    Slurm is asked for the node's address, because a node's name need not resolve (several nodes on one machine).
+    Slurm is asked for the node's address, because a node's name need not resolve (several nodes on
+    one machine).
     """
     if allocation.kind != "slurm":
         return "127.0.0.1"
@@ -87,15 +100,23 @@ def master_address(allocation: Allocation) -> str:
 
 
 def free_port() -> int:
-    """A TCP port that is free on this host now; the batch script runs on the first node, where rank 0 listens.
+    """A TCP port that is free on this host now; the batch script runs on the first node, where rank
+    0 listens.
 
-    It is none that the kernel gives to a program that asks for any: `srun` asks for some at each step, between this
-    answer and rank 0's listening. Where the kernel gives all of them away, one of those.
+    It is none that the kernel gives to a program that asks for any: `srun` asks for some at each
+    step, between this answer and rank 0's listening. Where the kernel gives all of them away, one
+    of those.
     """
-    first_given = int(_GIVEN_PORTS.read_text().split()[0]) if _GIVEN_PORTS.exists() else FIRST_PORT
+    if _GIVEN_PORTS.exists():
+        first_given = int(_GIVEN_PORTS.read_text().split()[0])
+    else:
+        first_given = FIRST_PORT
     kept = range(FIRST_PORT, min(first_given, LAST_PORT + 1))
     for port in (*random.sample(kept, min(len(kept), PORTS_TRIED)), 0):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+        with (
+            socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe,
+            contextlib.suppress(OSError),
+        ):
             probe.bind(("", port))
             return int(probe.getsockname()[1])
     raise OSError(errno.EADDRINUSE, "no TCP port is free on this host")

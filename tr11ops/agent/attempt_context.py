@@ -1,4 +1,6 @@
-"""Where an attempt runs: its allocation and schedulers, and what can be used of them at this moment."""
+"""Where an attempt runs: its allocation and schedulers, and what can be used of them at this
+moment.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +36,23 @@ STATES_SECONDS = 5.0  # how long a relaunch waits for the scheduler's word on it
 
 
 class StepCodes(Protocol):
-    """A scheduler that keeps the exit status of a job's steps, also when what started them was ended first."""
+    """A scheduler that keeps the exit status of a job's steps, also when what started them was
+    ended first.
+    """
 
     def step_code(self, job_id: str) -> int | None:
         """The highest so far, 128 + n after signal n; None where there is none."""
 
 
 class AttemptContext(Record):
-    """Where an attempt runs. Both schedulers are None in the foreground, where nothing waits anywhere.
+    """Where an attempt runs. Both schedulers are None in the foreground, where nothing waits
+    anywhere.
 
-    `states` is asked for the nodes' flags between two launches, so it has to give up within seconds. `ordering` is
-    there where the job lives on without a dead node, so that the scheduler may take it for ended. `peers`: the other
-    machines of a training in the foreground. `step_codes`: asked as `states` is. `written`: the card without what was
-    derived, None where nothing was. `history`: the run's times before this attempt. `watch`: what the scheduler says of
+    `states` is asked for the nodes' flags between two launches, so it has to give up within
+    seconds. `ordering` is there where the job lives on without a dead node, so that the scheduler
+    may take it for ended. `peers`: the other machines of a training in the foreground.
+    `step_codes`: asked as `states` is. `written`: the card without what was derived, None where
+    nothing was. `history`: the run's times before this attempt. `watch`: what the scheduler says of
     the attempt's own job, None where no one can change its limit.
     """
 
@@ -74,14 +80,18 @@ class AttemptContext(Record):
 
 
 class JobEnd(Record):
-    """That a job is over for its own agent, in words; `state` is RUNNING where it has lost its batch host alone."""
+    """That a job is over for its own agent, in words; `state` is RUNNING where it has lost its
+    batch host alone.
+    """
 
     state: JobState
     why: str
 
 
 class AttemptObservations:
-    """What an attempt sees of its nodes and its time. `started`: of the attempt, seconds since the epoch."""
+    """What an attempt sees of its nodes and its time. `started`: of the attempt, seconds since the
+    epoch.
+    """
 
     def __init__(self, context: AttemptContext, tee: LineTee) -> None:
         self._context = context
@@ -89,7 +99,8 @@ class AttemptObservations:
         self.started = time.time()
         self._step_code: int | None = None
         self._told: set[str] = set()
-        self.states: Mapping[str, frozenset[str]] | None = None  # the nodes' flags at the last look, None: unknown
+        # the nodes' flags at the last look, None: unknown
+        self.states: Mapping[str, frozenset[str]] | None = None
 
     def look(self) -> None:
         """Ask for the nodes' flags; unknown where the scheduler does not answer at once."""
@@ -102,9 +113,11 @@ class AttemptObservations:
             self._tee.line(f"tr11: the scheduler does not tell the nodes' states: {error}")
 
     def step_code(self) -> int | None:
-        """The highest exit status of the job's steps, where it is another one than at the last look; else None.
+        """The highest exit status of the job's steps, where it is another one than at the last
+        look; else None.
 
-        A later launch that ended no worse than an earlier one, or than a probe of tr11's, is not seen.
+        A later launch that ended no worse than an earlier one, or than a probe of tr11's, is not
+        seen.
         """
         codes = self._context.step_codes
         if codes is None:
@@ -115,14 +128,19 @@ class AttemptObservations:
             self._tee.line(f"tr11: the scheduler does not tell how the steps ended: {error}")
             return None
         before, self._step_code = self._step_code, found
-        return found if found != before else None
+        if found != before:
+            return found
+        return None
 
     def situation(self) -> AllocationState:
         """The allocation as it is now."""
         context = self._context
         nodes = context.allocation.nodes
         words = {node: (self.states or {}).get(node, frozenset()) for node in nodes}
-        barred, entries = self._on_record() if context.swaps_nodes else (frozenset(), ())
+        if context.swaps_nodes:
+            barred, entries = self._on_record()
+        else:
+            barred, entries = (frozenset(), ())
         watched = {entry.node for entry in entries}
         barred |= frozenset(context.peers.lost() if context.peers is not None else ())
         barred |= frozenset(self.lost_nodes())
@@ -130,27 +148,44 @@ class AttemptObservations:
         usable = tuple(node for node in nodes if node not in barred | lost)
         return AllocationState(
             usable=usable,
-            needed=context.config.slurm.nodes if context.swaps_nodes else min(context.config.slurm.nodes, len(nodes)),
+            needed=context.config.slurm.nodes
+            if context.swaps_nodes
+            else min(context.config.slurm.nodes, len(nodes)),
             seconds_left=self._seconds_left(),
             seconds_needed=LAUNCH_SECONDS,
-            reluctant=frozenset(node for node in usable if node in watched or may_start(words[node]) is StateAnswer.NO),
-            suspected=frozenset(entry.node for entry in entries if entry.state != NodeStanding.RETURNED),
+            reluctant=frozenset(
+                node
+                for node in usable
+                if node in watched or may_start(words[node]) is StateAnswer.NO
+            ),
+            suspected=frozenset(
+                entry.node for entry in entries if entry.state != NodeStanding.RETURNED
+            ),
             may_reuse=not context.swaps_nodes,
         )
 
     def _on_record(self) -> tuple[frozenset[str], tuple[Exclusion, ...]]:
-        """The nodes on the run's list, and what is on record of those to be used after the others: suspects, what came
-        back, and what other runs have. A list that cannot be read keeps no one from training: it is said."""
+        """The nodes on the run's list, and what is on record of those to be used after the others:
+        suspects, what came back, and what other runs have. A list that cannot be read keeps no one
+        from training: it is said.
+        """
         directory = self._context.directory
         version = observed(lambda: read_version(directory.exclusions))
         if isinstance(version, Unknown):
             self._tee.line(f"tr11: the list of excluded nodes cannot be read: {version.why}")
             return frozenset(), ()
-        return frozenset(entry.node for entry in version.exclusions), (*version.suspects, *self.shared().entries)
+        return frozenset(entry.node for entry in version.exclusions), (
+            *version.suspects,
+            *self.shared().entries,
+        )
 
     def shared(self) -> SharedWord:
-        """What other runs of the site have on record of nodes now; what cannot be read is said once."""
-        found = read_shared(self._context.config.resilience.shared_exclusions, self._context.directory)
+        """What other runs of the site have on record of nodes now; what cannot be read is said
+        once.
+        """
+        found = read_shared(
+            self._context.config.resilience.shared_exclusions, self._context.directory
+        )
         for line in found.faults:
             if line not in self._told:
                 self._told.add(line)
@@ -169,12 +204,18 @@ class AttemptObservations:
             times.append(leaves.time)
         elif leaves is None and config.run.exit_duration_minutes is not None:
             times.append(self.started + 60 * config.run.exit_duration_minutes)
-        return min(times) - time.time() if times else None
+        if times:
+            return min(times) - time.time()
+        return None
 
     @property
     def job(self) -> Job | None:
-        """The attempt's job as the scheduler said it last; None where no one asks, or it has not answered yet."""
-        return self._context.watch.job if self._context.watch is not None else None
+        """The attempt's job as the scheduler said it last; None where no one asks, or it has not
+        answered yet.
+        """
+        if self._context.watch is not None:
+            return self._context.watch.job
+        return None
 
     @property
     def batch_host(self) -> str:
@@ -182,7 +223,9 @@ class AttemptObservations:
         return self._context.allocation.nodes[0]
 
     def lost_nodes(self) -> tuple[str, ...]:
-        """Nodes that were given to the attempt and are no part of its job any more, as that was seen last."""
+        """Nodes that were given to the attempt and are no part of its job any more, as that was
+        seen last.
+        """
         job = self.job
         if job is None or job.state is not JobState.RUNNING or not job.nodes:
             return ()
@@ -193,22 +236,31 @@ class AttemptObservations:
         return self.states is not None and is_gone(self.states.get(node, frozenset()))
 
     def why_over(self) -> JobEnd | None:
-        """Whether the scheduler says now that the job is over for what runs here; None where it does not say so.
+        """Whether the scheduler says now that the job is over for what runs here; None where it
+        does not say so.
 
-        A job also is when its batch host is lost to the scheduler: nothing there ends with the job any more.
+        A job also is when its batch host is lost to the scheduler: nothing there ends with the job
+        any more.
         """
         watch = self._context.watch
-        job = watch.look() if watch is not None else None
+        job = None
+        if watch is not None:
+            job = watch.look()
         if job is None:
             return None
         if job.state.is_final or job.state in {JobState.COMPLETING, JobState.PENDING}:
-            return JobEnd(job.state, f"the scheduler has ended job {job.raw_id} ({job.state.value})")
+            return JobEnd(
+                job.state, f"the scheduler has ended job {job.raw_id} ({job.state.value})"
+            )
         if self.batch_host in self.lost_nodes():
-            return JobEnd(job.state, f"the scheduler has lost {self.batch_host}, which runs the batch script")
+            return JobEnd(
+                job.state, f"the scheduler has lost {self.batch_host}, which runs the batch script"
+            )
         return None
 
     def job_time(self) -> JobTime | None:
-        """From when to when the job has its nodes: as the scheduler said last, else as it was said at the start.
+        """From when to when the job has its nodes: as the scheduler said last, else as it was said
+        at the start.
 
         None in the foreground, where no limit ends it.
         """
@@ -219,23 +271,32 @@ class AttemptObservations:
         if job is not None and job.start_time is not None:
             return JobTime(job.start_time, job.end_time)
         end = context.environment.get("SLURM_JOB_END_TIME", "")
-        limit = float(end) if end.isdigit() else self.started + context.config.time_limit_seconds
+        if end.isdigit():
+            limit = float(end)
+        else:
+            limit = self.started + context.config.time_limit_seconds
         return JobTime(self.started, limit)
 
     def seconds_to_limit(self) -> float | None:
         """Seconds until the scheduler ends the job; None without a limit."""
         job = self.job_time()
-        return None if job is None or job.end is None else job.end - time.time()
+        if job is None or job.end is None:
+            return None
+        return job.end - time.time()
 
     def too_short(self) -> str:
-        """Why the job's limit leaves no time to train and save, "" where it does or no one watches it."""
+        """Why the job's limit leaves no time to train and save, "" where it does or no one watches
+        it.
+        """
         job = self.job_time()
         if job is None or self._context.watch is None:
             return ""
         return too_short(self._context.history, job, time.time())
 
     def exit_time(self) -> ExitTime | None:
-        """When the trainer leaves, by the limit of the job as it is now; None where no one watches that."""
+        """When the trainer leaves, by the limit of the job as it is now; None where no one watches
+        that.
+        """
         job = self.job_time()
         if job is None or self._context.watch is None:
             return None

@@ -1,7 +1,8 @@
 """What the batch script runs: reads the card and the allocation, and hands them to the controller.
 
-Everything about the attempt is kept in `state/attempts/JOBID/`; the workers' lines go to `main_log.txt`. Exit status:
-0 fine, 1 it failed and the next task may go on, 2 refused and 3 held: nothing may start before a person has looked.
+Everything about the attempt is kept in `state/attempts/JOBID/`; the workers' lines go to
+`main_log.txt`. Exit status: 0 fine, 1 it failed and the next task may go on, 2 refused and 3 held:
+nothing may start before a person has looked.
 """
 
 from __future__ import annotations
@@ -61,8 +62,12 @@ from trainer.contract.state_file import read_json
 MOST_LINES = 20
 
 
-def changes_since_last(paths: RunPaths, job_id: str, record: Mapping[str, Any], card: Mapping[str, Any]) -> list[str]:
-    """Lines of the attempt `job_id`, whose record and resolved card these are; empty when it is the first."""
+def changes_since_last(
+    paths: RunPaths, job_id: str, record: Mapping[str, Any], card: Mapping[str, Any]
+) -> list[str]:
+    """Lines of the attempt `job_id`, whose record and resolved card these are; empty when it is the
+    first.
+    """
     before = _last(paths, job_id)
     if before is None:
         return []
@@ -87,7 +92,9 @@ def _last(paths: RunPaths, job_id: str) -> tuple[str, dict[str, Any]] | None:
         record = read_details(paths.attempt(name) / "attempt.json")
         if isinstance(record.get("start"), int | float):
             found.append((record["start"], name, record))
-    return max(found, key=lambda entry: entry[:2])[1:] if found else None
+    if found:
+        return max(found, key=lambda entry: entry[:2])[1:]
+    return None
 
 
 def _records(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -97,8 +104,11 @@ def _records(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
         parts = [f"with {short(added)}" if added else "", f"without {short(gone)}" if gone else ""]
         yield f"nodes: {', '.join(filter(None, parts))}"
     before, after = versions_of(then), versions_of(now)
-    both = before.keys() & after.keys()  # what an older tr11 did not record is not known to be another
-    for text in differences({name: before[name] for name in both}, {name: after[name] for name in both}):
+    # what an older tr11 did not record is not known to be another
+    both = before.keys() & after.keys()
+    for text in differences(
+        {name: before[name] for name in both}, {name: after[name] for name in both}
+    ):
         yield f"version of {text}"
     yield from _codes(code_of(then), code_of(now))
 
@@ -107,7 +117,9 @@ def _codes(then: CodeIdentity | None, now: CodeIdentity | None) -> Iterator[str]
     """Another commit, or other changes to it; `code.diff` of both attempts holds them."""
     if then is None or now is None or str(then) == str(now):
         return
-    patch = f"; see {now.patch}" if now.patch else ""
+    patch = ""
+    if now.patch:
+        patch = f"; see {now.patch}"
     yield f"code: {then} -> {now}{patch}"
 
 
@@ -142,7 +154,10 @@ def run_attempt(
 
     With `gathered`, the foreground's nodes are machines of their own, which have joined this one.
     """
-    stop = gathered.stop if gathered is not None else StopFlag()
+    if gathered is not None:
+        stop = gathered.stop
+    else:
+        stop = StopFlag()
     stop.install(STOP_SIGNALS)
     value, config = read_resolved(card)
     history = known(observed(lambda: read_history(config.paths)), RunHistory())
@@ -154,11 +169,16 @@ def run_attempt(
         allocation = replace(allocation, nodes=gathered.peers.names)
     claims: list[socket.socket] = []  # on its GPUs, as long as this process lives
     if allocation.kind == "foreground":
-        nodes_here = 1 if gathered is not None else len(allocation.nodes)
+        if gathered is not None:
+            nodes_here = 1
+        else:
+            nodes_here = len(allocation.nodes)
         environment, claims = claim_gpus(nodes_here * config.slurm.gpus_per_node, environment)
     attempt = config.paths.attempt(allocation.job_id)
     tee = LineTee(config.paths.main_log)
-    attempt_context = AttemptContext(config, allocation, environment, submission, written=written, history=history)
+    attempt_context = AttemptContext(
+        config, allocation, environment, submission, written=written, history=history
+    )
     attempt_context = with_scheduler(attempt_context)
     if gathered is not None:
         attempt_context = replace(attempt_context, peers=gathered.peers)
@@ -169,7 +189,9 @@ def run_attempt(
     for stale in (END_MARKER_FILE, STOP_REQUEST_FILE, EXIT_TIME_FILE, VERDICT_FILE):
         (attempt / stale).unlink(missing_ok=True)  # a requeued job comes back under the same number
     record = attempt_record(allocation, card, submission, identify_code(attempt))
-    record["kill_switch"] = look_after_switch(attempt_context.directory, config.run.name, tee.line) or "seen"
+    record["kill_switch"] = (
+        look_after_switch(attempt_context.directory, config.run.name, tee.line) or "seen"
+    )
     changes = changes_since_last(config.paths, allocation.job_id, record, value)
     write_json(attempt / "attempt.json", {**record, "changes": changes})
     write_json(attempt / "card.json", value)
@@ -185,9 +207,11 @@ def run_attempt(
 
 
 def run_with_peers(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """Node 0 of a training on several machines: wait for the others, run the attempt, send them home with its status.
+    """Node 0 of a training on several machines: wait for the others, run the attempt, send them
+    home with its status.
 
-    Returns 2 where a node does not fit, 1 where not all came in time, 0 after a stop that came before the start.
+    Returns 2 where a node does not fit, 1 where not all came in time, 0 after a stop that came
+    before the start.
     """
     value, config = read_resolved(options.card)
     host, port = options.master.rsplit(":", 1)
@@ -201,16 +225,30 @@ def run_with_peers(options: argparse.Namespace, environment: Mapping[str, str]) 
         peers = Peers(rendezvous, ours, key, stop.received, say)
         say(f"tr11: node 0 of {rendezvous.nodes} waits at {rendezvous.master} for the others")
         directory = RunDirectory(config.paths, config.kill_switch)
-        why = peers.gather(options.wait, lambda: bool(stop.received) or directory.kill_switch_is_set())
+        why = peers.gather(
+            options.wait, lambda: bool(stop.received) or directory.kill_switch_is_set()
+        )
         if peers.is_complete:
-            status = run_attempt(options.card, options.submission, rendezvous.nodes, environment, Gathered(peers, stop))
+            status = run_attempt(
+                options.card,
+                options.submission,
+                rendezvous.nodes,
+                environment,
+                Gathered(peers, stop),
+            )
             status, why = final_word(config, environment, status, options.until_finished)
         elif why:
             status = EXIT_REFUSED if peers.is_refused else EXIT_ERROR
             say(f"tr11: nothing was started: {why}")
         else:
-            status = EXIT_ERROR if stop.received and options.until_finished else EXIT_FINE
-            cause = f"{signal.Signals(stop.received[0]).name} received" if stop.received else "the kill switch is set"
+            if stop.received and options.until_finished:
+                status = EXIT_ERROR
+            else:
+                status = EXIT_FINE
+            if stop.received:
+                cause = f"{signal.Signals(stop.received[0]).name} received"
+            else:
+                cause = "the kill switch is set"
             why = f"{cause} before the workers were started"
             say(f"tr11: {why}: leaving")
         return status
@@ -224,16 +262,21 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def final_word(config: RunCard, environment: Mapping[str, str], status: int, until_finished: bool) -> tuple[int, str]:
+def final_word(
+    config: RunCard, environment: Mapping[str, str], status: int, until_finished: bool
+) -> tuple[int, str]:
     """The exit status of an attempt in the foreground, and how it ended.
 
-    With `until_finished` it is 1 in place of 0 where there is more to train: for what starts containers again.
+    With `until_finished` it is 1 in place of 0 where there is more to train: for what starts
+    containers again.
     """
     folder = config.paths.attempt(environment.get("TR11_JOB_ID", ""))
     verdict = known(observed(lambda: AttemptVerdict.read(folder)), None)
     if verdict is None:
         return status, "its verdict cannot be read"
-    detail = f": {verdict.message}" if verdict.exit_status != EXIT_FINE else ""
+    detail = ""
+    if verdict.exit_status != EXIT_FINE:
+        detail = f": {verdict.message}"
     if status == EXIT_FINE and verdict.restart and until_finished:
         say("tr11: the training is not finished: exit status 1, as --until-finished asks")
         status = EXIT_ERROR
@@ -241,11 +284,15 @@ def final_word(config: RunCard, environment: Mapping[str, str], status: int, unt
 
 
 def look_after_switch(directory: RunDirectory, name: str, say: Callable[[str], None]) -> str:
-    """Mark the switch of a run that never was, and say in its log where the switch cannot be seen; returns why."""
+    """Mark the switch of a run that never was, and say in its log where the switch cannot be seen;
+    returns why.
+    """
     fault = place_fault(directory)
     if fault:
-        say(f"tr11: ALERT: the kill switch cannot be seen from {host_name()}, so that it stops nothing here: {fault} "
-            "(runbook: switch-unseen)")  # fmt: skip
+        say(
+            f"tr11: ALERT: the kill switch cannot be seen from {host_name()}, so that it stops nothing here: {fault} "
+            "(runbook: switch-unseen)"
+        )
     elif observed(lambda: look_at_switch(directory).note):
         marked = observed(lambda: mark_switch(directory, name))
         if isinstance(marked, Unknown):
@@ -259,20 +306,34 @@ def _begin(context: AttemptContext, tee: LineTee) -> str:
         return ""
     number = context.allocation.array_id or context.allocation.job_id
     return begin_attempt(
-        BatchJob(context.config, context.directory, number, context.submission, context.scheduler, tee.line)
+        BatchJob(
+            context.config,
+            context.directory,
+            number,
+            context.submission,
+            context.scheduler,
+            tee.line,
+        )
     )
 
 
 def with_scheduler(context: AttemptContext) -> AttemptContext:
-    """The scheduler that gave the allocation: to change queued jobs, and for the quick question between launches."""
+    """The scheduler that gave the allocation: to change queued jobs, and for the quick question
+    between launches.
+    """
     if context.allocation.kind == "slurm":
         from tr11ops.cluster.slurm import SlurmScheduler
 
-        slurm, quick = SlurmScheduler(timeout_seconds=SCHEDULER_SECONDS), SlurmScheduler(timeout_seconds=STATES_SECONDS)
+        slurm, quick = (
+            SlurmScheduler(timeout_seconds=SCHEDULER_SECONDS),
+            SlurmScheduler(timeout_seconds=STATES_SECONDS),
+        )
         lives_on = context.config.slurm.spare_nodes > 0
         ordering = slurm if lives_on else None
         watch = JobWatch(quick, context.allocation.job_id)
-        return replace(context, scheduler=slurm, states=quick, ordering=ordering, step_codes=quick, watch=watch)
+        return replace(
+            context, scheduler=slurm, states=quick, ordering=ordering, step_codes=quick, watch=watch
+        )
     if context.allocation.kind == "local":
         from tr11ops.cluster.local import LocalScheduler
 
@@ -281,27 +342,43 @@ def with_scheduler(context: AttemptContext) -> AttemptContext:
 
 
 def read_resolved(path: Path) -> tuple[dict[str, Any], RunCard]:
-    """The card of this attempt, as `tr11 launch` resolved it, and as read. Raises CardError when it cannot be read."""
+    """The card of this attempt, as `tr11 launch` resolved it, and as read. Raises CardError when it
+    cannot be read.
+    """
     try:
         value = read_json(path)
     except (OSError, ValueError) as error:
-        raise CardError(str(path), [Problem("file", None, f"cannot be read ({error})", "launch again")]) from None
+        raise CardError(
+            str(path), [Problem("file", None, f"cannot be read ({error})", "launch again")]
+        ) from None
     if value is None:
-        raise CardError(str(path), [Problem("file", None, "cannot be read (it is not there)", "launch again")])
+        raise CardError(
+            str(path), [Problem("file", None, "cannot be read (it is not there)", "launch again")]
+        )
     return value, card_from_resolved(value, str(path))
 
 
-def attempt_record(allocation: Allocation, card: Path, submission: str, code: CodeIdentity) -> dict[str, Any]:
+def attempt_record(
+    allocation: Allocation, card: Path, submission: str, code: CodeIdentity
+) -> dict[str, Any]:
     """What is kept of an attempt as `attempt.json`, beside what has changed since the last one."""
     return {
-        **document(allocation), "submission": submission, "card": str(card), "batch_host": host_name(),
-        "pid": os.getpid(), "start": time.time(), "python": sys.version.split()[0],
-        "versions": software_versions(), "code": document(code),
-    }  # fmt: skip
+        **document(allocation),
+        "submission": submission,
+        "card": str(card),
+        "batch_host": host_name(),
+        "pid": os.getpid(),
+        "start": time.time(),
+        "python": sys.version.split()[0],
+        "versions": software_versions(),
+        "code": document(code),
+    }
 
 
 def has_begun(environment: Mapping[str, str]) -> None:
-    """Tell the batch script that its agent lives, and take away the mark of a start that came to nothing."""
+    """Tell the batch script that its agent lives, and take away the mark of a start that came to
+    nothing.
+    """
     tell_script(environment, "begun")
     if environment.get("TR11_START"):
         with suppress(OSError):
@@ -309,7 +386,9 @@ def has_begun(environment: Mapping[str, str]) -> None:
 
 
 def tell_script(environment: Mapping[str, str], word: str) -> None:
-    """Leave the batch script a word, in the folder of this machine that it named, where that can be written."""
+    """Leave the batch script a word, in the folder of this machine that it named, where that can be
+    written.
+    """
     folder = environment.get("TR11_EARLY")
     if folder:
         with suppress(OSError):
@@ -324,10 +403,13 @@ def share_output(descriptor: int) -> None:
 
 
 def exit_status(act: Callable[[], int], fault: str) -> int:
-    """The exit status that `act` returns, as a batch script needs it; of an error, which is printed after `fault`."""
+    """The exit status that `act` returns, as a batch script needs it; of an error, which is printed
+    after `fault`.
+    """
     try:
         status = act()
-        tell_script(os.environ, "told")  # it has seen to queued jobs, also where no verdict could be written
+        # it has seen to queued jobs, also where no verdict could be written
+        tell_script(os.environ, "told")
         return status
     except CardError as error:
         print(error, file=sys.stderr, flush=True)
@@ -338,15 +420,26 @@ def exit_status(act: Callable[[], int], fault: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tr11ops.agent.batch", description=__doc__.split("\n")[0])
-    parser.add_argument("--card", type=Path, required=True, help="resolved card (JSON)")
-    parser.add_argument("--submission", default="", help="tag of the submission this attempt belongs to")
-    parser.add_argument(
-        "--foreground-nodes", type=int, default=None, help="play this many nodes here, without a scheduler"
+    parser = argparse.ArgumentParser(
+        prog="python -m tr11ops.agent.batch", description=__doc__.split("\n\n")[0]
     )
-    parser.add_argument("--master", default="", help="HOST:PORT where those nodes, other machines, join this one")
+    parser.add_argument("--card", type=Path, required=True, help="resolved card (JSON)")
+    parser.add_argument(
+        "--submission", default="", help="tag of the submission this attempt belongs to"
+    )
+    parser.add_argument(
+        "--foreground-nodes",
+        type=int,
+        default=None,
+        help="play this many nodes here, without a scheduler",
+    )
+    parser.add_argument(
+        "--master", default="", help="HOST:PORT where those nodes, other machines, join this one"
+    )
     parser.add_argument("--wait", type=float, default=0.0, help="seconds to wait for them")
-    parser.add_argument("--until-finished", action="store_true", help="exit status 1 while there is more to train")
+    parser.add_argument(
+        "--until-finished", action="store_true", help="exit status 1 while there is more to train"
+    )
     options = parser.parse_args(arguments)
     has_begun(os.environ)
     if options.foreground_nodes is None:

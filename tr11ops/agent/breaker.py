@@ -1,7 +1,8 @@
-"""The circuit breaker's count: a fault burns at most two tasks of an array, whatever else of tr11 is alive.
+"""The circuit breaker's count: a fault burns at most two tasks of an array, whatever else of tr11
+is alive.
 
-The task that fails is the one that acts (see `remedy`): where other nodes help, it bars the bad one from the waiting
-tasks; where they would not, or have not, it holds them.
+The task that fails is the one that acts (see `remedy`): where other nodes help, it bars the bad one
+from the waiting tasks; where they would not, or have not, it holds them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ NO_VERDICT = "it ended without a word"
 TIMED_OUT = "it was killed at its time limit"
 UNTOLD = frozenset({NO_VERDICT, TIMED_OUT})  # faults of which no one could say more
 OUT_OF_TIME = "the job's time limit left no time to train"
-# ends that someone wanted, or that the next node may not meet: they tell nothing of a fault that would come again
+# ends that someone wanted, or that the next node may not meet: they tell nothing of a fault that
+# would come again
 WANTED = frozenset({JobState.CANCELLED, JobState.PREEMPTED, JobState.PENDING})
 ATTEMPTS_LOOKED_AT = 30
 
@@ -38,10 +40,11 @@ class Burned(Record):
 
 
 def must_hold(fault: str, before: Sequence[Burned], most: int) -> str:
-    """Why the waiting tasks must be held after an attempt that failed without progress; "" when they may go on.
+    """Why the waiting tasks must be held after an attempt that failed without progress; "" when
+    they may go on.
 
-    `before`: the attempts just before it that failed without progress too, newest first. `most` tasks may be burned by
-    one fault, twice as many by different ones in a row.
+    `before`: the attempts just before it that failed without progress too, newest first. `most`
+    tasks may be burned by one fault, twice as many by different ones in a row.
     """
     same = 1
     for burned in before:
@@ -49,7 +52,9 @@ def must_hold(fault: str, before: Sequence[Burned], most: int) -> str:
             break
         same += 1
     if same >= most:
-        what = f" ({fault})" if fault in UNTOLD else ""
+        what = ""
+        if fault in UNTOLD:
+            what = f" ({fault})"
         return f"{counted(same, 'task was', 'tasks were')} ended by the same fault without progress{what}"
     if len(before) + 1 >= 2 * most:
         return f"{len(before) + 1} tasks in a row ended without progress"
@@ -59,24 +64,30 @@ def must_hold(fault: str, before: Sequence[Burned], most: int) -> str:
 def why_not_begin(before: Sequence[Burned], most: int) -> str:
     """Why an attempt holds the waiting tasks in place of training; "" when it may begin.
 
-    What ended with a verdict has held them itself where it must. What was killed could not: the next attempt counts it.
+    What ended with a verdict has held them itself where it must. What was killed could not: the
+    next attempt counts it.
     """
     if not before or before[0].fault not in UNTOLD:
         return ""
     return must_hold(before[0].fault, before[1:], most)
 
 
-def read_burned(directory: RunDirectory, job_id: str, scheduler: Scheduler | None = None) -> tuple[Burned, ...]:
-    """The attempts before `job_id` that failed without progress, newest first, up to the first other one.
+def read_burned(
+    directory: RunDirectory, job_id: str, scheduler: Scheduler | None = None
+) -> tuple[Burned, ...]:
+    """The attempts before `job_id` that failed without progress, newest first, up to the first
+    other one.
 
-    One without a verdict has failed when no checkpoint was added, whatever it trained: that is lost. Of its end the
-    `scheduler` is asked. An attempt that was held for comes to an end too: who released the work has looked at it.
+    One without a verdict has failed when no checkpoint was added, whatever it trained: that is
+    lost. Of its end the `scheduler` is asked. An attempt that was held for comes to an end too: who
+    released the work has looked at it.
     """
     found: list[Burned] = []
     after = _newest_checkpoint(directory.paths)  # when the attempt had ended
     for attempt, verdict in attempts_before(directory, job_id):
         began = checkpoint_before(attempt)
-        added = began is not None and after != began  # an unknown one may be new; an older one was a person's choice
+        # an unknown one may be new; an older one was a person's choice
+        added = began is not None and after != began
         after = after if began is None else began
         if verdict is not None:
             if verdict.reason == SUPERSEDED:
@@ -94,14 +105,18 @@ def read_burned(directory: RunDirectory, job_id: str, scheduler: Scheduler | Non
         if added:
             break
         found.append(
-            Burned(attempt.name, fault_of_end(state, read_details(attempt / "attempt.json").get("nodes") or ()))
+            Burned(
+                attempt.name,
+                fault_of_end(state, read_details(attempt / "attempt.json").get("nodes") or ()),
+            )
         )
     return tuple(found)
 
 
 def has_trained_since(directory: RunDirectory, job_id: str, since: str) -> bool:
-    """Whether an attempt after `since` and before `job_id` has added an iteration or a checkpoint, as far as records
-    tell; also one that was killed."""
+    """Whether an attempt after `since` and before `job_id` has added an iteration or a checkpoint,
+    as far as records tell; also one that was killed.
+    """
     newest = _newest_checkpoint(directory.paths) or 0
     for attempt, verdict in attempts_before(directory, job_id):
         if attempt.name == since:
@@ -113,7 +128,9 @@ def has_trained_since(directory: RunDirectory, job_id: str, since: str) -> bool:
 
 
 def fault_of_end(state: JobState, nodes: Sequence[str]) -> str:
-    """What ended an attempt on these nodes, by how its job ended; a batch host that is lost is a fault of its own."""
+    """What ended an attempt on these nodes, by how its job ended; a batch host that is lost is a
+    fault of its own.
+    """
     if state is JobState.TIMEOUT:
         return TIMED_OUT
     if state in WANTED:
@@ -133,33 +150,51 @@ WANTED_FAULTS = frozenset(map(_wanted, WANTED))
 def _newest_checkpoint(paths: RunPaths) -> int | None:
     """The step of the newest checkpoint, 0 for none; None where it cannot be told."""
     newest = observed(lambda: read_latest(paths.checkpoints))
-    return None if isinstance(newest, Unknown) else newest or 0
+    if isinstance(newest, Unknown):
+        return None
+    return newest or 0
 
 
 def checkpoint_before(attempt: Path) -> int | None:
-    """The newest checkpoint when an attempt's first launch began, 0 for none; None where it had no launch."""
+    """The newest checkpoint when an attempt's first launch began, 0 for none; None where it had no
+    launch.
+    """
     path = LaunchRecord.path(attempt, 1)
     if not path.exists():
         return None
     step = read_details(path).get("checkpoint_before")
-    return step if isinstance(step, int) else 0
+    if isinstance(step, int):
+        return step
+    return 0
 
 
 def _state_of(job_id: str, scheduler: Scheduler | None) -> JobState:
-    """How a job ended, as far as the scheduler knows; one that it has forgotten, or that had none, is over."""
+    """How a job ended, as far as the scheduler knows; one that it has forgotten, or that had none,
+    is over.
+    """
     if scheduler is None:
         return JobState.FAILED
     try:
         job = scheduler.job(job_id)
     except SchedulerError:
         return JobState.UNKNOWN
-    return JobState.FAILED if job is None else job.state
+    if job is None:
+        return JobState.FAILED
+    return job.state
 
 
-def attempts_before(directory: RunDirectory, job_id: str) -> Iterator[tuple[Path, AttemptVerdict | None]]:
-    """Folders of the attempts other than `job_id`, newest first; the verdict is None where there is none to be read."""
+def attempts_before(
+    directory: RunDirectory, job_id: str
+) -> Iterator[tuple[Path, AttemptVerdict | None]]:
+    """Folders of the attempts other than `job_id`, newest first; the verdict is None where there is
+    none to be read.
+    """
     try:
-        entries = [entry for entry in os.scandir(directory.paths.attempts) if entry.is_dir() and entry.name != job_id]
+        entries = [
+            entry
+            for entry in os.scandir(directory.paths.attempts)
+            if entry.is_dir() and entry.name != job_id
+        ]
     except FileNotFoundError:
         return
     times = [(_changed(Path(entry.path)), Path(entry.path)) for entry in entries]

@@ -1,8 +1,10 @@
-"""The connection between node 0 and another node where no scheduler stands between them: lines of JSON over TCP.
+"""The connection between node 0 and another node where no scheduler stands between them: lines of
+JSON over TCP.
 
-Both sides prove that they read the same key in the run directory; neither says it. Each shows life every few seconds,
-so that a node that fell silent is noticed without a word from it. After the greeting the lines are neither signed nor
-encrypted: like the workers' own connections, this one belongs on a private network.
+Both sides prove that they read the same key in the run directory; neither says it. Each shows life
+every few seconds, so that a node that fell silent is noticed without a word from it. After the
+greeting the lines are neither signed nor encrypted: like the workers' own connections, this one
+belongs on a private network.
 """
 
 from __future__ import annotations
@@ -53,9 +55,13 @@ class Channel:
         while True:
             try:
                 line = self._stream.readline(most)
-                value = json.loads(line) if line.endswith(b"\n") else None
+                value = None
+                if line.endswith(b"\n"):
+                    value = json.loads(line)
             except TimeoutError:
-                raise ChannelLost(f"nothing was heard for {self._socket.gettimeout() or 0:.0f} s") from None
+                raise ChannelLost(
+                    f"nothing was heard for {self._socket.gettimeout() or 0:.0f} s"
+                ) from None
             except (OSError, ValueError) as error:
                 raise ChannelLost(_why(error)) from None
             if not isinstance(value, dict):
@@ -84,19 +90,28 @@ class Channel:
 def greet(channel: Channel, key: bytes, hello: Mapping[str, Any]) -> str:
     """A newcomer's part of the greeting; returns the name that this node is given.
 
-    Raises ChannelBusy where it may try again, ChannelRefused where that is in vain, ChannelLost for all else.
+    Raises ChannelBusy where it may try again, ChannelRefused where that is in vain, ChannelLost for
+    all else.
     """
     challenge = channel.receive(LARGEST_GREETING)
     if challenge.get("tr11") != PROTOCOL:
         raise ChannelRefused(f"who listens there is no tr11 of this version (protocol {PROTOCOL})")
     nonce = secrets.token_hex(16)
-    channel.send(hello=dict(hello), nonce=nonce, proof=proof(key, "hello", str(challenge.get("nonce")), hello))
+    channel.send(
+        hello=dict(hello),
+        nonce=nonce,
+        proof=proof(key, "hello", str(challenge.get("nonce")), hello),
+    )
     answer = channel.receive(LARGEST_GREETING)
     if "later" in answer:
         raise ChannelBusy(str(answer["later"]))
-    words: dict[str, Any] = {name: answer[name] for name in ("welcome", "refused") if name in answer}
+    words: dict[str, Any] = {
+        name: answer[name] for name in ("welcome", "refused") if name in answer
+    }
     if not hmac.compare_digest(str(answer.get("proof")), proof(key, "answer", nonce, words)):
-        raise ChannelBusy("it does not know the key in this run directory: is that shared between the nodes?")
+        raise ChannelBusy(
+            "it does not know the key in this run directory: is that shared between the nodes?"
+        )
     if "refused" in words:
         raise ChannelRefused(str(words["refused"]))
     channel.keep_alive()
@@ -112,10 +127,16 @@ class Greeting:
         channel.send(tr11=PROTOCOL, nonce=challenge)
         said = channel.receive(LARGEST_GREETING)
         hello = said.get("hello")
-        self.hello: dict[str, Any] = hello if isinstance(hello, dict) else {}
+        self.hello: dict[str, Any] = {}
+        if isinstance(hello, dict):
+            self.hello = hello
         self._channel, self._key, self._nonce = channel, key, str(said.get("nonce"))
-        if not hmac.compare_digest(str(said.get("proof")), proof(key, "hello", challenge, self.hello)):
-            self.put_off("its key differs from that in node 0's run directory: is that shared between the nodes?")
+        if not hmac.compare_digest(
+            str(said.get("proof")), proof(key, "hello", challenge, self.hello)
+        ):
+            self.put_off(
+                "its key differs from that in node 0's run directory: is that shared between the nodes?"
+            )
             raise ChannelLost("a newcomer without the key")
 
     def put_off(self, why: str) -> None:
@@ -124,11 +145,15 @@ class Greeting:
 
     def refuse(self, why: str) -> None:
         """Never as it is. Raises ChannelLost."""
-        self._channel.send(refused=why, proof=proof(self._key, "answer", self._nonce, {"refused": why}))
+        self._channel.send(
+            refused=why, proof=proof(self._key, "answer", self._nonce, {"refused": why})
+        )
 
     def welcome(self, name: str) -> None:
         """Take it in under this name. Raises ChannelLost."""
-        self._channel.send(welcome=name, proof=proof(self._key, "answer", self._nonce, {"welcome": name}))
+        self._channel.send(
+            welcome=name, proof=proof(self._key, "answer", self._nonce, {"welcome": name})
+        )
         self._channel.keep_alive()
 
 

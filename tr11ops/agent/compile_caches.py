@@ -1,6 +1,8 @@
-"""The folder of this node in which compilers keep what they made, for the user's next launch: safe and bounded.
+"""The folder of this node in which compilers keep what they made, for the user's next launch: safe
+and bounded.
 
-Its keys are the compilers' own: version, GPU and flags are in them, so that ranks, runs and versions share it.
+Its keys are the compilers' own: version, GPU and flags are in them, so that ranks, runs and
+versions share it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ def caches_folder(temporary: Path) -> Path:
 
 
 def prepare_caches(temporary: Path) -> bool:
-    """Make the folder, for its owner alone, and take the oldest files away where it has grown beyond its bound.
+    """Make the folder, for its owner alone, and take the oldest files away where it has grown
+    beyond its bound.
 
     False where it cannot be had, or is another user's: code is loaded from it.
     """

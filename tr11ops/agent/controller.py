@@ -1,6 +1,8 @@
-"""The batch controller: runs the launches of one attempt, has each failure named, and carries out what follows.
+"""The batch controller: runs the launches of one attempt, has each failure named, and carries out
+what follows.
 
-Between a launch and the next there is no pause. Nothing is decided here: see `attribution`, `relaunch` and `breaker`.
+Between a launch and the next there is no pause. Nothing is decided here: see `attribution`,
+`relaunch` and `breaker`.
 """
 
 from __future__ import annotations
@@ -65,7 +67,14 @@ from tr11ops.agent.relaunch import (
     first_nodes,
     named_twice,
 )
-from tr11ops.agent.step import LaunchResult, LaunchWatch, LineTee, StopFlag, WorkerLaunch, run_launch
+from tr11ops.agent.step import (
+    LaunchResult,
+    LaunchWatch,
+    LineTee,
+    StopFlag,
+    WorkerLaunch,
+    run_launch,
+)
 from tr11ops.agent.traces import (
     last_iteration_since,
     read_faults,
@@ -124,7 +133,8 @@ class Controller:
         self._tee = tee
         self._surroundings = AttemptObservations(context, tee)
         self._outcomes: list[FailedLaunch] = []
-        self._failing_checks: dict[str, str] = {}  # health checks that fail everywhere, and are left out: name, why
+        # health checks that fail everywhere, and are left out: name, why
+        self._failing_checks: dict[str, str] = {}
         self._next_look = 0.0
         self._is_holding = False
         self._nodes: tuple[str, ...] = ()  # of the launch
@@ -197,17 +207,22 @@ class Controller:
             if self._stopping():
                 return self._leave_for_switch()
             if self._context.ordering is not None and self._context.allocation.array_id is not None:
-                # the scheduler may take a job that lost a node for ended, and start the next task beside it
+                # the scheduler may take a job that lost a node for ended, and start the next task
+                # beside it
                 self._mitigation.queue_behind(self._context.ordering, self._job_id)
             nodes = decision.nodes
 
-    def _leave_after(self, record: LaunchRecord, marker: EndMarker | None, found: Attribution) -> int | None:
+    def _leave_after(
+        self, record: LaunchRecord, marker: EndMarker | None, found: Attribution
+    ) -> int | None:
         """The exit status of an attempt whose last launch ended as it was to; None where it failed."""
         if marker is not None and (found.kind is Kind.OPERATOR or marker.reason == "refused"):
             return self._leave_by_marker(marker, found)
         if marker is None and found.kind is Kind.OPERATOR and self._ended_by():
             return self._leave_for_switch()
-        return None if self._over is None else self._leave_ended_job(record, found, self._over)
+        if self._over is None:
+            return None
+        return self._leave_ended_job(record, found, self._over)
 
     def _leave_by_marker(self, marker: EndMarker, found: Attribution) -> int:
         """The trainer has said how it ended."""
@@ -226,15 +241,21 @@ class Controller:
             return self._leave_for_switch()
         why, fault = self._why_hold_at_once()
         if why:
-            return self._mitigation.finish(without_restart(replace(self._failed(why), fault=fault)), hold=why)
+            return self._mitigation.finish(
+                without_restart(replace(self._failed(why), fault=fault)), hold=why
+            )
         left = self._leave_for_another()
         if left is not None:
             return left
         too_short = self._surroundings.too_short()
-        return self._leave_for_want_of_time(too_short) if too_short else None
+        if too_short:
+            return self._leave_for_want_of_time(too_short)
+        return None
 
     def _why_hold_at_once(self) -> tuple[str, str]:
-        """Why nothing of this run may start, and the fault, by how the attempts before have ended; "" when it may."""
+        """Why nothing of this run may start, and the fault, by how the attempts before have ended;
+        "" when it may.
+        """
         before = forbidding_verdict(self._attempt)
         if before is not None:
             return (
@@ -268,15 +289,22 @@ class Controller:
         return status
 
     def _leave_out_dead_host(self, other: ConcurrentAttempt) -> None:
-        """Exclude the batch host that another job has died of, where it is gone now: that job's own controller, which
-        would have done it, died with it."""
+        """Exclude the batch host that another job has died of, where it is gone now: that job's own
+        controller, which would have done it, died with it.
+        """
         if not other.gone_host or not self._context.swaps_nodes:
             return
         self._mitigation.prepare()
-        self._mitigation.exclude_nodes(of_dead_host(other.gone_host, self._attempt.label_of(other.job_id)))
+        self._mitigation.exclude_nodes(
+            of_dead_host(other.gone_host, self._attempt.label_of(other.job_id))
+        )
 
-    def _wait_for_trainers(self, other: ConcurrentAttempt, scheduler: Scheduler) -> ConcurrentAttempt | None:
-        """Trainers live in a job that has lost its batch host: ask them to save and leave, and wait until they have."""
+    def _wait_for_trainers(
+        self, other: ConcurrentAttempt, scheduler: Scheduler
+    ) -> ConcurrentAttempt | None:
+        """Trainers live in a job that has lost its batch host: ask them to save and leave, and wait
+        until they have.
+        """
         lost = f"job {self._attempt.label_of(other.job_id)} has lost its batch host"
         self._tee.line(f"tr11: {lost}, its trainers may live: they shall save and leave")
         try:
@@ -286,26 +314,40 @@ class Controller:
             self._tee.line(f"tr11: they cannot be asked: {error}")
         until = time.monotonic() + ZOMBIE_SECONDS
         found: ConcurrentAttempt | None = other
-        while found is not None and found.is_zombie and found.seconds_to_wait and time.monotonic() < until:
+        while (
+            found is not None
+            and found.is_zombie
+            and found.seconds_to_wait
+            and time.monotonic() < until
+        ):
             if self._stop.received:
                 break
             time.sleep(min(found.seconds_to_wait, ZOMBIE_LOOK_SECONDS))
             found = concurrent_attempt(self._attempt, scheduler)
         return found
 
-    def _launch(self, number: int, nodes: tuple[str, ...]) -> tuple[LaunchRecord, EndMarker | None, Attribution]:
+    def _launch(
+        self, number: int, nodes: tuple[str, ...]
+    ) -> tuple[LaunchRecord, EndMarker | None, Attribution]:
         """One launch, from its nodes to the reason of its end."""
         for stale in (self._paths.end_marker(self._job_id), self._folder / STOP_REQUEST_FILE):
-            stale.unlink(missing_ok=True)  # of the launch before, or of a job requeued under the same number
+            # of the launch before, or of a job requeued under the same number
+            stale.unlink(missing_ok=True)
         forget_earlier_life(self._folder, number)
         before = read_progress(self._paths)
         record = LaunchRecord(
-            number, nodes, time.time(), iteration_before=before.iteration, checkpoint_before=before.checkpoint,
+            number,
+            nodes,
+            time.time(),
+            iteration_before=before.iteration,
+            checkpoint_before=before.checkpoint,
             left_out_checks=tuple(self._failing_checks),
-        )  # fmt: skip
+        )
         self._write(record)
         label = self._context.allocation.label
-        task = f" ({label})" if label != self._job_id else ""
+        task = ""
+        if label != self._job_id:
+            task = f" ({label})"
         self._tee.line(f"{launch_line(self._job_id, number, len(nodes))}: {compress(nodes)}{task}")
         watch = LaunchWatch()
         end = self._run(number, nodes, watch)
@@ -315,52 +357,91 @@ class Controller:
         reached = last_iteration_since(self._paths, self._job_id, record.start)
         record = replace(record, reached=reached)
         is_beyond = after.is_beyond(before)
-        found = self._across_attempts(record, self._whose_fault(record, watch, end, marker), is_beyond)
+        found = self._across_attempts(
+            record, self._whose_fault(record, watch, end, marker), is_beyond
+        )
         repeated = self._repetition(record, found)
-        older = self._older_checkpoint(found, repeated) if self._over is None else None
+        older = None
+        if self._over is None:
+            older = self._older_checkpoint(found, repeated)
         restart = restart_after(found, trained=reached is not None, times=repeated.times)
         self._outcomes.append(
             FailedLaunch(
-                nodes, found.kind, found.blamed, found.suspects, found.fault, is_beyond,
-                checks=_resting_on(found, checks), failing_checks=tuple(self._failing_checks),
-                began_at=before.checkpoint, times=repeated.times, tried_older=repeated.tried_older,
-                newest_tried=repeated.newest_tried, older=older, restart=restart.answer, avoided=found.avoided,
+                nodes,
+                found.kind,
+                found.blamed,
+                found.suspects,
+                found.fault,
+                is_beyond,
+                checks=_resting_on(found, checks),
+                failing_checks=tuple(self._failing_checks),
+                began_at=before.checkpoint,
+                times=repeated.times,
+                tried_older=repeated.tried_older,
+                newest_tried=repeated.newest_tried,
+                older=older,
+                restart=restart.answer,
+                avoided=found.avoided,
             )
-        )  # fmt: skip
+        )
         record = replace(
             record,
-            start=end.start, end=end.end, first_sign=watch.first_sign, exit_status=end.status,
-            cause=found.kind.value, summary=found.summary, confidence=found.confidence, blamed=found.blamed,
-            suspects=found.suspects, avoided=found.avoided, evidence=found.evidence, fault=found.fault,
+            start=end.start,
+            end=end.end,
+            first_sign=watch.first_sign,
+            exit_status=end.status,
+            cause=found.kind.value,
+            summary=found.summary,
+            confidence=found.confidence,
+            blamed=found.blamed,
+            suspects=found.suspects,
+            avoided=found.avoided,
+            evidence=found.evidence,
+            fault=found.fault,
             srun_lines=tuple(watch.srun_lines[:40]),
-            iteration_after=after.iteration, checkpoint_after=after.checkpoint,
-            checked=checks.is_known, failing_checks=tuple(self._failing_checks), older_checkpoint=older,
-            restart=restart.answer.value, restart_confidence=restart.confidence, restart_why=restart.why,
+            iteration_after=after.iteration,
+            checkpoint_after=after.checkpoint,
+            checked=checks.is_known,
+            failing_checks=tuple(self._failing_checks),
+            older_checkpoint=older,
+            restart=restart.answer.value,
+            restart_confidence=restart.confidence,
+            restart_why=restart.why,
             failed_checks={name: list(failed) for name, failed in checks.failed.items()},
             passed_checks={name: list(passed) for name, passed in checks.passed.items()},
-        )  # fmt: skip
+        )
         self._write(record)
         if is_beyond and self._context.swaps_nodes:
             self._note_progress(record, found)
         return record, marker, found
 
     def _note_progress(self, record: LaunchRecord, found: Attribution) -> None:
-        """A launch has trained: that speaks for its nodes, and against those that were left out to tell."""
+        """A launch has trained: that speaks for its nodes, and against those that were left out to
+        tell.
+        """
         accused = {*found.blamed, *found.suspects}
         seconds = (record.end or record.start) - record.start
-        self._mitigation.note_good_use([node for node in record.nodes if node not in accused], seconds)
+        self._mitigation.note_good_use(
+            [node for node in record.nodes if node not in accused], seconds
+        )
         self._step_up(self._mitigation.trial())
 
     def _step_up(self, tried: Sequence[Exclusion]) -> None:
         if tried:
             names = compress(entry.node for entry in tried)
-            self._mitigation.step_up(tried, f"without {names} the training went on, which had not before")
+            self._mitigation.step_up(
+                tried, f"without {names} the training went on, which had not before"
+            )
 
     def _end_trial_of_before(self) -> None:
-        """A task that ran without suspects may have been killed before it could say that it trained."""
+        """A task that ran without suspects may have been killed before it could say that it
+        trained.
+        """
         directory = self._context.directory
         tried = self._mitigation.trial()
-        self._step_up([entry for entry in tried if has_trained_since(directory, self._job_id, entry.job_id)])
+        self._step_up(
+            [entry for entry in tried if has_trained_since(directory, self._job_id, entry.job_id)]
+        )
 
     def _run(self, number: int, nodes: tuple[str, ...], watch: LaunchWatch) -> LaunchResult:
         slurm = self._config.slurm
@@ -380,17 +461,23 @@ class Controller:
         )
         environment = {**self._context.environment, "TR11_JOB_ID": self._job_id}
         within = self._config.resilience.end_within_seconds
-        return run_launch(launch, allocation, environment, self._tee, self._stop, watch, within, self._look, peers)
+        return run_launch(
+            launch, allocation, environment, self._tee, self._stop, watch, within, self._look, peers
+        )
 
     def _card(self, number: int) -> Path:
-        """The card of a launch: a later one has what is left of the exit duration, and fewer health checks."""
+        """The card of a launch: a later one has what is left of the exit duration, and fewer health
+        checks.
+        """
         first = self._folder / "card.json"
         minutes = self._config.run.exit_duration_minutes
         if number == 1 or (minutes is None and not self._failing_checks):
             return first
         value = json.loads(first.read_text(encoding="utf-8"))
         if minutes is not None:
-            value["run"]["exit_duration_minutes"] = max(minutes - (time.time() - self._surroundings.started) / 60, 0.01)
+            value["run"]["exit_duration_minutes"] = max(
+                minutes - (time.time() - self._surroundings.started) / 60, 0.01
+            )
         skipped = [*value["resilience"].get("skip_checks", ()), *self._failing_checks]
         value["resilience"]["skip_checks"] = skipped
         path = self._folder / "launches" / f"{number}.card"
@@ -406,8 +493,9 @@ class Controller:
             return None
 
     def _judge_checks(self, record: LaunchRecord) -> LaunchChecks:
-        """What the health checks of a launch said. One that fails everywhere condemns no node: it is left out from now
-        on, and the exclusions that rest on it are taken back."""
+        """What the health checks of a launch said. One that fails everywhere condemns no node: it
+        is left out from now on, and the exclusions that rest on it are taken back.
+        """
         reports = read_reports(self._folder, record.launch)
         checks = of_reports(reports, record.start, self._failing_checks)
         are_machines = self._context.swaps_nodes or self._context.peers is not None
@@ -424,11 +512,18 @@ class Controller:
     def _whose_fault(
         self, record: LaunchRecord, watch: LaunchWatch, end: LaunchResult, marker: EndMarker | None
     ) -> Attribution:
-        """As the evidence says; but where the job is over, that is why its launch ended, whatever its workers said."""
+        """As the evidence says; but where the job is over, that is why its launch ended, whatever
+        its workers said.
+        """
         found = self._attribute(record, watch, end, marker)
         in_order = marker is not None and end.status == 0
-        self._over = None if in_order or found.kind is Kind.OPERATOR else self._surroundings.why_over()
-        return found if self._over is None else of_ended_job(self._over, self._context.allocation.nodes)
+        if in_order or found.kind is Kind.OPERATOR:
+            self._over = None
+        else:
+            self._over = self._surroundings.why_over()
+        if self._over is None:
+            return found
+        return of_ended_job(self._over, self._context.allocation.nodes)
 
     def _attribute(
         self, record: LaunchRecord, watch: LaunchWatch, end: LaunchResult, marker: EndMarker | None
@@ -441,9 +536,13 @@ class Controller:
             nodes=record.nodes,
             status=end.status,
             marker=marker,
-            stopped_by=signal.Signals(asked[0]).name if asked and (in_order or len(asked) > 1) else "",
+            stopped_by=signal.Signals(asked[0]).name
+            if asked and (in_order or len(asked) > 1)
+            else "",
             ended_by=self._ended_by(),
-            unwritable="" if in_order else self._write(replace(record, end=end.end, exit_status=end.status)),
+            unwritable=""
+            if in_order
+            else self._write(replace(record, end=end.end, exit_status=end.status)),
             srun=parse_lines(watch.srun_lines),
             failures=all_failures(self._folder, record),
             reports=read_reports(self._folder, record.launch),
@@ -457,24 +556,42 @@ class Controller:
             reached=record.reached,
         )
         failed = not in_order or end.status != 0
-        code = self._surroundings.step_code() if failed else None  # each time: the next launch's is to be told apart
-        return attribute(replace(evidence, derived_exit_code=code) if evidence.needs_step_code else evidence)
+        # each time: the next launch's is to be told apart
+        code = None
+        if failed:
+            code = self._surroundings.step_code()
+        return attribute(
+            replace(evidence, derived_exit_code=code) if evidence.needs_step_code else evidence
+        )
 
     def _folders(self) -> tuple[Path, ...]:
         """Of this attempt and of those before it, newest first."""
-        return (self._folder, *(folder for folder, _ in attempts_before(self._context.directory, self._job_id)))
+        return (
+            self._folder,
+            *(folder for folder, _ in attempts_before(self._context.directory, self._job_id)),
+        )
 
     def _node_fault(self, record: LaunchRecord, found: Attribution) -> NodeFault:
         return NodeFault(
-            self._job_id, record.launch, found.fault, record.reached, found.blamed or found.suspects,
-            found.summary, record.checkpoint_before, is_suspicion=not found.blamed, start=record.start,
-        )  # fmt: skip
+            self._job_id,
+            record.launch,
+            found.fault,
+            record.reached,
+            found.blamed or found.suspects,
+            found.summary,
+            record.checkpoint_before,
+            is_suspicion=not found.blamed,
+            start=record.start,
+        )
 
-    def _across_attempts(self, record: LaunchRecord, found: Attribution, is_beyond: bool) -> Attribution:
+    def _across_attempts(
+        self, record: LaunchRecord, found: Attribution, is_beyond: bool
+    ) -> Attribution:
         """What `found` is once earlier launches are looked at.
 
-        A fault that follows the training is no node's: the exclusions that rest on its earlier appearances are taken
-        back. A node that is suspected again is avoided, then blamed. `is_beyond`: the launch has trained.
+        A fault that follows the training is no node's: the exclusions that rest on its earlier
+        appearances are taken back. A node that is suspected again is avoided, then blamed.
+        `is_beyond`: the launch has trained.
         """
         if not self._context.swaps_nodes:
             return found
@@ -498,14 +615,18 @@ class Controller:
         if not others:
             return found
         better = of_software(found, last, others)
-        self._mitigation.take_back((*others, *of_one_family(last, read_faults(folders))), better.summary)
+        self._mitigation.take_back(
+            (*others, *of_one_family(last, read_faults(folders))), better.summary
+        )
         return better
 
     def _once_more(
         self, record: LaunchRecord, found: Attribution, last: NodeFault, before: Sequence[NodeFault]
     ) -> Attribution:
         """What a suspicion is beside those just before it, the run's list and the other runs' word."""
-        version = known(observed(lambda: read_version(self._context.directory.exclusions)), Version(0, ()))
+        version = known(
+            observed(lambda: read_version(self._context.directory.exclusions)), Version(0, ())
+        )
         shared = self._surroundings.shared()
         states, told = [], []
         for node in last.nodes:
@@ -513,7 +634,10 @@ class Controller:
             faults = [one.fault for one in before]
             broad = is_broad(len(last.nodes), len(record.nodes))
             states.append(after_attribution(found.fault, faults, own, others, broad))
-            told += [*others, *([own] if own is not None and own.state != NodeStanding.SUSPECT else [])]
+            told += [
+                *others,
+                *([own] if own is not None and own.state != NodeStanding.SUSPECT else []),
+            ]
         steps = list(NodeStanding)
         state = min(states, key=steps.index)
         if state is NodeStanding.SUSPECT:
@@ -521,31 +645,44 @@ class Controller:
         if state is NodeStanding.AVOID:
             why_not = self._mitigation.why_not_leave_out(last.nodes, self._surroundings.states)
             if why_not:
-                self._tee.line(f"tr11: {compress(last.nodes)} is suspected again and used on: {why_not}")
+                self._tee.line(
+                    f"tr11: {compress(last.nodes)} is suspected again and used on: {why_not}"
+                )
                 return found
         return of_standing(found, last, before, state, told)
 
     def _repetition(self, record: LaunchRecord, found: Attribution) -> Repetition:
-        """How often in a row this fault came at this step, since a person last let go what was held for one."""
+        """How often in a row this fault came at this step, since a person last let go what was held
+        for one.
+        """
         last = self._node_fault(record, found)
         earlier = attempts_before(self._context.directory, self._job_id)
         unheld = takewhile(lambda entry: entry[1] is None or not entry[1].held, earlier)
         before = read_faults((self._folder, *(folder for folder, _ in unheld)))
-        return repetition(last, (one for one in before if (one.job_id, one.launch) != (self._job_id, record.launch)))
+        return repetition(
+            last,
+            (one for one in before if (one.job_id, one.launch) != (self._job_id, record.launch)),
+        )
 
     def _older_checkpoint(self, found: Attribution, repeated: Repetition) -> int | None:
-        """The older checkpoint from which the training should go on after this fault; None for the usual one."""
+        """The older checkpoint from which the training should go on after this fault; None for the
+        usual one.
+        """
         newest = repeated.began_at[0]
         if newest is None or not may_try_older(found.kind, repeated):
             return None
         try:
             return older_sound(self._paths, newest, ResumeNeed.of(self._config))
         except (OSError, ValueError) as error:
-            self._tee.line(f"tr11: whether an older checkpoint can be tried cannot be told: {cause(error)}")
+            self._tee.line(
+                f"tr11: whether an older checkpoint can be tried cannot be told: {cause(error)}"
+            )
             return None
 
     def _choose_checkpoint(self, record: LaunchRecord) -> None:
-        """Let the next launch begin from the older checkpoint that is to be tried, or from the newest one again."""
+        """Let the next launch begin from the older checkpoint that is to be tried, or from the
+        newest one again.
+        """
         older, newest, last = record.older_checkpoint, record.checkpoint_before, self._outcomes[-1]
         need = ResumeNeed.of(self._config)
         try:
@@ -557,7 +694,9 @@ class Controller:
                 )
                 self._tee.line(f"tr11: {why}; step {newest} stays where it is")
                 self._mitigation.note("older-checkpoint", why, {"doubted": newest, "step": older})
-            elif last.tried_older and point_back(self._paths, last.began_at, last.newest_tried, need, self._job_id):
+            elif last.tried_older and point_back(
+                self._paths, last.began_at, last.newest_tried, need, self._job_id
+            ):
                 newest = last.newest_tried
                 why = f"the older checkpoint of step {last.began_at} was no cure: step {newest} is resumed from again"
                 self._tee.line(f"tr11: {why}")
@@ -571,18 +710,24 @@ class Controller:
 
     # ------------------------------------------------------------------ ends of the job itself
     def _leave_ended_job(self, record: LaunchRecord, found: Attribution, over: JobEnd) -> int:
-        """The job is over, though this process lives: start nothing more in it, and see that it ends."""
+        """The job is over, though this process lives: start nothing more in it, and see that it
+        ends.
+        """
         self._tell(record, found, EndTask(f"{over.why}: nothing more is started in it"))
         if over.state is JobState.RUNNING:
             self._mitigation.exclude_nodes(found)
             self._mitigation.wait()
         saved = read_progress(self._paths).checkpoint or 0  # what was trained since is lost
         is_beyond = saved > (checkpoint_before(self._folder) or 0)
-        verdict = replace(self._failed(over.why), cause=found.kind.value, fault=found.fault, progress=is_beyond)
+        verdict = replace(
+            self._failed(over.why), cause=found.kind.value, fault=found.fault, progress=is_beyond
+        )
         return self._end_task(verdict)
 
     def _leave_for_want_of_time(self, why: str) -> int:
-        """The job's limit leaves no time to train and save: hold what would meet the same, let a longer task go on."""
+        """The job's limit leaves no time to train and save: hold what would meet the same, let a
+        longer task go on.
+        """
         verdict = replace(self._failed(why), cause=Kind.CONFIGURATION.value, fault=OUT_OF_TIME)
         job = self._surroundings.job_time()
         if job is not None and job.limit is not None and self._mitigation.has_longer(job.limit):
@@ -590,12 +735,17 @@ class Controller:
         return self._mitigation.finish(without_restart(verdict), hold=why)
 
     def _came_to_nothing(self, marker: EndMarker, verdict: AttemptVerdict) -> bool:
-        """Whether the trainer left for its job's limit before it had trained: the next task may meet the same."""
+        """Whether the trainer left for its job's limit before it had trained: the next task may
+        meet the same.
+        """
         if verdict.progress or not marker.restart or switch_of(self._context.directory):
             return False
         if marker.reason == "exit-duration":
             return True
-        left, early = self._surroundings.seconds_to_limit(), self._config.slurm.signal_seconds_before_limit
+        left, early = (
+            self._surroundings.seconds_to_limit(),
+            self._config.slurm.signal_seconds_before_limit,
+        )
         if marker.reason != "signal" or left is None or early is None:
             return False
         return left < early + SIGNAL_SLACK_SECONDS
@@ -605,15 +755,21 @@ class Controller:
         """Why this attempt must not train: "kill-switch", "pause", or ""."""
         if self._context.directory.kill_switch_is_set():
             return "kill-switch"
-        return "pause" if pause_of(self._paths, self._job_id) is not None else ""
+        if pause_of(self._paths, self._job_id) is not None:
+            return "pause"
+        return ""
 
     def _ended_by(self) -> str:
         """Who asked for an end at once, without saving; "" where no one does."""
         request = read_request(self._context.directory.kill_switch, "kill")
-        return str(request) if request is not None and request.kind == "kill-now" else ""
+        if request is not None and request.kind == "kill-now":
+            return str(request)
+        return ""
 
     def _look(self) -> None:
-        """While a launch runs: hold queued jobs as soon as a stop switch is there, and let it go if it vanishes."""
+        """While a launch runs: hold queued jobs as soon as a stop switch is there, and let it go if
+        it vanishes.
+        """
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
@@ -627,7 +783,9 @@ class Controller:
             self._mitigation.release()
 
     def _leave_for_switch(self) -> int:
-        """A stop switch is set: leave without starting a worker, and let no other task start only to do the same."""
+        """A stop switch is set: leave without starting a worker, and let no other task start only
+        to do the same.
+        """
         reason = self._stopping()
         path = self._context.directory.kill_switch if reason == "kill-switch" else self._paths.pause
         stamp = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
@@ -636,15 +794,24 @@ class Controller:
         self._tee.line(line)
         marker = self._leave_marker(reason, line.strip())
         verdict = self._with_history(of_marker(marker))
-        return self._mitigation.finish(verdict, hold=self._why_hold(marker), switch=switch_of(self._context.directory))
+        return self._mitigation.finish(
+            verdict, hold=self._why_hold(marker), switch=switch_of(self._context.directory)
+        )
 
     def _leave_marker(self, reason: str, message: str) -> EndMarker:
         """The end marker of an attempt of which no trainer can leave one."""
         step = read_progress(self._paths).checkpoint
         marker = EndMarker(
-            reason=reason, iteration=step or 0, checkpoint_step=step, restart=False, message=message,
-            time=time.time(), host=host_name(), job_id=self._job_id, launch=len(self._outcomes),
-        )  # fmt: skip
+            reason=reason,
+            iteration=step or 0,
+            checkpoint_step=step,
+            restart=False,
+            message=message,
+            time=time.time(),
+            host=host_name(),
+            job_id=self._job_id,
+            launch=len(self._outcomes),
+        )
         try:
             write_json(self._paths.end_marker(self._job_id), document(marker))
         except OSError as error:
@@ -659,20 +826,33 @@ class Controller:
         if marker.restart:
             return ""
         words = marker.message.removeprefix("tr11: ")
-        return words if marker.reason == "superseded" else f"{marker.reason}: {words}"
+        if marker.reason == "superseded":
+            return words
+        return f"{marker.reason}: {words}"
 
     # ------------------------------------------------------------------ ends
     def end_without_launch(self, found: Attribution) -> int:
-        """The end of an attempt whose agent never began: a bad node is excluded, a bad card holds queued jobs."""
-        self._tee.line(f"tr11: job {self._attempt.label} could not start ({found.kind}): {found.summary}")
-        data = {"cause": found.kind.value, "blamed": list(found.blamed), "evidence": list(found.evidence)}
+        """The end of an attempt whose agent never began: a bad node is excluded, a bad card holds
+        queued jobs.
+        """
+        self._tee.line(
+            f"tr11: job {self._attempt.label} could not start ({found.kind}): {found.summary}"
+        )
+        data = {
+            "cause": found.kind.value,
+            "blamed": list(found.blamed),
+            "evidence": list(found.evidence),
+        }
         self._mitigation.note("start-failed", found.summary, data)
         if self._context.swaps_nodes and found.blamed:
             self._mitigation.prepare()
             self._mitigation.exclude_nodes(found)
             self._mitigation.wait()
         refused = found.kind is Kind.CONFIGURATION
-        ended = of_marker(self._leave_marker("refused", found.summary)) if refused else self._failed(found.summary)
+        if refused:
+            ended = of_marker(self._leave_marker("refused", found.summary))
+        else:
+            ended = self._failed(found.summary)
         verdict = replace(ended, cause=found.kind.value, fault=found.fault, blamed=found.blamed)
         if refused:
             return self._mitigation.finish(verdict, hold=f"{found.kind}: {found.summary}")
@@ -686,31 +866,44 @@ class Controller:
         why = f"{compress(barred)} of this allocation may not be used, and {left} too few"
         self._mitigation.refresh()
         return self._end_task(
-            replace(self._failed(why), cause=Kind.NODE.value, fault="excluded nodes in the allocation")
+            replace(
+                self._failed(why), cause=Kind.NODE.value, fault="excluded nodes in the allocation"
+            )
         )
 
     def _give_up(self, found: Attribution, decision: Decision) -> int:
         """The last launch failed and none follows."""
-        self._mitigation.wait()  # whether the nodes could be excluded decides whether the next task may start
+        # whether the nodes could be excluded decides whether the next task may start
+        self._mitigation.wait()
         message = found.summary
         if self._stop.received and isinstance(decision, Relaunch):
             message = f"{found.summary}; no further launch: {signal.Signals(self._stop.received[0]).name} received"
         left_out = found.blamed or found.avoided
         is_sure = bool(left_out) and found.confidence >= SURE and self._context.swaps_nodes
-        fault = f"node {', '.join(left_out)}" if is_sure else found.fault  # who is left out cannot do it again
+        # who is left out cannot do it again
+        if is_sure:
+            fault = f"node {', '.join(left_out)}"
+        else:
+            fault = found.fault
         verdict = replace(self._failed(message), cause=found.kind.value, fault=fault)
         if isinstance(decision, Stop) and self._tries_without_suspects(verdict):
             return self._mitigation.finish(verdict)
         if isinstance(decision, Stop):
-            return self._mitigation.finish(without_restart(verdict), hold=f"{decision.why}: {found.summary}")
+            return self._mitigation.finish(
+                without_restart(verdict), hold=f"{decision.why}: {found.summary}"
+            )
         if self._stop.received or found.kind is Kind.OPERATOR:
-            return self._mitigation.finish(verdict, hold=self._switch_hold(), switch=switch_of(self._context.directory))
+            return self._mitigation.finish(
+                verdict, hold=self._switch_hold(), switch=switch_of(self._context.directory)
+            )
         return self._end_task(verdict)
 
     def _end_task(self, verdict: AttemptVerdict) -> int:
         """Let the next task go on, unless this fault has burned as many as it may."""
         why = self._switch_hold()
-        switch = switch_of(self._context.directory) if why else ""
+        switch = ""
+        if why:
+            switch = switch_of(self._context.directory)
         if not why:
             why = self._mitigation.why_left_in_use()
         begins_elsewhere = bool(self._outcomes) and self._outcomes[-1].older is not None
@@ -720,12 +913,16 @@ class Controller:
             if why and self._tries_without_suspects(verdict):
                 why = ""
         is_over = why and not switch
-        return self._mitigation.finish(without_restart(verdict) if is_over else verdict, hold=why, switch=switch)
+        return self._mitigation.finish(
+            without_restart(verdict) if is_over else verdict, hold=why, switch=switch
+        )
 
     def _tries_without_suspects(self, verdict: AttemptVerdict) -> bool:
-        """Whether the next task runs without the nodes that may be at fault, before anything is held for this fault.
+        """Whether the next task runs without the nodes that may be at fault, before anything is
+        held for this fault.
 
-        One such task tells: where it fails the same way, it is not the nodes. Only while enough others are free.
+        One such task tells: where it fails the same way, it is not the nodes. Only while enough
+        others are free.
         """
         may_be_a_nodes = verdict.cause in {Kind.NODE.value, Kind.UNKNOWN.value}
         if not self._context.swaps_nodes or not may_be_a_nodes or self._mitigation.trial():
@@ -738,17 +935,25 @@ class Controller:
         self._surroundings.look()
         why_not = self._mitigation.why_not_leave_out(suspects, self._surroundings.states)
         if why_not:
-            self._tee.line(f"tr11: no task can be tried without {compress(suspects)}, which may be at fault: {why_not}")
+            self._tee.line(
+                f"tr11: no task can be tried without {compress(suspects)}, which may be at fault: {why_not}"
+            )
             return False
-        return self._mitigation.try_without(suspects, verdict.fault, verdict.message, [verdict.message])
+        return self._mitigation.try_without(
+            suspects, verdict.fault, verdict.message, [verdict.message]
+        )
 
     def _switch_hold(self) -> str:
         switch = switch_of(self._context.directory)
-        return f"{switch} is set" if switch else ""
+        if switch:
+            return f"{switch} is set"
+        return ""
 
     def _failed(self, message: str) -> AttemptVerdict:
         training_progress = read_progress(self._paths)
-        return self._with_history(of_failure(message, training_progress.iteration, training_progress.checkpoint))
+        return self._with_history(
+            of_failure(message, training_progress.iteration, training_progress.checkpoint)
+        )
 
     def _with_history(self, verdict: AttemptVerdict) -> AttemptVerdict:
         return replace(
@@ -766,10 +971,14 @@ class Controller:
         self._tee.line(f"tr11: {line}")
         self._write(replace(record, decision=line))
         data = {
-            "launch": record.launch, "nodes": list(record.nodes), "cause": found.kind.value,
-            "blamed": list(found.blamed), "suspects": list(found.suspects), "evidence": list(found.evidence),
+            "launch": record.launch,
+            "nodes": list(record.nodes),
+            "cause": found.kind.value,
+            "blamed": list(found.blamed),
+            "suspects": list(found.suspects),
+            "evidence": list(found.evidence),
             "decision": line,
-        }  # fmt: skip
+        }
         self._mitigation.note("launch-failed", found.summary, data)
 
     def _write(self, record: LaunchRecord) -> str:
@@ -783,7 +992,9 @@ class Controller:
 
 
 def _resting_on(found: Attribution, checks: LaunchChecks) -> tuple[str, ...]:
-    """The health checks on which the blame of a launch rests; none where it rests on something else."""
+    """The health checks on which the blame of a launch rests; none where it rests on something
+    else.
+    """
     if found.rule != "health":
         return ()
     return tuple(name for name, nodes in checks.failed.items() if set(nodes) & set(found.blamed))

@@ -1,4 +1,6 @@
-"""Words that processes leave about their end: the trainer's end marker, and the death of what could not speak."""
+"""Words that processes leave about their end: the trainer's end marker, and the death of what could
+not speak.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def trainer_is_done(attempt: Path, launch: int) -> bool:
 
 
 def forget_earlier_life(attempt: Path, launch: int) -> None:
-    """Remove what is recorded of a launch that has not begun: the job had this number before it was requeued.
+    """Remove what is recorded of a launch that has not begun: the job had this number before it was
+    requeued.
 
     What cannot be read or removed stays; it is said by whoever reads it.
     """
@@ -41,7 +44,9 @@ def keep_launchers_word(attempt: Path, launch: int, host: str, error: str) -> No
 
 
 class Death(Record):
-    """A process that signal `number` ended, so that it cannot tell of it itself. `rank`: of a worker, else None."""
+    """A process that signal `number` ended, so that it cannot tell of it itself. `rank`: of a
+    worker, else None.
+    """
 
     what: str
     host: str
@@ -54,5 +59,13 @@ class Death(Record):
 
     def write(self, attempt: Path, name: str) -> None:
         """Keep it as `failures/NAME-HOST.json`. Raises OSError when it cannot be written."""
-        value = {"rank": self.rank, "host": self.host, "time": time.time(), "launch": self.launch, "error": str(self)}
-        write_json(attempt / "failures" / f"{name}-{self.host}.json", {**value, "signal": self.number})
+        value = {
+            "rank": self.rank,
+            "host": self.host,
+            "time": time.time(),
+            "launch": self.launch,
+            "error": str(self),
+        }
+        write_json(
+            attempt / "failures" / f"{name}-{self.host}.json", {**value, "signal": self.number}
+        )

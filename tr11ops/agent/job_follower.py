@@ -21,10 +21,16 @@ CONFIDENCE = 0.9  # two facts: the scheduler has lost the node, and has taken it
 
 
 class JobFollower:
-    """Acts on what the scheduler said last of the attempt's job. `follow` is called many times, from one thread."""
+    """Acts on what the scheduler said last of the attempt's job. `follow` is called many times,
+    from one thread.
+    """
 
     def __init__(
-        self, context: AttemptContext, observations: AttemptObservations, mitigation: Mitigation, tee: LineTee
+        self,
+        context: AttemptContext,
+        observations: AttemptObservations,
+        mitigation: Mitigation,
+        tee: LineTee,
     ) -> None:
         self._context = context
         self._observations = observations
@@ -35,7 +41,9 @@ class JobFollower:
         self._lost: set[str] = set()  # nodes that have left it
 
     def follow(self, launch_nodes: Sequence[str]) -> None:
-        """See to the limit and the nodes of the job as they are now. `launch_nodes`: on which workers run."""
+        """See to the limit and the nodes of the job as they are now. `launch_nodes`: on which
+        workers run.
+        """
         self._follow_limit()
         job = self._observations.job
         if job is not None and job is not self._job:
@@ -43,12 +51,16 @@ class JobFollower:
             self._follow_nodes(launch_nodes)
 
     def end_own_job(self) -> None:
-        """End the job where its batch host is lost to the scheduler: the end of this process does not end it."""
+        """End the job where its batch host is lost to the scheduler: the end of this process does
+        not end it.
+        """
         scheduler, host = self._context.states, self._observations.batch_host
         if scheduler is None or host not in self._observations.lost_nodes():
             return
         job_id = self._context.allocation.job_id
-        self._tee.line(f"tr11: ending job {job_id}: the scheduler has lost {host}, which runs its batch script")
+        self._tee.line(
+            f"tr11: ending job {job_id}: the scheduler has lost {host}, which runs its batch script"
+        )
         with suppress(SchedulerError):  # the next task, or the watchdog, sees to it
             scheduler.cancel(job_id)
 
@@ -64,7 +76,10 @@ class JobFollower:
         except OSError as error:
             self._tee.line(f"tr11: the trainer cannot be told when to leave: {error}")
         if before is not None:
-            at = "by no clock" if leaves.time is None else f"at {datetime.fromtimestamp(leaves.time):%H:%M:%S}"
+            if leaves.time is None:
+                at = "by no clock"
+            else:
+                at = f"at {datetime.fromtimestamp(leaves.time):%H:%M:%S}"
             words = f"the trainer leaves {at} now" + (f": {leaves.why}" if leaves.why else "")
             self._tee.line(f"tr11: {words}")
             self._mitigation.note("limit-changed", words, {"exit_time": leaves.time})
@@ -72,8 +87,9 @@ class JobFollower:
     def _follow_nodes(self, launch_nodes: Sequence[str]) -> None:
         """A node has left the job, be it one that trains or a spare.
 
-        The scheduler may take the job for ended and start the next task beside it: the queue waits for its end, also
-        what comes back into it later. A spare is excluded here; for the others, the end of the launch tells more.
+        The scheduler may take the job for ended and start the next task beside it: the queue waits
+        for its end, also what comes back into it later. A spare is excluded here; for the others,
+        the end of the launch tells more.
         """
         lost = self._observations.lost_nodes()
         for node in lost:
@@ -101,19 +117,27 @@ class JobFollower:
         if self._observations.is_down(node):
             why = f"{node} is down and has left the job"
             self._mitigation.exclude_nodes(
-                Attribution(Kind.NODE, why, CONFIDENCE, (node,), evidence=(why,), fault=f"node {node}")
+                Attribution(
+                    Kind.NODE, why, CONFIDENCE, (node,), evidence=(why,), fault=f"node {node}"
+                )
             )
 
 
 def of_ended_job(over: JobEnd, nodes: Sequence[str]) -> Attribution:
-    """Whose fault it is that a launch ended with its job, which had these nodes: none's, but a lost batch host's."""
+    """Whose fault it is that a launch ended with its job, which had these nodes: none's, but a lost
+    batch host's.
+    """
     fault = fault_of_end(over.state, nodes)
     if over.state is JobState.RUNNING:
-        return Attribution(Kind.NODE, over.why, CONFIDENCE, (nodes[0],), fault=fault, rule="job-over")
+        return Attribution(
+            Kind.NODE, over.why, CONFIDENCE, (nodes[0],), fault=fault, rule="job-over"
+        )
     return Attribution(Kind.UNKNOWN, over.why, CONFIDENCE, fault=fault, rule="job-over")
 
 
 def of_dead_host(host: str, job: str) -> Attribution:
     """That a job's batch host is gone, and its controller with it, which would have said so itself."""
     why = f"{host} is down, and ran the batch script of job {job}"
-    return Attribution(Kind.NODE, lost_words([host]), CONFIDENCE, (host,), evidence=(why,), fault=f"node {host}")
+    return Attribution(
+        Kind.NODE, lost_words([host]), CONFIDENCE, (host,), evidence=(why,), fault=f"node {host}"
+    )

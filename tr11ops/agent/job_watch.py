@@ -1,7 +1,9 @@
-"""What the scheduler says of an attempt's own job as it is now: whether it lives, until when, on which nodes.
+"""What the scheduler says of an attempt's own job as it is now: whether it lives, until when, on
+which nodes.
 
-It is asked again and again beside the launches, so that a limit that someone changes is followed, and a node that
-leaves the allocation is noticed, also one that trains nothing. No answer changes nothing: the last one counts.
+It is asked again and again beside the launches, so that a limit that someone changes is followed,
+and a node that leaves the allocation is noticed, also one that trains nothing. No answer changes
+nothing: the last one counts.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.base import Job
 
 LOOK_SECONDS = 30.0  # one small call: who shortens a limit to a minute must be heard in time
-NEAR_SECONDS = 120.0  # from so long before the trainer leaves on, a longer limit may come at any moment
+# from so long before the trainer leaves on, a longer limit may come at any moment
+NEAR_SECONDS = 120.0
 NEAR_LOOK_SECONDS = 10.0
 
 
@@ -25,14 +28,18 @@ class JobSource(Protocol):
 
 
 def seconds_to_next_look(leaves: float | None, now: float) -> float:
-    """How long to wait before the scheduler is asked again. `leaves`: when the trainer does, None: never."""
+    """How long to wait before the scheduler is asked again. `leaves`: when the trainer does, None:
+    never.
+    """
     if leaves is not None and 0 <= leaves - now < NEAR_SECONDS:
         return NEAR_LOOK_SECONDS
     return LOOK_SECONDS
 
 
 class JobWatch:
-    """Asks for one job. `leaves` is set by who follows it: when the trainer leaves, in seconds since the epoch."""
+    """Asks for one job. `leaves` is set by who follows it: when the trainer leaves, in seconds
+    since the epoch.
+    """
 
     def __init__(self, scheduler: JobSource, job_id: str) -> None:
         self._scheduler = scheduler
@@ -47,12 +54,15 @@ class JobWatch:
             found = self._scheduler.job(self._job_id)
         except SchedulerError:
             return None
-        if found is not None:  # a job that the scheduler does not know any more has not become another one
+        # a job that the scheduler does not know any more has not become another one
+        if found is not None:
             self.job = found
         return found
 
     def start(self) -> None:
-        """Ask regularly from now on, in a thread of its own: an answer may take long, and no launch waits for it."""
+        """Ask regularly from now on, in a thread of its own: an answer may take long, and no launch
+        waits for it.
+        """
         threading.Thread(target=self._follow, name="job-watch", daemon=True).start()
 
     def stop(self) -> None:

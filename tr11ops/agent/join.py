@@ -1,8 +1,9 @@
-"""A node other than 0 of a training on several machines without a scheduler: joins node 0 and runs its part.
+"""A node other than 0 of a training on several machines without a scheduler: joins node 0 and runs
+its part.
 
-It starts the same node agent as an attempt under Slurm, as often as node 0 starts a launch, passes its lines and the
-signals that come in to node 0, and ends when node 0 says so, with node 0's exit status. When node 0 is gone it ends
-what runs here.
+It starts the same node agent as an attempt under Slurm, as often as node 0 starts a launch, passes
+its lines and the signals that come in to node 0, and ends when node 0 says so, with node 0's exit
+status. When node 0 is gone it ends what runs here.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ END_SECONDS = 5.0  # between TERM and KILL, where node 0 is gone
 
 
 class Joining(Record):
-    """Where to join and as whom. `hello`: what node 0 compares; `environment`: of the agent and its workers.
+    """Where to join and as whom. `hello`: what node 0 compares; `environment`: of the agent and its
+    workers.
 
-    `until_finished`: exit status 1 where this node leaves before there was anything to do, as there still is.
+    `until_finished`: exit status 1 where this node leaves before there was anything to do, as there
+    still is.
     """
 
     rendezvous: Rendezvous
@@ -54,12 +57,15 @@ class Joining(Record):
 def join(joining: Joining, say: Callable[[str], None]) -> int:
     """Run this node's part to its end; returns the exit status of the whole attempt.
 
-    2 where node 0 refuses this node, 1 where it cannot be reached or is gone, 0 after a signal that came before the
-    start.
+    2 where node 0 refuses this node, 1 where it cannot be reached or is gone, 0 after a signal that
+    came before the start.
     """
     adopt_orphans()
     received: list[int] = []
-    before = {number: signal.signal(number, lambda got, _: received.append(got)) for number in STOP_SIGNALS}
+    before = {
+        number: signal.signal(number, lambda got, _: received.append(got))
+        for number in STOP_SIGNALS
+    }
     try:
         found = _connect(joining, received, say)
         if isinstance(found, int):
@@ -72,7 +78,8 @@ def join(joining: Joining, say: Callable[[str], None]) -> int:
 
 
 def tell_refusal(joining: Joining) -> bool:
-    """Tell node 0 why this node cannot start (`hello["unable"]`), so that it waits no more; was it heard?
+    """Tell node 0 why this node cannot start (`hello["unable"]`), so that it waits no more; was it
+    heard?
 
     Tried for `joining.wait_seconds`: node 0 may not listen yet.
     """
@@ -90,7 +97,9 @@ def tell_refusal(joining: Joining) -> bool:
         time.sleep(RETRY_SECONDS)
 
 
-def _connect(joining: Joining, received: list[int], say: Callable[[str], None]) -> tuple[Channel, str] | int:
+def _connect(
+    joining: Joining, received: list[int], say: Callable[[str], None]
+) -> tuple[Channel, str] | int:
     """Node 0's connection and the name that this node has there, or the exit status."""
     rendezvous, said = joining.rendezvous, ""
     until = time.monotonic() + joining.wait_seconds
@@ -101,13 +110,22 @@ def _connect(joining: Joining, received: list[int], say: Callable[[str], None]) 
             say(f"tr11: {error}")
             return EXIT_REFUSED
         except (OSError, ValueError) as error:
-            why = str(error) if isinstance(error, ChannelLost | ValueError) else (error.strerror or str(error)).lower()
+            if isinstance(error, ChannelLost | ValueError):
+                why = str(error)
+            else:
+                why = (error.strerror or str(error)).lower()
         if why != said:
             said = why
-            say(f"tr11: node {rendezvous.rank} of {rendezvous.nodes} waits for node 0 at {rendezvous.master}: {why}")
+            say(
+                f"tr11: node {rendezvous.rank} of {rendezvous.nodes} waits for node 0 at {rendezvous.master}: {why}"
+            )
         if received:
-            say(f"tr11: {signal.Signals(received[0]).name} received before the workers were started: leaving")
-            return EXIT_ERROR if joining.until_finished else EXIT_FINE
+            say(
+                f"tr11: {signal.Signals(received[0]).name} received before the workers were started: leaving"
+            )
+            if joining.until_finished:
+                return EXIT_ERROR
+            return EXIT_FINE
         if time.monotonic() > until:
             limit = duration(joining.wait_seconds)
             say(f"tr11: node 0 was not met within {limit}: look at its screen, and type again")
@@ -120,7 +138,9 @@ def _try_once(joining: Joining) -> tuple[Channel, str]:
     key = read_meeting_key(joining.paths)
     if key is None:
         raise ValueError(f"no one waits there yet ({meeting_file(joining.paths)} is not there)")
-    channel = Channel(socket.create_connection((joining.rendezvous.host, joining.rendezvous.port), timeout=10.0))
+    channel = Channel(
+        socket.create_connection((joining.rendezvous.host, joining.rendezvous.port), timeout=10.0)
+    )
     try:
         return channel, greet(channel, key, joining.hello)
     except ChannelLost as error:
@@ -134,7 +154,12 @@ class _Part:
     """This node's part, from the greeting to the end."""
 
     def __init__(
-        self, joining: Joining, channel: Channel, name: str, received: list[int], say: Callable[[str], None]
+        self,
+        joining: Joining,
+        channel: Channel,
+        name: str,
+        received: list[int],
+        say: Callable[[str], None],
     ) -> None:
         self._joining = joining
         self._channel = channel
@@ -189,7 +214,9 @@ class _Part:
         elif "end" in words:
             end_descendants(float(words["end"]))
         if len(self._received) > self._passed:
-            self._say(f"tr11: {signal.Signals(self._received[self._passed]).name} received: telling node 0")
+            self._say(
+                f"tr11: {signal.Signals(self._received[self._passed]).name} received: telling node 0"
+            )
             with suppress(ChannelLost):  # the reader says so
                 self._channel.send(signal=self._received[self._passed])
             self._passed += 1
@@ -200,13 +227,18 @@ class _Part:
         paths = {name: Path(words[name]) for name in ("attempt", "card")}
         launch = WorkerLaunch(**{**words, **paths, "nodes": tuple(words["nodes"])})
         own = {
-            CONTROLLER_VARIABLE: str(os.getpid()), "TR11_JOB_ID": launch.job_id,
-            "TR11_NODE_RANK": str(self._joining.rendezvous.rank), "TR11_NODE_NAME": self._name,
-        }  # fmt: skip
+            CONTROLLER_VARIABLE: str(os.getpid()),
+            "TR11_JOB_ID": launch.job_id,
+            "TR11_NODE_RANK": str(self._joining.rendezvous.rank),
+            "TR11_NODE_NAME": self._name,
+        }
         child = subprocess.Popen(
-            launch.command_at(began), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env={**self._joining.environment, **own}, start_new_session=True,
-        )  # fmt: skip
+            launch.command_at(began),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**self._joining.environment, **own},
+            start_new_session=True,
+        )
         assert child.stdout is not None
         self._child = child
         threading.Thread(target=self._attend, args=(child, child.stdout), daemon=True).start()

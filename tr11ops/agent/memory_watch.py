@@ -1,6 +1,7 @@
 """Watches the memory of a node while its workers run, and what they leave in /dev/shm.
 
-A word before the kernel ends a worker for want of memory is worth more than the worker's silence after it.
+A word before the kernel ends a worker for want of memory is worth more than the worker's silence
+after it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from tr11ops.health.memory import available
 from tr11ops.health.system import SHARED_MEMORY, mapped, own_pids
 
 SAMPLE_SECONDS = 2.0
-TREE_SECONDS = 10.0  # reading every worker's size and maps costs more than reading two numbers of the node
+# reading every worker's size and maps costs more than reading two numbers of the node
+TREE_SECONDS = 10.0
 LOW_SHARE, ENOUGH_SHARE = 0.05, 0.10
 LOW_BYTES = 1 << 30  # below this much it is low, however small the share
 _KILOBYTES = re.compile(r"^(VmRSS|VmHWM):\s+(\d+) kB$", re.MULTILINE)
@@ -30,7 +32,8 @@ _KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 @dataclass
 class MemoryWatch:
-    """The lowest and highest values since the workers started. `say` gets one line when memory runs out.
+    """The lowest and highest values since the workers started. `say` gets one line when memory runs
+    out.
 
     `sample` is called often; it looks every two seconds. Sizes in bytes.
     """
@@ -56,7 +59,9 @@ class MemoryWatch:
         self._kills_before = self._count_kills()
 
     def sample(self, pid: int) -> bool:
-        """Look, when it is time to; `pid` is the workers' launcher. True when a new warning was said."""
+        """Look, when it is time to; `pid` is the workers' launcher. True when a new warning was
+        said.
+        """
         now = time.monotonic()
         if now < self._next_sample:
             return False
@@ -65,15 +70,21 @@ class MemoryWatch:
         if now >= self._next_tree:
             self._next_tree = now + TREE_SECONDS
             self.look_at_tree(pid)
-        with suppress(OSError, KeyError, ValueError):  # a node that does not tell is trained on all the same
+        # a node that does not tell is trained on all the same
+        with suppress(OSError, KeyError, ValueError):
             free, self.total = self._available()
-            self.lowest_available = min(free, self.lowest_available if self.lowest_available is not None else free)
+            self.lowest_available = min(
+                free, self.lowest_available if self.lowest_available is not None else free
+            )
             self._judge("memory", free, self.total, pid)
         with suppress(OSError):
             status = os.statvfs(self.shared_memory)
             free, room = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
             lowest = self.lowest_shared_memory
-            self.lowest_shared_memory = free if lowest is None else min(free, lowest)
+            if lowest is None:
+                self.lowest_shared_memory = free
+            else:
+                self.lowest_shared_memory = min(free, lowest)
             self._judge(str(self.shared_memory), free, room, pid)
         return len(self.warnings) > said
 
@@ -89,9 +100,15 @@ class MemoryWatch:
                     self._segments[name] = status.st_ino
 
     def sweep(self) -> tuple[str, ...]:
-        """Remove what the workers, now ended, left in /dev/shm: by exact name, and only the very files they used."""
+        """Remove what the workers, now ended, left in /dev/shm: by exact name, and only the very
+        files they used.
+        """
         removed = []
-        used = mapped(own_pids()) if any((self.shared_memory / name).exists() for name in self._segments) else ()
+        used = (
+            mapped(own_pids())
+            if any((self.shared_memory / name).exists() for name in self._segments)
+            else ()
+        )
         for name, inode in sorted(self._segments.items()):
             path = self.shared_memory / name
             with suppress(OSError):
@@ -113,21 +130,29 @@ class MemoryWatch:
         }
 
     def _oom_kills(self) -> int | None:
-        """How many processes of this node the kernel has killed for want of memory since the workers started."""
+        """How many processes of this node the kernel has killed for want of memory since the
+        workers started.
+        """
         now = self._count_kills()
-        return None if now is None or self._kills_before is None else now - self._kills_before
+        if now is None or self._kills_before is None:
+            return None
+        return now - self._kills_before
 
     def _count_kills(self) -> int | None:
         """All that it ever killed; None where it does not tell."""
         with suppress(OSError, ValueError):
             found = _KILLS.search(self.vmstat.read_text(encoding="ascii"))
-            return int(found[1]) if found else None
+            if found:
+                return int(found[1])
+            return None
         return None
 
     def _available(self) -> tuple[int, int]:
         free, total = available(self.meminfo.read_text(encoding="ascii"))
         limited = _control_group()
-        return free if limited is None else min(free, limited[0]), total if limited is None else min(total, limited[1])
+        return free if limited is None else min(
+            free, limited[0]
+        ), total if limited is None else min(total, limited[1])
 
     def _judge(self, what: str, free: int, total: int, pid: int) -> None:
         """Say it once when it becomes low, and again only after it has recovered."""
@@ -137,7 +162,9 @@ class MemoryWatch:
             return
         self._low.add(what)
         largest = max(_sizes(pid), key=lambda entry: entry[1][0], default=None)
-        whose = f"; the largest worker process is {largest[0]} with {size(largest[1][0])}" if largest else ""
+        whose = ""
+        if largest:
+            whose = f"; the largest worker process is {largest[0]} with {size(largest[1][0])}"
         line = f"{self.node}: {what} runs out: {size(free)} of {size(total)} left{whose}"
         self.warnings.append(line)
         self.say(f"tr11: {line}")
@@ -145,9 +172,11 @@ class MemoryWatch:
 
 @dataclass
 class WorkerWatch:
-    """When each worker was gone: the launcher tells of it only when it has ended the others, half a minute later.
+    """When each worker was gone: the launcher tells of it only when it has ended the others, half a
+    minute later.
 
-    `failures`: how each failed worker ended, as the launcher says, at the moment at which it was first missed.
+    `failures`: how each failed worker ended, as the launcher says, at the moment at which it was
+    first missed.
     """
 
     failures: list[dict[str, Any]] = field(default_factory=list)
@@ -163,19 +192,25 @@ class WorkerWatch:
 
     def told(self, rank: int, pid: int, how: str) -> None:
         """Keep what the launcher says of one failed worker."""
-        self.failures.append({"rank": rank, "pid": pid, "how": how, "time": self._gone.get(pid, time.time())})
+        self.failures.append(
+            {"rank": rank, "pid": pid, "how": how, "time": self._gone.get(pid, time.time())}
+        )
 
 
 def _sizes(pid: int) -> Iterator[tuple[int, tuple[int, int]]]:
     """(pid, (resident, highest resident)) of a process's descendants, in bytes."""
     for child in descendants(pid):
         with suppress(OSError):
-            found = dict(_KILOBYTES.findall(Path(f"/proc/{child}/status").read_text(encoding="utf-8")))
+            found = dict(
+                _KILOBYTES.findall(Path(f"/proc/{child}/status").read_text(encoding="utf-8"))
+            )
             yield child, (1024 * int(found.get("VmRSS", 0)), 1024 * int(found.get("VmHWM", 0)))
 
 
 def descendants(pid: int) -> list[int]:
-    """Process ids below `pid`, without asking every process of the machine who its parent is (where the kernel can)."""
+    """Process ids below `pid`, without asking every process of the machine who its parent is (where
+    the kernel can).
+    """
     if not Path("/proc/thread-self/children").exists():
         with suppress(psutil.Error):
             return [child.pid for child in psutil.Process(pid).children(recursive=True)]
@@ -199,12 +234,17 @@ def _children(pid: int) -> list[int]:
 
 
 def _control_group() -> tuple[int, int] | None:
-    """(still available, limit) in bytes of this process's control group (version 2); None where there is no limit."""
+    """(still available, limit) in bytes of this process's control group (version 2); None where
+    there is no limit.
+    """
     with suppress(OSError, ValueError, KeyError):
         place = Path("/proc/self/cgroup").read_text(encoding="utf-8").strip().rpartition("0::")[2]
         folder = Path("/sys/fs/cgroup" + place)
         limit = int((folder / "memory.max").read_text(encoding="ascii"))
-        statistics = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+        statistics = dict(
+            line.split()
+            for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+        )
         current = int((folder / "memory.current").read_text(encoding="ascii"))
         return limit - (current - int(statistics["inactive_file"])), limit
     return None

@@ -1,6 +1,8 @@
-"""What a failing attempt does about its fault: excludes bad nodes, holds the queued jobs, writes its verdict.
+"""What a failing attempt does about its fault: excludes bad nodes, holds the queued jobs, writes
+its verdict.
 
-Whatever asks the scheduler is done beside the launches, one thing after another, so that no launch waits for it.
+Whatever asks the scheduler is done beside the launches, one thing after another, so that no launch
+waits for it.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ from trainer.contract.record import Record
 
 
 class ActingAttempt(Record):
-    """The attempt that acts. `partition` is the scheduler's name of where it runs, "" where it does not say."""
+    """The attempt that acts. `partition` is the scheduler's name of where it runs, "" where it does
+    not say.
+    """
 
     config: RunCard
     directory: RunDirectory
@@ -77,10 +81,16 @@ class ActingAttempt(Record):
 
 
 class Mitigation:
-    """The effects of one attempt on the run's other work. `scheduler` and `waiting` are None in the foreground."""
+    """The effects of one attempt on the run's other work. `scheduler` and `waiting` are None in the
+    foreground.
+    """
 
     def __init__(
-        self, attempt: ActingAttempt, scheduler: Scheduler | None, waiting: PendingJobs | None, tee: LineTee
+        self,
+        attempt: ActingAttempt,
+        scheduler: Scheduler | None,
+        waiting: PendingJobs | None,
+        tee: LineTee,
     ) -> None:
         self._attempt = attempt
         self._scheduler = scheduler
@@ -91,14 +101,16 @@ class Mitigation:
         self._exclusions = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exclusions")
         self._pending: list[Future[object]] = []
         self._held: Future[PendingChanges] | None = None
-        self._limit = ExclusionLimit(1)  # how many nodes may be excluded; one where it is not known how many there are
+        # how many nodes may be excluded; one where it is not known how many there are
+        self._limit = ExclusionLimit(1)
         self._limit_words: set[str] = set()  # of every limit that has refused one
         self.refused: list[tuple[str, str]] = []  # bad nodes that are not excluded, and why not
 
     # ------------------------------------------------------------------ nodes
     def exclude_nodes(self, found: Attribution) -> None:
-        """Begin to exclude the blamed nodes from this run: on its list, and in its queued jobs; what is only suspected
-        goes on record, and is left out too where it is to be avoided."""
+        """Begin to exclude the blamed nodes from this run: on its list, and in its queued jobs;
+        what is only suspected goes on record, and is left out too where it is to be avoided.
+        """
         if found.blamed:
             self._on_list(self._exclude, found)
         elif found.avoided:
@@ -113,21 +125,36 @@ class Mitigation:
 
     def _avoid(self, found: Attribution) -> None:
         self._ask_limit()
-        done = self._leave_out(found.avoided, NodeStanding.AVOID, found.fault, found.summary, found.evidence)
+        done = self._leave_out(
+            found.avoided, NodeStanding.AVOID, found.fault, found.summary, found.evidence
+        )
         for node in done.nodes:
             self._tee.line(f"tr11: {node} is avoided while enough others are free: {found.summary}")
         for node, fault in done.refused:
             self._tee.line(f"tr11: {node} is not avoided: {fault}")
 
     def _leave_out(
-        self, nodes: Sequence[str], state: NodeStanding, fault: str, why: str, evidence: Sequence[str]
+        self,
+        nodes: Sequence[str],
+        state: NodeStanding,
+        fault: str,
+        why: str,
+        evidence: Sequence[str],
     ) -> ExclusionResult:
         self._limit_words.add(str(self._limit))
         done = exclude_nodes(
-            self._attempt.directory, nodes, self._queue(), why=why, owner=AUTOMATIC_OWNER, evidence=tuple(evidence),
-            days=self._attempt.config.resilience.exclusion_days, job_id=self._attempt.job_id, limit=self._limit,
-            state=state, fault=family(fault),
-        )  # fmt: skip
+            self._attempt.directory,
+            nodes,
+            self._queue(),
+            why=why,
+            owner=AUTOMATIC_OWNER,
+            evidence=tuple(evidence),
+            days=self._attempt.config.resilience.exclusion_days,
+            job_id=self._attempt.job_id,
+            limit=self._limit,
+            state=state,
+            fault=family(fault),
+        )
         self._tell(done)
         return done
 
@@ -138,9 +165,16 @@ class Mitigation:
             for node in found.suspects:
                 if version.on_record(node) is None:
                     fresh = Exclusion(
-                        node, found.summary, AUTOMATIC_OWNER, None, found.evidence, now, self._attempt.job_id,
-                        NodeStanding.SUSPECT.value, fault,
-                    )  # fmt: skip
+                        node,
+                        found.summary,
+                        AUTOMATIC_OWNER,
+                        None,
+                        found.evidence,
+                        now,
+                        self._attempt.job_id,
+                        NodeStanding.SUSPECT.value,
+                        fault,
+                    )
                     version = replace(version, suspects=(*version.suspects, fresh))
             return version
 
@@ -150,10 +184,14 @@ class Mitigation:
         try:
             revise(self._attempt.directory, change)
         except (OSError, ValueError) as error:
-            self._tee.line(f"tr11: what is suspected of nodes cannot be put on record: {cause(error)}")
+            self._tee.line(
+                f"tr11: what is suspected of nodes cannot be put on record: {cause(error)}"
+            )
 
     def note_good_use(self, nodes: Sequence[str], seconds: float) -> None:
-        """Begin to put on record that nodes have trained well: it clears suspects, and takes the others a step back."""
+        """Begin to put on record that nodes have trained well: it clears suspects, and takes the
+        others a step back.
+        """
         self._on_list(self._note_good_use, nodes, seconds)
 
     def _note_good_use(self, nodes: Sequence[str], seconds: float) -> None:
@@ -161,16 +199,28 @@ class Mitigation:
         back = [entry.node for entry in listed if _is_trusted_again(entry, nodes, seconds)]
         if back:
             self._give_back(back, "it has trained well: a suspect again", then=NodeStanding.SUSPECT)
-        self._revise(lambda version: _after_use(version, [node for node in nodes if node not in back], seconds))
+        self._revise(
+            lambda version: _after_use(
+                version, [node for node in nodes if node not in back], seconds
+            )
+        )
 
-    def why_not_leave_out(self, nodes: Sequence[str], states: Mapping[str, frozenset[str]] | None) -> str:
-        """Why nodes that are only suspected cannot be left out now; "" where they can. `states`: of all nodes."""
+    def why_not_leave_out(
+        self, nodes: Sequence[str], states: Mapping[str, frozenset[str]] | None
+    ) -> str:
+        """Why nodes that are only suspected cannot be left out now; "" where they can. `states`: of
+        all nodes.
+        """
         self._exclusions.submit(self._ask_limit).exception()
         listed = [entry.node for entry in self._listed("nodes cannot be left out")]
         return why_not_leave_out(nodes, listed, self._limit, states, self._attempt.nodes)
 
-    def try_without(self, nodes: Sequence[str], fault: str, why: str, evidence: Sequence[str]) -> bool:
-        """Leave suspects out of the next task, which tells whether they are at fault; whether it runs without them."""
+    def try_without(
+        self, nodes: Sequence[str], fault: str, why: str, evidence: Sequence[str]
+    ) -> bool:
+        """Leave suspects out of the next task, which tells whether they are at fault; whether it
+        runs without them.
+        """
         done = self._leave_out(nodes, NodeStanding.SUSPECT, fault, why, evidence)
         if not done.refused and not done.failed and done.unread is None:
             self._tee.line(
@@ -198,12 +248,22 @@ class Mitigation:
 
     def trial(self) -> tuple[Exclusion, ...]:
         """The nodes that this task runs without, to tell whether they are at fault."""
-        return tuple(entry for entry in self._listed("whether suspects are left out is not known") if is_trial(entry))
+        return tuple(
+            entry
+            for entry in self._listed("whether suspects are left out is not known")
+            if is_trial(entry)
+        )
 
     def _make_room(self, nodes: Sequence[str], limit: ExclusionLimit) -> None:
-        """Use nodes again that are only avoided, where the cap has no room for these, which are surely bad."""
+        """Use nodes again that are only avoided, where the cap has no room for these, which are
+        surely bad.
+        """
         listed = self._listed("room on the list cannot be made")
-        avoided = [entry for entry in listed if entry.state == NodeStanding.AVOID and entry.node not in nodes]
+        avoided = [
+            entry
+            for entry in listed
+            if entry.state == NodeStanding.AVOID and entry.node not in nodes
+        ]
         avoided.sort(key=lambda entry: entry.since or 0.0)
         left = {entry.node for entry in listed}
         back: list[str] = []
@@ -219,7 +279,9 @@ class Mitigation:
         days = counted(self._attempt.config.resilience.exclusion_days, "day")
         self._ask_limit()
         self._make_room(found.blamed, self._limit)
-        done = self._leave_out(found.blamed, NodeStanding.EXCLUDE, "", found.summary, evidence=found.evidence)
+        done = self._leave_out(
+            found.blamed, NodeStanding.EXCLUDE, "", found.summary, evidence=found.evidence
+        )
         for node in done.nodes:
             self._tee.line(f"tr11: {node} is excluded for {days}: {found.summary}")
         for node, fault in done.refused:
@@ -227,20 +289,26 @@ class Mitigation:
             self._tee.line(f"tr11: {node} is not excluded: {self._with_way_past((node,), fault)}")
 
     def why_left_in_use(self) -> str:
-        """Which bad nodes could not be excluded and are not on the run's list now, and why; "" where none is.
+        """Which bad nodes could not be excluded and are not on the run's list now, and why; ""
+        where none is.
 
         A person may have excluded one since. Where the list cannot be read, all of them are named.
         """
         if not self.refused:
             return ""
-        listed = {entry.node for entry in self._listed("whether a bad node was excluded since is not known")}
+        listed = {
+            entry.node
+            for entry in self._listed("whether a bad node was excluded since is not known")
+        }
         left = {node: fault for node, fault in self.refused if node not in listed}
         if not left:
             return ""
         return f"{compress(left)} cannot be excluded: {self._with_way_past(tuple(left), next(iter(left.values())))}"
 
     def _with_way_past(self, nodes: Sequence[str], fault: str) -> str:
-        """Why nodes are not excluded; where that is the cap, with the command that excludes them all the same."""
+        """Why nodes are not excluded; where that is the cap, with the command that excludes them
+        all the same.
+        """
         if fault not in self._limit_words:
             return fault
         them = "it" if len(nodes) == 1 else "them"
@@ -253,13 +321,18 @@ class Mitigation:
             self._tell(sync_queue_exclusions(self._attempt.directory, queue))
 
     def take_back(self, others: Sequence[NodeFault], why: str) -> None:
-        """Begin to end the automatic exclusions that rest on these faults: on the run's list, in the queued jobs; and
-        the suspicions."""
+        """Begin to end the automatic exclusions that rest on these faults: on the run's list, in
+        the queued jobs; and the suspicions.
+        """
         self._on_list(lambda: self._include(innocent(self._listed(), AUTOMATIC_OWNER, others), why))
-        cleared = {(node, family(one.fault)) for one in others for node in (*one.nodes, *one.may_be)}
+        cleared = {
+            (node, family(one.fault)) for one in others for node in (*one.nodes, *one.may_be)
+        }
 
         def change(version: Version) -> Version:
-            left = tuple(entry for entry in version.suspects if (entry.node, entry.fault) not in cleared)
+            left = tuple(
+                entry for entry in version.suspects if (entry.node, entry.fault) not in cleared
+            )
             return replace(version, suspects=left)
 
         self._on_list(self._revise, change)
@@ -269,25 +342,35 @@ class Mitigation:
         kind = family(fault)
 
         def change(version: Version) -> Version:
-            return replace(version, suspects=tuple(entry for entry in version.suspects if entry.fault != kind))
+            return replace(
+                version, suspects=tuple(entry for entry in version.suspects if entry.fault != kind)
+            )
 
         self._on_list(self._revise, change)
 
     def take_back_of_checks(self, checks: Sequence[FailingCheck], why: str) -> None:
         """Begin to end the automatic exclusions that rest on health checks which fail everywhere."""
-        self._on_list(lambda: self._include(acquitted(self._listed(), AUTOMATIC_OWNER, checks), why))
+        self._on_list(
+            lambda: self._include(acquitted(self._listed(), AUTOMATIC_OWNER, checks), why)
+        )
 
     def _listed(self, without: str = "exclusions cannot be taken back") -> tuple[Exclusion, ...]:
-        """The run's list; empty where it cannot be read, and the log says what is not done `without` it."""
+        """The run's list; empty where it cannot be read, and the log says what is not done
+        `without` it.
+        """
         try:
             return read_version(self._attempt.directory.exclusions).exclusions
         except (OSError, ValueError) as error:
             self._tee.line(f"tr11: {without}, the run's list cannot be read: {cause(error)}")
             return ()
 
-    def _give_back(self, nodes: Sequence[str], why: str, *, then: NodeStanding | None = None) -> ExclusionResult:
+    def _give_back(
+        self, nodes: Sequence[str], why: str, *, then: NodeStanding | None = None
+    ) -> ExclusionResult:
         """Take nodes off the list; as what they stay on record: `then`."""
-        done = include_nodes(self._attempt.directory, nodes, self._queue(), why=why, owner=AUTOMATIC_OWNER, then=then)
+        done = include_nodes(
+            self._attempt.directory, nodes, self._queue(), why=why, owner=AUTOMATIC_OWNER, then=then
+        )
         self._tell(done)
         return done
 
@@ -304,17 +387,28 @@ class Mitigation:
         if waiting is None:
             return None
         return RunQueue(
-            waiting.scheduler, waiting.look, lambda: known_names(waiting.scheduler),
-            kept=card_exclusions(self._attempt.config), retry=waiting.retry,
-        )  # fmt: skip
+            waiting.scheduler,
+            waiting.look,
+            lambda: known_names(waiting.scheduler),
+            kept=card_exclusions(self._attempt.config),
+            retry=waiting.retry,
+        )
 
     def _tell(self, done: ExclusionResult) -> None:
         if done.left_out:
-            gone = f"{compress(done.left_out)}: unknown to the scheduler, left out of what it is given"
+            gone = (
+                f"{compress(done.left_out)}: unknown to the scheduler, left out of what it is given"
+            )
             self._tee.line(f"tr11: {gone}; on the run's list it stays")
         for change in done.changes:
-            added, removed = set(change.after) - set(change.before), set(change.before) - set(change.after)
-            words = [f"will not use {compress(added)}"] if added else []
+            added, removed = (
+                set(change.after) - set(change.before),
+                set(change.before) - set(change.after),
+            )
+            if added:
+                words = [f"will not use {compress(added)}"]
+            else:
+                words = []
             words += [f"may use {compress(removed)} again"] if removed else []
             self._tee.line(f"tr11: queued job {change.job_id} {' and '.join(words)}")
         for line in done.failed:
@@ -327,25 +421,40 @@ class Mitigation:
         self._on_list(self._ask_limit)
 
     def _ask_limit(self) -> None:
-        """How many nodes may be excluded as things are now; as they were before, where the scheduler does not say."""
+        """How many nodes may be excluded as things are now; as they were before, where the
+        scheduler does not say.
+        """
         if self._scheduler is None:
             return
         try:
             nodes = self._scheduler.nodes()
-            queued = self._waiting.look() if self._waiting is not None else ()
+            if self._waiting is not None:
+                queued = self._waiting.look()
+            else:
+                queued = ()
         except SchedulerError as error:
-            self._tee.line(f"tr11: the scheduler does not tell how many nodes may be excluded: {error}")
+            self._tee.line(
+                f"tr11: the scheduler does not tell how many nodes may be excluded: {error}"
+            )
             return
         card = self._attempt.config
         limit = ExclusionLimit.of_run(
-            nodes, queued, partitions=(card.slurm.partition, self._attempt.partition),
-            allocated=card.slurm.allocated_nodes, percent=card.resilience.exclusion_cap_percent,
-        )  # fmt: skip
-        self._limit = limit if limit.names else ExclusionLimit(1)
+            nodes,
+            queued,
+            partitions=(card.slurm.partition, self._attempt.partition),
+            allocated=card.slurm.allocated_nodes,
+            percent=card.resilience.exclusion_cap_percent,
+        )
+        if limit.names:
+            self._limit = limit
+        else:
+            self._limit = ExclusionLimit(1)
 
     # ------------------------------------------------------------------ the queued jobs
     def hold(self, switch: str = "") -> None:
-        """Begin to hold all of the run's queued jobs, once. What is held for a switch is put on record at once."""
+        """Begin to hold all of the run's queued jobs, once. What is held for a switch is put on
+        record at once.
+        """
         if self._waiting is not None and self._held is None:
             waiting = self._waiting
             self._held = self._beside.submit(lambda: self._hold(waiting, switch))
@@ -354,14 +463,18 @@ class Mitigation:
         held = waiting.hold()
         if switch and held.changed:
             is_recorded = self._on_record(
-                lambda: record_holds(self._attempt.directory, held.changed, AUTOMATIC_OWNER, switch, switch)
+                lambda: record_holds(
+                    self._attempt.directory, held.changed, AUTOMATIC_OWNER, switch, switch
+                )
             )
             if not is_recorded:
                 self._mark(held.changed, switch, is_for_fault=False)
         return held
 
     def _on_record(self, change: Callable[[], None]) -> bool:
-        """Write a record; whether it is in the run directory, and not in an empty one that hides it."""
+        """Write a record; whether it is in the run directory, and not in an empty one that hides
+        it.
+        """
         try:
             change()
         except OSError as error:
@@ -378,10 +491,14 @@ class Mitigation:
             where = "who holds it, and why, is in the comment of"
         except SchedulerError as error:
             where = f"no record remains ({error}); release by hand what is held of"
-        self._tee.line(f"tr11: the run directory is away or cannot be written: {where} job {', '.join(held)}")
+        self._tee.line(
+            f"tr11: the run directory is away or cannot be written: {where} job {', '.join(held)}"
+        )
 
     def has_longer(self, seconds: float) -> bool:
-        """Whether any of the queued jobs has a limit beyond these seconds; an unknown queue has none."""
+        """Whether any of the queued jobs has a limit beyond these seconds; an unknown queue has
+        none.
+        """
         if self._waiting is None:
             return False
         try:
@@ -389,7 +506,9 @@ class Mitigation:
         except SchedulerError as error:
             self._tee.line(f"tr11: the limits of the queued jobs are not known: {error}")
             return False
-        return any(job.time_limit_seconds is None or job.time_limit_seconds > seconds for job in queued)
+        return any(
+            job.time_limit_seconds is None or job.time_limit_seconds > seconds for job in queued
+        )
 
     def queue_behind(self, ordering: Ordering, job_id: str) -> None:
         """Begin to make the array's other tasks wait for the end of job `job_id`."""
@@ -409,10 +528,14 @@ class Mitigation:
             self._scheduler.cancel(job_id)
             self._tee.line(f"tr11: job {label} had lost its batch host: cancelled")
         except SchedulerError as error:
-            self._tee.line(f"tr11: job {label} has lost its batch host and cannot be cancelled: {error}")
+            self._tee.line(
+                f"tr11: job {label} has lost its batch host and cannot be cancelled: {error}"
+            )
 
     def give_back(self, ordering: Ordering) -> None:
-        """Put this very task back into the queue, and wait to be ended: it has done nothing, and is not used up."""
+        """Put this very task back into the queue, and wait to be ended: it has done nothing, and is
+        not used up.
+        """
         job_id = self._attempt.job_id
         try:
             ordering.requeue(job_id)
@@ -429,7 +552,8 @@ class Mitigation:
 
     def _release(self, waiting: PendingJobs, numbers: tuple[str, ...]) -> None:
         done = waiting.release(numbers)
-        gone = numbers if done.complete else done.numbers  # the rest is for `tr11 resume`, which goes by the record
+        # the rest is for `tr11 resume`, which goes by the record
+        gone = numbers if done.complete else done.numbers
         self._on_record(lambda: forget_holds(self._attempt.directory, gone))
 
     def note(self, kind: str, why: str, data: dict[str, Any]) -> None:
@@ -456,25 +580,42 @@ class Mitigation:
         for future in self._pending:
             error = future.exception()
             if error is not None:
-                self._tee.line(f"tr11: {type(error).__name__} while the fault was dealt with: {error}")
+                self._tee.line(
+                    f"tr11: {type(error).__name__} while the fault was dealt with: {error}"
+                )
         self._pending.clear()
 
     # ------------------------------------------------------------------ the end
     def finish(self, verdict: AttemptVerdict, hold: str = "", switch: str = "") -> int:
-        """Hold the queued jobs if `hold` says why, write the verdict, and return the batch script's exit status.
+        """Hold the queued jobs if `hold` says why, write the verdict, and return the batch script's
+        exit status.
 
-        `switch`: the kill switch or pause for which alone it is held; nothing speaks against going on without that.
+        `switch`: the kill switch or pause for which alone it is held; nothing speaks against going
+        on without that.
         """
         self.wait()
         if hold:
             verdict = self._finish_hold(verdict, hold, switch)
-        verdict = replace(verdict, job_id=self._attempt.job_id, submission=self._attempt.submission, time=time.time())
+        verdict = replace(
+            verdict,
+            job_id=self._attempt.job_id,
+            submission=self._attempt.submission,
+            time=time.time(),
+        )
         if not self._write(verdict):
             self._mark(verdict.held, verdict.held_because, is_for_fault=not switch)
-        saved = f", checkpoint {verdict.checkpoint_step}" if verdict.checkpoint_step is not None else ""
-        where = f" at iteration {verdict.iteration}{saved}" if verdict.iteration is not None else ""
-        detail = f": {verdict.message}" if verdict.exit_status != EXIT_FINE else ""
-        self._tee.line(f"tr11: attempt {self._attempt.label} ended: {verdict.reason}{where}{detail}")
+        saved = ""
+        if verdict.checkpoint_step is not None:
+            saved = f", checkpoint {verdict.checkpoint_step}"
+        where = ""
+        if verdict.iteration is not None:
+            where = f" at iteration {verdict.iteration}{saved}"
+        detail = ""
+        if verdict.exit_status != EXIT_FINE:
+            detail = f": {verdict.message}"
+        self._tee.line(
+            f"tr11: attempt {self._attempt.label} ended: {verdict.reason}{where}{detail}"
+        )
         self.wait()
         untold = publish(self._attempt.config.resilience.shared_exclusions, self._attempt.directory)
         if untold:
@@ -499,32 +640,63 @@ class Mitigation:
         complete = True
         if self._held is not None:
             error = self._held.exception()
-            changes = PendingChanges((), (), False) if error is not None else self._held.result()
-            # what was held before is no one's to release after a switch; after a fault nothing of it may start either
+            if error is not None:
+                changes = PendingChanges((), (), False)
+            else:
+                changes = self._held.result()
+            # what was held before is no one's to release after a switch; after a fault nothing of
+            # it may start either
             held, complete = changes.changed if switch else changes.numbers, changes.complete
             if error is not None:
-                self._tee.line(f"tr11: {type(error).__name__} while the waiting tasks were held: {error}")
+                self._tee.line(
+                    f"tr11: {type(error).__name__} while the waiting tasks were held: {error}"
+                )
         if verdict.exit_status != EXIT_FINE and held:
-            self._tee.line(f"tr11: ALERT: job {', '.join(held)} is held, nothing trains: {why} (runbook: array-held)")
+            self._tee.line(
+                f"tr11: ALERT: job {', '.join(held)} is held, nothing trains: {why} (runbook: array-held)"
+            )
         if not complete:
-            self._tee.line("tr11: not all that waits could be held: the next task will not train either")
+            self._tee.line(
+                "tr11: not all that waits could be held: the next task will not train either"
+            )
         if held or not complete:
-            data = {"jobs": list(held), "complete": complete, "cause": verdict.cause, "fault": verdict.fault}
+            data = {
+                "jobs": list(held),
+                "complete": complete,
+                "cause": verdict.cause,
+                "fault": verdict.fault,
+            }
             self._note("array-held", why, data)
         restart = verdict.restart and bool(switch)
-        return replace(verdict, restart=restart, held=held, hold_failed=not complete, held_because=why, held_for=switch)
+        return replace(
+            verdict,
+            restart=restart,
+            held=held,
+            hold_failed=not complete,
+            held_because=why,
+            held_for=switch,
+        )
 
 
 def _is_trusted_again(entry: Exclusion, nodes: Sequence[str], seconds: float) -> bool:
     """Whether a node on the list is off it after so much more good training."""
-    better = after_good_use(entry, seconds) if entry.node in nodes else entry
+    if entry.node in nodes:
+        better = after_good_use(entry, seconds)
+    else:
+        better = entry
     return better is None or better.state != entry.state
 
 
 def _after_use(version: Version, nodes: Sequence[str], seconds: float) -> Version:
     """What is on record after these nodes have trained well for so long; none leaves the list here."""
-    exclusions = [after_good_use(entry, seconds) if entry.node in nodes else entry for entry in version.exclusions]
-    suspects = [after_good_use(entry, seconds) if entry.node in nodes else entry for entry in version.suspects]
+    exclusions = [
+        after_good_use(entry, seconds) if entry.node in nodes else entry
+        for entry in version.exclusions
+    ]
+    suspects = [
+        after_good_use(entry, seconds) if entry.node in nodes else entry
+        for entry in version.suspects
+    ]
     return replace(
         version,
         exclusions=tuple(entry for entry in exclusions if entry is not None),
@@ -535,7 +707,8 @@ def _after_use(version: Version, nodes: Sequence[str], seconds: float) -> Versio
 def forbidding_verdict(attempt: ActingAttempt) -> AttemptVerdict | None:
     """The verdict of the attempt before, if it wanted this one held and could not do it; else None.
 
-    It speaks for what waited then: not for a submission made later, nor where a person has released what was held.
+    It speaks for what waited then: not for a submission made later, nor where a person has released
+    what was held.
     """
     for _, verdict in attempts_before(attempt.directory, attempt.job_id):
         if verdict is None or verdict.reason == SUPERSEDED:
@@ -546,15 +719,18 @@ def forbidding_verdict(attempt: ActingAttempt) -> AttemptVerdict | None:
             record = Submission.read(attempt.directory.submission(attempt.submission).record)
         except (OSError, ValueError):
             record = None
-        return verdict if record is None or record.time < verdict.time else None
+        if record is None or record.time < verdict.time:
+            return verdict
+        return None
     return None
 
 
 class ConcurrentAttempt(Record):
     """Another attempt of the same submission, whose job still runs.
 
-    `is_zombie`: it has lost its batch host. `seconds_to_wait`: how much longer its trainers must be silent before they
-    count as gone, 0 when they do. `gone_host`: its batch host, where the scheduler says now that it is gone; else "".
+    `is_zombie`: it has lost its batch host. `seconds_to_wait`: how much longer its trainers must be
+    silent before they count as gone, 0 when they do. `gone_host`: its batch host, where the
+    scheduler says now that it is gone; else "".
     """
 
     job_id: str
@@ -566,9 +742,9 @@ class ConcurrentAttempt(Record):
 def concurrent_attempt(attempt: ActingAttempt, scheduler: Scheduler) -> ConcurrentAttempt | None:
     """The attempt that runs beside this one; None when there is none to be seen.
 
-    A job that lives on without a dead node counts as ended for its array (Slurm 22.05), so the next task starts. If the
-    dead node was the batch host, no script ends the job any more, and it holds its other nodes for ever; its trainers
-    may live on.
+    A job that lives on without a dead node counts as ended for its array (Slurm 22.05), so the next
+    task starts. If the dead node was the batch host, no script ends the job any more, and it holds
+    its other nodes for ever; its trainers may live on.
     """
     for folder, verdict in attempts_before(attempt.directory, attempt.job_id):
         if verdict is not None and verdict.reason == SUPERSEDED:
@@ -583,7 +759,10 @@ def concurrent_attempt(attempt: ActingAttempt, scheduler: Scheduler) -> Concurre
         if job is not None and job.state is JobState.RUNNING:
             seen = observe(attempt.directory, facts_of(attempt.config), scheduler, time.time())
             return ConcurrentAttempt(
-                folder.name, has_lost_its_host(seen, job), seconds_to_wait(seen, job), gone_host(seen, job)
+                folder.name,
+                has_lost_its_host(seen, job),
+                seconds_to_wait(seen, job),
+                gone_host(seen, job),
             )
     return None
 
@@ -592,4 +771,6 @@ def switch_of(directory: RunDirectory) -> str:
     """What stops everything of this run that waits: "kill-switch", "pause", or ""."""
     if directory.kill_switch_is_set():
         return "kill-switch"
-    return "pause" if os.path.lexists(directory.paths.pause) else ""
+    if os.path.lexists(directory.paths.pause):
+        return "pause"
+    return ""

@@ -1,8 +1,10 @@
-"""The node agent: one per node, started by the batch controller. Runs torchrun and leaves nothing behind.
+"""The node agent: one per node, started by the batch controller. Runs torchrun and leaves nothing
+behind.
 
-It checks the node's health before it starts anything. Then it passes the workers' output on line by line, keeps a file
-per rank, hands a stop request down, watches the memory, and ends the whole process tree when torchrun ends, or when
-torchrun stays although a worker has failed or the trainer has said that it is done.
+It checks the node's health before it starts anything. Then it passes the workers' output on line by
+line, keeps a file per rank, hands a stop request down, watches the memory, and ends the whole
+process tree when torchrun ends, or when torchrun stays although a worker has failed or the trainer
+has said that it is done.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ _LISTENING = "0A"  # the kernel's number of that state
 
 
 def holder_of(port: int) -> str:
-    """`process 77 (nc) of ana`: who listens on `port`. "" where no one does, or the system does not tell.
+    """`process 77 (nc) of ana`: who listens on `port`. "" where no one does, or the system does not
+    tell.
 
     Of a process of another user only the user is seen.
     """
@@ -68,7 +71,10 @@ def holder_of(port: int) -> str:
     if uid is None:
         return ""
     process = _process(port)
-    who = "a process" if process is None else f"process {process.pid} ({_name(process)})"
+    if process is None:
+        who = "a process"
+    else:
+        who = f"process {process.pid} ({_name(process)})"
     return f"{who} of {_user(uid)}"
 
 
@@ -110,21 +116,26 @@ def _user(uid: int) -> str:
         return f"user {uid}"
 
 
-QUIT_SECONDS = 60.0  # at the latest: a trainer that wrote its end marker must be gone within this time
-OTHERS_SECONDS = 10.0  # at the most, a node that is bad waits for what the others' health checks say
+# at the latest: a trainer that wrote its end marker must be gone within this time
+QUIT_SECONDS = 60.0
+# at the most, a node that is bad waits for what the others' health checks say
+OTHERS_SECONDS = 10.0
 CONTROLLER_GONE = 1
 _RANK_PREFIX = re.compile(rb"^\[default(\d+)\]:")
-_KILLED = re.compile(rb"failed \(exitcode: -(\d+)\) local_rank: (\d+) ")  # torchrun's own line, of its first failure
+# torchrun's own line, of its first failure
+_KILLED = re.compile(rb"failed \(exitcode: -(\d+)\) local_rank: (\d+) ")
 _TOLD = re.compile(rb"^tr11: worker (\d+) \(process (\d+)\) failed: (.+)$")  # the launcher's words
 _LAUNCHER = re.compile(rb"^tr11: the launcher on \S+ failed: (.+)$")  # its own words, of itself
 _SIGNAL = re.compile(r"^ended by (SIG[A-Z0-9]+)$")
-_FAILING = re.compile(rb"closing signal SIG|failed \(exitcode: ")  # its first words after a worker has failed
+# its first words after a worker has failed
+_FAILING = re.compile(rb"closing signal SIG|failed \(exitcode: ")
 
 
 class NodeTask(Record):
     """What this node has to run. `attempt` is the folder `state/attempts/JOBID`.
 
-    `controller_time` is when the batch controller started the launch, by its clock, in seconds since the epoch.
+    `controller_time` is when the batch controller started the launch, by its clock, in seconds
+    since the epoch.
     """
 
     attempt: Path
@@ -140,28 +151,42 @@ class NodeTask(Record):
 
     @property
     def command(self) -> list[str]:
-        """torchrun with a static rendezvous: the node list is known, so nothing has to be negotiated.
+        """torchrun with a static rendezvous: the node list is known, so nothing has to be
+        negotiated.
 
         A rehearsal has its own launcher, which takes the same places.
         """
         places = [
-            f"--nnodes={self.node_count}", f"--node-rank={self.node_rank}", f"--nproc-per-node={self.workers}",
-            f"--master-addr={self.master_address}", f"--master-port={self.master_port}",
-        ]  # fmt: skip
+            f"--nnodes={self.node_count}",
+            f"--node-rank={self.node_rank}",
+            f"--nproc-per-node={self.workers}",
+            f"--master-addr={self.master_address}",
+            f"--master-port={self.master_port}",
+        ]
         if is_rehearsal(self.card):
             return [sys.executable, "-u", "-m", "tr11ops.twin.stand_in", *places, str(self.card)]
         return [
-            sys.executable, "-u", "-m", "trainer.control.launcher", *places,
-            "--max-restarts=0", "--tee=3", f"--log-dir={self.attempt / 'torchrun' / str(self.node_rank)}",
-            "-m", "trainer", str(self.card),
-        ]  # fmt: skip
+            sys.executable,
+            "-u",
+            "-m",
+            "trainer.control.launcher",
+            *places,
+            "--max-restarts=0",
+            "--tee=3",
+            f"--log-dir={self.attempt / 'torchrun' / str(self.node_rank)}",
+            "-m",
+            "trainer",
+            str(self.card),
+        ]
 
     def environment(self, settings: NodeSettings) -> dict[str, str]:
         """Of the workers."""
-        with suppress(OSError):  # NCCL's watchdog makes no folder; without one there is no record, and no harm
+        # NCCL's watchdog makes no folder; without one there is no record, and no harm
+        with suppress(OSError):
             make_shared(self.attempt / FLIGHT_RECORDS)
         temporary = Path(tempfile.gettempdir())
-        if not prepare_caches(temporary):  # one of this attempt's own: slower, and no one else's code
+        # one of this attempt's own: slower, and no one else's code
+        if not prepare_caches(temporary):
             temporary = Path(tempfile.mkdtemp(prefix="tr11-"))
         return {
             **os.environ,
@@ -183,7 +208,9 @@ class NodeTask(Record):
 
 @dataclass
 class Course:
-    """What has happened to this launch on this node so far; set by signal handlers and by the reader of the output."""
+    """What has happened to this launch on this node so far; set by signal handlers and by the
+    reader of the output.
+    """
 
     received: list[int] = field(default_factory=list)
     failed: threading.Event = field(default_factory=threading.Event)
@@ -193,8 +220,8 @@ class Course:
 def run(task: NodeTask) -> int:
     """Check the node and run its workers to their end.
 
-    Returns torchrun's exit status (128 + n when a signal ended it), or EXIT_BAD_NODE when a check found the node bad:
-    then no worker was started.
+    Returns torchrun's exit status (128 + n when a signal ended it), or EXIT_BAD_NODE when a check
+    found the node bad: then no worker was started.
     """
     parent = int(os.environ.get(CONTROLLER_VARIABLE) or os.getppid())
     adopt_orphans()
@@ -216,11 +243,17 @@ def run(task: NodeTask) -> int:
 
 
 def _wait_for_others(task: NodeTask, course: Course) -> None:
-    """Stay until each node has told how its checks ended: Slurm ends the step when this agent leaves, and what fails
-    on one node alone is told from what fails everywhere by the answers of the others."""
+    """Stay until each node has told how its checks ended: Slurm ends the step when this agent
+    leaves, and what fails on one node alone is told from what fails everywhere by the answers of
+    the others.
+    """
     until = time.monotonic() + OTHERS_SECONDS
     while signal.SIGTERM not in course.received and time.monotonic() < until:
-        told = [one for one in read_reports(task.attempt, task.launch) if one.bad_checks or one.passed_checks]
+        told = [
+            one
+            for one in read_reports(task.attempt, task.launch)
+            if one.bad_checks or one.passed_checks
+        ]
         if len(told) >= task.node_count:
             return
         time.sleep(0.2)
@@ -232,17 +265,30 @@ def check_node(task: NodeTask, settings: NodeSettings) -> tuple[CheckResult, ...
     with suppress(OSError):  # the check itself says what is wrong with the run directory
         make_shared(folder)
     wanted = NodeRequirements(
-        node=host_name(), job_id=task.job_id, launch=task.launch, gpus=settings.gpus, workers=task.workers,
-        folder=folder, temporary=exported_folder(os.environ), controller_time=task.controller_time,
-        ends_leftovers=_owns_node(os.environ), seconds=settings.check_seconds,
+        node=host_name(),
+        job_id=task.job_id,
+        launch=task.launch,
+        gpus=settings.gpus,
+        workers=task.workers,
+        folder=folder,
+        temporary=exported_folder(os.environ),
+        controller_time=task.controller_time,
+        ends_leftovers=_owns_node(os.environ),
+        seconds=settings.check_seconds,
         interfaces=tuple(filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(","))),
-    )  # fmt: skip
-    results = run_checks(chosen(wanted, settings.check_scripts, settings.skip_checks), ThisNode(), wanted)
-    return (CheckResult("card", CheckOutcome.UNKNOWN, settings.fault), *results) if settings.fault else results
+    )
+    results = run_checks(
+        chosen(wanted, settings.check_scripts, settings.skip_checks), ThisNode(), wanted
+    )
+    if settings.fault:
+        return (CheckResult("card", CheckOutcome.UNKNOWN, settings.fault), *results)
+    return results
 
 
 def _owns_node(environment: Mapping[str, str]) -> bool:
-    """Under Slurm a node belongs to one attempt at a time; the embedded scheduler's nodes share one machine."""
+    """Under Slurm a node belongs to one attempt at a time; the embedded scheduler's nodes share one
+    machine.
+    """
     return "SLURM_STEP_ID" in environment and environment.get("TR11_SCHEDULER") != "local"
 
 
@@ -250,17 +296,25 @@ def _report(results: tuple[CheckResult, ...]) -> CheckOutcome:
     """Say what is not well, one line a check; a node that is well says nothing."""
     for entry in results:
         if entry.result in {CheckOutcome.BAD, CheckOutcome.WARNING}:
-            print(f"tr11: {host_name()}: health check {entry.name}: {entry.result}: {entry.why}", flush=True)
+            print(
+                f"tr11: {host_name()}: health check {entry.name}: {entry.result}: {entry.why}",
+                flush=True,
+            )
     return worst(results)
 
 
-def _run_workers(task: NodeTask, settings: NodeSettings, record: NodeRecord, course: Course, parent: int) -> int:
+def _run_workers(
+    task: NodeTask, settings: NodeSettings, record: NodeRecord, course: Course, parent: int
+) -> int:
     make_shared(task.attempt / "torchrun" / str(task.node_rank))
     process = subprocess.Popen(
-        task.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=task.environment(settings), start_new_session=True,
+        task.command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=task.environment(settings),
+        start_new_session=True,
         preexec_fn=_prepare_torchrun,  # noqa: PLW1509  no thread runs any more, unless a check hangs in the kernel
-    )  # fmt: skip
+    )
     assert process.stdout is not None
     pump = threading.Thread(target=_pass_on, args=(process.stdout, task, course), daemon=True)
     pump.start()
@@ -270,27 +324,38 @@ def _run_workers(task: NodeTask, settings: NodeSettings, record: NodeRecord, cou
     pump.join(timeout=5.0)
     has_failed_first = status != 0 and task.node_rank == 0
     record.write(
-        end=time.time(), exit_status=status, ended_processes=ended, memory=watch.record(),
-        swept_shared_memory=list(watch.sweep()), failed_workers=course.workers.failures,
+        end=time.time(),
+        exit_status=status,
+        ended_processes=ended,
+        memory=watch.record(),
+        swept_shared_memory=list(watch.sweep()),
+        failed_workers=course.workers.failures,
         port_holder=holder_of(task.master_port) if has_failed_first else "",
-    )  # fmt: skip
+    )
     return status
 
 
 def _prepare_torchrun() -> None:
-    """In the child, before torchrun: USR1 asks the trainer to save, and would end torchrun, which does not handle it.
+    """In the child, before torchrun: USR1 asks the trainer to save, and would end torchrun, which
+    does not handle it.
 
-    Workers take it over when they install their own; until then the stop request stands for it. And when this agent is
-    killed, torchrun ends its workers: not every Slurm finds processes that were left in a session of their own.
+    Workers take it over when they install their own; until then the stop request stands for it. And
+    when this agent is killed, torchrun ends its workers: not every Slurm finds processes that were
+    left in a session of their own.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     die_with_parent(signal.SIGTERM)
 
 
 def _wait(
-    process: subprocess.Popen[bytes], task: NodeTask, settings: NodeSettings, course: Course, parent: int,
-    watch: MemoryWatch, record: NodeRecord,
-) -> int:  # fmt: skip
+    process: subprocess.Popen[bytes],
+    task: NodeTask,
+    settings: NodeSettings,
+    course: Course,
+    parent: int,
+    watch: MemoryWatch,
+    record: NodeRecord,
+) -> int:
     done_since: float | None = None
     failed_since: float | None = None
     asked = 0
@@ -318,19 +383,30 @@ def _wait(
             watch.look_at_tree(process.pid)
         if done_since is None and trainer_is_done(task.attempt, task.launch):
             done_since = time.monotonic()
-        if failed_since is not None and time.monotonic() - failed_since > settings.end_within_seconds / 2:
-            print(f"tr11: {host_name()}: a worker failed, but the others stay: ending them", flush=True)
+        if (
+            failed_since is not None
+            and time.monotonic() - failed_since > settings.end_within_seconds / 2
+        ):
+            print(
+                f"tr11: {host_name()}: a worker failed, but the others stay: ending them",
+                flush=True,
+            )
             return EXIT_ERROR  # the caller ends what runs here
         patience = min(QUIT_SECONDS, settings.end_within_seconds)
         if done_since is not None and time.monotonic() - done_since > patience:
-            print(f"tr11: the trainer ended {patience:.0f} s ago, but its processes stay: ending them", flush=True)
+            print(
+                f"tr11: the trainer ended {patience:.0f} s ago, but its processes stay: ending them",
+                flush=True,
+            )
             end_descendants(grace_seconds=5.0)
             process.wait()
             return 0
 
 
 def _ask(process: subprocess.Popen[bytes], task: NodeTask) -> None:
-    """Ask the trainer to save and leave: by the file, or, where no file can be written, by a signal to the workers."""
+    """Ask the trainer to save and leave: by the file, or, where no file can be written, by a signal
+    to the workers.
+    """
     try:
         request_stop(task.attempt / STOP_REQUEST_FILE, f"signal to the node agent of {host_name()}")
     except OSError as error:
@@ -339,7 +415,9 @@ def _ask(process: subprocess.Popen[bytes], task: NodeTask) -> None:
 
 
 def _record_death(task: NodeTask, name: str, rank: int | None, number: int, what: str) -> None:
-    """Keep what a killed process cannot say itself; its peers' own words are of the connection that it took along."""
+    """Keep what a killed process cannot say itself; its peers' own words are of the connection that
+    it took along.
+    """
     if number in STOP_SIGNALS:
         return  # told to go before it could listen: by a cancellation, not by a fault
     death = Death(what, host_name(), number, task.launch, rank)
@@ -350,10 +428,11 @@ def _record_death(task: NodeTask, name: str, rank: int | None, number: int, what
 
 
 def _pass_on(stream: IO[bytes], task: NodeTask, course: Course) -> None:
-    """Copy the workers' lines to our output, and below the launch's own line to `workers/NODE/rank-R.log` (R: global).
+    """Copy the workers' lines to our output, and below the launch's own line to
+    `workers/NODE/rank-R.log` (R: global).
 
-    Whatever cannot be written, the reading goes on: a full pipe would stop the training. What torchrun and the launcher
-    say of failed workers is kept in `course`.
+    Whatever cannot be written, the reading goes on: a full pipe would stop the training. What
+    torchrun and the launcher say of failed workers is kept in `course`.
     """
     folder = task.attempt / "workers" / host_name()
     files: dict[int, IO[bytes]] = {}
@@ -361,23 +440,32 @@ def _pass_on(stream: IO[bytes], task: NodeTask, course: Course) -> None:
         match = _RANK_PREFIX.match(line)
         if match:
             rank = task.node_rank * task.workers + int(match.group(1))
-            with suppress(OSError):  # a full disk must not silence the main log, which says the same
+            # a full disk must not silence the main log, which says the same
+            with suppress(OSError):
                 if rank not in files:
                     make_shared(folder)
                     log = open_shared(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_APPEND)
                     files[rank] = os.fdopen(log, "ab", buffering=0)
-                    files[rank].write(f"{launch_line(task.job_id, task.launch, task.node_count)}\n".encode())
+                    files[rank].write(
+                        f"{launch_line(task.job_id, task.launch, task.node_count)}\n".encode()
+                    )
                 files[rank].write(line[match.end() :])
         if not match and _FAILING.search(line):
             course.failed.set()
-        told = None if match else _TOLD.match(line)
+        if match:
+            told = None
+        else:
+            told = _TOLD.match(line)
         if told:
             rank, how = int(told[1]), told[3].decode("utf-8", "replace")
             course.workers.told(rank, int(told[2]), how)
             by = _SIGNAL.search(how)
             if by and not course.failed.is_set():  # afterwards it is torchrun that ends them
                 _record_death(task, f"killed-{rank}", rank, signal.Signals[by[1]], "the worker")
-        launcher = None if match else _LAUNCHER.match(line)
+        if match:
+            launcher = None
+        else:
+            launcher = _LAUNCHER.match(line)
         if launcher:
             with suppress(OSError):  # the log says it too
                 error = launcher[1].decode("utf-8", "replace")
@@ -393,7 +481,9 @@ def _pass_on(stream: IO[bytes], task: NodeTask, course: Course) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tr11ops.agent.node", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tr11ops.agent.node", description=__doc__.split("\n\n")[0]
+    )
     for name in ("attempt", "card"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--job-id", required=True)

@@ -19,7 +19,9 @@ from trainer.contract.state_file import read_json
 
 
 class NodeSettings(Record):
-    """What the agent itself needs of the run card. The defaults hold where it cannot be read: `fault` says why."""
+    """What the agent itself needs of the run card. The defaults hold where it cannot be read:
+    `fault` says why.
+    """
 
     gpus: int = 0
     tensor: int = 1
@@ -31,7 +33,9 @@ class NodeSettings(Record):
 
     @classmethod
     def read(cls, card: Path) -> NodeSettings:
-        """From the resolved card: plain JSON, because building a RunCard would take longer than all checks together."""
+        """From the resolved card: plain JSON, because building a RunCard would take longer than all
+        checks together.
+        """
         try:
             value = read_json(card) or {}
             tensor = value.get("parallel", {}).get("tensor", 1)
@@ -42,18 +46,29 @@ class NodeSettings(Record):
 
 
 class NodeRecord:
-    """`state/attempts/JOBID/nodes/NODE.json`: what this agent found and did, replaced at each turn of events."""
+    """`state/attempts/JOBID/nodes/NODE.json`: what this agent found and did, replaced at each turn
+    of events.
+    """
 
     def __init__(self, attempt: Path, node_rank: int, launch: int):
         self._path = attempt / "nodes" / f"{host_name()}.json"
         self._value: dict[str, Any] = {
-            "node": host_name(), "node_rank": node_rank, "launch": launch, "pid": os.getpid(),
-            "start": time.time(), "end": None, "exit_status": None, "ended_processes": [], "checks": [],
+            "node": host_name(),
+            "node_rank": node_rank,
+            "launch": launch,
+            "pid": os.getpid(),
+            "start": time.time(),
+            "end": None,
+            "exit_status": None,
+            "ended_processes": [],
+            "checks": [],
             "addresses": own_addresses(),
-        }  # fmt: skip
+        }
 
     def write(self, **changes: Any) -> None:
-        """Change some values and replace the file. A file that cannot be written stops nothing, and is said."""
+        """Change some values and replace the file. A file that cannot be written stops nothing, and
+        is said.
+        """
         self._value.update(changes)
         try:
             write_json(self._path, self._value)
@@ -62,13 +77,20 @@ class NodeRecord:
 
 
 def own_addresses() -> list[str]:
-    """The addresses of this node's interfaces by which its peers may speak of it; empty where they are not known."""
+    """The addresses of this node's interfaces by which its peers may speak of it; empty where they
+    are not known.
+    """
     try:
         interfaces = psutil.net_if_addrs().values()
     except OSError:
         return []
     kinds = (socket.AF_INET, socket.AF_INET6)
-    found = {entry.address.partition("%")[0] for own in interfaces for entry in own if entry.family in kinds}
+    found = {
+        entry.address.partition("%")[0]
+        for own in interfaces
+        for entry in own
+        if entry.family in kinds
+    }
     return sorted(one for one in found if not ipaddress.ip_address(one).is_loopback)
 
 

@@ -1,7 +1,8 @@
-"""Node 0's side of a training on several machines without a scheduler: it gathers the others and runs their agents.
+"""Node 0's side of a training on several machines without a scheduler: it gathers the others and
+runs their agents.
 
-What srun does under Slurm: each launch starts a node agent on every machine, its lines come back here, a stop is passed
-on, and a machine that is gone is named. The other side is `join.py`.
+What srun does under Slurm: each launch starts a node agent on every machine, its lines come back
+here, a stop is passed on, and a machine that is gone is named. The other side is `join.py`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,13 @@ class Newcomer(Record):
         """Raises ValueError when it is none."""
         try:
             card = words["card"]
-            return cls(int(words["nodes"]), int(words["rank"]), str(words["host"]), str(words["version"]), dict(card))
+            return cls(
+                int(words["nodes"]),
+                int(words["rank"]),
+                str(words["host"]),
+                str(words["version"]),
+                dict(card),
+            )
         except (KeyError, TypeError) as error:
             raise ValueError(f"it does not say what it is ({error})") from None
 
@@ -62,18 +69,28 @@ def objection(ours: Newcomer, other: Newcomer) -> str:
     if not 0 < other.rank < ours.nodes:
         return f"{name}: with {counted(ours.nodes, 'node')} its rank must be 1 to {ours.nodes - 1}: correct --node-rank"
     if other.version != ours.version:
-        return f"{name} has tr11 {other.version}, node 0 has {ours.version}: install the same on all"
-    keys = [line.partition(":")[0] for line in differences(_compared(ours.card), _compared(other.card))]
+        return (
+            f"{name} has tr11 {other.version}, node 0 has {ours.version}: install the same on all"
+        )
+    keys = [
+        line.partition(":")[0] for line in differences(_compared(ours.card), _compared(other.card))
+    ]
     if keys:
-        more = f" and {len(keys) - 4} more" if len(keys) > 4 else ""
+        more = ""
+        if len(keys) > 4:
+            more = f" and {len(keys) - 4} more"
         text = f"{name} has another card than node 0, in {', '.join(keys[:4])}{more}"
         return f"{text}: give the same card, --set and variables on all"
     return ""
 
 
 def inability(newcomer: Newcomer, why: object) -> str:
-    """That a node says of itself why it cannot start, for node 0 to read; "" where it says nothing. Pure."""
-    return f"node {newcomer.rank} ({newcomer.host}) cannot start: {one_line(str(why))}" if why else ""
+    """That a node says of itself why it cannot start, for node 0 to read; "" where it says nothing.
+    Pure.
+    """
+    if why:
+        return f"node {newcomer.rank} ({newcomer.host}) cannot start: {one_line(str(why))}"
+    return ""
 
 
 def _compared(card: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +110,9 @@ class RemoteAgent:
         self._end_by: float | None = None
 
     def poll(self) -> int | None:
-        """Its exit code, None while it runs; EXIT_LOST too where it was told to end and does not answer."""
+        """Its exit code, None while it runs; EXIT_LOST too where it was told to end and does not
+        answer.
+        """
         if self._status is None and self._end_by is not None and time.monotonic() > self._end_by:
             self._channel.close()
             self.end_with(EXIT_LOST)
@@ -101,7 +120,9 @@ class RemoteAgent:
 
     def wait(self) -> int:
         self._over.wait()
-        return EXIT_LOST if self._status is None else self._status
+        if self._status is None:
+            return EXIT_LOST
+        return self._status
 
     def send_signal(self, number: int) -> None:
         with suppress(ChannelLost):  # its reader sees it too
@@ -115,7 +136,9 @@ class RemoteAgent:
                 self._channel.send(end=grace_seconds)
 
     def feed(self, line: bytes) -> None:
-        """One line of its output; only from the thread that calls `end_with` too, or after that in vain."""
+        """One line of its output; only from the thread that calls `end_with` too, or after that in
+        vain.
+        """
         if self._lines is not None:
             with suppress(OSError, ValueError):
                 self._lines.write(line)
@@ -143,10 +166,17 @@ class RemoteNode:
 
 
 class Peers:
-    """The other machines of one attempt, by node rank. `say` gets a line for each that comes or goes."""
+    """The other machines of one attempt, by node rank. `say` gets a line for each that comes or
+    goes.
+    """
 
     def __init__(
-        self, rendezvous: Rendezvous, ours: Newcomer, key: bytes, stop_signals: list[int], say: Callable[[str], None]
+        self,
+        rendezvous: Rendezvous,
+        ours: Newcomer,
+        key: bytes,
+        stop_signals: list[int],
+        say: Callable[[str], None],
     ) -> None:
         self.rendezvous = rendezvous
         self._ours = ours
@@ -162,22 +192,29 @@ class Peers:
 
     # ------------------------------------------------------------------ coming together
     def gather(self, seconds: float, leaves: Callable[[], bool]) -> str:
-        """Wait until all are here; returns why they are not, "" when they are. `leaves` ends the waiting, without why.
+        """Wait until all are here; returns why they are not, "" when they are. `leaves` ends the
+        waiting, without why.
 
         Everyone here is told why when it comes to nothing.
         """
         until = time.monotonic() + seconds
         while True:
             with self._lock:
-                missing = [rank for rank in range(1, self.rendezvous.nodes) if rank not in self._nodes]
+                missing = [
+                    rank for rank in range(1, self.rendezvous.nodes) if rank not in self._nodes
+                ]
                 self._complete = not missing and not self._refusal
                 if self._complete or self._refusal:
                     return self._refusal
             if leaves():
                 return ""
             if time.monotonic() > until:
-                who = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-                text = f"node{'s' * (len(missing) > 1)} {who} of {self.rendezvous.nodes} did not come"
+                who = ", ".join(map(str, missing[:8])) + (
+                    f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+                )
+                text = (
+                    f"node{'s' * (len(missing) > 1)} {who} of {self.rendezvous.nodes} did not come"
+                )
                 within = f"to {self.rendezvous.master} within {duration(seconds)}"
                 return f"{text} {within}: start them, or look whether they reach it"
             time.sleep(LOOK_SECONDS)
@@ -215,7 +252,9 @@ class Peers:
     def _take_in(self, channel: Channel, greeting: Greeting) -> RemoteNode | None:
         try:
             newcomer = Newcomer.of_words(greeting.hello)
-            against = inability(newcomer, greeting.hello.get("unable")) or objection(self._ours, newcomer)
+            against = inability(newcomer, greeting.hello.get("unable")) or objection(
+                self._ours, newcomer
+            )
         except ValueError as error:
             newcomer, against = None, str(error)
         with self._lock:
@@ -228,10 +267,15 @@ class Peers:
                 return None
             held = self._nodes.get(newcomer.rank)
             if held is not None:
-                greeting.put_off(f"node rank {newcomer.rank} is taken by {held.name}: give each node its own rank")
+                greeting.put_off(
+                    f"node rank {newcomer.rank} is taken by {held.name}: give each node its own rank"
+                )
                 return None
             names = {self._ours.host, *(node.name for node in self._nodes.values())}
-            name = newcomer.host if newcomer.host not in names else f"{newcomer.host}-{newcomer.rank}"
+            if newcomer.host not in names:
+                name = newcomer.host
+            else:
+                name = f"{newcomer.host}-{newcomer.rank}"
             greeting.welcome(name)
             node = self._nodes[newcomer.rank] = RemoteNode(newcomer.rank, name, channel)
             count = len(self._nodes) + 1
@@ -249,7 +293,9 @@ class Peers:
                     node.agent.feed(str(words["line"]).encode("utf-8", "surrogateescape"))
                 elif "exit" in words and node.agent is not None:
                     node.agent.end_with(int(words["exit"]))
-                elif "signal" in words:  # as if it had come to this node; two Ctrl-C on one node end all at once
+                elif (
+                    "signal" in words
+                ):  # as if it had come to this node; two Ctrl-C on one node end all at once
                     signals += 1
                     number = int(words["signal"])
                     if not self._stop_signals or (signals > 1 and number == signal.SIGINT):
@@ -273,7 +319,10 @@ class Peers:
             record = {"rank": None, "host": node.name, "time": time.time(), "launch": launch.number}
             with suppress(OSError):
                 text = f"the connection to the agent of node {node.rank} was lost: {why}"
-                write_json(launch.attempt / "failures" / f"lost-{node.name}.json", {**record, "error": text})
+                write_json(
+                    launch.attempt / "failures" / f"lost-{node.name}.json",
+                    {**record, "error": text},
+                )
             agent.end_with(EXIT_LOST)
 
     def lost(self) -> dict[str, str]:
@@ -284,7 +333,10 @@ class Peers:
     # ------------------------------------------------------------------ a launch
     def start(self, launch: WorkerLaunch) -> list[RemoteAgent]:
         """Start this launch's agent on every other machine, in the order of their ranks."""
-        words = {name: str(value) if isinstance(value, Path) else value for name, value in document(launch).items()}
+        words = {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in document(launch).items()
+        }
         started = []
         for _, node in sorted(self._nodes.items()):
             node.agent, node.launch = RemoteAgent(node.channel), launch

@@ -1,9 +1,10 @@
-"""Is a fault the nodes' own, or does it follow the training from node to node? Judged over all attempts of a run. Pure.
+"""Is a fault the nodes' own, or does it follow the training from node to node? Judged over all
+attempts of a run. Pure.
 
-A launch names the node that its fault showed itself on. When the same fault shows itself at the same place of the
-training on other nodes, the software or the data have it: the nodes are innocent, also those that were excluded before.
-A node that was only suspected goes a step further each time it is suspected again, and no other node was in between
-(`rundir.node_standing` has the steps).
+A launch names the node that its fault showed itself on. When the same fault shows itself at the
+same place of the training on other nodes, the software or the data have it: the nodes are innocent,
+also those that were excluded before. A node that was only suspected goes a step further each time
+it is suspected again, and no other node was in between (`rundir.node_standing` has the steps).
 """
 
 from __future__ import annotations
@@ -19,20 +20,23 @@ from tr11ops.rundir.node_standing import GOOD_SECONDS, family
 from trainer.contract.record import Record
 
 NEAR = 1  # iterations: the step in which a rank dies is logged, or just not
-ENOUGH, ENOUGH_BEFORE_A_STEP = 2, 3  # nodes; two may die alike side by side before a step is done, three hardly do
+# nodes; two may die alike side by side before a step is done, three hardly do
+ENOUGH, ENOUGH_BEFORE_A_STEP = 2, 3
 SURE = 0.9
 ALMOST_SURE = 0.8
-ERRORS = frozenset({"error-everywhere", "error-unknown"})  # rules that conclude from the workers' own first errors
+# rules that conclude from the workers' own first errors
+ERRORS = frozenset({"error-everywhere", "error-unknown"})
 # what a checkpoint that is whole and wrong may lead to
 _MAY_BE_CHECKPOINTS = frozenset({Kind.UNKNOWN, Kind.NUMERICS, Kind.SOFTWARE})
 
 
 class NodeFault(Record):
-    """A launch whose fault showed itself on nodes, or on none. `fault` names what happened, and to which rank, free of
-    hosts.
+    """A launch whose fault showed itself on nodes, or on none. `fault` names what happened, and to
+    which rank, free of hosts.
 
-    `reached`: the last iteration that the launch logged, None where it logged none. `began_at`: the checkpoint that was
-    the newest when it began, None where there was none. `is_suspicion`: the nodes were not blamed, only suspected.
+    `reached`: the last iteration that the launch logged, None where it logged none. `began_at`: the
+    checkpoint that was the newest when it began, None where there was none. `is_suspicion`: the
+    nodes were not blamed, only suspected.
     """
 
     job_id: str
@@ -43,7 +47,8 @@ class NodeFault(Record):
     summary: str = ""
     began_at: int | None = None
     is_suspicion: bool = False
-    label: str = ""  # the attempt's number as people type it, where it is another than the scheduler's own
+    # the attempt's number as people type it, where it is another than the scheduler's own
+    label: str = ""
     start: float = 0.0  # of the launch, seconds since the epoch
     may_be: tuple[str, ...] = ()  # nodes that may be at fault, also where the cause is unknown
 
@@ -54,8 +59,9 @@ class NodeFault(Record):
 
 
 def is_everywhere(found: Attribution, nodes: Sequence[str]) -> bool:
-    """Whether several nodes of one launch met one error, or most of them one death at once: no node that had it alone
-    before is at fault."""
+    """Whether several nodes of one launch met one error, or most of them one death at once: no node
+    that had it alone before is at fault.
+    """
     if found.rule in ERRORS:
         return len(nodes) > 1 and not found.suspects and found.fault.endswith(" at several")
     if found.rule != "death-everywhere":
@@ -64,7 +70,8 @@ def is_everywhere(found: Attribution, nodes: Sequence[str]) -> bool:
 
 
 def same_elsewhere(last: NodeFault, before: Iterable[NodeFault]) -> tuple[NodeFault, ...]:
-    """The earlier faults that show that `last` is not its nodes' own, in the order given; empty where they do not.
+    """The earlier faults that show that `last` is not its nodes' own, in the order given; empty
+    where they do not.
 
     All are the same fault at the same iteration, each on other nodes than the others.
     """
@@ -77,33 +84,49 @@ def same_elsewhere(last: NodeFault, before: Iterable[NodeFault]) -> tuple[NodeFa
             nodes |= set(one.nodes)
     after_a_step = sum(one.reached is not None for one in (*found, last))
     is_enough = after_a_step >= ENOUGH or len(found) + 1 >= ENOUGH_BEFORE_A_STEP
-    return tuple(found) if last.nodes and is_enough else ()
+    if last.nodes and is_enough:
+        return tuple(found)
+    return ()
 
 
 def of_one_family(last: NodeFault, before: Iterable[NodeFault]) -> tuple[NodeFault, ...]:
-    """The earlier faults at the place of `last` that are the same but for the rank that had it: once it is known to be
-    no node's, no suspicion rests on any of them."""
-    return tuple(one for one in before if family(one.fault) == family(last.fault) and _is_near(one, last))
+    """The earlier faults at the place of `last` that are the same but for the rank that had it:
+    once it is known to be no node's, no suspicion rests on any of them.
+    """
+    return tuple(
+        one for one in before if family(one.fault) == family(last.fault) and _is_near(one, last)
+    )
 
 
 def of_software(found: Attribution, last: NodeFault, others: Sequence[NodeFault]) -> Attribution:
-    """The conclusion about `last` in place of `found`, once `others` have shown that it is not the node's.
+    """The conclusion about `last` in place of `found`, once `others` have shown that it is not the
+    node's.
 
     Its suspects are the nodes on which it showed itself this time; none is blamed.
     """
     names = [*(node for one in others for node in one.nodes), *last.nodes]
-    where = "before its first iteration" if last.reached is None else f"after iteration {last.reached}"
-    summary = (
-        f"software or data, not the nodes: the same fault came back {where} on {' and '.join(names)}: {found.summary}"
-    )
+    if last.reached is None:
+        where = "before its first iteration"
+    else:
+        where = f"after iteration {last.reached}"
+    places = " and ".join(names)
+    summary = f"software or data, not the nodes: the same fault came back {where} on {places}: {found.summary}"
     said = (*(f"{one.place}: {one.summary}" for one in others), *found.evidence)
     return replace(
-        found, kind=Kind.SOFTWARE, summary=summary, confidence=SURE, blamed=(), suspects=last.nodes, evidence=said
+        found,
+        kind=Kind.SOFTWARE,
+        summary=summary,
+        confidence=SURE,
+        blamed=(),
+        suspects=last.nodes,
+        evidence=said,
     )
 
 
 class GoodUse(Record):
-    """Training that added something on these nodes. `start`: of the launch, seconds since the epoch."""
+    """Training that added something on these nodes. `start`: of the launch, seconds since the
+    epoch.
+    """
 
     nodes: tuple[str, ...]
     start: float
@@ -113,10 +136,11 @@ class GoodUse(Record):
 def suspected_before(
     last: NodeFault, before: Sequence[NodeFault], good: Sequence[GoodUse] = ()
 ) -> tuple[NodeFault, ...]:
-    """The suspicions just before `last` that were all of its nodes, newest first, up to the first one of others.
+    """The suspicions just before `last` that were all of its nodes, newest first, up to the first
+    one of others.
 
-    `before`: newest first. A suspicion that proved to be the software's does not count, nor does one after which the
-    nodes have trained well for long enough.
+    `before`: newest first. A suspicion that proved to be the software's does not count, nor does
+    one after which the nodes have trained well for long enough.
     """
     found: list[NodeFault] = []
     for one in without_recurring(before):
@@ -131,47 +155,74 @@ def suspected_before(
 def _trained_well(nodes: Iterable[str], since: float, good: Sequence[GoodUse]) -> bool:
     """Whether each of these has trained well for long enough since then."""
     return all(
-        sum(one.seconds for one in good if node in one.nodes and one.start > since) >= GOOD_SECONDS for node in nodes
+        sum(one.seconds for one in good if node in one.nodes and one.start > since) >= GOOD_SECONDS
+        for node in nodes
     )
 
 
 def of_standing(
-    found: Attribution, last: NodeFault, before: Sequence[NodeFault], state: NodeStanding, known: Sequence[Exclusion]
+    found: Attribution,
+    last: NodeFault,
+    before: Sequence[NodeFault],
+    state: NodeStanding,
+    known: Sequence[Exclusion],
 ) -> Attribution:
-    """The conclusion about a suspicion in place of `found`, where `before` and what is `known` make more of it.
+    """The conclusion about a suspicion in place of `found`, where `before` and what is `known` make
+    more of it.
 
-    `state`: how its nodes stand now; excluded nodes are blamed, and what is avoided is a suspect still.
+    `state`: how its nodes stand now; excluded nodes are blamed, and what is avoided is a suspect
+    still.
     """
     nodes = ", ".join(last.nodes)
     times = {1: "the second time", 2: "the third time"}.get(len(before), "not the first time")
     told = tuple(f"{one.place}: {one.summary}" for one in before)
     told += tuple(f"{one.node} is known: {one.state}: {one.why}" for one in known)
-    better = replace(found, summary=f"{times} on {nodes}: {found.summary}", evidence=(*found.evidence, *told))
+    better = replace(
+        found, summary=f"{times} on {nodes}: {found.summary}", evidence=(*found.evidence, *told)
+    )
     if state is NodeStanding.EXCLUDE:
         return replace(better, confidence=SURE, blamed=last.nodes, suspects=())
     return replace(better, confidence=ALMOST_SURE, avoided=last.nodes)
 
 
 def suspects_to_try_without(faults: Iterable[NodeFault], fault: str) -> tuple[str, ...]:
-    """The nodes that may be at fault for what these launches of one family met; empty where it may be no node's."""
+    """The nodes that may be at fault for what these launches of one family met; empty where it may
+    be no node's.
+    """
     same = [one for one in faults if family(one.fault) == family(fault)]
     if any(not one.may_be for one in same):
         return ()  # once it came without any sign of a node
     return tuple(dict.fromkeys(node for one in same for node in one.may_be))
 
 
-def of_trial(found: Attribution, nodes: Sequence[str], left_out: Sequence[Exclusion]) -> Attribution:
-    """The conclusion in place of `found`, once the same fault came on these nodes without those that were left out."""
+def of_trial(
+    found: Attribution, nodes: Sequence[str], left_out: Sequence[Exclusion]
+) -> Attribution:
+    """The conclusion in place of `found`, once the same fault came on these nodes without those
+    that were left out.
+    """
     names = ", ".join(entry.node for entry in left_out)
     summary = f"software or data, not the nodes: the same fault came back without {names}: {found.summary}"
-    said = (*found.evidence, f"it ran on {', '.join(nodes)}", *(line for one in left_out for line in one.evidence[:1]))
+    said = (
+        *found.evidence,
+        f"it ran on {', '.join(nodes)}",
+        *(line for one in left_out for line in one.evidence[:1]),
+    )
     return replace(
-        found, kind=Kind.SOFTWARE, summary=summary, confidence=SURE, blamed=(), avoided=(), suspects=(), evidence=said
+        found,
+        kind=Kind.SOFTWARE,
+        summary=summary,
+        confidence=SURE,
+        blamed=(),
+        avoided=(),
+        suspects=(),
+        evidence=said,
     )
 
 
 class Repetition(Record):
-    """How many launches in a row one fault has ended at one step, and the checkpoints that they began from.
+    """How many launches in a row one fault has ended at one step, and the checkpoints that they
+    began from.
 
     `began_at`: newest launch first; None where one began from no checkpoint.
     """
@@ -194,7 +245,9 @@ class Repetition(Record):
 
 
 def repetition(last: NodeFault, before: Iterable[NodeFault]) -> Repetition:
-    """How often the fault of `last` came in a row. `before`: newest first, of any kind. Before a first step: once."""
+    """How often the fault of `last` came in a row. `before`: newest first, of any kind. Before a
+    first step: once.
+    """
     row = [last]
     for one in before:
         if (
@@ -210,33 +263,52 @@ def repetition(last: NodeFault, before: Iterable[NodeFault]) -> Repetition:
 
 
 def may_try_older(kind: Kind, repeated: Repetition) -> bool:
-    """Whether an older checkpoint is worth a try: what fails at one step again and again after a resume may have it
-    from the checkpoint, which is whole and wrong (NVIDIA/Megatron-LM#5281: 44 times the same, from one bad copy).
+    """Whether an older checkpoint is worth a try: what fails at one step again and again after a
+    resume may have it from the checkpoint, which is whole and wrong (NVIDIA/Megatron-LM#5281: 44
+    times the same, from one bad copy).
 
     Once: what comes back from an older one too is not of the checkpoint.
     """
     has_resumed = repeated.began_at[0] is not None
-    return kind in _MAY_BE_CHECKPOINTS and has_resumed and repeated.times >= ENOUGH and not repeated.tried_older
+    return (
+        kind in _MAY_BE_CHECKPOINTS
+        and has_resumed
+        and repeated.times >= ENOUGH
+        and not repeated.tried_older
+    )
 
 
-def innocent(entries: Iterable[Exclusion], owner: str, others: Sequence[NodeFault]) -> tuple[Exclusion, ...]:
-    """The automatic exclusions that rest on these faults alone; what a person asked for, or another fault, stays."""
+def innocent(
+    entries: Iterable[Exclusion], owner: str, others: Sequence[NodeFault]
+) -> tuple[Exclusion, ...]:
+    """The automatic exclusions that rest on these faults alone; what a person asked for, or another
+    fault, stays.
+    """
     rests_on = {(node, one.job_id, one.summary) for one in others for node in one.nodes}
     return tuple(
-        entry for entry in entries if entry.owner == owner and (entry.node, entry.job_id, entry.why) in rests_on
+        entry
+        for entry in entries
+        if entry.owner == owner and (entry.node, entry.job_id, entry.why) in rests_on
     )
 
 
 def without_recurring(faults: Sequence[NodeFault]) -> tuple[NodeFault, ...]:
     """The faults that are still their nodes' own after all of them are known."""
-    return tuple(one for one in faults if not same_elsewhere(one, (other for other in faults if other is not one)))
+    return tuple(
+        one
+        for one in faults
+        if not same_elsewhere(one, (other for other in faults if other is not one))
+    )
 
 
 def _is_near(one: NodeFault, other: NodeFault) -> bool:
-    """Whether both were at the same place of the training. Before a first step that is where they began: what fails at
-    the start of a later checkpoint, after days of training, is another fault. So one that saved and died is at the same
-    place as those that begin there."""
+    """Whether both were at the same place of the training. Before a first step that is where they
+    began: what fails at the start of a later checkpoint, after days of training, is another fault.
+    So one that saved and died is at the same place as those that begin there.
+    """
     if one.reached is None and other.reached is None:
         return one.began_at == other.began_at
-    place, other_place = (fault.began_at if fault.reached is None else fault.reached for fault in (one, other))
+    place, other_place = (
+        fault.began_at if fault.reached is None else fault.reached for fault in (one, other)
+    )
     return place is not None and other_place is not None and abs(place - other_place) <= NEAR

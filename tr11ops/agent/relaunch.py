@@ -1,4 +1,6 @@
-"""What follows a failed launch: another one in the same allocation, the next task elsewhere, or a stop. Pure."""
+"""What follows a failed launch: another one in the same allocation, the next task elsewhere, or a
+stop. Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ _SWAPPED = frozenset({Kind.NODE, Kind.PORT})
 
 
 class FailedLaunch(Record):
-    """One launch that failed, as far as the next decision needs it. `progress`: it added an iteration or checkpoint.
+    """One launch that failed, as far as the next decision needs it. `progress`: it added an
+    iteration or checkpoint.
 
     `checks`: the health checks on which alone its blame rests. `failing_checks`: those that proved to fail everywhere.
     `began_at`: the step of the checkpoint that it began from, None where there was none. `times`: how many launches in
@@ -57,10 +60,11 @@ class RelaunchBudget(Record):
 class AllocationState(Record):
     """The allocation now.
 
-    `usable` are its nodes that may be started on, in the allocation's order; `reluctant` those of them to be used only
-    when there are no others (the site wants them back, or something is on record of them), `suspected` those that
-    come last of all. `needed`: nodes of one launch. `may_reuse`: the nodes are one machine's, so that none can be
-    replaced by another. `seconds_left` is None without a limit.
+    `usable` are its nodes that may be started on, in the allocation's order; `reluctant` those of
+    them to be used only when there are no others (the site wants them back, or something is on
+    record of them), `suspected` those that come last of all. `needed`: nodes of one launch.
+    `may_reuse`: the nodes are one machine's, so that none can be replaced by another.
+    `seconds_left` is None without a limit.
     """
 
     usable: tuple[str, ...]
@@ -99,34 +103,50 @@ def first_nodes(situation: AllocationState) -> tuple[str, ...] | None:
     return _choose(situation, (), avoid=())
 
 
-def decide(history: Sequence[FailedLaunch], situation: AllocationState, budget: RelaunchBudget) -> Decision:
+def decide(
+    history: Sequence[FailedLaunch], situation: AllocationState, budget: RelaunchBudget
+) -> Decision:
     """What follows the last launch of `history` (oldest first, all of this attempt, at least one).
 
-    A node that was ever blamed is never used again, unless the nodes are one machine's. One that was suspected is used
-    again only when there are no others.
+    A node that was ever blamed is never used again, unless the nodes are one machine's. One that
+    was suspected is used again only when there are no others.
     """
     return _end(history, situation, budget) or _next(history, situation)
 
 
 def blamed_nodes(history: Sequence[FailedLaunch]) -> tuple[str, ...]:
-    """The nodes that were blamed for launches, but for those whose health check proved to fail everywhere."""
+    """The nodes that were blamed for launches, but for those whose health check proved to fail
+    everywhere.
+    """
     failing = {check for outcome in history for check in outcome.failing_checks}
-    guilty = (outcome for outcome in history if not outcome.checks or not failing.issuperset(outcome.checks))
+    guilty = (
+        outcome
+        for outcome in history
+        if not outcome.checks or not failing.issuperset(outcome.checks)
+    )
     return tuple(dict.fromkeys(node for outcome in guilty for node in outcome.blamed))
 
 
 def named_twice(history: Sequence[FailedLaunch]) -> tuple[str, ...]:
     """The suspects whom the last two launches have both named, where the cause of both is unknown."""
     last = history[-1]
-    named = tuple(node for before in history[-2:-1] for node in before.suspects if node in last.suspects)
+    named = tuple(
+        node for before in history[-2:-1] for node in before.suspects if node in last.suspects
+    )
     is_known = any(outcome.kind is not Kind.UNKNOWN for outcome in history[-2:])
-    return () if is_known or is_broad(len(named), len(last.nodes)) else named
+    if is_known or is_broad(len(named), len(last.nodes)):
+        return ()
+    return named
 
 
-def _end(history: Sequence[FailedLaunch], situation: AllocationState, budget: RelaunchBudget) -> Decision | None:
+def _end(
+    history: Sequence[FailedLaunch], situation: AllocationState, budget: RelaunchBudget
+) -> Decision | None:
     """Why no other launch may follow, whatever nodes there are; None when one may."""
     last, fruitless, left = history[-1], _fruitless(history), situation.seconds_left
-    stop = _why_stop(history) if last.older is None else ""
+    stop = ""
+    if last.older is None:
+        stop = _why_stop(history)
     if stop:
         return Stop(stop)
     why = ""
@@ -138,7 +158,9 @@ def _end(history: Sequence[FailedLaunch], situation: AllocationState, budget: Re
         why = f"{fruitless} launches in a row added no iteration"
     elif left is not None and left < situation.seconds_needed:
         why = f"{max(left, 0.0):.0f} s of the allocation are left to train in"
-    return EndTask(why) if why else None
+    if why:
+        return EndTask(why)
+    return None
 
 
 def _why_stop(history: Sequence[FailedLaunch]) -> str:
@@ -149,13 +171,18 @@ def _why_stop(history: Sequence[FailedLaunch]) -> str:
         return "the same fault came back at the same step, from an older checkpoint too"
     if last.restart is Restart.CHANGE and not _is_worth_a_try(last):
         again = f"the same fault came back at the same step, {last.times} times"
-        return again if last.kind is Kind.UNKNOWN else f"{last.kind}: another launch would end the same way"
-    return NOT_THE_NODES if _is_not_the_nodes(history) else ""
+        if last.kind is Kind.UNKNOWN:
+            return again
+        return f"{last.kind}: another launch would end the same way"
+    if _is_not_the_nodes(history):
+        return NOT_THE_NODES
+    return ""
 
 
 def _is_worth_a_try(last: FailedLaunch) -> bool:
-    """Whether one more launch is the cheapest way to know: where the cause is not known, or the numbers broke once
-    after a checkpoint, which a fault of memory does too."""
+    """Whether one more launch is the cheapest way to know: where the cause is not known, or the
+    numbers broke once after a checkpoint, which a fault of memory does too.
+    """
     if last.kind is Kind.UNKNOWN:
         return last.times < MOST_AT_ONE_STEP
     return last.kind is Kind.NUMERICS and last.began_at is not None and last.times == 1
@@ -166,12 +193,22 @@ def _next(history: Sequence[FailedLaunch], situation: AllocationState) -> Decisi
     last = history[-1]
     blamed: set[str] = set()
     if not situation.may_reuse:
-        blamed = {*blamed_nodes(history), *(node for outcome in history for node in outcome.avoided)}
-    suspected = {node for outcome in history if outcome.kind in _SWAPPED for node in outcome.suspects}
+        blamed = {
+            *blamed_nodes(history),
+            *(node for outcome in history for node in outcome.avoided),
+        }
+    suspected = {
+        node for outcome in history if outcome.kind in _SWAPPED for node in outcome.suspects
+    }
     if last.older is not None:
         suspected |= set(last.suspects)
-    # among suspects the one that was named first comes back first, whatever else is on record of them
-    wary = replace(situation, suspected=situation.suspected | suspected, reluctant=situation.reluctant | suspected)
+    # among suspects the one that was named first comes back first, whatever else is on record of
+    # them
+    wary = replace(
+        situation,
+        suspected=situation.suspected | suspected,
+        reluctant=situation.reluctant | suspected,
+    )
     kept = [node for node in last.nodes if node not in suspected]
     others = [node for node in situation.usable if node not in last.suspects]
     again = _choose(wary, dict.fromkeys((*kept, *others)), avoid=blamed)
@@ -189,12 +226,18 @@ def _next(history: Sequence[FailedLaunch], situation: AllocationState) -> Decisi
 
 
 def _once_more_or_elsewhere(
-    history: Sequence[FailedLaunch], situation: AllocationState, again: tuple[str, ...], blamed: set[str]
+    history: Sequence[FailedLaunch],
+    situation: AllocationState,
+    again: tuple[str, ...],
+    blamed: set[str],
 ) -> Decision:
     """After a fault that points to no node: a second try on the same nodes, then one on others."""
     last = history[-1]
     if _tries(history) < 2:
-        unknown = "the cause is unknown" if last.kind is Kind.UNKNOWN else f"{last.kind}"
+        if last.kind is Kind.UNKNOWN:
+            unknown = "the cause is unknown"
+        else:
+            unknown = f"{last.kind}"
         return Relaunch(again, f"{unknown}: once more on the same nodes")
     # of two that are only to be used last, the one that was named now
     wary = replace(situation, suspected=situation.suspected | set(last.suspects))
@@ -207,7 +250,9 @@ def _once_more_or_elsewhere(
 def _why_no_nodes(last: FailedLaunch, situation: AllocationState) -> str:
     if situation.may_reuse:  # machines that joined this one, and nothing can replace
         return f"{', '.join(last.blamed) or 'a node'} is gone: start all nodes again to go on"
-    named = f"{', '.join(last.blamed)} may not be used again, and " if last.blamed else ""
+    named = ""
+    if last.blamed:
+        named = f"{', '.join(last.blamed)} may not be used again, and "
     if last.avoided:
         named = f"{', '.join(last.avoided)} is left out while enough others are free, and "
     return f"{named}no spare node is left"
@@ -229,7 +274,9 @@ def _why_again(last: FailedLaunch, again: tuple[str, ...], situation: Allocation
 
 
 def _tries(history: Sequence[FailedLaunch]) -> int:
-    """Launches in a row on the last one's nodes that failed for an unknown cause; progress begins the count again."""
+    """Launches in a row on the last one's nodes that failed for an unknown cause; progress begins
+    the count again.
+    """
     last, count = history[-1], 0
     for outcome in reversed(history):
         if outcome.kind is Kind.NODE or set(outcome.nodes) != set(last.nodes):
@@ -243,7 +290,9 @@ def _tries(history: Sequence[FailedLaunch]) -> int:
 def _without(
     nodes: tuple[str, ...], suspects: tuple[str, ...], situation: AllocationState, blamed: set[str]
 ) -> tuple[str, ...]:
-    """The nodes to keep when as many as there are spares make room: the suspects first, else the last ones."""
+    """The nodes to keep when as many as there are spares make room: the suspects first, else the
+    last ones.
+    """
     spares = [node for node in situation.usable if node not in nodes and node not in blamed]
     leaving = [node for node in nodes if node in suspects] or list(reversed(nodes))
     going = set(leaving[: len(spares)])
@@ -251,8 +300,12 @@ def _without(
     return (*kept, *spares)
 
 
-def _choose(situation: AllocationState, preferred: Iterable[str], avoid: Iterable[str]) -> tuple[str, ...] | None:
-    """`needed` nodes in the allocation's order: the preferred ones first, the reluctant ones late, suspects last."""
+def _choose(
+    situation: AllocationState, preferred: Iterable[str], avoid: Iterable[str]
+) -> tuple[str, ...] | None:
+    """`needed` nodes in the allocation's order: the preferred ones first, the reluctant ones late,
+    suspects last.
+    """
     preferred, barred = tuple(preferred), set(avoid)
     able = [node for node in situation.usable if node not in barred]
     if len(able) < situation.needed:
@@ -274,9 +327,11 @@ def _fruitless(history: Sequence[FailedLaunch]) -> int:
 
 
 def _is_not_the_nodes(history: Sequence[FailedLaunch]) -> bool:
-    """Did the last fault come again and again without progress, each time with another node held guilty?
+    """Did the last fault come again and again without progress, each time with another node held
+    guilty?
 
-    Two nodes are enough for a worker's own error. Two nodes may die alike side by side; three hardly do.
+    Two nodes are enough for a worker's own error. Two nodes may die alike side by side; three
+    hardly do.
     """
     last = history[-1]
     accused: set[str] = set()

@@ -1,7 +1,8 @@
-"""Which node of a training this machine is, where no scheduler says so: by options, else by the environment. Pure.
+"""Which node of a training this machine is, where no scheduler says so: by options, else by the
+environment. Pure.
 
-Containers and cloud launchers set MASTER_ADDR, MASTER_PORT, NNODES and NODE_RANK; a PyTorchJob sets RANK and WORLD_SIZE
-(of nodes), an indexed Kubernetes Job JOB_COMPLETION_INDEX.
+Containers and cloud launchers set MASTER_ADDR, MASTER_PORT, NNODES and NODE_RANK; a PyTorchJob sets
+RANK and WORLD_SIZE (of nodes), an indexed Kubernetes Job JOB_COMPLETION_INDEX.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Mapping
 from tr11ops.base.errors import RendezvousError
 from trainer.contract.record import Record
 
-MEANT = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK")  # one of these alone means the whole environment
+# one of these alone means the whole environment
+MEANT = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK")
 COUNTS = ("NNODES", "WORLD_SIZE")
 RANKS = ("NODE_RANK", "JOB_COMPLETION_INDEX", "RANK")
 LARGEST_COUNT = 100_000
@@ -27,16 +29,23 @@ class Rendezvous(Record):
 
     @property
     def master(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        if ":" in self.host:
+            return f"[{self.host}]:{self.port}"
+        return f"{self.host}:{self.port}"
 
 
 def read_rendezvous(
-    nodes: int | None, rank: int | None, master: str | None, environment: Mapping[str, str], of_card: int
+    nodes: int | None,
+    rank: int | None,
+    master: str | None,
+    environment: Mapping[str, str],
+    of_card: int,
 ) -> tuple[Rendezvous | None, tuple[str, ...]]:
-    """This machine's place, None where nothing speaks of several machines; and what is to be said of the choice.
+    """This machine's place, None where nothing speaks of several machines; and what is to be said
+    of the choice.
 
-    Options win over the environment. `of_card`: slurm.nodes, the number of nodes where nothing else says it.
-    Raises PlaceError.
+    Options win over the environment. `of_card`: slurm.nodes, the number of nodes where nothing else
+    says it. Raises PlaceError.
     """
     is_meant = rank is not None or master is not None
     variables = {name: value for name, value in environment.items() if value.strip()}
@@ -44,7 +53,9 @@ def read_rendezvous(
         return None, ()
     if "LOCAL_RANK" in variables:
         text = f"LOCAL_RANK={variables['LOCAL_RANK']}: tr11 train starts all workers of its node"
-        raise RendezvousError(f"{text}; start it once on each node, not once for each worker, and without torchrun")
+        raise RendezvousError(
+            f"{text}; start it once on each node, not once for each worker, and without torchrun"
+        )
     said: list[str] = []
     count = _chosen("--nodes", nodes, COUNTS, variables, 1, said)
     number = _chosen("--node-rank", rank, RANKS, variables, 0, said)
@@ -55,30 +66,51 @@ def read_rendezvous(
     if number is None:
         raise _missing("--node-rank", "NODE_RANK", "which node this is", variables)
     if host is None or port is None:
-        raise _missing("--master HOST:PORT", "MASTER_ADDR and MASTER_PORT", "where node 0 is", variables)
+        raise _missing(
+            "--master HOST:PORT", "MASTER_ADDR and MASTER_PORT", "where node 0 is", variables
+        )
     if number >= total:
-        where = f"--nodes {total}" if nodes is not None else f"{total} nodes"
-        raise RendezvousError(f"node rank {number}: with {where} it must be 0 to {total - 1}; give each node its own")
+        if nodes is not None:
+            where = f"--nodes {total}"
+        else:
+            where = f"{total} nodes"
+        raise RendezvousError(
+            f"node rank {number}: with {where} it must be 0 to {total - 1}; give each node its own"
+        )
     return Rendezvous(total, number, host, port), tuple(said)
 
 
 def _missing(option: str, names: str, what: str, variables: Mapping[str, str]) -> RendezvousError:
     there = ", ".join(name for name in MEANT if name in variables)
-    so_far = f"{there} set, but n" if there else "n"
+    if there:
+        so_far = f"{there} set, but n"
+    else:
+        so_far = "n"
     return RendezvousError(
-        f"{so_far}othing says {what}: give {option}, or set {names}" + (f", or unset {there}" * bool(there))
+        f"{so_far}othing says {what}: give {option}, or set {names}"
+        + (f", or unset {there}" * bool(there))
     )
 
 
 def _chosen(
-    option: str, given: int | None, names: tuple[str, ...], variables: Mapping[str, str], least: int, said: list[str]
+    option: str,
+    given: int | None,
+    names: tuple[str, ...],
+    variables: Mapping[str, str],
+    least: int,
+    said: list[str],
 ) -> int | None:
     """The option's number, else that of the first variable that is set."""
     name = next((name for name in names if name in variables), None)
-    value = None if name is None else _number(name, variables[name], least, LARGEST_COUNT)
+    if name is None:
+        value = None
+    else:
+        value = _number(name, variables[name], least, LARGEST_COUNT)
     if given is not None and value is not None and value != given:
         said.append(f"{option} {given} is used, not {name}={value} of the environment")
-    return given if given is not None else value
+    if given is not None:
+        return given
+    return value
 
 
 def _number(name: str, text: str, least: int, most: int) -> int:
@@ -90,20 +122,30 @@ def _number(name: str, text: str, least: int, most: int) -> int:
     return int(text)
 
 
-def _master(master: str | None, variables: Mapping[str, str], said: list[str]) -> tuple[str | None, int | None]:
+def _master(
+    master: str | None, variables: Mapping[str, str], said: list[str]
+) -> tuple[str | None, int | None]:
     address, port = variables.get("MASTER_ADDR"), variables.get("MASTER_PORT")
     if master is None:
         if (address is None) != (port is None):
-            there, absent = ("MASTER_ADDR", "MASTER_PORT") if port is None else ("MASTER_PORT", "MASTER_ADDR")
+            if port is None:
+                there, absent = ("MASTER_ADDR", "MASTER_PORT")
+            else:
+                there, absent = ("MASTER_PORT", "MASTER_ADDR")
             raise RendezvousError(
                 f"{there} is set and {absent} is not: set both, or give --master HOST:PORT, or unset it"
             )
-        return (None, None) if address is None or port is None else (address.strip(), _port("MASTER_PORT", port))
+        if address is None or port is None:
+            return (None, None)
+        return (address.strip(), _port("MASTER_PORT", port))
     host, colon, number = master.rpartition(":")
     if not colon or not host.strip("[]"):
         raise RendezvousError(f"--master {master!r}: must be HOST:PORT, such as node1:29500")
     chosen = (host.strip("[]"), _port("--master", number))
-    if address is not None and chosen != (address.strip(), _port("MASTER_PORT", port) if port else chosen[1]):
+    if address is not None and chosen != (
+        address.strip(),
+        _port("MASTER_PORT", port) if port else chosen[1],
+    ):
         said.append(f"--master {master} is used, not MASTER_ADDR={address} of the environment")
     return chosen
 

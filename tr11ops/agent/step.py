@@ -1,7 +1,8 @@
-"""One launch of the workers, to its end: through srun on Slurm, as child processes where this machine plays the nodes.
+"""One launch of the workers, to its end: through srun on Slurm, as child processes where this
+machine plays the nodes.
 
-However it ends, nothing of it is left when `run_launch` returns: not later than `end_within_seconds` after the first
-process of it has failed.
+However it ends, nothing of it is left when `run_launch` returns: not later than
+`end_within_seconds` after the first process of it has failed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from trainer.contract.paths import STOP_REQUEST_FILE
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared, open_shared
 
-DONE_GRACE_SECONDS = 5.0  # how long the other nodes may go on when one has failed after the trainer's end marker
+# how long the other nodes may go on when one has failed after the trainer's end marker
+DONE_GRACE_SECONDS = 5.0
 LOOK_SECONDS = 0.05
 MOST_LINES = 400  # of srun, kept for the attribution: two for each node of the largest trainings
 _WORKER = re.compile(rb"^tr11: worker (\d+) \(process \d+\) failed: exit status (\d+)")
@@ -53,24 +55,48 @@ class WorkerLaunch(Record):
 
     @property
     def node_command(self) -> list[str]:
-        """The node agent's command line, the same on every node. Its clock is compared with the time of this call."""
+        """The node agent's command line, the same on every node. Its clock is compared with the
+        time of this call.
+        """
         return self.command_at(time.time())
 
     def command_at(self, began: float | None) -> list[str]:
-        """The same with the controller's own time of the start, in seconds since the epoch, where that is known."""
-        clock = [] if began is None else ["--controller-time", f"{began:.3f}"]
+        """The same with the controller's own time of the start, in seconds since the epoch, where
+        that is known.
+        """
+        if began is None:
+            clock = []
+        else:
+            clock = ["--controller-time", f"{began:.3f}"]
         python = sys.executable if self.container is None else self.container.python
         return [
-            python, "-m", "tr11ops.agent.node",
-            "--attempt", str(self.attempt), "--card", str(self.card), "--job-id", self.job_id,
-            "--launch", str(self.number), "--node-count", str(len(self.nodes)),
-            "--workers", str(self.workers_per_node),
-            "--master-address", self.master_address, "--master-port", str(self.master_port), *clock,
-        ]  # fmt: skip
+            python,
+            "-m",
+            "tr11ops.agent.node",
+            "--attempt",
+            str(self.attempt),
+            "--card",
+            str(self.card),
+            "--job-id",
+            self.job_id,
+            "--launch",
+            str(self.number),
+            "--node-count",
+            str(len(self.nodes)),
+            "--workers",
+            str(self.workers_per_node),
+            "--master-address",
+            self.master_address,
+            "--master-port",
+            str(self.master_port),
+            *clock,
+        ]
 
 
 class AgentProcess(Protocol):
-    """A node agent, or srun for all of them: a child process, or something on another machine with its face."""
+    """A node agent, or srun for all of them: a child process, or something on another machine with
+    its face.
+    """
 
     @property
     def stdout(self) -> IO[bytes] | None: ...
@@ -97,15 +123,29 @@ def srun_command(launch: WorkerLaunch) -> list[str]:
     """
     count = str(len(launch.nodes))
     return [
-        # `--overlap`: what a dead node still holds of the launch before must not keep this one waiting.
-        "srun", "--wait=60", "--kill-on-bad-exit=1", "--overlap", "--jobid", launch.job_id, "--nodes", count,
-        "--ntasks", count, "--ntasks-per-node=1", "--nodelist", ",".join(launch.nodes), *in_container(launch),
+        # `--overlap`: what a dead node still holds of the launch before must not keep this one
+        # waiting.
+        "srun",
+        "--wait=60",
+        "--kill-on-bad-exit=1",
+        "--overlap",
+        "--jobid",
+        launch.job_id,
+        "--nodes",
+        count,
+        "--ntasks",
+        count,
+        "--ntasks-per-node=1",
+        "--nodelist",
+        ",".join(launch.nodes),
+        *in_container(launch),
         *launch.node_command,
-    ]  # fmt: skip
+    ]
 
 
 def in_container(launch: WorkerLaunch) -> list[str]:
-    """What stands before the node agent's command so that it runs in the card's image; empty without one.
+    """What stands before the node agent's command so that it runs in the card's image; empty
+    without one.
 
     Signals and exit codes go through: Pyxis is part of srun, and Apptainer passes them on.
     """
@@ -113,8 +153,12 @@ def in_container(launch: WorkerLaunch) -> list[str]:
     if section is None:
         return []
     if section.runtime == "pyxis":
-        mounts = [f"--container-mounts={','.join(map(_pyxis_mount, section.mounts))}"] if section.mounts else []
-        # The image's own entry point would stand between srun and the agent, and hear the signals in its place.
+        if section.mounts:
+            mounts = [f"--container-mounts={','.join(map(_pyxis_mount, section.mounts))}"]
+        else:
+            mounts = []
+        # The image's own entry point would stand between srun and the agent, and hear the signals
+        # in its place.
         return [f"--container-image={section.image}", *mounts, "--no-container-entrypoint"]
     binds = [word for mount in section.mounts for word in ("--bind", mount)]
     return ["apptainer", "exec", *(["--nv"] if launch.uses_gpus else []), *binds, section.image]
@@ -122,11 +166,15 @@ def in_container(launch: WorkerLaunch) -> list[str]:
 
 def _pyxis_mount(mount: str) -> str:
     """Pyxis wants both sides of a mount."""
-    return mount if ":" in mount else f"{mount}:{mount}"
+    if ":" in mount:
+        return mount
+    return f"{mount}:{mount}"
 
 
 class LineTee:
-    """Copies whole lines to this process's output and to `main_log.txt`; both stay line-whole with many writers."""
+    """Copies whole lines to this process's output and to `main_log.txt`; both stay line-whole with
+    many writers.
+    """
 
     def __init__(self, path: Path):
         make_shared(path.parent)
@@ -135,7 +183,9 @@ class LineTee:
         self._complained = False
 
     def write(self, data: bytes) -> None:
-        """Write one or more whole lines. A log that cannot be written never stops a training: it is said once."""
+        """Write one or more whole lines. A log that cannot be written never stops a training: it is
+        said once.
+        """
         with self._lock:
             for descriptor in (self._file, sys.stdout.fileno()):
                 try:
@@ -144,7 +194,11 @@ class LineTee:
                     if not self._complained:
                         self._complained = True
                         with suppress(OSError):  # it may be the same full disk
-                            print(f"tr11: a log cannot be written: {error}", file=sys.stderr, flush=True)
+                            print(
+                                f"tr11: a log cannot be written: {error}",
+                                file=sys.stderr,
+                                flush=True,
+                            )
 
     def line(self, text: str) -> None:
         """Write one line of tr11's own."""
@@ -170,7 +224,9 @@ class StopFlag:
 
 @dataclass
 class LaunchWatch:
-    """What is seen of a launch while it runs. `first_sign`: when its first process failed, seconds since the epoch."""
+    """What is seen of a launch while it runs. `first_sign`: when its first process failed, seconds
+    since the epoch.
+    """
 
     srun_lines: list[str] = field(default_factory=list)
     worker_statuses: dict[int, int] = field(default_factory=dict)
@@ -220,8 +276,9 @@ def run_launch(
 ) -> LaunchResult:
     """Run one launch to its end.
 
-    A first signal asks the trainer to save and leave; a second one (Ctrl-C twice) ends everything at once. `look` is
-    called many times a second while the launch runs. With `others`, this machine is the launch's first node alone.
+    A first signal asks the trainer to save and leave; a second one (Ctrl-C twice) ends everything
+    at once. `look` is called many times a second while the launch runs. With `others`, this machine
+    is the launch's first node alone.
     """
     adopt_orphans()
     start = time.time()
@@ -229,7 +286,8 @@ def run_launch(
     children: list[AgentProcess]
     if allocation.kind == "slurm":
         kept, hosts = "srun", (host_name(),)
-        # A job with spares is submitted with --no-kill; a step that inherited that would hide a dead node.
+        # A job with spares is submitted with --no-kill; a step that inherited that would hide a
+        # dead node.
         inherited = {name: value for name, value in environment.items() if name != "SLURM_NO_KILL"}
         children = [_start(srun_command(launch), inherited)]
     else:
@@ -256,11 +314,21 @@ def run_launch(
             others.end(grace_seconds)
         end_descendants(grace_seconds)
 
-    pumps = [threading.Thread(target=tee.copy, args=(child.stdout, watch.read), daemon=True) for child in children]
+    pumps = [
+        threading.Thread(target=tee.copy, args=(child.stdout, watch.read), daemon=True)
+        for child in children
+    ]
     for pump in pumps:
         pump.start()
     running = _Running(
-        launch, children, tee, stop, watch, end_within_seconds, lambda: _record(children, hosts, kept, launch), end
+        launch,
+        children,
+        tee,
+        stop,
+        watch,
+        end_within_seconds,
+        lambda: _record(children, hosts, kept, launch),
+        end,
     )
     try:
         statuses = running.wait(look)
@@ -272,8 +340,12 @@ def run_launch(
     return LaunchResult(max(statuses), start, time.time())
 
 
-def _record(children: Sequence[AgentProcess], hosts: Sequence[str], what: str, launch: WorkerLaunch) -> None:
-    """Keep the death of children (`what` they are, one for each of `hosts`) that could not record it themselves."""
+def _record(
+    children: Sequence[AgentProcess], hosts: Sequence[str], what: str, launch: WorkerLaunch
+) -> None:
+    """Keep the death of children (`what` they are, one for each of `hosts`) that could not record
+    it themselves.
+    """
     for host, child in zip(hosts, children, strict=True):
         code = child.poll()
         if code is not None and code < 0:
@@ -282,14 +354,21 @@ def _record(children: Sequence[AgentProcess], hosts: Sequence[str], what: str, l
 
 
 def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    # A session of its own: a Ctrl-C at the terminal reaches only this controller, which passes it on in order.
+    # A session of its own: a Ctrl-C at the terminal reaches only this controller, which passes it
+    # on in order.
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
     )
 
 
 class _Running:
-    """The processes of one launch while they run: waits for them, passes stops on, ends what outstays a failure."""
+    """The processes of one launch while they run: waits for them, passes stops on, ends what
+    outstays a failure.
+    """
 
     def __init__(
         self,
@@ -330,7 +409,11 @@ class _Running:
                 if failed and not self._ending:
                     self._record_killed()
             since = self._failed_since
-            if since is not None and not self._ending and time.monotonic() - since > self._patience(codes):
+            if (
+                since is not None
+                and not self._ending
+                and time.monotonic() - since > self._patience(codes)
+            ):
                 self._end_all()
         if self._failed_since is None:  # the last one, a moment ago
             self._record_killed()
@@ -355,12 +438,20 @@ class _Running:
         self._end(self._end_within_seconds / 4)
 
     def _patience(self, codes: list[int | None]) -> float:
-        """How long to wait for the others when one has failed: only as long as they may still have something to do."""
+        """How long to wait for the others when one has failed: only as long as they may still have
+        something to do.
+        """
         if any(code is not None and code < 0 for code in codes):
             return 0.0  # no one keeps the workers of a killed agent
         # After a clean end, torchrun waits five minutes for a peer that will never come.
         is_done = trainer_is_done(self._launch.attempt, self._launch.number)
-        return min(DONE_GRACE_SECONDS if is_done else self._end_within_seconds, self._end_within_seconds) / 2
+        return (
+            min(
+                DONE_GRACE_SECONDS if is_done else self._end_within_seconds,
+                self._end_within_seconds,
+            )
+            / 2
+        )
 
 
 def _ask(children: Sequence[AgentProcess], launch: WorkerLaunch, tee: LineTee, name: str) -> None:

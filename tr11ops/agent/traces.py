@@ -20,25 +20,34 @@ from trainer.contract.record import Record
 
 
 class TrainingProgress(Record):
-    """How far a training has come: the highest iteration in its log, and the step that `latest` names."""
+    """How far a training has come: the highest iteration in its log, and the step that `latest`
+    names.
+    """
 
     iteration: int | None
     checkpoint: int | None
 
     def is_beyond(self, other: TrainingProgress) -> bool:
         """Is there an iteration, or a checkpoint, that was not there at the time of `other`?"""
-        return (self.iteration or 0) > (other.iteration or 0) or (self.checkpoint or 0) > (other.checkpoint or 0)
+        return (self.iteration or 0) > (other.iteration or 0) or (self.checkpoint or 0) > (
+            other.checkpoint or 0
+        )
 
 
 def read_progress(paths: RunPaths) -> TrainingProgress:
     """The standing now; None for what cannot be read."""
     steps = read_steps(paths)
-    logged = None if isinstance(steps, Unknown) or not steps else max(step.record.iteration for step in steps)
+    if isinstance(steps, Unknown) or not steps:
+        logged = None
+    else:
+        logged = max(step.record.iteration for step in steps)
     return TrainingProgress(logged, newest_step(paths))
 
 
 def last_iteration_since(paths: RunPaths, job_id: str, moment: float) -> int | None:
-    """The last iteration that this attempt logged since `moment`, seconds since the epoch; None when it logged none."""
+    """The last iteration that this attempt logged since `moment`, seconds since the epoch; None
+    when it logged none.
+    """
     logged = (
         step.record.iteration
         for step in reversed(known(read_steps(paths), ()))
@@ -48,27 +57,39 @@ def last_iteration_since(paths: RunPaths, job_id: str, moment: float) -> int | N
 
 
 def read_node_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
-    """The launches of these attempts' folders whose faults showed themselves on nodes, in the order of the folders."""
+    """The launches of these attempts' folders whose faults showed themselves on nodes, in the order
+    of the folders.
+    """
     return tuple(
         replace(fault, label=label_in(folder))
         for folder in folders
-        for value in sorted(read_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0))
+        for value in sorted(
+            read_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0)
+        )
         if (fault := node_fault(folder.name, value)) is not None
     )
 
 
 def read_launch_checks(folders: Iterable[Path]) -> tuple[LaunchChecks, ...]:
-    """What the health checks of the launches in these attempts' folders said, the last launch of a folder first."""
+    """What the health checks of the launches in these attempts' folders said, the last launch of a
+    folder first.
+    """
     found = []
     for folder in folders:
-        for value in sorted(read_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0)):
+        for value in sorted(
+            read_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0)
+        ):
             try:
                 record = LaunchRecord.of(value)
             except ValueError:
                 continue
             found.append(
                 LaunchChecks(
-                    record.start, record.failed_checks, record.passed_checks, record.left_out_checks, record.checked
+                    record.start,
+                    record.failed_checks,
+                    record.passed_checks,
+                    record.left_out_checks,
+                    record.checked,
                 )
             )
     return tuple(found)
@@ -83,7 +104,11 @@ def read_good_use(folders: Iterable[Path]) -> tuple[GoodUse, ...]:
 def good_use(record: Mapping[str, Any]) -> GoodUse | None:
     """A launch's record as the good use of its nodes that it is; None where it added no iteration."""
     start, end, reached = record.get("start"), record.get("end"), record.get("iteration_after")
-    if not isinstance(start, int | float) or not isinstance(end, int | float) or not isinstance(reached, int):
+    if (
+        not isinstance(start, int | float)
+        or not isinstance(end, int | float)
+        or not isinstance(reached, int)
+    ):
         return None
     if reached <= (record.get("iteration_before") or 0):
         return None
@@ -93,11 +118,15 @@ def good_use(record: Mapping[str, Any]) -> GoodUse | None:
 
 
 def read_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
-    """The launches of these attempts' folders that a fault ended, of whatever kind, in the order of the folders."""
+    """The launches of these attempts' folders that a fault ended, of whatever kind, in the order of
+    the folders.
+    """
     return tuple(
         replace(fault, label=label_in(folder))
         for folder in folders
-        for value in sorted(read_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0))
+        for value in sorted(
+            read_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0)
+        )
         if (fault := launch_fault(folder.name, value)) is not None
     )
 
@@ -105,14 +134,19 @@ def read_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
 def node_fault(job_id: str, record: Mapping[str, Any]) -> NodeFault | None:
     """A launch's record as the fault of nodes that it is; None where it is none."""
     found = launch_fault(job_id, record)
-    return found if found is not None and found.nodes else None
+    if found is not None and found.nodes:
+        return found
+    return None
 
 
 def launch_fault(job_id: str, record: Mapping[str, Any]) -> NodeFault | None:
-    """A launch's record as a fault; None where it has not ended by one, or someone asked for its end."""
+    """A launch's record as a fault; None where it has not ended by one, or someone asked for its
+    end.
+    """
     blamed, suspects = (tuple(map(str, record.get(name) or ())) for name in ("blamed", "suspects"))
     cause = record.get("cause")
-    if not cause or cause == Kind.OPERATOR.value or "reached" not in record:  # older records do not say how far it came
+    # older records do not say how far it came
+    if not cause or cause == Kind.OPERATOR.value or "reached" not in record:
         return None
     is_node = cause == Kind.NODE.value
     nodes: tuple[str, ...] = ()

@@ -1,4 +1,6 @@
-"""Variables that every worker gets unless the card or the node sets them: NCCL in trouble, and compilers' caches."""
+"""Variables that every worker gets unless the card or the node sets them: NCCL in trouble, and
+compilers' caches.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,12 @@ def worker_defaults(
     tensor: int,
     torch: str = "",
 ) -> dict[str, str]:
-    """What is missing in `environment`. `temporary`: on a disk of this node. `tensor`: tensor-parallel degree.
-    `torch`: its version; the flight recorder's variables were renamed, and each use of an old name costs a warning.
+    """What is missing in `environment`. `temporary`: on a disk of this node. `tensor`:
+    tensor-parallel degree. `torch`: its version; the flight recorder's variables were renamed, and
+    each use of an old name costs a warning.
 
-    Compilers' caches are small files that each rank reads at its start: on a shared file system hundreds of ranks would
-    wait for them. They are kept for the user's next attempt on the node.
+    Compilers' caches are small files that each rank reads at its start: on a shared file system
+    hundreds of ranks would wait for them. They are kept for the user's next attempt on the node.
     """
     caches = caches_folder(temporary)
     records = attempt / FLIGHT_RECORDS / f"launch-{launch}-rank-"
@@ -39,7 +42,8 @@ def worker_defaults(
     }
     if gpus:
         wanted |= {
-            # A hung operation ends the process, without waiting for communicators that may never answer.
+            # A hung operation ends the process, without waiting for communicators that may never
+            # answer.
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
             "TORCH_FR_DUMP_TEMP_FILE": str(records),  # the rank's number is put behind it
@@ -50,7 +54,8 @@ def worker_defaults(
             "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(records),
         }
     if gpus and tensor > 1:
-        wanted["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # kernels start in the order in which they were launched
+        # kernels start in the order in which they were launched
+        wanted["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
     return {name: value for name, value in wanted.items() if name not in environment}
 
 

@@ -35,4 +35,6 @@ def ping(path: Path, timeout: float = TIMEOUT_SECONDS) -> str:
         return f"{name}: {error}"
     except ValueError as error:
         return f"{name}: {type(error).__name__}"
-    return f"{name}: the service answered {status}" if status >= 300 else ""
+    if status >= 300:
+        return f"{name}: the service answered {status}"
+    return ""

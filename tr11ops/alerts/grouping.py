@@ -1,4 +1,5 @@
-"""Which messages a look makes of what is to be said: few for each person, whatever the number of alerts. Pure.
+"""Which messages a look makes of what is to be said: few for each person, whatever the number of
+alerts. Pure.
 
 - A CRITICAL alert is in a message of its own, but those of one detector, of which one look says the same, share one.
 - What is over at one look shares one, whatever it was.
@@ -15,7 +16,18 @@ from tr11ops.detect.causes import lead
 from tr11ops.detect.finding import Severity
 from trainer.contract.record import Record
 
-_ORDER = ("opened", "raised", "reopened", "cause", "again", "escalated", "assigned", "repeated", "replaced", "cleared")
+_ORDER = (
+    "opened",
+    "raised",
+    "reopened",
+    "cause",
+    "again",
+    "escalated",
+    "assigned",
+    "repeated",
+    "replaced",
+    "cleared",
+)
 
 
 class MessagePart(Record):
@@ -27,7 +39,9 @@ class MessagePart(Record):
 
 
 class MessageGroup(Record):
-    """One message: its parts, the most severe first, and who gets it; `urls`: the delivery URLs do too."""
+    """One message: its parts, the most severe first, and who gets it; `urls`: the delivery URLs do
+    too.
+    """
 
     parts: tuple[MessagePart, ...]
     to: tuple[str, ...]
@@ -35,7 +49,9 @@ class MessageGroup(Record):
 
 
 def grouped(parts: Iterable[MessagePart]) -> tuple[MessageGroup, ...]:
-    """The messages of one look, the critical ones first. The delivery URLs are told all, each part once."""
+    """The messages of one look, the critical ones first. The delivery URLs are told all, each part
+    once.
+    """
     ordered = sorted(parts, key=_place)
     bundles: dict[tuple[str, ...], list[MessagePart]] = {}
     for part in ordered:
@@ -44,7 +60,9 @@ def grouped(parts: Iterable[MessagePart]) -> tuple[MessageGroup, ...]:
 
 
 def _place(part: MessagePart) -> tuple[int, int, int, float]:
-    """The most severe first; of equals what is newest to people, then the strongest cause, then the oldest."""
+    """The most severe first; of equals what is newest to people, then the strongest cause, then the
+    oldest.
+    """
     alert = part.alert
     severity, strength = lead(alert.detector, alert.severity)
     return severity, _ORDER.index(part.kind), strength, alert.began
@@ -54,7 +72,9 @@ def _bundle_of(part: MessagePart) -> tuple[str, ...]:
     """What the parts of one message have in common."""
     if part.alert.severity < Severity.CRITICAL:
         return ()
-    return (part.kind,) if part.kind in OVER else (part.alert.detector, part.kind)
+    if part.kind in OVER:
+        return (part.kind,)
+    return (part.alert.detector, part.kind)
 
 
 def _by_person(bundle: list[MessagePart]) -> list[MessageGroup]:

@@ -1,5 +1,6 @@
-"""What a look at the run does to the alert state: incidents begin, go on, come back and end. Pure; tells no one
-anything."""
+"""What a look at the run does to the alert state: incidents begin, go on, come back and end. Pure;
+tells no one anything.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ from msgspec.structs import replace
 from tr11ops.alerts.fingerprint import fingerprint
 from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.policy import ACKNOWLEDGED_SECONDS, FLAP_SECONDS, Policy
-from tr11ops.alerts.state import CLOSED_KEPT, Alert, AlertEvent, AlertState, Consequence, elapsed, event_of, incident_of
+from tr11ops.alerts.state import (
+    CLOSED_KEPT,
+    Alert,
+    AlertEvent,
+    AlertState,
+    Consequence,
+    elapsed,
+    event_of,
+    incident_of,
+)
 from tr11ops.base.units import counted
 from tr11ops.detect.causes import by_cause
 from tr11ops.detect.finding import NO_CAUSE, Finding, Severity
@@ -25,16 +35,22 @@ RESOLVED = "alert-resolved"
 CAUSE_FOUND = "alert-cause-found"
 WATCHDOG = "tr11"  # who does what no one typed
 
-STANDSTILLS = frozenset({"hung", "stalled"})  # of one job, the one becomes the other as its ranks fall silent
-NO_TRAINING = frozenset({"down", "hung", "stalled", "suspended"})  # faults that say that no iteration is finished
-LOSSES = frozenset({"node-lost", "zombie"})  # of a node; what ends the job then is the same incident
-OPEN_CLASSES = frozenset({NO_CAUSE, "node"})  # classes of faults that a later attempt may prove to be another's
-SUPPOSED = "supposed"  # the headline of an alert of which people were told a cause that proved to be another
+# of one job, the one becomes the other as its ranks fall silent
+STANDSTILLS = frozenset({"hung", "stalled"})
+# faults that say that no iteration is finished
+NO_TRAINING = frozenset({"down", "hung", "stalled", "suspended"})
+# of a node; what ends the job then is the same incident
+LOSSES = frozenset({"node-lost", "zombie"})
+# classes of faults that a later attempt may prove to be another's
+OPEN_CLASSES = frozenset({NO_CAUSE, "node"})
+# the headline of an alert of which people were told a cause that proved to be another
+SUPPOSED = "supposed"
 MOST_EVIDENCE = 12
 LONGEST_EVIDENCE = 240
 LONGEST_TITLE = 160
 LONGEST_FIX = 2000
-RESOLVED_KEPT_SECONDS = 2 * 86_400.0  # as a whole alert: so long it may be asked for by its fingerprint
+# as a whole alert: so long it may be asked for by its fingerprint
+RESOLVED_KEPT_SECONDS = 2 * 86_400.0
 
 
 def look(
@@ -45,17 +61,18 @@ def look(
     now: float,
     trained: float | None = None,
 ) -> AlertState:
-    """The alert state after a look that saw `findings`; detectors in `blind` could not judge, and theirs stays as it
-    is.
+    """The alert state after a look that saw `findings`; detectors in `blind` could not judge, and
+    theirs stays as it is.
 
     Findings of one cause are one incident, and one alert (`causes.by_cause`).
 
-    A fault that nothing sees for `resolve_after` looks in a row ends its incident; a look that could not judge is no
-    look. One that comes back within an hour of that is the same incident, but for a critical one of which people were
-    told that it was over, and for one about another subject, which never was there before. One that has become milder
-    for as many looks, or as a later attempt trains, is that from then on; when only a remark is left of it, it is over.
-    `trained` is when the last iteration ended: one that ended since is proof enough, in one look, that a training
-    stands still no more.
+    A fault that nothing sees for `resolve_after` looks in a row ends its incident; a look that
+    could not judge is no look. One that comes back within an hour of that is the same incident, but
+    for a critical one of which people were told that it was over, and for one about another
+    subject, which never was there before. One that has become milder for as many looks, or as a
+    later attempt trains, is that from then on; when only a remark is left of it, it is over.
+    `trained` is when the last iteration ended: one that ended since is proof enough, in one look,
+    that a training stands still no more.
     """
     seen = _incidents(findings)
     recovering = _recovering(alert_state, seen, now)
@@ -70,7 +87,12 @@ def look(
         if finding is not None and (is_over(alert, now) or _is_of_another(alert, finding)):
             over.append(alert)
             continue
-        if finding is not None and finding.is_to_be_passed and alert.is_open and is_worth_a_message(alert):
+        if (
+            finding is not None
+            and finding.is_to_be_passed
+            and alert.is_open
+            and is_worth_a_message(alert)
+        ):
             finding = replace(finding, severity=max(finding.severity, Severity.WARNING))
         if finding is not None and not _is_but_a_remark(finding, alert):
             if _is_new_to_people(alert, finding):
@@ -91,20 +113,26 @@ def look(
         changed.append(alert)
         events.append(event_of(alert, OPENED, WATCHDOG, alert.title, now))
     closed = (*alert_state.closed, *map(incident_of, over))
-    done = replace(alert_state, alerts=tuple(changed), closed=closed, looked=now, blind=tuple(sorted(blind)))
+    done = replace(
+        alert_state, alerts=tuple(changed), closed=closed, looked=now, blind=tuple(sorted(blind))
+    )
     return _tidied(done.with_events(events), now)
 
 
 def is_over(alert: Alert, now: float) -> bool:
-    """Whether a fault of this fingerprint would be a new incident: the old one ended an hour ago, and all know it."""
+    """Whether a fault of this fingerprint would be a new incident: the old one ended an hour ago,
+    and all know it.
+    """
     if alert.is_open or alert.said is not None:
         return False
     return min(elapsed(alert.resolved_at, now), elapsed(alert.last_sent, now)) > FLAP_SECONDS
 
 
 def _is_of_another(alert: Alert, finding: Finding) -> bool:
-    """Whether all know that an alert is over, and the fault is about something else (another job, another array): it
-    has not come back. Where the finding has an identity of its own, that alone tells."""
+    """Whether all know that an alert is over, and the fault is about something else (another job,
+    another array): it has not come back. Where the finding has an identity of its own, that alone
+    tells.
+    """
     if alert.is_open or alert.said is not None or finding.identity:
         return False
     subject = clean(finding.subject, LONGEST_TITLE)
@@ -114,36 +142,54 @@ def _is_of_another(alert: Alert, finding: Finding) -> bool:
 def _renamed(alert_state: AlertState, seen: dict[str, Finding], now: float) -> AlertState:
     """The alert state with the alerts of an older tr11 under the fingerprints of today.
 
-    An older one put faults of several names (nodes, say) into one alert. Each finding whose name the old alert
-    mentions goes on from it: people know of it. The old alert is then gone; one that mentions none ends as always.
-    The end of an attempt whose cause was not known goes on likewise under the cause that is; and the loss of a node as
-    the end of the attempt that it ended, which people hear of in the same thread.
+    An older one put faults of several names (nodes, say) into one alert. Each finding whose name
+    the old alert mentions goes on from it: people know of it. The old alert is then gone; one that
+    mentions none ends as always. The end of an attempt whose cause was not known goes on likewise
+    under the cause that is; and the loss of a node as the end of the attempt that it ended, which
+    people hear of in the same thread.
     """
     continued = set()
     for name, finding in seen.items():
         if not finding.identity or alert_state.find(name) is not None:
             continue
         old = next(
-            (alert for alert in alert_state.alerts if _is_continued(alert, finding, seen) and not is_over(alert, now)),
+            (
+                alert
+                for alert in alert_state.alerts
+                if _is_continued(alert, finding, seen) and not is_over(alert, now)
+            ),
             None,
         )
         if old is not None:
-            renamed = replace(old, fingerprint=name, detector=finding.detector, identity=finding.identity)
+            renamed = replace(
+                old, fingerprint=name, detector=finding.detector, identity=finding.identity
+            )
             alert_state = alert_state.with_alert(renamed)
             continued.add(old.fingerprint)
     gone = continued - seen.keys()
-    return replace(alert_state, alerts=tuple(alert for alert in alert_state.alerts if alert.fingerprint not in gone))
+    return replace(
+        alert_state,
+        alerts=tuple(alert for alert in alert_state.alerts if alert.fingerprint not in gone),
+    )
 
 
 def _recovering(alert_state: AlertState, seen: dict[str, Finding], now: float) -> dict[str, str]:
     """The stalls that are the end of a hang, by their names; and the hangs.
 
-    Ranks that hung and show life again need a whole iteration to prove that they train: until one may have taken so
-    long, counted from the last look that saw them hang, it is no second alarm, and not over.
+    Ranks that hung and show life again need a whole iteration to prove that they train: until one
+    may have taken so long, counted from the last look that saw them hang, it is no second alarm,
+    and not over.
     """
     found = {}
     for name, finding in seen.items():
-        hang = next((alert for alert in alert_state.open_alerts if _is_same_standstill(alert, finding, seen)), None)
+        hang = next(
+            (
+                alert
+                for alert in alert_state.open_alerts
+                if _is_same_standstill(alert, finding, seen)
+            ),
+            None,
+        )
         if hang is None or hang.detector != "hung" or finding.patience is None:
             continue
         if elapsed(hang.last_seen, now) <= finding.patience:
@@ -152,23 +198,38 @@ def _recovering(alert_state: AlertState, seen: dict[str, Finding], now: float) -
 
 
 def _with_one_standstill(alert_state: AlertState, seen: dict[str, Finding]) -> AlertState:
-    """The alert state in which a stall that became a hang, or the other way round, goes on as the same incident.
+    """The alert state in which a stall that became a hang, or the other way round, goes on as the
+    same incident.
 
-    People hear of it once more, in the same thread, where another command helps than the one that they were told.
+    People hear of it once more, in the same thread, where another command helps than the one that
+    they were told.
     """
     for name, finding in seen.items():
         known = alert_state.find(name)
         if finding.detector not in STANDSTILLS or (known is not None and known.is_open):
             continue
-        before = next((alert for alert in alert_state.open_alerts if _is_same_standstill(alert, finding, seen)), None)
+        before = next(
+            (
+                alert
+                for alert in alert_state.open_alerts
+                if _is_same_standstill(alert, finding, seen)
+            ),
+            None,
+        )
         if before is None:
             continue
         after = _as_its_cause(before, name, finding)
         if name in before.names or clean(finding.fix, LONGEST_FIX) == before.fix:
             after = replace(after, headline=name)
-        kept = tuple(alert for alert in alert_state.alerts if alert.fingerprint not in {name, before.fingerprint})
+        kept = tuple(
+            alert
+            for alert in alert_state.alerts
+            if alert.fingerprint not in {name, before.fingerprint}
+        )
         closed = () if known is None else (incident_of(known),)
-        alert_state = replace(alert_state, alerts=(*kept, after), closed=(*alert_state.closed, *closed))
+        alert_state = replace(
+            alert_state, alerts=(*kept, after), closed=(*alert_state.closed, *closed)
+        )
     return alert_state
 
 
@@ -183,16 +244,24 @@ def _mentions(alert: Alert, finding: Finding) -> bool:
     if alert.identity is not None or alert.detector != finding.detector:
         return False
     text = "\n".join((alert.title, alert.subject, *alert.evidence))
-    return all(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) for word in finding.identity)
+    return all(
+        re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) for word in finding.identity
+    )
 
 
 def _is_continued(alert: Alert, finding: Finding, seen: dict[str, Finding]) -> bool:
     """Whether a finding of a new name is what people know of as this alert."""
-    return _mentions(alert, finding) or _lacked_the_cause(alert, finding, seen) or _ended_its_job(alert, finding, seen)
+    return (
+        _mentions(alert, finding)
+        or _lacked_the_cause(alert, finding, seen)
+        or _ended_its_job(alert, finding, seen)
+    )
 
 
 def _ended_its_job(alert: Alert, finding: Finding, seen: dict[str, Finding]) -> bool:
-    """Whether an attempt has ended by the loss of the node that an alert is about, and which is no finding any more."""
+    """Whether an attempt has ended by the loss of the node that an alert is about, and which is no
+    finding any more.
+    """
     if not alert.is_open or alert.detector not in LOSSES or alert.fingerprint in seen:
         return False
     if finding.detector != "unfinished-end" or alert.subject != finding.subject:
@@ -201,9 +270,15 @@ def _ended_its_job(alert: Alert, finding: Finding, seen: dict[str, Finding]) -> 
 
 
 def _lacked_the_cause(alert: Alert, finding: Finding, seen: dict[str, Finding]) -> bool:
-    """Whether an alert is of the same end of an attempt, of which no cause was known yet, or its class alone."""
+    """Whether an alert is of the same end of an attempt, of which no cause was known yet, or its
+    class alone.
+    """
     is_same = (alert.detector, alert.subject) == (finding.detector, finding.subject)
-    return is_same and alert.identity in {(NO_CAUSE,), (finding.fault,)} and alert.fingerprint not in seen
+    return (
+        is_same
+        and alert.identity in {(NO_CAUSE,), (finding.fault,)}
+        and alert.fingerprint not in seen
+    )
 
 
 def _is_but_a_remark(finding: Finding, alert: Alert) -> bool:
@@ -212,7 +287,9 @@ def _is_but_a_remark(finding: Finding, alert: Alert) -> bool:
 
 
 def _incidents(findings: Iterable[Finding]) -> dict[str, Finding]:
-    """One finding for each incident, by its fingerprint: the first cause, with what follows from it."""
+    """One finding for each incident, by its fingerprint: the first cause, with what follows from
+    it.
+    """
     return {_name_of(finding): finding for finding in by_cause(_merged(findings).values())}
 
 
@@ -225,7 +302,8 @@ def _without_standing(
 ) -> dict[str, Finding]:
     """What was seen, less what follows from a cause that is not known to be gone.
 
-    A look that could not see the cause, or the first one that did not, does not end it. What has become worse counts.
+    A look that could not see the cause, or the first one that did not, does not end it. What has
+    become worse counts.
     """
     causes = [
         alert
@@ -238,15 +316,21 @@ def _without_standing(
     return {
         name: finding
         for name, finding in seen.items()
-        if name not in standing or finding.severity > standing[name] or alert_state.find(name) is not None
+        if name not in standing
+        or finding.severity > standing[name]
+        or alert_state.find(name) is not None
     }
 
 
-def _joined(alert_state: AlertState, seen: dict[str, Finding], now: float) -> tuple[AlertState, list[AlertEvent]]:
-    """The alert state in which what follows from another finding has no alert of its own any more; and what happened.
+def _joined(
+    alert_state: AlertState, seen: dict[str, Finding], now: float
+) -> tuple[AlertState, list[AlertEvent]]:
+    """The alert state in which what follows from another finding has no alert of its own any more;
+    and what happened.
 
-    The alert of a consequence goes on as that of its cause, where that has none: people know of the incident, and now
-    hear what brought it about. Where the cause has one, the other ends in it, and no all-clear is sent.
+    The alert of a consequence goes on as that of its cause, where that has none: people know of the
+    incident, and now hear what brought it about. Where the cause has one, the other ends in it, and
+    no all-clear is sent.
     """
     events: list[AlertEvent] = []
     for name, finding in seen.items():
@@ -261,9 +345,19 @@ def _joined(alert_state: AlertState, seen: dict[str, Finding], now: float) -> tu
                 cause = _as_its_cause(alert, name, finding)
             else:
                 closed, cause = ended, _with_another(cause, alert)
-            events.append(event_of(cause, CAUSE_FOUND, WATCHDOG, f"{alert.title}: follows from {cause.title}", now))
-            kept = tuple(one for one in alert_state.alerts if one.fingerprint not in {name, alert.fingerprint})
-            alert_state = replace(alert_state, alerts=(*kept, cause), closed=(*alert_state.closed, *closed))
+            events.append(
+                event_of(
+                    cause, CAUSE_FOUND, WATCHDOG, f"{alert.title}: follows from {cause.title}", now
+                )
+            )
+            kept = tuple(
+                one
+                for one in alert_state.alerts
+                if one.fingerprint not in {name, alert.fingerprint}
+            )
+            alert_state = replace(
+                alert_state, alerts=(*kept, cause), closed=(*alert_state.closed, *closed)
+            )
     return alert_state, events
 
 
@@ -307,7 +401,9 @@ def _with_another(cause: Alert, alert: Alert) -> Alert:
 
 
 def _merged(findings: Iterable[Finding]) -> dict[str, Finding]:
-    """One finding for each fingerprint: the most severe, with the others' titles and evidence below its own."""
+    """One finding for each fingerprint: the most severe, with the others' titles and evidence below
+    its own.
+    """
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(fingerprint(finding.detector, finding.identity), []).append(finding)
@@ -318,15 +414,22 @@ def _merged(findings: Iterable[Finding]) -> dict[str, Finding]:
         lines = [*first.evidence]
         for other in others:
             lines += [other.title, *other.evidence]
-        more = f" (and {len(others)} more)" if others else ""
+        more = ""
+        if others:
+            more = f" (and {len(others)} more)"
         fault = first.fault if all(other.fault == first.fault for other in others) else ""
         since = min((finding.since for finding in group if finding.since is not None), default=None)
-        merged[name] = replace(first, title=first.title + more, evidence=tuple(lines), fault=fault, since=since)
+        merged[name] = replace(
+            first, title=first.title + more, evidence=tuple(lines), fault=fault, since=since
+        )
     return merged
 
 
 def _opened(name: str, finding: Finding, now: float) -> Alert:
-    since = now if finding.since is None else min(now, finding.since)
+    if finding.since is None:
+        since = now
+    else:
+        since = min(now, finding.since)
     return Alert(
         fingerprint=name,
         detector=finding.detector,
@@ -351,24 +454,38 @@ def _opened(name: str, finding: Finding, now: float) -> Alert:
 
 def _consequence(finding: Finding) -> Consequence:
     return Consequence(
-        _name_of(finding), finding.detector, finding.severity, clean(finding.title, LONGEST_TITLE),
+        _name_of(finding),
+        finding.detector,
+        finding.severity,
+        clean(finding.title, LONGEST_TITLE),
         tuple(clean(command, LONGEST_FIX) for command in finding.then),
-    )  # fmt: skip
+    )
 
 
 def _bounded(evidence: Iterable[str]) -> tuple[str, ...]:
     lines = tuple(clean(line, LONGEST_EVIDENCE) for line in evidence)
     if len(lines) <= MOST_EVIDENCE:
         return lines
-    return (*lines[: MOST_EVIDENCE - 1], f"... and {counted(len(lines) - MOST_EVIDENCE + 1, 'more line')}")
+    return (
+        *lines[: MOST_EVIDENCE - 1],
+        f"... and {counted(len(lines) - MOST_EVIDENCE + 1, 'more line')}",
+    )
 
 
-def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> tuple[Alert, tuple[AlertEvent, ...]]:
+def _seen_again(
+    alert: Alert, finding: Finding, policy: Policy, now: float
+) -> tuple[Alert, tuple[AlertEvent, ...]]:
     fresh = _opened(alert.fingerprint, finding, now)
-    milder = alert.milder_looks + 1 if finding.severity < alert.severity else 0
-    is_sure = finding.is_to_be_passed or not alert.is_open  # an attempt trains; what is back is what it is now
+    milder = 0
+    if finding.severity < alert.severity:
+        milder = alert.milder_looks + 1
+    # an attempt trains; what is back is what it is now
+    is_sure = finding.is_to_be_passed or not alert.is_open
     is_lower = milder >= policy.resolve_after or (milder > 0 and is_sure)
-    severity = finding.severity if is_lower else max(alert.severity, finding.severity)
+    if is_lower:
+        severity = finding.severity
+    else:
+        severity = max(alert.severity, finding.severity)
     after = replace(
         alert,
         subject=fresh.subject,
@@ -396,53 +513,81 @@ def _seen_again(alert: Alert, finding: Finding, policy: Policy, now: float) -> t
         return after, ()
     # Who took it on may think that it is over, even where the all-clear is still to come.
     remind = after.remind or (after.said is not None and after.is_acknowledged)
-    after = _unacknowledged(replace(after, resolved_at=None, resolved_by="", resolved_why="", remind=remind))
+    after = _unacknowledged(
+        replace(after, resolved_at=None, resolved_by="", resolved_why="", remind=remind)
+    )
     if _is_new_to_people(alert, finding):
-        after = replace(after, began=now, opened=now, first_since=after.since, first_acknowledged_by="")
-    return after, (event_of(after, OPENED, WATCHDOG, f"it is back: {after.title}", now, again=True),)
+        after = replace(
+            after, began=now, opened=now, first_since=after.since, first_acknowledged_by=""
+        )
+    return after, (
+        event_of(after, OPENED, WATCHDOG, f"it is back: {after.title}", now, again=True),
+    )
 
 
 def _has_proved_another(alert: Alert, finding: Finding) -> bool:
-    """Whether the cause that people were told of, a node's or none that was known, has proved to be another."""
+    """Whether the cause that people were told of, a node's or none that was known, has proved to be
+    another.
+    """
     is_told = alert.is_open and bool(alert.headline)
     return is_told and alert.fault in OPEN_CLASSES and finding.fault not in {"", *OPEN_CLASSES}
 
 
 def _is_new_to_people(alert: Alert, finding: Finding) -> bool:
-    """Whether a fault that is back is another incident: it calls for someone, and all were told that it was over."""
+    """Whether a fault that is back is another incident: it calls for someone, and all were told
+    that it was over.
+    """
     is_called_over = not alert.is_open and alert.said is None and alert.called_over is not None
     return is_called_over and finding.severity is Severity.CRITICAL
 
 
 def _began_again(alert: Alert, finding: Finding, now: float) -> float | None:
-    """When the fault of an alert began that is seen again: not before people were told that it was over."""
+    """When the fault of an alert began that is seen again: not before people were told that it was
+    over.
+    """
     if alert.is_open and finding.since is None:
         return alert.since
-    since = now if finding.since is None else min(now, finding.since)
+    if finding.since is None:
+        since = now
+    else:
+        since = min(now, finding.since)
     if alert.is_open and alert.detector in STANDSTILLS and not alert.clear_looks:
         return min(alert.start, since)  # a stall that became a hang began with the stall
     if alert.called_over is None or since >= alert.called_over:
         return since
-    return alert.since if alert.is_open else now
+    if alert.is_open:
+        return alert.since
+    return now
 
 
-def _not_seen(alert: Alert, policy: Policy, now: float, trained: float | None) -> tuple[Alert, tuple[AlertEvent, ...]]:
+def _not_seen(
+    alert: Alert, policy: Policy, now: float, trained: float | None
+) -> tuple[Alert, tuple[AlertEvent, ...]]:
     looks = alert.clear_looks + 1
     after = replace(alert, clear_looks=looks, until=now if alert.until is None else alert.until)
-    trains_again = alert.detector in NO_TRAINING and trained is not None and trained > alert.last_seen
+    trains_again = (
+        alert.detector in NO_TRAINING and trained is not None and trained > alert.last_seen
+    )
     if looks < policy.resolve_after and not trains_again:
         return after, ()
-    why = "an iteration has ended since" if trains_again else f"not seen in {counted(looks, 'look')}"
+    if trains_again:
+        why = "an iteration has ended since"
+    else:
+        why = f"not seen in {counted(looks, 'look')}"
     after = replace(after, resolved_at=now, resolved_by=WATCHDOG, resolved_why=why)
     return after, (event_of(after, RESOLVED, WATCHDOG, after.resolved_why, now),)
 
 
 def _expired(alert: Alert, now: float) -> tuple[Alert, tuple[AlertEvent, ...]]:
-    """End what has run out: a snooze, and an acknowledgement of something that still stands. Both call for a word."""
+    """End what has run out: a snooze, and an acknowledgement of something that still stands. Both
+    call for a word.
+    """
     if not alert.is_open:
         return alert, ()
     events: tuple[AlertEvent, ...] = ()
-    if alert.snoozed_until is not None and (now >= alert.snoozed_until or _is_absurd(alert.snoozed_until, now)):
+    if alert.snoozed_until is not None and (
+        now >= alert.snoozed_until or _is_absurd(alert.snoozed_until, now)
+    ):
         alert = replace(alert, snoozed_until=None, snoozed_by="", remind=True)
     if alert.is_acknowledged and elapsed(alert.acknowledged_at, now) >= ACKNOWLEDGED_SECONDS:
         why = f"{alert.acknowledged_by} acknowledged it a day ago, and it still stands"
@@ -472,7 +617,11 @@ def _tidied(alert_state: AlertState, now: float) -> AlertState:
         return alert_state
     gone = {alert.fingerprint for alert in old}
     kept = tuple(alert for alert in alert_state.alerts if alert.fingerprint not in gone)
-    return replace(alert_state, alerts=kept, closed=(*alert_state.closed, *map(incident_of, old))[-CLOSED_KEPT:])
+    return replace(
+        alert_state,
+        alerts=kept,
+        closed=(*alert_state.closed, *map(incident_of, old))[-CLOSED_KEPT:],
+    )
 
 
 def is_worth_a_message(alert: Alert) -> bool:

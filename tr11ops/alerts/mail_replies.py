@@ -1,4 +1,6 @@
-"""What people reply by mail: the first word of a reply acknowledges or puts off the alerts of that mail. Pure."""
+"""What people reply by mail: the first word of a reply acknowledges or puts off the alerts of that
+mail. Pure.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _BREAK = re.compile(r"(?i)<(?:br|/p|/div)[^>]*>")
 
 
 class MailReply(Record):
-    """One reply. `answers` are the Message-IDs that it names, the one that it answers first; `line` is its first."""
+    """One reply. `answers` are the Message-IDs that it names, the one that it answers first; `line`
+    is its first.
+    """
 
     identity: str
     sender: str
@@ -38,7 +42,9 @@ def parse_reply(content: bytes) -> MailReply:
     """What a mail says; a part of it that makes no sense is left empty."""
     mail = message_from_bytes(content, policy=default)
     assert isinstance(mail, EmailMessage)
-    answered, thread = (_IDENTITY.findall(_header(mail, name)) for name in ("In-Reply-To", "References"))
+    answered, thread = (
+        _IDENTITY.findall(_header(mail, name)) for name in ("In-Reply-To", "References")
+    )
     return MailReply(
         identity=_header(mail, "Message-ID").strip(),
         sender=parseaddr(_header(mail, "From"))[1].lower(),
@@ -51,7 +57,13 @@ def parse_reply(content: bytes) -> MailReply:
 def _header(mail: EmailMessage, name: str) -> str:
     try:
         return " ".join(str(mail.get(name, "")).split())
-    except (ValueError, IndexError, AttributeError, TypeError, LookupError):  # as the library's parser does on garbage
+    except (
+        ValueError,
+        IndexError,
+        AttributeError,
+        TypeError,
+        LookupError,
+    ):  # as the library's parser does on garbage
         return ""
 
 
@@ -59,7 +71,10 @@ def _first_line(mail: EmailMessage) -> str:
     """The first line that the person wrote: not blank, not quoted."""
     try:
         part = mail.get_body(("plain", "html"))
-        text = "" if part is None else str(part.get_content())
+        if part is None:
+            text = ""
+        else:
+            text = str(part.get_content())
     except (ValueError, KeyError, LookupError, AttributeError, TypeError):
         return ""
     if part is not None and part.get_content_subtype() == "html":
@@ -71,7 +86,9 @@ def _first_line(mail: EmailMessage) -> str:
 def apply_mails(
     alert_state: AlertState, mails: Iterable[bytes], policy: Policy, now: float
 ) -> tuple[AlertState, tuple[str, ...]]:
-    """The alert state after all replies, and one line for each that was not heeded. Each reply counts once."""
+    """The alert state after all replies, and one line for each that was not heeded. Each reply
+    counts once.
+    """
     notes: list[str] = []
     for content in mails:
         try:
@@ -91,21 +108,35 @@ def apply_mails(
             change, kind, why = _asked(reply)
             for alert in alerts:
                 alert_state = apply(
-                    alert_state, alert.fingerprint, change, kind, reply.sender, why or "reply by mail", now
+                    alert_state,
+                    alert.fingerprint,
+                    change,
+                    kind,
+                    reply.sender,
+                    why or "reply by mail",
+                    now,
                 )
         except ValueError as error:
             notes.append(f"reply of {shown}: {clean(str(error), 120)}")
         if reply.identity:
-            alert_state = replace(alert_state, answered=(*alert_state.answered, reply.identity)[-MOST_ANSWERED:])
+            alert_state = replace(
+                alert_state, answered=(*alert_state.answered, reply.identity)[-MOST_ANSWERED:]
+            )
     return alert_state, tuple(notes)
 
 
 def _meant(alert_state: AlertState, reply: MailReply, policy: Policy) -> tuple[Alert, ...]:
-    """The open alerts of the message that a reply answers; where that names none, of the thread that it is in."""
+    """The open alerts of the message that a reply answers; where that names none, of the thread
+    that it is in.
+    """
     for identity in reply.answers:
         if not identity.endswith(f"@{policy.domain}>"):
             continue
-        found = tuple(alert for alert in alert_state.open_alerts if identity in (*alert.mails, *alert.thread.split()))
+        found = tuple(
+            alert
+            for alert in alert_state.open_alerts
+            if identity in (*alert.mails, *alert.thread.split())
+        )
         if found:
             return found
     return ()

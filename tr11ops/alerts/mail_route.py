@@ -1,8 +1,8 @@
 """Mail over SMTP, as the original sent it: to a relay of the site, without a password.
 
-It is sent with the standard library: a duplicate is recognised, and an incident is one thread, only by Message-ID and
-In-Reply-To, and apprise writes a Message-ID of its own into every mail. (A mail server that wants a password is a
-`mailtos://` line in alerts.urls_file, which apprise serves.)
+It is sent with the standard library: a duplicate is recognised, and an incident is one thread, only
+by Message-ID and In-Reply-To, and apprise writes a Message-ID of its own into every mail. (A mail
+server that wants a password is a `mailtos://` line in alerts.urls_file, which apprise serves.)
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ _ADDRESS = re.compile(r"[!#-'*+./0-9=?A-Z^_`a-z{|}~-]+@[A-Za-z0-9._-]+")
 
 
 class MailRoute(Record):
-    """One mail server. `known` are the addresses that the card names: others that it refuses are given up.
+    """One mail server. `known` are the addresses that the card names: others that it refuses are
+    given up.
 
-    `clock` tells how late a mail is. `timeout` is that of one answer, `deadline` that of a whole mail, in seconds.
+    `clock` tells how late a mail is. `timeout` is that of one answer, `deadline` that of a whole
+    mail, in seconds.
     """
 
     host: str
@@ -71,12 +73,19 @@ class MailRoute(Record):
             except (smtplib.SMTPNotSupportedError, ValueError, MessageError) as error:
                 refused |= dict.fromkeys(right, (554, cause(error)))
             except (OSError, smtplib.SMTPException) as error:
-                lost = not line.is_open  # late on an open line may be the fault of this mail's recipients alone
-                return DeliveryReport(left=to, trouble=self._failure(error), is_unreachable=lost, is_broken=not lost)
+                # late on an open line may be the fault of this mail's recipients alone
+                lost = not line.is_open
+                return DeliveryReport(
+                    left=to, trouble=self._failure(error), is_unreachable=lost, is_broken=not lost
+                )
         return self._report(to, refused)
 
-    def _send(self, line: _Line, mail: EmailMessage, to: tuple[str, ...]) -> dict[str, tuple[int, str]]:
-        """Connect and hand it over; returns who was refused. Raises OSError, SMTPException and ValueError."""
+    def _send(
+        self, line: _Line, mail: EmailMessage, to: tuple[str, ...]
+    ) -> dict[str, tuple[int, str]]:
+        """Connect and hand it over; returns who was refused. Raises OSError, SMTPException and
+        ValueError.
+        """
         try:
             code, text = line.server.connect(self.host, self.port)
             if code != 220:
@@ -84,15 +93,24 @@ class MailRoute(Record):
             line.is_open = True
             refused = line.server.send_message(mail, from_addr=self.sender, to_addrs=list(to))
         except smtplib.SMTPRecipientsRefused as error:
-            refused = {address: error.recipients.get(address, (450, b"was not asked")) for address in to}
+            refused = {
+                address: error.recipients.get(address, (450, b"was not asked")) for address in to
+            }
         finally:
-            line.server.close()  # without goodbye: nothing that goes wrong once the mail was taken may count
+            # without goodbye: nothing that goes wrong once the mail was taken may count
+            line.server.close()
         return {address: (code, _text(words)) for address, (code, words) in refused.items()}
 
     def _report(self, to: tuple[str, ...], refused: dict[str, tuple[int, str]]) -> DeliveryReport:
-        gone = tuple(address for address in to if refused.get(address, (0,))[0] >= 500 and address not in self.known)
+        gone = tuple(
+            address
+            for address in to
+            if refused.get(address, (0,))[0] >= 500 and address not in self.known
+        )
         left = tuple(address for address in to if address in refused and address not in gone)
-        words = "; ".join(f"{address}: {self._answer(*refused[address])}" for address in (*left, *gone))
+        words = "; ".join(
+            f"{address}: {self._answer(*refused[address])}" for address in (*left, *gone)
+        )
         return DeliveryReport(
             done=tuple(address for address in to if address not in refused),
             left=left,
@@ -141,8 +159,12 @@ def compose(message: Message, sender: str, now: float) -> EmailMessage:
     if is_alarm(message):
         mail["Importance"] = "high"
     late = now - message.time
-    note = f"(This waited {duration(late)} for the mail server.)\n\n" if late > LATE_SECONDS else ""
-    appendix = f"\n{message.appendix}\n" if message.appendix else ""
+    note = ""
+    if late > LATE_SECONDS:
+        note = f"(This waited {duration(late)} for the mail server.)\n\n"
+    appendix = ""
+    if message.appendix:
+        appendix = f"\n{message.appendix}\n"
     body = (note + message.body + appendix).encode("utf-8", "replace").decode("utf-8")
     mail.set_content(body, cte="7bit" if _is_simple(body) else "quoted-printable")
     return mail
@@ -164,4 +186,6 @@ def is_address(text: str) -> bool:
 
 
 def _text(words: bytes | str) -> str:
-    return words.decode("utf-8", "replace") if isinstance(words, bytes) else words
+    if isinstance(words, bytes):
+        return words.decode("utf-8", "replace")
+    return words

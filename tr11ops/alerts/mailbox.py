@@ -1,7 +1,8 @@
-"""Reads the replies to a run's mails from an IMAP mailbox. Read-only: many runs and people may share the mailbox.
+"""Reads the replies to a run's mails from an IMAP mailbox. Read-only: many runs and people may
+share the mailbox.
 
-The server is asked only for mails that name this run's Message-IDs. What was read is remembered by its number in the
-mailbox (UID) in the alert state, so nothing in the mailbox is marked or moved.
+The server is asked only for mails that name this run's Message-IDs. What was read is remembered by
+its number in the mailbox (UID) in the alert state, so nothing in the mailbox is marked or moved.
 """
 
 from __future__ import annotations
@@ -33,14 +34,18 @@ _ODDITIES = (OSError, ValueError, LookupError, AttributeError, TypeError, imapli
 
 
 class Inbox(Record):
-    """What a reading found: mails as bytes, oldest first, and up to where the mailbox was read (UIDVALIDITY, UID)."""
+    """What a reading found: mails as bytes, oldest first, and up to where the mailbox was read
+    (UIDVALIDITY, UID).
+    """
 
     mails: tuple[bytes, ...] = ()
     seen: tuple[int, int] | None = None
 
 
 class Mailbox(Record):
-    """One mailbox. `credentials` is a private file with two lines, user and password. Times in seconds."""
+    """One mailbox. `credentials` is a private file with two lines, user and password. Times in
+    seconds.
+    """
 
     host: str
     port: int
@@ -64,14 +69,21 @@ class Mailbox(Record):
             if len(secrets) != 2:
                 raise MailboxError(f"{self.credentials}: must hold two lines, user and password")
             user, password = secrets
-            return within(self.deadline, lambda: self._read(user, password, domain, seen, now, lines), cut)
+            return within(
+                self.deadline, lambda: self._read(user, password, domain, seen, now, lines), cut
+            )
         except MailboxError:
             raise
         except PrivateFileError as error:
             raise MailboxError(str(error)) from None
         except _ODDITIES as error:
-            text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise MailboxError(f"{place}: {one_line(text, secrets) or type(error).__name__}") from None
+            if isinstance(error, OSError) and error.strerror:
+                text = error.strerror
+            else:
+                text = str(error)
+            raise MailboxError(
+                f"{place}: {one_line(text, secrets) or type(error).__name__}"
+            ) from None
 
     def _read(
         self,
@@ -88,12 +100,21 @@ class Mailbox(Record):
             line.login(_quoted(user), password)
             _answer(line.select(_quoted(self.folder), readonly=True))
             validity = int(_last(line.response("UIDVALIDITY")[1]))
-            last = seen[1] if seen is not None and seen[0] == validity else 0
-            told = f'OR HEADER "In-Reply-To" {_quoted(domain)} HEADER "References" {_quoted(domain)}'
-            found = _answer(line.uid("SEARCH", f"UID {last + 1}:*" if last else f"SINCE {_day(now)}", told))
-            words = ((found and found[0]) or b"").split()  # None where the server says nothing of what it found
+            last = 0
+            if seen is not None and seen[0] == validity:
+                last = seen[1]
+            told = (
+                f'OR HEADER "In-Reply-To" {_quoted(domain)} HEADER "References" {_quoted(domain)}'
+            )
+            found = _answer(
+                line.uid("SEARCH", f"UID {last + 1}:*" if last else f"SINCE {_day(now)}", told)
+            )
+            # None where the server says nothing of what it found
+            words = ((found and found[0]) or b"").split()
             # `n:*` names the last mail of all where there is none from n on
-            numbers = sorted(number for word in words if (number := int(word)) > last)[:MOST_AT_ONCE]
+            numbers = sorted(number for word in words if (number := int(word)) > last)[
+                :MOST_AT_ONCE
+            ]
             mails = [mail for number in numbers if (mail := _fetched(line, number)) is not None]
             return Inbox(tuple(mails), (validity, numbers[-1] if numbers else last))
         finally:
@@ -115,13 +136,24 @@ def mailbox_of(card: RunCard) -> Mailbox | None:
     if rules.imap_host is None or rules.imap_credentials_file is None:
         return None
     secret = Path(rules.imap_credentials_file)
-    return Mailbox(rules.imap_host, rules.imap_port, secret, rules.imap_folder, rules.imap_tls, rules.delivery_seconds)
+    return Mailbox(
+        rules.imap_host,
+        rules.imap_port,
+        secret,
+        rules.imap_folder,
+        rules.imap_tls,
+        rules.delivery_seconds,
+    )
 
 
 def _fetched(line: imaplib.IMAP4, number: int) -> bytes | None:
     """The beginning of one mail; None where someone has just removed it."""
     for part in _answer(line.uid("FETCH", str(number), f"(UID BODY.PEEK[]<0.{LARGEST_BYTES}>)")):
-        if isinstance(part, tuple) and (match := _UID.search(part[0])) is not None and int(match[1]) == number:
+        if (
+            isinstance(part, tuple)
+            and (match := _UID.search(part[0])) is not None
+            and int(match[1]) == number
+        ):
             return bytes(part[1])
     return None
 
@@ -129,8 +161,13 @@ def _fetched(line: imaplib.IMAP4, number: int) -> bytes | None:
 def _answer(answer: tuple[str, list[Any]]) -> list[Any]:
     """The data of an answer. Raises imaplib.IMAP4.error where the server said no."""
     if answer[0] != "OK":
-        words = answer[1][0] if answer[1] else b""
-        raise imaplib.IMAP4.error(words.decode("utf-8", "replace") if isinstance(words, bytes) else "was refused")
+        if answer[1]:
+            words = answer[1][0]
+        else:
+            words = b""
+        raise imaplib.IMAP4.error(
+            words.decode("utf-8", "replace") if isinstance(words, bytes) else "was refused"
+        )
     return answer[1]
 
 

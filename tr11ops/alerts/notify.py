@@ -1,4 +1,5 @@
-"""Who hears of an alert now: the table of docs/alerts.md as a pure function of the alert state and the moment.
+"""Who hears of an alert now: the table of docs/alerts.md as a pure function of the alert state and
+the moment.
 
 | | no one knows yet | stands on | is over |
 |---|---|---|---|
@@ -6,7 +7,8 @@
 | WARNING | person on duty | repeated after repeat_hours | all-clear |
 | CRITICAL | person on duty | escalates until acknowledged, repeated | all-clear |
 
-In quiet hours only the row of CRITICAL applies; what a WARNING has missed follows when they end, if it is still true.
+In quiet hours only the row of CRITICAL applies; what a WARNING has missed follows when they end, if
+it is still true.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _MAIL_ADDRESS = re.compile(r"[^@\s,]+@[^@\s,]+")
 MOST_MAILS_KEPT = 30  # Message-IDs of an incident, by which a reply is known
 SITE_DETECTORS = frozenset({"nodes-short"})  # what only the site can repair
 SITE_WORDS = OVER | {"opened", "reopened"}  # and what its support hears of it
-FINISHED_IS_NEWS_SECONDS = 2 * 86_400.0  # a watchdog that is new to an old run writes of no end that all know
+# a watchdog that is new to an old run writes of no end that all know
+FINISHED_IS_NEWS_SECONDS = 2 * 86_400.0
 ALARMS = frozenset({"opened", "raised", "reopened", "again"})  # escalation counts from these
 
 
@@ -44,8 +47,8 @@ def tell(
 ) -> tuple[AlertState, tuple[Message, ...]]:
     """The messages that are due now, and the alert state that knows of them.
 
-    `only` limits it to alerts of these fingerprints, and leaves the digest out. `situation` is what the messages say
-    of the run.
+    `only` limits it to alerts of these fingerprints, and leaves the digest out. `situation` is what
+    the messages say of the run.
     """
     standing = tuple(alert for alert in alert_state.open_alerts if is_worth_a_message(alert))
     parts: dict[str, MessagePart] = {}
@@ -54,7 +57,10 @@ def tell(
         if only is not None and alert.fingerprint not in only:
             alerts.append(alert)
             continue
-        part = _word(alert, policy, now) if alert.is_open else _all_clear(alert, standing, situation, policy, now)
+        if alert.is_open:
+            part = _word(alert, policy, now)
+        else:
+            part = _all_clear(alert, standing, situation, policy, now)
         after = _stepped(alert, part, policy, now)
         if part is not None and policy.is_reachable:
             parts[alert.fingerprint] = replace(part, alert=after)
@@ -71,7 +77,11 @@ def tell(
         for name in message.alerts:
             by_alert.setdefault(name, []).append(message)
     if policy.support:
-        site = (part for part in parts.values() if part.alert.detector in SITE_DETECTORS and part.kind in SITE_WORDS)
+        site = (
+            part
+            for part in parts.values()
+            if part.alert.detector in SITE_DETECTORS and part.kind in SITE_WORDS
+        )
         messages += [site_message(part.alert, part.kind, policy, now) for part in site]
     alerts = [
         told(parts[alert.fingerprint], by_alert.get(alert.fingerprint, []), now)
@@ -106,19 +116,29 @@ def told(part: MessagePart, messages: Iterable[Message], now: float) -> Alert:
         thread=alert.thread or " ".join(identities),
         mails=(*alert.mails, *identities)[-MOST_MAILS_KEPT:],
     )
-    return replace(after, alarmed=now, escalated=0) if part.kind in ALARMS else after
+    if part.kind in ALARMS:
+        return replace(after, alarmed=now, escalated=0)
+    return after
 
 
 # ----------------------------------------------------------------------------- the table
 def _is_silent(alert: Alert, policy: Policy, now: float) -> bool:
     """Whether nothing is said of an alert at this time of day, or ever."""
-    return not is_worth_a_message(alert) or (alert.severity < Severity.CRITICAL and policy.is_quiet(now))
+    return not is_worth_a_message(alert) or (
+        alert.severity < Severity.CRITICAL and policy.is_quiet(now)
+    )
 
 
 def _all_clear(
-    alert: Alert, standing: tuple[Alert, ...], situation: RunSituation | None, policy: Policy, now: float
+    alert: Alert,
+    standing: tuple[Alert, ...],
+    situation: RunSituation | None,
+    policy: Policy,
+    now: float,
 ) -> MessagePart | None:
-    """That a fault is over: once the run is well. Where it is not after an hour, what stands in the fault's place."""
+    """That a fault is over: once the run is well. Where it is not after an hour, what stands in the
+    fault's place.
+    """
     if alert.said is None or _is_silent(alert, policy, now):
         return None
     is_critical = any(other.severity is Severity.CRITICAL for other in standing)
@@ -133,7 +153,8 @@ def _all_clear(
 def _word(alert: Alert, policy: Policy, now: float) -> MessagePart | None:
     if _is_silent(alert, policy, now):
         return None
-    passing = alert.clear_looks or alert.milder_looks  # the last look did not see it, or not so bad: the next will tell
+    # the last look did not see it, or not so bad: the next will tell
+    passing = alert.clear_looks or alert.milder_looks
     if alert.snoozed_until is not None or passing:
         return None
     aware = unique((*policy.on_duty(now), *alert.told, *_mail(alert.owner)))
@@ -145,8 +166,9 @@ def _word(alert: Alert, policy: Policy, now: float) -> MessagePart | None:
 def _first_word(alert: Alert, aware: tuple[str, ...], now: float) -> MessagePart | None:
     """About a fault of which people know nothing, or think that it is over.
 
-    Not within an hour of telling them so, unless it is worse than all that they heard of it. What is critical is said
-    at once, for an all-clear said that all was well; so often, and not more often, as `BACK_SECONDS` lets it.
+    Not within an hour of telling them so, unless it is worse than all that they heard of it. What
+    is critical is said at once, for an all-clear said that all was well; so often, and not more
+    often, as `BACK_SECONDS` lets it.
     """
     if alert.is_acknowledged:
         return None
@@ -180,7 +202,9 @@ def _escalation(alert: Alert, policy: Policy, now: float) -> MessagePart | None:
     if steps <= alert.escalated:
         return None
     to = policy.escalation(steps, alert.told, now)
-    return MessagePart(alert, "escalated", to) if set(to) - set(alert.told) else None
+    if set(to) - set(alert.told):
+        return MessagePart(alert, "escalated", to)
+    return None
 
 
 def _steps_due(alert: Alert, policy: Policy, now: float) -> int:
@@ -192,12 +216,18 @@ def _steps_due(alert: Alert, policy: Policy, now: float) -> int:
 def _stepped(alert: Alert, part: MessagePart | None, policy: Policy, now: float) -> Alert:
     """Steps of the escalation that are over, whether or not they found anyone new."""
     stands_unanswered = alert.is_open and alert.said is not None and not alert.is_acknowledged
-    if not stands_unanswered or alert.snoozed_until is not None or (part and part.kind != "escalated"):
+    if (
+        not stands_unanswered
+        or alert.snoozed_until is not None
+        or (part and part.kind != "escalated")
+    ):
         return alert
     return replace(alert, escalated=max(alert.escalated, _steps_due(alert, policy, now)))
 
 
-def _repetition(alert: Alert, aware: tuple[str, ...], policy: Policy, now: float) -> MessagePart | None:
+def _repetition(
+    alert: Alert, aware: tuple[str, ...], policy: Policy, now: float
+) -> MessagePart | None:
     if elapsed(alert.last_sent, now) < policy.repeat_hours * 3600.0:
         return None
     return MessagePart(alert, "repeated", aware)
@@ -205,7 +235,9 @@ def _repetition(alert: Alert, aware: tuple[str, ...], policy: Policy, now: float
 
 def _mail(name: str) -> tuple[str, ...]:
     """The mail address that a person's name is, by the run card's own rule; a mere name has none."""
-    return (name,) if _MAIL_ADDRESS.fullmatch(name) else ()
+    if _MAIL_ADDRESS.fullmatch(name):
+        return (name,)
+    return ()
 
 
 # ----------------------------------------------------------------------------- the digest
@@ -216,7 +248,9 @@ def _digest(
     backlog: UndeliveredMessages | None,
     situation: RunSituation | None,
 ) -> tuple[AlertState, tuple[Message, ...]]:
-    """The daily summary, once for each day on which anyone looked, also when there is nothing to say."""
+    """The daily summary, once for each day on which anyone looked, also when there is nothing to
+    say.
+    """
     moment = policy.digest_moment(now)
     if moment is None:
         return alert_state, ()
@@ -228,7 +262,9 @@ def _digest(
         return alert_state, ()
     to = digest_readers(policy, now)
     messages = (
-        (digest_message(alert_state, to, policy, now, moment, backlog, situation),) if policy.is_reachable else ()
+        (digest_message(alert_state, to, policy, now, moment, backlog, situation),)
+        if policy.is_reachable
+        else ()
     )
     return replace(alert_state, digested=moment), messages
 
@@ -237,7 +273,8 @@ def _digest(
 def _finished(
     alert_state: AlertState, policy: Policy, now: float, situation: RunSituation | None
 ) -> tuple[AlertState, tuple[Message, ...]]:
-    """That all is trained, once, in the day time; again where more was trained after it. What ended long ago is known.
+    """That all is trained, once, in the day time; again where more was trained after it. What ended
+    long ago is known.
 
     A run that is not seen to train, or to be finished, says nothing.
     """
@@ -249,10 +286,14 @@ def _finished(
     if alert_state.finished is not None or policy.is_quiet(now):
         return alert_state, ()
     done = replace(alert_state, finished=now)
-    is_old = situation.trained is not None and elapsed(situation.trained, now) > FINISHED_IS_NEWS_SECONDS
+    is_old = (
+        situation.trained is not None and elapsed(situation.trained, now) > FINISHED_IS_NEWS_SECONDS
+    )
     if is_old or not policy.is_reachable:
         return done, ()
-    return done, (finished_message(digest_readers(policy, now), policy, now, situation, condition.words),)
+    return done, (
+        finished_message(digest_readers(policy, now), policy, now, situation, condition.words),
+    )
 
 
 def digest_readers(policy: Policy, now: float) -> tuple[str, ...]:

@@ -4,9 +4,10 @@
     state/alerts/sent/ID-ROUTE.json      was taken
     state/alerts/claims/ID-ROUTE.N       someone sends it just now
 
-A message is sent by anyone who links the next claim. A claim holds for a quarter of an hour by the file server's clock,
-so that one of a process that was killed does not hold for ever. Only a kill between the server's yes and the move to
-`sent` makes a message go out twice, under the same Message-ID.
+A message is sent by anyone who links the next claim. A claim holds for a quarter of an hour by the
+file server's clock, so that one of a process that was killed does not hold for ever. Only a kill
+between the server's yes and the move to `sent` makes a message go out twice, under the same
+Message-ID.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ SCHEMA = 1
 CLAIM_SECONDS = 900.0
 FIRST_DELAY = 60.0
 LONGEST_DELAY = 3600.0
-LONGEST_DELAY_REFUSED = 86_400.0  # where a server has refused for good: someone may repair the address
+# where a server has refused for good: someone may repair the address
+LONGEST_DELAY_REFUSED = 86_400.0
 MOST_FAILURES = 3  # in one round of a route
 SENT_KEPT_SECONDS = 30 * 86_400.0
 _LEFTOVER_SECONDS = 3600.0
@@ -48,10 +50,12 @@ _NAME = re.compile(r"[a-z0-9-]{1,120}\.json")
 
 
 class OutboxEntry(Record):
-    """A message on one route ("mail" or "urls"): who has it already, how often it was tried, and when it is next.
+    """A message on one route ("mail" or "urls"): who has it already, how often it was tried, and
+    when it is next.
 
-    `left` are addresses that wait for it; for "urls" no one is named, because the file says who. `done` are those that
-    have it (addresses, or hashes of URLs). `is_refused`: the last answer was no, for good.
+    `left` are addresses that wait for it; for "urls" no one is named, because the file says who.
+    `done` are those that have it (addresses, or hashes of URLs). `is_refused`: the last answer was
+    no, for good.
     """
 
     message: Message
@@ -69,7 +73,9 @@ class OutboxEntry(Record):
 
 
 class DeliveryReport(Record):
-    """What came of one try: who has it now, who is left, and why. `withdrawn` are left out for good, on purpose."""
+    """What came of one try: who has it now, who is left, and why. `withdrawn` are left out for
+    good, on purpose.
+    """
 
     done: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
@@ -99,7 +105,9 @@ class Delivery(Record):
 
 # ----------------------------------------------------------------------------- queue
 def queue(directory: RunDirectory, message: Message, routes: tuple[str, ...]) -> None:
-    """Put a message on its routes, unless it is there, or was sent, already. Raises OSError as the file system does."""
+    """Put a message on its routes, unless it is there, or was sent, already. Raises OSError as the
+    file system does.
+    """
     make_shared(_outbox(directory))
     for route in routes:
         entry = OutboxEntry(message, route, left=message.to if route == "mail" else ())
@@ -118,7 +126,9 @@ def queue(directory: RunDirectory, message: Message, routes: tuple[str, ...]) ->
 
 
 def take_in(directory: RunDirectory, other: RunDirectory) -> None:
-    """Move another directory's messages, sent and waiting ones, into this one's outbox. Raises OSError."""
+    """Move another directory's messages, sent and waiting ones, into this one's outbox. Raises
+    OSError.
+    """
     for source, target in ((_sent(other), _sent(directory)), (_outbox(other), _outbox(directory))):
         for name in _names(source):
             make_shared(target)
@@ -130,7 +140,9 @@ def take_in(directory: RunDirectory, other: RunDirectory) -> None:
 
 
 def waiting_entries(directory: RunDirectory) -> tuple[OutboxEntry, ...]:
-    """The messages to be sent, the oldest first. Raises OSError or ValueError when it cannot be read."""
+    """The messages to be sent, the oldest first. Raises OSError or ValueError when it cannot be
+    read.
+    """
     entries, troubles = _waiting(directory)
     if troubles and not entries:
         raise ValueError(troubles[0])
@@ -149,7 +161,9 @@ def _waiting(directory: RunDirectory) -> tuple[tuple[OutboxEntry, ...], list[str
             continue
         if entry is not None:
             found.append(entry)
-    return tuple(sorted(found, key=lambda entry: (entry.message.time, len(entry.name), entry.name))), troubles
+    return tuple(
+        sorted(found, key=lambda entry: (entry.message.time, len(entry.name), entry.name))
+    ), troubles
 
 
 # ----------------------------------------------------------------------------- send
@@ -161,18 +175,24 @@ def deliver(
     only: frozenset[str] | None = None,
     proven: frozenset[str] = frozenset(),
 ) -> Delivery:
-    """Send the messages, as `in_turn` has it, for at most about `seconds`; what is not sent waits for the next round.
+    """Send the messages, as `in_turn` has it, for at most about `seconds`; what is not sent waits
+    for the next round.
 
-    As soon as one message of a route is due, all are tried, so that an incident's messages arrive in their order. A
-    route that cannot be reached is left for this round; so is one that fails in the middle of several messages.
-    `only` limits it to messages of these ids. What failed before on `proven` routes (they have just taken something) is
-    tried again at once. Raises OSError when the outbox cannot be read.
+    As soon as one message of a route is due, all are tried, so that an incident's messages arrive
+    in their order. A route that cannot be reached is left for this round; so is one that fails in
+    the middle of several messages. `only` limits it to messages of these ids. What failed before on
+    `proven` routes (they have just taken something) is tried again at once. Raises OSError when the
+    outbox cannot be read.
     """
     began = time.monotonic()
     waiting, troubles = _waiting(directory)
     sent: list[OutboxEntry] = []
     for route in routes:
-        mine = [entry for entry in waiting if entry.route == route.name and (only is None or entry.message.id in only)]
+        mine = [
+            entry
+            for entry in waiting
+            if entry.route == route.name and (only is None or entry.message.id in only)
+        ]
         if route.name in proven:
             mine = [replace(entry, due=0.0) for entry in mine]
         if not any(_is_due(entry, now()) for entry in mine):
@@ -197,8 +217,12 @@ def deliver(
     return Delivery(tuple(sent), tuple(dict.fromkeys(troubles)))
 
 
-def _try(directory: RunDirectory, entry: OutboxEntry, route: Route, now: float) -> DeliveryReport | None:
-    """Send one message, unless someone else does or has. Raises OSError or ValueError as the disk gives."""
+def _try(
+    directory: RunDirectory, entry: OutboxEntry, route: Route, now: float
+) -> DeliveryReport | None:
+    """Send one message, unless someone else does or has. Raises OSError or ValueError as the disk
+    gives.
+    """
     path = _outbox(directory) / f"{entry.name}.json"
     if entry.is_refused and not _is_due(entry, now):
         return None
@@ -227,10 +251,11 @@ def _try(directory: RunDirectory, entry: OutboxEntry, route: Route, now: float) 
 
 
 def in_turn(entries: Sequence[OutboxEntry], now: float) -> list[OutboxEntry]:
-    """Entries (the oldest first) as they are to be tried: those due, of them alarms, of them those never tried before.
+    """Entries (the oldest first) as they are to be tried: those due, of them alarms, of them those
+    never tried before.
 
-    So what fails slowly in every round keeps up nothing but itself. An incident's messages stay in their order: what
-    comes before an urgent one of the same incident is as urgent.
+    So what fails slowly in every round keeps up nothing but itself. An incident's messages stay in
+    their order: what comes before an urgent one of the same incident is as urgent.
     """
     from tr11ops.alerts.mail_text.alert import is_alarm
 
@@ -265,13 +290,18 @@ def _after(entry: OutboxEntry, report: DeliveryReport, now: float) -> OutboxEntr
 
 
 def delay(name: str, attempts: int, is_refused: bool) -> float:
-    """Seconds until the next try: doubled each time, with a share of up to a half off that differs by message.
+    """Seconds until the next try: doubled each time, with a share of up to a half off that differs
+    by message.
 
     So that a server which comes back is not met by all messages at once.
     """
     longest = LONGEST_DELAY_REFUSED if is_refused else LONGEST_DELAY
-    share = int.from_bytes(hashlib.sha256(f"{name}:{attempts}".encode()).digest()[:4], "big") / 2**32
-    policy = RetryPolicy(first_seconds=FIRST_DELAY, longest_seconds=longest, chance=lambda: 1.0 - share)
+    share = (
+        int.from_bytes(hashlib.sha256(f"{name}:{attempts}".encode()).digest()[:4], "big") / 2**32
+    )
+    policy = RetryPolicy(
+        first_seconds=FIRST_DELAY, longest_seconds=longest, chance=lambda: 1.0 - share
+    )
     return policy.delay(attempts)
 
 
@@ -289,11 +319,15 @@ def _claim(claims: NumberedFiles) -> int | None:
             return None
     except FileNotFoundError:
         return None  # given back a moment ago: its holder has just tried
-    return last + 1 if claims.make(last + 1, secrets.token_hex(8).encode()) else None
+    if claims.make(last + 1, secrets.token_hex(8).encode()):
+        return last + 1
+    return None
 
 
 def _release(claims: NumberedFiles, claim: int) -> None:
-    """Give a claim back, and those that ran out before it. The highest goes last, or an old one would count again."""
+    """Give a claim back, and those that ran out before it. The highest goes last, or an old one
+    would count again.
+    """
     for number in claims.numbers():
         if number <= claim:
             claims.file(number).unlink(missing_ok=True)
@@ -329,14 +363,21 @@ def _text(entry: OutboxEntry) -> str:
 
 
 def _read(path: Path) -> OutboxEntry | None:
-    """The entry in a file; None when it was sent meanwhile. Raises OSError, or ValueError when it is no message."""
+    """The entry in a file; None when it was sent meanwhile. Raises OSError, or ValueError when it
+    is no message.
+    """
     return read_record(OutboxEntry, path, "a message", SCHEMA)
 
 
 def tidy(directory: RunDirectory) -> None:
-    """Remove what was sent long ago, and what killed processes left. What cannot be removed is left to the next."""
+    """Remove what was sent long ago, and what killed processes left. What cannot be removed is left
+    to the next.
+    """
     now = time.time()
-    folders = ((_sent(directory), SENT_KEPT_SECONDS, ""), (_outbox(directory), _LEFTOVER_SECONDS, "."))
+    folders = (
+        (_sent(directory), SENT_KEPT_SECONDS, ""),
+        (_outbox(directory), _LEFTOVER_SECONDS, "."),
+    )
     for folder, longest, beginning in (*folders, (_claim_folder(directory), SENT_KEPT_SECONDS, "")):
         with suppress(OSError):
             for entry in os.scandir(folder):

@@ -46,18 +46,27 @@ class PersonalChange(Record):
 
 
 def change_alerts(
-    directory: RunDirectory, card: RunCard, wanted: Iterable[PersonalChange], now: float, typed: str = ""
+    directory: RunDirectory,
+    card: RunCard,
+    wanted: Iterable[PersonalChange],
+    now: float,
+    typed: str = "",
 ) -> tuple[tuple[Alert, ...], tuple[str, ...]]:
     """Do what a person asks for, all of it or nothing; returns the alerts after it, and notes.
 
-    Those who were told hear that an alert is closed, and who is given one that it is theirs. Raises NoSuchAlert,
-    OSError as the file system does, and ValueError when the alert state was written by a newer tr11.
+    Those who were told hear that an alert is closed, and who is given one that it is theirs. Raises
+    NoSuchAlert, OSError as the file system does, and ValueError when the alert state was written by
+    a newer tr11.
     """
     policy = policy_for(directory, card, typed)
     asked = tuple(wanted)
 
-    def change(alert_state: AlertState) -> tuple[AlertState, tuple[tuple[str, ...], tuple[Message, ...]]]:
-        names = tuple(dict.fromkeys(resolve_prefix(alert_state, one.fingerprint).fingerprint for one in asked))
+    def change(
+        alert_state: AlertState,
+    ) -> tuple[AlertState, tuple[tuple[str, ...], tuple[Message, ...]]]:
+        names = tuple(
+            dict.fromkeys(resolve_prefix(alert_state, one.fingerprint).fingerprint for one in asked)
+        )
         before = {name: alert_state.find(name) for name in names}
         for one in asked:
             name = resolve_prefix(alert_state, one.fingerprint).fingerprint
@@ -70,11 +79,15 @@ def change_alerts(
         store: RunDirectory,
         known_there: AlertState = AlertState(),  # noqa: B008  frozen
     ) -> tuple[tuple[Alert, ...], tuple[str, ...]]:
-        stored, (names, messages) = commit(store, lambda alert_state: change(merged(known_there, alert_state)))
+        stored, (names, messages) = commit(
+            store, lambda alert_state: change(merged(known_there, alert_state))
+        )
         notes = flush(store, stored, messages, policy, now)
         if messages:
             ids = frozenset(message.id for message in messages)
-            notes += send_waiting(store, card, policy, stored.alert_state, now, PERSON_SECONDS, ids)[1]
+            notes += send_waiting(
+                store, card, policy, stored.alert_state, now, PERSON_SECONDS, ids
+            )[1]
         alerts = (stored.alert_state.find(name) for name in names)
         return tuple(alert for alert in alerts if alert is not None), tuple(notes)
 
@@ -85,8 +98,13 @@ def change_alerts(
         except OSError as error:
             trouble = error
     with fallback_of(directory) as local:
-        alerts, notes = carry_out(local, replace(read_alert_state(directory).alert_state, messages=(), events=()))
-        why = "" if trouble is None else f" ({cause(trouble)})"
+        alerts, notes = carry_out(
+            local, replace(read_alert_state(directory).alert_state, messages=(), events=())
+        )
+        if trouble is None:
+            why = ""
+        else:
+            why = f" ({cause(trouble)})"
         kept = f"the run directory cannot be written{why}: this is kept in {local.root}, until the watchdog can"
         return alerts, (*notes, kept)
 
@@ -110,7 +128,9 @@ def _assignments(
 def send_test(
     directory: RunDirectory, card: RunCard, to: tuple[str, ...], now: float, typed: str = ""
 ) -> tuple[tuple[str, str, str], ...]:
-    """Send a test message on every route, at once, and read the mailbox; (route, to whom, trouble or "") of each."""
+    """Send a test message on every route, at once, and read the mailbox; (route, to whom, trouble
+    or "") of each.
+    """
     policy = policy_for(directory, card, typed)
     mail, urls = routes(card, policy, lambda: now)
     results: list[tuple[str, str, str]] = []
@@ -129,7 +149,9 @@ def send_test(
 def send_what_waits(
     directory: RunDirectory, card: RunCard, taken: frozenset[str], now: float, typed: str = ""
 ) -> tuple[int, tuple[str, ...]]:
-    """Send what waits on routes that have just taken a message, however often it failed: how many, and troubles."""
+    """Send what waits on routes that have just taken a message, however often it failed: how many,
+    and troubles.
+    """
     if not taken or not directory.exists:
         return 0, ()
     try:
@@ -137,7 +159,9 @@ def send_what_waits(
     except (OSError, ValueError) as error:
         return 0, (f"the messages that wait could not be sent: {cause(error)}",)
     policy = policy_for(directory, card, typed)
-    sent, troubles = send_waiting(directory, card, policy, alert_state, now, PERSON_SECONDS, proven=taken)
+    sent, troubles = send_waiting(
+        directory, card, policy, alert_state, now, PERSON_SECONDS, proven=taken
+    )
     return sent, tuple(troubles)
 
 
@@ -160,18 +184,28 @@ def send_digest(
 ) -> tuple[Message | None, tuple[str, ...]]:
     """Send the daily summary that is due; with `again` also one that went out already.
 
-    Returns it, or None when it went out before, and notes. Raises OSError and ValueError as `change_alerts`.
+    Returns it, or None when it went out before, and notes. Raises OSError and ValueError as
+    `change_alerts`.
     """
     policy = policy_for(directory, card, typed)
     left = known(waiting(directory), None)
 
     def change(alert_state: AlertState) -> tuple[AlertState, Message | None]:
-        due = policy.digest_moment(now) if not again else now
-        if due is None or (not again and alert_state.digested is not None and due <= alert_state.digested):
+        if not again:
+            due = policy.digest_moment(now)
+        else:
+            due = now
+        if due is None or (
+            not again and alert_state.digested is not None and due <= alert_state.digested
+        ):
             return alert_state, None
-        message = digest_message(alert_state, digest_readers(policy, now), policy, now, due, left, situation)
+        message = digest_message(
+            alert_state, digest_readers(policy, now), policy, now, due, left, situation
+        )
         digested = alert_state.digested if again else due
-        return replace(alert_state, digested=digested, messages=(*alert_state.messages, message)), message
+        return replace(
+            alert_state, digested=digested, messages=(*alert_state.messages, message)
+        ), message
 
     stored, message = commit(directory, change)
     if message is None:
@@ -184,8 +218,16 @@ def send_digest(
 
 
 def read_digest(
-    directory: RunDirectory, card: RunCard, now: float, typed: str = "", situation: RunSituation | None = None
+    directory: RunDirectory,
+    card: RunCard,
+    now: float,
+    typed: str = "",
+    situation: RunSituation | None = None,
 ) -> tuple[str, tuple[str, ...]]:
-    """Subject and lines of the summary as it is now. Raises OSError and ValueError as `read_alert_state` does."""
+    """Subject and lines of the summary as it is now. Raises OSError and ValueError as
+    `read_alert_state` does.
+    """
     left = known(waiting(directory), None)
-    return digest(current_alert_state(directory), policy_for(directory, card, typed), now, left, situation)
+    return digest(
+        current_alert_state(directory), policy_for(directory, card, typed), now, left, situation
+    )

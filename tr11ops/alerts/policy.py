@@ -13,8 +13,10 @@ from trainer.contract.record import Record
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
 
-FLAP_SECONDS = 3600.0  # a fault that comes back sooner than this after the all-clear is the same incident
-BACK_SECONDS = 600.0  # how often at most people are told at once that one critical fault is back after its all-clear
+# a fault that comes back sooner than this after the all-clear is the same incident
+FLAP_SECONDS = 3600.0
+# how often at most people are told at once that one critical fault is back after its all-clear
+BACK_SECONDS = 600.0
 ACKNOWLEDGED_SECONDS = 86_400.0  # an acknowledgement holds so long
 FIRST_MONDAY = date(1970, 1, 5)
 
@@ -73,7 +75,8 @@ class Policy(Record):
 
     # ------------------------------------------------------------------ the rota
     def turn(self, now: float) -> int:
-        """Whose turn it is: a place in the rota. Turns change at midnight, or within the day for parts of days.
+        """Whose turn it is: a place in the rota. Turns change at midnight, or within the day for
+        parts of days.
 
         Before `rota_start` the first of the rota is on duty.
         """
@@ -92,16 +95,22 @@ class Policy(Record):
         return max(0, math.floor(days / self.rota_days))
 
     def on_duty(self, now: float, after: int = 0) -> tuple[str, ...]:
-        """Who is told first: the person on duty, or the one `after` turns later; all recipients without a rota."""
+        """Who is told first: the person on duty, or the one `after` turns later; all recipients
+        without a rota.
+        """
         if not self.rota:
             return self.recipients
         return (self.rota[(self.turn(now) + after) % len(self.rota)],)
 
     def escalation(self, step: int, told: Collection[str], now: float) -> tuple[str, ...]:
-        """Who is asked at a step (1, 2, ...) of the escalation: the next of the rota not told yet, at last all."""
+        """Who is asked at a step (1, 2, ...) of the escalation: the next of the rota not told yet,
+        at last all.
+        """
         turns = (address for after in range(len(self.rota)) for address in self.on_duty(now, after))
         following = next((address for address in turns if address not in told), None)
-        return self.everyone if following is None or step >= len(self.escalate_minutes) else (following,)
+        if following is None or step >= len(self.escalate_minutes):
+            return self.everyone
+        return (following,)
 
     def steps_due(self, alarmed: float) -> int:
         """How many steps of the escalation are due so many seconds after the alarm."""
@@ -114,13 +123,15 @@ class Policy(Record):
             return False
         start, end = self.quiet_hours
         clock = self.local(now).time()
-        return start <= clock < end if start <= end else clock >= start or clock < end
+        if start <= end:
+            return start <= clock < end
+        return clock >= start or clock < end
 
     def digest_moment(self, now: float) -> float | None:
         """The last time at which a digest was due; None where the card wants none.
 
-        A time that the clock skips in spring is as long after midnight as on other days; one that comes twice in
-        autumn counts the first time.
+        A time that the clock skips in spring is as long after midnight as on other days; one that
+        comes twice in autumn counts the first time.
         """
         if self.digest_time is None:
             return None

@@ -1,7 +1,8 @@
-"""What commands, status, hand-over and report read of the alerts. Reading changes nothing; what cannot be read is
-Unknown.
+"""What commands, status, hand-over and report read of the alerts. Reading changes nothing; what
+cannot be read is Unknown.
 
-What a watchdog of this machine kept in its fallback directory, while the run directory could not be written, counts.
+What a watchdog of this machine kept in its fallback directory, while the run directory could not be
+written, counts.
 """
 
 from __future__ import annotations
@@ -16,16 +17,27 @@ from tr11ops.rundir.paths import RunDirectory
 
 
 def current_alert_state(directory: RunDirectory) -> AlertState:
-    """What is known of the alerts, wherever it is kept. Raises OSError and ValueError as `read_alert_state` does."""
+    """What is known of the alerts, wherever it is kept. Raises OSError and ValueError as
+    `read_alert_state` does.
+    """
     home, local = read_alert_state(directory).alert_state, kept_here(directory)
-    return home if local is None else merged(home, local)
+    if local is None:
+        return home
+    return merged(home, local)
 
 
 def kept_here(directory: RunDirectory) -> AlertState | None:
-    """The alert state in this machine's fallback directory; None where there is none. Raises as `read_alert_state`."""
+    """The alert state in this machine's fallback directory; None where there is none. Raises as
+    `read_alert_state`.
+    """
     local = existing_fallback(directory)
-    alert_state = AlertState() if local is None else read_alert_state(local).alert_state
-    return None if alert_state == AlertState() else alert_state
+    if local is None:
+        alert_state = AlertState()
+    else:
+        alert_state = read_alert_state(local).alert_state
+    if alert_state == AlertState():
+        return None
+    return alert_state
 
 
 def open_alerts(directory: RunDirectory) -> Observed[tuple[Alert, ...]]:
@@ -44,6 +56,8 @@ def waiting(directory: RunDirectory) -> Observed[UndeliveredMessages]:
     def read() -> UndeliveredMessages:
         entries = waiting_entries(directory)
         trouble = next((entry.trouble for entry in entries if entry.trouble), "")
-        return UndeliveredMessages(len(entries), min((entry.message.time for entry in entries), default=None), trouble)
+        return UndeliveredMessages(
+            len(entries), min((entry.message.time for entry in entries), default=None), trouble
+        )
 
     return observed(read)

@@ -1,7 +1,9 @@
-"""Answers by file: what people without a shell here drop into state/alerts/replies/ is done at the next look.
+"""Answers by file: what people without a shell here drop into state/alerts/replies/ is done at the
+next look.
 
-A file holds one line, `ack FINGERPRINT why` (or `resolve`, `snooze FINGERPRINT 2h why`, `assign FINGERPRINT WHO why`),
-or a JSON object of action, fingerprint, who, why, and for or to. It is moved to done/ or refused/ below the folder.
+A file holds one line, `ack FINGERPRINT why` (or `resolve`, `snooze FINGERPRINT 2h why`, `assign
+FINGERPRINT WHO why`), or a JSON object of action, fingerprint, who, why, and for or to. It is moved
+to done/ or refused/ below the folder.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ SETTLED_SECONDS = 120.0  # a younger file that makes no sense may be still on it
 
 
 class Reply(Record):
-    """One file: what it asks for, or why it asks for nothing (`fault`). `name` is the file's, `who` its author."""
+    """One file: what it asks for, or why it asks for nothing (`fault`). `name` is the file's, `who`
+    its author.
+    """
 
     name: str
     action: str = ""
@@ -86,7 +90,9 @@ def _read(folder: Path, name: str) -> Reply | None:
         fault = "is not UTF-8 text"
     except (ValueError, RecursionError) as error:
         fault = clean(str(error), 120)
-    return None if time.time() - facts.st_mtime < SETTLED_SECONDS else Reply(name, fault=fault)
+    if time.time() - facts.st_mtime < SETTLED_SECONDS:
+        return None
+    return Reply(name, fault=fault)
 
 
 def _content(path: Path) -> tuple[bytes, os.stat_result]:
@@ -104,13 +110,21 @@ def _content(path: Path) -> tuple[bytes, os.stat_result]:
 
 
 def parse(name: str, text: str, owner: str) -> Reply:
-    """What a file asks for; `owner` is the user that it belongs to. Raises ValueError when it asks for nothing."""
+    """What a file asks for; `owner` is the user that it belongs to. Raises ValueError when it asks
+    for nothing.
+    """
     text = text.strip()
     if text.startswith("{"):
         value: dict[str, Any] = json.loads(text)
-        action, fingerprint = str(value.get("action") or "ack"), str(value.get("fingerprint") or value.get("ack") or "")
+        action, fingerprint = (
+            str(value.get("action") or "ack"),
+            str(value.get("fingerprint") or value.get("ack") or ""),
+        )
         claimed = str(value.get("who") or "")
-        who = f"{claimed} (file of {owner})" if claimed and claimed != owner else owner
+        if claimed and claimed != owner:
+            who = f"{claimed} (file of {owner})"
+        else:
+            who = owner
         why, argument = (
             str(value.get("why") or value.get("reason") or ""),
             str(value.get("for") or value.get("to") or ""),
@@ -118,7 +132,10 @@ def parse(name: str, text: str, owner: str) -> Reply:
     else:
         action, _, rest = text.partition("\n")[0].partition(" ")
         fingerprint, _, rest = rest.strip().partition(" ")
-        argument, _, why = rest.strip().partition(" ") if action in {"snooze", "assign"} else ("", "", rest.strip())
+        if action in {"snooze", "assign"}:
+            argument, _, why = rest.strip().partition(" ")
+        else:
+            argument, _, why = ("", "", rest.strip())
         who = owner
     if action not in {"ack", "snooze", "assign", "resolve"} or not fingerprint:
         raise ValueError("says neither ack, snooze, assign nor resolve with a fingerprint")
@@ -140,7 +157,9 @@ def _change(reply: Reply) -> tuple[Change, str]:
     return acknowledge(reply.who, reply.why)
 
 
-def apply_replies(alert_state: AlertState, replies: Iterable[Reply], now: float) -> tuple[AlertState, dict[str, str]]:
+def apply_replies(
+    alert_state: AlertState, replies: Iterable[Reply], now: float
+) -> tuple[AlertState, dict[str, str]]:
     """The alert state after all answers, and why those that were refused were, by file name."""
     refused: dict[str, str] = {}
     for reply in replies:
@@ -150,15 +169,25 @@ def apply_replies(alert_state: AlertState, replies: Iterable[Reply], now: float)
             name = resolve_prefix(alert_state, reply.fingerprint).fingerprint
             change, kind = _change(reply)
             alert_state = apply(
-                alert_state, name, change, kind, reply.who, reply.why or f"answer by file {reply.shown}", now
+                alert_state,
+                name,
+                change,
+                kind,
+                reply.who,
+                reply.why or f"answer by file {reply.shown}",
+                now,
             )
         except ValueError as error:
             refused[reply.name] = clean(str(error), 200)
     return alert_state, refused
 
 
-def put_away(directory: RunDirectory, replies: Iterable[Reply], refused: dict[str, str]) -> tuple[str, ...]:
-    """Move the files out of the way; returns one line for each that was refused, or that could not be moved."""
+def put_away(
+    directory: RunDirectory, replies: Iterable[Reply], refused: dict[str, str]
+) -> tuple[str, ...]:
+    """Move the files out of the way; returns one line for each that was refused, or that could not
+    be moved.
+    """
     folder, notes = replies_folder(directory), []
     for reply in replies:
         target = folder / ("refused" if reply.name in refused else "done")

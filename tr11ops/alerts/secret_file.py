@@ -9,7 +9,9 @@ from tr11ops.base.private_file import private_text
 
 
 def secret_lines(path: Path) -> tuple[str, ...]:
-    """The lines of a file with secrets, without blank ones and those that begin with #. Raises PrivateFileError."""
+    """The lines of a file with secrets, without blank ones and those that begin with #. Raises
+    PrivateFileError.
+    """
     lines = (line.strip() for line in private_text(path).splitlines())
     return tuple(line for line in lines if line and not line.startswith("#"))
 
@@ -17,5 +19,8 @@ def secret_lines(path: Path) -> tuple[str, ...]:
 def shown(url: str) -> str:
     """A URL as it may be shown: its scheme and a hash of the rest."""
     scheme = url.partition(":")[0]
-    known = scheme if scheme.isalnum() and scheme.isascii() and len(scheme) <= 20 and "://" in url else "url"
+    if scheme.isalnum() and scheme.isascii() and len(scheme) <= 20 and "://" in url:
+        known = scheme
+    else:
+        known = "url"
     return f"{known}-{hashlib.sha256(url.encode('utf-8')).hexdigest()[:8]}"

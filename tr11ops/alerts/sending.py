@@ -1,5 +1,6 @@
-"""Carries out what the alert state has decided: queues its messages, writes its journal entries, talks to the
-servers."""
+"""Carries out what the alert state has decided: queues its messages, writes its journal entries,
+talks to the servers.
+"""
 
 from __future__ import annotations
 
@@ -31,25 +32,37 @@ LEFT_BEHIND_SECONDS = 120.0  # what a process decided and did not carry out by t
 
 def policy_for(directory: RunDirectory, card: RunCard, typed: str = "") -> Policy:
     """The card's rules for messages of this run from this machine."""
-    return policy_of(card, mark=directory.mark, host=host_name(), folder=str(Path.cwd()), typed=typed)
+    return policy_of(
+        card, mark=directory.mark, host=host_name(), folder=str(Path.cwd()), typed=typed
+    )
 
 
 def about(alert_state: AlertState, message: Message) -> dict[str, Any]:
     """What the journal keeps of a message: never its text."""
-    alert = alert_state.find(message.alert) if message.alert else None
+    alert = None
+    if message.alert:
+        alert = alert_state.find(message.alert)
     data: dict[str, Any] = {"message": message.id, "kind": message.kind, "to": list(message.to)}
     if len(message.alerts) > 1:
         data["alerts"] = list(message.alerts)
-    return data if alert is None else {**event_of(alert, SENT, WATCHDOG, "", message.time).data, **data}
+    if alert is None:
+        return data
+    return {**event_of(alert, SENT, WATCHDOG, "", message.time).data, **data}
 
 
 # ----------------------------------------------------------------------------- outbox and journal
 def flush(
-    directory: RunDirectory, stored: StoredAlerts, mine: tuple[Message, ...], policy: Policy, now: float
+    directory: RunDirectory,
+    stored: StoredAlerts,
+    mine: tuple[Message, ...],
+    policy: Policy,
+    now: float,
 ) -> list[str]:
-    """Carry out what the alert state has decided: queue its messages, write its journal entries, and strike both off.
+    """Carry out what the alert state has decided: queue its messages, write its journal entries,
+    and strike both off.
 
-    Only what this process decided (`mine`, and events of `now`), and what a killed one left behind. Returns troubles.
+    Only what this process decided (`mine`, and events of `now`), and what a killed one left behind.
+    Returns troubles.
     """
     ours = {message.id for message in mine}
     notes: list[str] = []
@@ -65,7 +78,9 @@ def flush(
     for event in stored.alert_state.events:
         if event.time == now or _is_left_behind(event.time, now):
             try:
-                journal.write(event.kind, event.why, {**event.data, "event": event.id}, event.who, event.time)
+                journal.write(
+                    event.kind, event.why, {**event.data, "event": event.id}, event.who, event.time
+                )
                 written.add(event.id)
             except OSError as error:
                 notes.append(f"the journal could not be written: {cause(error)}")
@@ -91,7 +106,10 @@ def _struck(alert_state: AlertState, queued: set[str], written: set[str]) -> Ale
 
 
 def routes_of(message: Message, policy: Policy) -> tuple[str, ...]:
-    return (*(("mail",) if message.to else ()), *(("urls",) if policy.has_urls and message.urls else ()))
+    return (
+        *(("mail",) if message.to else ()),
+        *(("urls",) if policy.has_urls and message.urls else ()),
+    )
 
 
 # ----------------------------------------------------------------------------- sending
@@ -110,8 +128,14 @@ def routes(card: RunCard, policy: Policy, now: Callable[[], float]) -> tuple[Rou
     local = policy.host if policy.host.isascii() else "localhost"
     sender = rules.sender or f"tr11@{local}"
     known, most = policy.addresses, rules.delivery_seconds
-    mail: Route = MailRoute(rules.smtp_host, rules.smtp_port, sender, local, now, known, deadline=most)
-    urls: Route = ClosedRoute() if rules.urls_file is None else UrlRoute(Path(rules.urls_file), deadline=most)
+    mail: Route = MailRoute(
+        rules.smtp_host, rules.smtp_port, sender, local, now, known, deadline=most
+    )
+    urls: Route
+    if rules.urls_file is None:
+        urls = ClosedRoute()
+    else:
+        urls = UrlRoute(Path(rules.urls_file), deadline=most)
     return mail, urls
 
 
@@ -125,9 +149,13 @@ def send_waiting(
     only: frozenset[str] | None = None,
     proven: frozenset[str] = frozenset(),
 ) -> tuple[int, list[str]]:
-    """Send the queued messages; returns how many deliveries were done, and the troubles. `proven`: see `deliver`."""
+    """Send the queued messages; returns how many deliveries were done, and the troubles. `proven`:
+    see `deliver`.
+    """
     try:
-        done = deliver(directory, routes(card, policy, lambda: now), lambda: now, seconds, only, proven)
+        done = deliver(
+            directory, routes(card, policy, lambda: now), lambda: now, seconds, only, proven
+        )
     except OSError as error:
         return 0, [f"outbox: {cause(error)}"]
     notes = list(done.troubles)
@@ -142,7 +170,9 @@ def send_waiting(
         if not entry.done and not entry.left:
             continue
         try:
-            journal.write(SENT, entry.message.subject, {**data, "event": f"{entry.name}-sent"}, WATCHDOG, now)
+            journal.write(
+                SENT, entry.message.subject, {**data, "event": f"{entry.name}-sent"}, WATCHDOG, now
+            )
         except OSError as error:
             notes.append(f"the journal could not be written: {cause(error)}")
     return len(done.sent), notes

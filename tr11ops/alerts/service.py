@@ -1,10 +1,11 @@
-"""One look at the run becomes alerts, and alerts become messages: the alert state is kept, messages are queued and
-sent.
+"""One look at the run becomes alerts, and alerts become messages: the alert state is kept, messages
+are queued and sent.
 
-Order of effects: the alert state (with the messages and journal entries that it calls for, in one stroke), outbox and
-journal, the alert state without them, then the mail server. A kill between any two of them loses nothing: the next look
-goes on from there. An entry of the journal may then be there twice, under one `event`; a message may go out twice only
-when the kill fell between the server's yes and its record.
+Order of effects: the alert state (with the messages and journal entries that it calls for, in one
+stroke), outbox and journal, the alert state without them, then the mail server. A kill between any
+two of them loses nothing: the next look goes on from there. An entry of the journal may then be
+there twice, under one `event`; a message may go out twice only when the kill fell between the
+server's yes and its record.
 """
 
 from __future__ import annotations
@@ -48,9 +49,11 @@ DELIVERY_SECONDS = 60.0  # of one look; what is left then waits for the next
 
 
 class AlertOutcome(Record):
-    """What one look did. `messages` were called for by this look; `suppressed`: they were not sent, as asked.
+    """What one look did. `messages` were called for by this look; `suppressed`: they were not sent,
+    as asked.
 
-    `sent` counts deliveries, also of older messages. `notes` are one line each: what went wrong, and what is unusual.
+    `sent` counts deliveries, also of older messages. `notes` are one line each: what went wrong,
+    and what is unusual.
     """
 
     open: tuple[Alert, ...] = ()
@@ -73,22 +76,26 @@ def process(
     situation: RunSituation | None = None,
     unmounted: str = "",
 ) -> AlertOutcome:
-    """Take in a look at the run at `now`: keep the alert state, queue and send messages, call the dead-man URL.
+    """Take in a look at the run at `now`: keep the alert state, queue and send messages, call the
+    dead-man URL.
 
-    `blind` are the detectors that could not judge; with `observed` False no detector could, and no absence counts.
-    `deliver` False sends nothing: messages are recorded as suppressed, and the next look that may send says them.
-    `typed` is the card as the person named it; `situation` is what messages say of the run. `unmounted`: why the run
-    directory that is seen is not the run's, so that everything is kept on this machine. Nothing that disk, network or
-    mail server do is raised: it is a note.
+    `blind` are the detectors that could not judge; with `observed` False no detector could, and no
+    absence counts. `deliver` False sends nothing: messages are recorded as suppressed, and the next
+    look that may send says them. `typed` is the card as the person named it; `situation` is what
+    messages say of the run. `unmounted`: why the run directory that is seen is not the run's, so
+    that everything is kept on this machine. Nothing that disk, network or mail server do is raised:
+    it is a note.
     """
     policy = policy_for(directory, card, typed)
     sight = AlertInput(tuple(findings), blind, observed, now, situation)
     try:
         if unmounted:  # what is written there would be hidden when the run's own directory is back
             raise OSError(errno.ENODEV, unmounted)
-        if not directory.exists:  # nothing was launched from here, or its file system is not mounted: make nothing
+        # nothing was launched from here, or its file system is not mounted: make nothing
+        if not directory.exists:
             raise FileNotFoundError(errno.ENOENT, "there is no run directory", str(directory.root))
-        require_room(alerts_folder(directory))  # one that takes the alert state but no message would keep all quiet
+        # one that takes the alert state but no message would keep all quiet
+        require_room(alerts_folder(directory))
         return _recorded(directory, card, policy, sight, deliver)
     except (OSError, NewerSchema) as error:
         trouble = error
@@ -105,14 +112,17 @@ def process(
 def process_some(
     directory: RunDirectory, card: RunCard, findings: Iterable[Finding], now: float, typed: str
 ) -> AlertOutcome:
-    """Take in findings of one kind, seen by themselves: no other alert is judged, none is closed (the pulse does that),
-    and the dead-man URL is not called."""
+    """Take in findings of one kind, seen by themselves: no other alert is judged, none is closed
+    (the pulse does that), and the dead-man URL is not called.
+    """
     everybody = frozenset(detector.NAME for detector in DETECTORS)
     return process(directory, card, findings, everybody, observed=False, now=now, typed=typed)
 
 
 class AlertInput(Record):
-    """What one look found at `time`, who could not judge, whether anything was seen, and how the run is doing."""
+    """What one look found at `time`, who could not judge, whether anything was seen, and how the
+    run is doing.
+    """
 
     found: tuple[Finding, ...]
     blind: frozenset[str]
@@ -140,14 +150,17 @@ def _recorded(
     deliver: bool,
     home: RunDirectory | None = None,
 ) -> AlertOutcome:
-    """As `process`, with alert state, outbox and journal in `store`. Raises OSError or NewerSchema when it takes no
-    alert state.
+    """As `process`, with alert state, outbox and journal in `store`. Raises OSError or NewerSchema
+    when it takes no alert state.
 
-    `home` is the run directory that cannot be written, where `store` is its fallback: what its alert state knows
-    counts, and what it has not sent yet is sent from here.
+    `home` is the run directory that cannot be written, where `store` is its fallback: what its
+    alert state knows counts, and what it has not sent yet is sent from here.
     """
     now = sight.time
-    known_there = AlertState() if home is None else _known_state(home)
+    if home is None:
+        known_there = AlertState()
+    else:
+        known_there = _known_state(home)
     notes: list[str] = []
     replies = _replies(store, notes)
     inbox = _inbox(store, known_there, card, policy, now, notes)
@@ -158,7 +171,8 @@ def _recorded(
     ) -> tuple[AlertState, tuple[tuple[Message, ...], dict[str, str], tuple[str, ...]]]:
         if home is not None:
             alert_state = merged(
-                known_there if alert_state.looked is None else replace(known_there, events=()), alert_state
+                known_there if alert_state.looked is None else replace(known_there, events=()),
+                alert_state,
             )
         answered, refused = apply_replies(alert_state, replies, now)
         answered, unheeded = apply_mails(answered, inbox.mails, policy, now)
@@ -171,7 +185,9 @@ def _recorded(
 
     stored, (messages, refused, unheeded) = commit(store, change)
     if stored.damage:
-        notes.append(f"{stored.damage}; what could be read was used, and some messages may come again")
+        notes.append(
+            f"{stored.damage}; what could be read was used, and some messages may come again"
+        )
     notes += [*put_away(store, replies, refused), *unheeded]
     if not policy.is_reachable:
         notes.append("no one is told of anything: set alerts.recipients in the card")
@@ -179,7 +195,9 @@ def _recorded(
     notes += flush(store, stored, mine if deliver else (), policy, now)
     sent = 0
     if deliver:
-        sent, troubles = send_waiting(store, card, policy, stored.alert_state, now, DELIVERY_SECONDS)
+        sent, troubles = send_waiting(
+            store, card, policy, stored.alert_state, now, DELIVERY_SECONDS
+        )
         notes += troubles
     if sight.observed:
         notes += _ping(card)
@@ -202,7 +220,9 @@ def _known_state(directory: RunDirectory) -> AlertState:
 
 
 def _take_over(directory: RunDirectory, local: RunDirectory) -> None:
-    """Queue in the fallback directory the messages of an outbox that takes no claim. Raises OSError."""
+    """Queue in the fallback directory the messages of an outbox that takes no claim. Raises
+    OSError.
+    """
     for entry in known(read_observed(lambda: waiting_entries(directory)), ()):
         queue(local, entry.message, (entry.route,))
 
@@ -216,7 +236,12 @@ def _replies(directory: RunDirectory, notes: list[str]) -> tuple[Reply, ...]:
 
 
 def _inbox(
-    store: RunDirectory, known_there: AlertState, card: RunCard, policy: Policy, now: float, notes: list[str]
+    store: RunDirectory,
+    known_there: AlertState,
+    card: RunCard,
+    policy: Policy,
+    now: float,
+    notes: list[str],
 ) -> Inbox:
     """The replies by mail that are new; none where the mailbox cannot be read, which is noted."""
     mailbox = mailbox_of(card)
@@ -233,19 +258,33 @@ def _inbox(
 def _suppressed(alert_state: AlertState, message: Message, now: float) -> AlertEvent:
     data = {**about(alert_state, message), "suppressed": True}
     return AlertEvent(
-        f"{message.id}-suppressed-{stamp(now)}", SENT, WATCHDOG, "suppressed: no mail was wanted", now, data
+        f"{message.id}-suppressed-{stamp(now)}",
+        SENT,
+        WATCHDOG,
+        "suppressed: no mail was wanted",
+        now,
+        data,
     )
 
 
 def _blind(alert_state: AlertState, blind: frozenset[str], observed: bool) -> frozenset[str]:
     """Who could not judge: everyone, where nothing was observed."""
-    return blind if observed else blind | {alert.detector for alert in alert_state.alerts}
+    if observed:
+        return blind
+    return blind | {alert.detector for alert in alert_state.alerts}
 
 
 def _without_record(
-    directory: RunDirectory, card: RunCard, policy: Policy, sight: AlertInput, deliver: bool, trouble: Exception
+    directory: RunDirectory,
+    card: RunCard,
+    policy: Policy,
+    sight: AlertInput,
+    deliver: bool,
+    trouble: Exception,
 ) -> AlertOutcome:
-    """Where nothing can be written, those on duty hear of it all the same, though at each look again."""
+    """Where nothing can be written, those on duty hear of it all the same, though at each look
+    again.
+    """
     notes = [f"alerts cannot be recorded, so messages go out again at each look: {cause(trouble)}"]
     notes += _ping(card) if sight.observed else []
     looked = sight.of(_known_state(directory), policy)
@@ -261,7 +300,11 @@ def _without_record(
                 away |= {route.name} if report.is_unreachable else set()
                 notes += [f"{route.name}: {report.trouble}"] if report.trouble else []
     return AlertOutcome(
-        open=after.open_alerts, messages=messages, suppressed=not deliver, sent=sent, notes=tuple(notes)
+        open=after.open_alerts,
+        messages=messages,
+        suppressed=not deliver,
+        sent=sent,
+        notes=tuple(notes),
     )
 
 
@@ -269,4 +312,6 @@ def _ping(card: RunCard) -> list[str]:
     if card.alerts.dead_man_url_file is None:
         return []
     trouble = dead_man.ping(Path(card.alerts.dead_man_url_file))
-    return [f"dead-man call: {trouble}"] if trouble else []
+    if trouble:
+        return [f"dead-man call: {trouble}"]
+    return []

@@ -1,4 +1,6 @@
-"""How the run is doing at a look, as mails say it: its progress, what the watchdog does, what a time has cost."""
+"""How the run is doing at a look, as mails say it: its progress, what the watchdog does, what a
+time has cost.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ _ACTS = {
     "unfinished-end": ("exclude", "hold", "resubmit"),
 }
 # The words of commands that do the same as an act.
-_SAME = {"resubmit": ("launch",), "release": ("release", "resume"), "cancel": ("scancel", "kill", "--repair")}
+_SAME = {
+    "resubmit": ("launch",),
+    "release": ("release", "resume"),
+    "cancel": ("scancel", "kill", "--repair"),
+}
 # What the run does by itself about what is not critical, whether or not a watchdog may act.
 _BY_ITSELF = {
     "node-lost": "If the scheduler gives it up, the run goes on without it: on a spare, or in the next queued task.",
@@ -46,21 +52,47 @@ _GONE = "The run goes on without it: on a spare, or in the next queued task."
 _GONE_WITHOUT_NEXT = "The run goes on only on a spare, and not at all where it ran the batch script: nothing is queued."
 _NOTHING = "tr11 does nothing about it by itself."
 # Faults for which the training stands still, or whose cure goes on in another job.
-_STANDS_STILL = frozenset({
-    "dead-chain", "directory-unseen", "down", "held", "hung", "node-lost", "nodes-short", "stalled", "start-failed",
-    "suspended", "two-attempts", "unfinished-end", "waits-for-site", "zombie",
-})  # fmt: skip
+_STANDS_STILL = frozenset(
+    {
+        "dead-chain",
+        "directory-unseen",
+        "down",
+        "held",
+        "hung",
+        "node-lost",
+        "nodes-short",
+        "stalled",
+        "start-failed",
+        "suspended",
+        "two-attempts",
+        "unfinished-end",
+        "waits-for-site",
+        "zombie",
+    }
+)
 # Faults of a training's speed: while nothing trains no one sees them, and they are not over.
 _OF_SPEED = frozenset({"slow", "slow-node"})
-# Faults that only a training shows: a run that a person has stopped has them as before, until it trains without them.
+# Faults that only a training shows: a run that a person has stopped has them as before, until it
+# trains without them.
 _OF_TRAINING = _OF_SPEED | {
-    "down", "hung", "stalled", "log-not-growing", "unfinished-end", "start-failed", "loss-spike", "loss-not-finite",
-    "gradient-norm", "silent-corruption", "counters-jump",
-}  # fmt: skip
+    "down",
+    "hung",
+    "stalled",
+    "log-not-growing",
+    "unfinished-end",
+    "start-failed",
+    "loss-spike",
+    "loss-not-finite",
+    "gradient-norm",
+    "silent-corruption",
+    "counters-jump",
+}
 
 
 class Act(Record):
-    """One act of the watchdog: its kind as in the journal (`resubmit`, ...), in words, and when it was done."""
+    """One act of the watchdog: its kind as in the journal (`resubmit`, ...), in words, and when it
+    was done.
+    """
 
     name: str
     words: str
@@ -68,9 +100,11 @@ class Act(Record):
 
 
 class Spell(Record):
-    """What became of a time: iterations trained, the loss before and now, node-hours held, and their useful share.
+    """What became of a time: iterations trained, the loss before and now, node-hours held, and
+    their useful share.
 
-    `wanted_hours` also counts the nodes that the run waited for; `lost_hours` of them trained nothing that was kept.
+    `wanted_hours` also counts the nodes that the run waited for; `lost_hours` of them trained
+    nothing that was kept.
     """
 
     iterations: int
@@ -83,10 +117,12 @@ class Spell(Record):
 
 
 class RunCondition(Record):
-    """The verdict of a look, as all-clears need it: its `words`, and whether no one needs to get up (`is_well`).
+    """The verdict of a look, as all-clears need it: its `words`, and whether no one needs to get up
+    (`is_well`).
 
-    `trains`: a job trains, or is said to; `is_finished`: all is trained; `is_stopped`: a person has stopped the run.
-    `resume` is the command without which it does not train on; "" where none is needed.
+    `trains`: a job trains, or is said to; `is_finished`: all is trained; `is_stopped`: a person has
+    stopped the run. `resume` is the command without which it does not train on; "" where none is
+    needed.
     """
 
     words: str
@@ -100,12 +136,14 @@ class RunCondition(Record):
 class RunSituation(Record):
     """The run at one look. `progress` and `eta` are "" where they are not known.
 
-    `trained` is when the last iteration ended, None where that is not known. `may_act`: the watchdog acts at this look
-    on its `planned` acts; else `why_not` says what keeps it. `withheld` says what it does not do, and why. `since`
-    gives the account from a moment (seconds since the epoch) to the look; None where it cannot be told. `condition` is
-    None where the look was not judged. `knows_acts`: what the watchdog does could be told. `left_out`: the nodes that
-    tr11 itself has excluded. `has_next`: something is queued, as far as that is known. `steps` are the last ones of the
-    training that are still seen, the oldest first, `labels` the attempts' numbers as people type them.
+    `trained` is when the last iteration ended, None where that is not known. `may_act`: the
+    watchdog acts at this look on its `planned` acts; else `why_not` says what keeps it. `withheld`
+    says what it does not do, and why. `since` gives the account from a moment (seconds since the
+    epoch) to the look; None where it cannot be told. `condition` is None where the look was not
+    judged. `knows_acts`: what the watchdog does could be told. `left_out`: the nodes that tr11
+    itself has excluded. `has_next`: something is queued, as far as that is known. `steps` are the
+    last ones of the training that are still seen, the oldest first, `labels` the attempts' numbers
+    as people type them.
     """
 
     progress: str = ""
@@ -125,9 +163,15 @@ class RunSituation(Record):
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def went_on(self, alert: Alert) -> Step | None:
-        """The first step with which the training went on after a fault that it stood still for: in the job that trains
-        now, where that is another than before. None where it did not stand still, or that cannot be told."""
-        if self.condition is None or not self.condition.trains or not set(alert.detectors) & _STANDS_STILL:
+        """The first step with which the training went on after a fault that it stood still for: in
+        the job that trains now, where that is another than before. None where it did not stand
+        still, or that cannot be told.
+        """
+        if (
+            self.condition is None
+            or not self.condition.trains
+            or not set(alert.detectors) & _STANDS_STILL
+        ):
             return None
         steps = [step for step in self.steps if step.time is not None and step.job_id]
         before = [step for step in steps if (step.time or 0.0) <= alert.start]
@@ -135,12 +179,16 @@ class RunSituation(Record):
         if not before or not after:
             return None
         job = after[-1].job_id
-        return after[0] if job == before[-1].job_id else next(step for step in after if step.job_id == job)
+        if job == before[-1].job_id:
+            return after[0]
+        return next(step for step in after if step.job_id == job)
 
     def proves_end_of(self, alert: Alert) -> bool:
-        """Whether the run is well, by evidence that is newer than the fault: an iteration, where a job trains.
+        """Whether the run is well, by evidence that is newer than the fault: an iteration, where a
+        job trains.
 
-        That a look does not see a fault is no such evidence: the job may be gone, or stand still unnoticed as yet.
+        That a look does not see a fault is no such evidence: the job may be gone, or stand still
+        unnoticed as yet.
         """
         condition = self.condition
         if condition is None:
@@ -154,18 +202,29 @@ class RunSituation(Record):
         return alert.detector not in (_OF_TRAINING if condition.is_stopped else _OF_SPEED)
 
     def cost_of(self, began: float) -> tuple[float, Spell] | None:
-        """From when an incident has cost something, and what: a fault that stops the training begins unseen."""
-        moment = began if self.trained is None else min(began, self.trained)
+        """From when an incident has cost something, and what: a fault that stops the training
+        begins unseen.
+        """
+        if self.trained is None:
+            moment = began
+        else:
+            moment = min(began, self.trained)
         spell = self.since(moment)
-        return None if spell is None else (moment, spell)
+        if spell is None:
+            return None
+        return (moment, spell)
 
 
 def what_tr11_does(alert: Alert, situation: RunSituation | None) -> str:
-    """A sentence: what the watchdog did about an alert, or will do, or why not; "" where it is not known."""
+    """A sentence: what the watchdog did about an alert, or will do, or why not; "" where it is not
+    known.
+    """
     if situation is None or not situation.knows_acts:
         return ""
     is_told = alert.severity is not Severity.CRITICAL or alert.detector == "waits-for-site"
-    lesser = _BY_ITSELF.get(alert.detector, "") if is_told else ""
+    lesser = ""
+    if is_told:
+        lesser = _BY_ITSELF.get(alert.detector, "")
     if lesser and alert.detector == "node-lost":
         lesser = _without_the_lost(alert, situation)
     return watchdog_says(alert, situation) or lesser or _NOTHING
@@ -175,12 +234,18 @@ def _without_the_lost(alert: Alert, situation: RunSituation) -> str:
     """What the run does by itself about a node that is lost, or that may be."""
     is_given_up = HAS_LOST in alert.title
     if not situation.has_next:
-        return _GONE_WITHOUT_NEXT if is_given_up else _LOST_WITHOUT_NEXT
-    return _GONE if is_given_up else _BY_ITSELF["node-lost"]
+        if is_given_up:
+            return _GONE_WITHOUT_NEXT
+        return _LOST_WITHOUT_NEXT
+    if is_given_up:
+        return _GONE
+    return _BY_ITSELF["node-lost"]
 
 
 def is_cured(alert: Alert, situation: RunSituation | None) -> bool:
-    """Whether the watchdog did what the alert says to type, or is about to: a person who does it too does it twice."""
+    """Whether the watchdog did what the alert says to type, or is about to: a person who does it
+    too does it twice.
+    """
     if situation is None:
         return False
     typed = {word for command in (alert.fix, *alert.commands_after) for word in command.split()}
@@ -192,12 +257,16 @@ def is_cured(alert: Alert, situation: RunSituation | None) -> bool:
 
 def _acts(alert: Alert) -> tuple[str, ...]:
     """The acts of the watchdog that end a fault, or what follows from it."""
-    return tuple(dict.fromkeys(act for detector in alert.detectors for act in _ACTS.get(detector, ())))
+    return tuple(
+        dict.fromkeys(act for detector in alert.detectors for act in _ACTS.get(detector, ()))
+    )
 
 
 def watchdog_says(alert: Alert, situation: RunSituation) -> str:
-    """What the watchdog does not do about an alert, and why; else what it will do, or did; "" where its plan says
-    nothing of such a fault. What it did before is no help where it does not do it again."""
+    """What the watchdog does not do about an alert, and why; else what it will do, or did; "" where
+    its plan says nothing of such a fault. What it did before is no help where it does not do it
+    again.
+    """
     names = _acts(alert)
     against = _against(names, situation)
     done = [act for act in situation.done if act.name in names and act.time >= alert.began]
@@ -205,11 +274,15 @@ def watchdog_says(alert: Alert, situation: RunSituation) -> str:
     if planned and situation.may_act:
         return f"tr11 will now {_act(planned[0].words, alert)}."
     if against:
-        text = next((text for text in against if alert.subject and alert.subject in text), against[0])
+        text = next(
+            (text for text in against if alert.subject and alert.subject in text), against[0]
+        )
         return _withheld(text, alert)
     if done:
         return f"tr11 did: {done[-1].words}."
-    return f"tr11 would {_act(planned[0].words, alert)}, but {situation.why_not}." if planned else ""
+    if planned:
+        return f"tr11 would {_act(planned[0].words, alert)}, but {situation.why_not}."
+    return ""
 
 
 def _act(words: str, alert: Alert) -> str:
@@ -225,10 +298,15 @@ def _against(names: tuple[str, ...], situation: RunSituation) -> list[str]:
 
 
 def _withheld(text: str, alert: Alert) -> str:
-    """A sentence of what the watchdog's plan leaves out, and why: `ACT: WHY; not done: AGAINST` as the plan has it."""
+    """A sentence of what the watchdog's plan leaves out, and why: `ACT: WHY; not done: AGAINST` as
+    the plan has it.
+    """
     act, divider, against = text.partition("; not done: ")
     what, colon, why = act.partition(": ")
     if not divider or not colon or act.startswith("nothing "):
         return f"tr11 did not act: {text}."
-    reason = "" if why == alert.title else f" ({why})"
+    if why == alert.title:
+        reason = ""
+    else:
+        reason = f" ({why})"
     return f"tr11 did not {what}{reason}: {against}."

@@ -1,7 +1,8 @@
-"""The alert state: one alert per incident, what people were told of it, and what is still to be done about it.
+"""The alert state: one alert per incident, what people were told of it, and what is still to be
+done about it.
 
-Values only: what happens to an alert state is in `incidents.py` (what a look saw) and `notify.py` (who hears of it).
-Times are seconds since the epoch.
+Values only: what happens to an alert state is in `incidents.py` (what a look saw) and `notify.py`
+(who hears of it). Times are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from tr11ops.detect.causes import lead
 from tr11ops.detect.finding import Severity
 from trainer.contract.record import Record
 
-# That a fault is over: `cleared` where the run is well, `replaced` where another fault stands or that is not known.
+# That a fault is over: `cleared` where the run is well, `replaced` where another fault stands or
+# that is not known.
 OVER = frozenset({"cleared", "replaced"})
 CLOSED_KEPT = 2000  # incidents; at some 300 bytes each the alert state stays below a megabyte
 
 
 class Consequence(Record):
-    """What follows from an alert's fault: another finding, which has no alert of its own while that stands.
+    """What follows from an alert's fault: another finding, which has no alert of its own while that
+    stands.
 
     `then` are the commands that are still to be typed when the cause is gone.
     """
@@ -37,26 +40,32 @@ class Consequence(Record):
 class Alert(Record):
     """One incident, from the first look that saw it to the all-clear, and who deals with it.
 
-    `began` is the first look that saw the fault; `since` when it began by its own evidence, and `until` the first look
-    that did not see it any more: of the last time, where it came back; `first_since` is that of the first. `opened`
-    is when people were first told (`began` until then), `last_seen` the last look that saw it. `clear_looks` counts
-    looks in a row that could judge and saw nothing, `milder_looks` those that saw a lesser fault; `severity` is the
-    highest since it last became milder.
+    `began` is the first look that saw the fault; `since` when it began by its own evidence, and
+    `until` the first look that did not see it any more: of the last time, where it came back;
+    `first_since` is that of the first. `opened` is when people were first told (`began` until
+    then), `last_seen` the last look that saw it. `clear_looks` counts looks in a row that could
+    judge and saw nothing, `milder_looks` those that saw a lesser fault; `severity` is the highest
+    since it last became milder.
 
-    `said` is what those in `told` believe now: the severity they last heard of; None before the first message and after
-    the all-clear. `alarmed` is the message that escalation counts from, `escalated` how many of its steps were taken,
-    `sends` how many messages went out, `last_sent` when the last one did, `remind` that it must be said once again.
-    `heard` is the highest severity that any message of this incident named. `identity` is the finding's; None in a
-    record of an older tr11. `thread` are the Message-IDs of the incident's first message (one for each group of people
-    that got it in a mail of its own), `mails` those of its last messages, by which a reply is known.
+    `said` is what those in `told` believe now: the severity they last heard of; None before the
+    first message and after the all-clear. `alarmed` is the message that escalation counts from,
+    `escalated` how many of its steps were taken, `sends` how many messages went out, `last_sent`
+    when the last one did, `remind` that it must be said once again. `heard` is the highest severity
+    that any message of this incident named. `identity` is the finding's; None in a record of an
+    older tr11. `thread` are the Message-IDs of the incident's first message (one for each group of
+    people that got it in a mail of its own), `mails` those of its last messages, by which a reply
+    is known.
 
-    `called_over` is when people were last told that it was over; `returned` when they were last told that it is back.
+    `called_over` is when people were last told that it was over; `returned` when they were last
+    told that it is back.
 
-    `watchdog` is what the watchdog did about it, will do, or does not do and why, a sentence of the last look.
+    `watchdog` is what the watchdog did about it, will do, or does not do and why, a sentence of the
+    last look.
 
-    `then` are the finding's. `consequences` are what follows from the fault; `members` the fingerprints of all findings
-    that ever were of this incident: each still names it. `headline` is the fingerprint of what people were last told
-    as the cause, "" in a record of an older tr11. `fault` is the finding's class of fault, as last seen.
+    `then` are the finding's. `consequences` are what follows from the fault; `members` the
+    fingerprints of all findings that ever were of this incident: each still names it. `headline` is
+    the fingerprint of what people were last told as the cause, "" in a record of an older tr11.
+    `fault` is the finding's class of fault, as last seen.
     """
 
     fingerprint: str
@@ -124,12 +133,16 @@ class Alert(Record):
     @property
     def start(self) -> float:
         """When the fault began, as far as that is known."""
-        return self.began if self.since is None else self.since
+        if self.since is None:
+            return self.began
+        return self.since
 
     @property
     def end(self) -> float | None:
         """When it was over: not when that was sure; None while it stands."""
-        return self.until if self.until is not None and self.resolved_at is not None else self.resolved_at
+        if self.until is not None and self.resolved_at is not None:
+            return self.until
+        return self.resolved_at
 
     @property
     def is_open(self) -> bool:
@@ -146,10 +159,11 @@ class Alert(Record):
 
 
 class Incident(Record):
-    """What remains of an alert for reports. Times as in `Alert`; `resolved` is None while the fault stands.
+    """What remains of an alert for reports. Times as in `Alert`; `resolved` is None while the fault
+    stands.
 
-    `start` is when the fault began first, `end` when it was over at last; None in a record of an older tr11, and where
-    it is not over: see `lasted_from` and `lasted_to`.
+    `start` is when the fault began first, `end` when it was over at last; None in a record of an
+    older tr11, and where it is not over: see `lasted_from` and `lasted_to`.
     """
 
     fingerprint: str
@@ -166,22 +180,27 @@ class Incident(Record):
 
     @property
     def lasted_from(self) -> float:
-        return self.began if self.start is None else self.start
+        if self.start is None:
+            return self.began
+        return self.start
 
     @property
     def lasted_to(self) -> float | None:
         """When it was over; None while the fault stands."""
-        return self.resolved if self.end is None else self.end
+        if self.end is None:
+            return self.resolved
+        return self.end
 
 
 class Message(Record):
     """One message to people: written once, sent to each of `to` (and to every delivery URL) once.
 
-    `id` is the same however often the message is made again, and names its file and its Message-ID. `kind` is
-    opened, raised, reopened, again, escalated, repeated, assigned, cleared, replaced, digest, finished, test or site;
-    of several alerts, that of the first. `alert` is the first alert's fingerprint, "" for what belongs to none;
-    `alerts` are all of them, and `kinds` what is said of each. `thread` are the Message-IDs of the incidents' first
-    messages, "" for the first one itself. `appendix` is for mails alone; `urls` says whether the delivery URLs get it.
+    `id` is the same however often the message is made again, and names its file and its Message-ID.
+    `kind` is opened, raised, reopened, again, escalated, repeated, assigned, cleared, replaced,
+    digest, finished, test or site; of several alerts, that of the first. `alert` is the first
+    alert's fingerprint, "" for what belongs to none; `alerts` are all of them, and `kinds` what is
+    said of each. `thread` are the Message-IDs of the incidents' first messages, "" for the first
+    one itself. `appendix` is for mails alone; `urls` says whether the delivery URLs get it.
     """
 
     id: str
@@ -202,7 +221,9 @@ class Message(Record):
 
 
 class UndeliveredMessages(Record):
-    """Messages that no server has taken yet: how many, when the oldest was written, and the last thing that failed."""
+    """Messages that no server has taken yet: how many, when the oldest was written, and the last
+    thing that failed.
+    """
 
     count: int = 0
     since: float | None = None
@@ -212,7 +233,8 @@ class UndeliveredMessages(Record):
 class AlertEvent(Record):
     """Something for the journal: kind, who, why and data, as `Journal.write` takes them.
 
-    `id` goes into the data, so that an entry that a kill made the journal hold twice is known as one.
+    `id` goes into the data, so that an entry that a kill made the journal hold twice is known as
+    one.
     """
 
     id: str
@@ -226,11 +248,12 @@ class AlertEvent(Record):
 class AlertState(Record):
     """All alerts that are open or were lately closed, and what is decided but not yet on its way.
 
-    `messages` and `events` are written in the same stroke as what caused them, so that no kill can part them; they
-    leave the alert state when outbox and journal hold them. `closed` are older incidents, the newest last. `looked` is
-    the last look, `blind` the detectors that could not judge then, `digested` the last digest's moment. `mailbox` says
-    up to where replies were read (UIDVALIDITY, UID), `answered` are the Message-IDs of those that were heeded.
-    `finished` is the look at which people were told that all is trained.
+    `messages` and `events` are written in the same stroke as what caused them, so that no kill can
+    part them; they leave the alert state when outbox and journal hold them. `closed` are older
+    incidents, the newest last. `looked` is the last look, `blind` the detectors that could not
+    judge then, `digested` the last digest's moment. `mailbox` says up to where replies were read
+    (UIDVALIDITY, UID), `answered` are the Message-IDs of those that were heeded. `finished` is the
+    look at which people were told that all is trained.
     """
 
     alerts: tuple[Alert, ...] = ()
@@ -304,10 +327,11 @@ def stamp(seconds: float) -> str:
 
 
 def elapsed(since: float | None, now: float) -> float:
-    """Seconds from `since` to `now`; infinite where there is no such moment, or where it is no moment to go by.
+    """Seconds from `since` to `now`; infinite where there is no such moment, or where it is no
+    moment to go by.
 
-    Clocks of two machines differ a little, which counts as no time at all. A moment more than an hour ahead is what a
-    clock that ran ahead has left behind: waiting for it could take years.
+    Clocks of two machines differ a little, which counts as no time at all. A moment more than an
+    hour ahead is what a clock that ran ahead has left behind: waiting for it could take years.
     """
     if since is None or since - now > 3600.0:
         return math.inf

@@ -30,8 +30,9 @@ VERSIONS_KEPT = 5
 
 
 class StoredAlerts(Record):
-    """A version of the alert state. `damage` says what was wrong with the newest, where an older one, or none, was
-    read."""
+    """A version of the alert state. `damage` says what was wrong with the newest, where an older
+    one, or none, was read.
+    """
 
     number: int
     alert_state: AlertState
@@ -53,13 +54,15 @@ def read_alert_state(directory: RunDirectory) -> StoredAlerts:
     return stored
 
 
-def commit(directory: RunDirectory, change: Callable[[AlertState], tuple[AlertState, T]]) -> tuple[StoredAlerts, T]:
-    """Put `change(newest alert state)` in place, and return it with what else `change` returned; it may run several
-    times.
+def commit(
+    directory: RunDirectory, change: Callable[[AlertState], tuple[AlertState, T]]
+) -> tuple[StoredAlerts, T]:
+    """Put `change(newest alert state)` in place, and return it with what else `change` returned; it
+    may run several times.
 
-    Damaged versions are passed over: where no readable one is left, a new state is begun, and people are told again.
-    Raises OSError as the file system does, TimeoutError when others were always faster, and ValueError when the alert
-    state was written by a newer tr11.
+    Damaged versions are passed over: where no readable one is left, a new state is begun, and
+    people are told again. Raises OSError as the file system does, TimeoutError when others were
+    always faster, and ValueError when the alert state was written by a newer tr11.
     """
 
     def following() -> tuple[int, str, tuple[StoredAlerts, T]]:
@@ -79,10 +82,14 @@ def _versions(directory: RunDirectory) -> VersionedFile:
 
 
 def _read(directory: RunDirectory) -> StoredAlerts:
-    """The newest readable version, numbered as the newest of all: a damaged number is never used again."""
+    """The newest readable version, numbered as the newest of all: a damaged number is never used
+    again.
+    """
     versions = _versions(directory)
     numbers = versions.numbers()
-    highest = numbers[-1] if numbers else 0
+    highest = 0
+    if numbers:
+        highest = numbers[-1]
     damage = ""
     places = [versions.file(number) for number in reversed(numbers)]
     for place in [*places, versions.copy]:

@@ -1,4 +1,6 @@
-"""Delivery URLs (Slack, PagerDuty, mail with a password, ...) through apprise. No URL is ever shown or recorded."""
+"""Delivery URLs (Slack, PagerDuty, mail with a password, ...) through apprise. No URL is ever shown
+or recorded.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ DEADLINE_SECONDS = 30.0
 
 
 class UrlRoute(Record):
-    """Every URL of a file that its owner alone can read. Which of them have a message is kept by their hashes."""
+    """Every URL of a file that its owner alone can read. Which of them have a message is kept by
+    their hashes.
+    """
 
     path: Path
     timeout: float = TIMEOUT_SECONDS
@@ -32,13 +36,17 @@ class UrlRoute(Record):
     name: str = "urls"
 
     def send(self, entry: OutboxEntry) -> DeliveryReport:
-        """Send to each URL that does not have it yet. Never raises for what a file, URL or server does."""
+        """Send to each URL that does not have it yet. Never raises for what a file, URL or server
+        does.
+        """
         results = self.send_each(entry.message, frozenset(entry.done))
         done = tuple(name for name, trouble in results if not trouble)
         troubles = [f"{name}: {trouble}" for name, trouble in results if trouble]
         return DeliveryReport(done=done, trouble="; ".join(troubles)[:400], is_over=not troubles)
 
-    def send_each(self, message: Message, done: frozenset[str] = frozenset()) -> tuple[tuple[str, str], ...]:
+    def send_each(
+        self, message: Message, done: frozenset[str] = frozenset()
+    ) -> tuple[tuple[str, str], ...]:
         """(URL as it may be shown, trouble or "") of every URL that is not in `done`."""
         try:
             urls = secret_lines(self.path)
@@ -74,13 +82,18 @@ class UrlRoute(Record):
                 )
             except Exception as error:  # of any of a hundred services; its text may hold the URL
                 return f"failed ({type(error).__name__})"
-        return "" if taken else "the service did not take it"
+        if taken:
+            return ""
+        return "the service did not take it"
 
 
 def _type(library: Any, message: Message) -> apprise.NotifyType:
     if message.kind in {"cleared", "finished", "test"}:
         return library.NotifyType.SUCCESS
-    kinds = {Severity.CRITICAL: library.NotifyType.FAILURE, Severity.WARNING: library.NotifyType.WARNING}
+    kinds = {
+        Severity.CRITICAL: library.NotifyType.FAILURE,
+        Severity.WARNING: library.NotifyType.WARNING,
+    }
     return kinds.get(message.severity, library.NotifyType.INFO)
 
 

@@ -1,4 +1,6 @@
-"""One archive's part of a round: its records brought in line, its due copies, the logs, its share of re-reading."""
+"""One archive's part of a round: its records brought in line, its due copies, the logs, its share
+of re-reading.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,36 @@ from tr11ops.backup.claim import ArchiveLock
 from tr11ops.backup.copying import Format, copy_source, work_bytes
 from tr11ops.backup.data_sets import DataState, DataUnit, data_states, read_unit
 from tr11ops.backup.due import CopyPlan, Due, is_whole, plan_round
-from tr11ops.backup.ledger import ArchiveState, after_round, keep_summary, last_state, standing, write_archive_state
+from tr11ops.backup.ledger import (
+    ArchiveState,
+    after_round,
+    keep_summary,
+    last_state,
+    standing,
+    write_archive_state,
+)
 from tr11ops.backup.log_copies import copy_logs
 from tr11ops.backup.ownership import give_id, is_proven, owner_of, stranger_fault, unproven_fault
 from tr11ops.backup.receipts import receipt_path
 from tr11ops.backup.reread import ReadHistory, RereadFile, pieces_of, read_pieces, total_bytes
 from tr11ops.backup.rotation import choose, oldest
-from tr11ops.backup.round_values import CARDS_ARCHIVES, ArchiveTally, BackupContext, ProgressCallback, RoundRequest
+from tr11ops.backup.round_values import (
+    CARDS_ARCHIVES,
+    ArchiveTally,
+    BackupContext,
+    ProgressCallback,
+    RoundRequest,
+)
 from tr11ops.backup.source import read_source
 from tr11ops.backup.survey import Survey, bring_in_line, is_well, records_of, survey
 from tr11ops.backup.transfer import Transfer
-from tr11ops.base.errors import ArchiveError, ArchivePermanentError, CopyError, CopyStopped, SourceDamaged
+from tr11ops.base.errors import (
+    ArchiveError,
+    ArchivePermanentError,
+    CopyError,
+    CopyStopped,
+    SourceDamaged,
+)
 from tr11ops.base.observed import cause
 from tr11ops.rundir.checkpoint_damage import note_damage
 from tr11ops.rundir.checkpoint_scan import CheckpointRow, list_rows
@@ -37,7 +58,8 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
 
 
-# The reading part of a round: copies that are asked for, or the share of the rotation, read back and recorded.
+# The reading part of a round: copies that are asked for, or the share of the rotation, read back
+# and recorded.
 
 
 class RoundReading:
@@ -61,9 +83,13 @@ class RoundReading:
         """An archive's state with what this reading has found out."""
         if self._read_round is not None:
             state = replace(state, reread_round=self._read_round)
-        return state if self._unread is None else replace(state, unread=self._unread)
+        if self._unread is None:
+            return state
+        return replace(state, unread=self._unread)
 
-    def run(self, records: MutableMapping[str, CopyRecord], receipts: Mapping[str, Receipt]) -> None:
+    def run(
+        self, records: MutableMapping[str, CopyRecord], receipts: Mapping[str, Receipt]
+    ) -> None:
         """Read what is asked for; `records` and `receipts` by the place of their copies.
 
         Raises ArchiveError, CopyStopped, OSError.
@@ -79,16 +105,33 @@ class RoundReading:
         if not self._request.asked.steps:
             self._read_round = now
         waits = oldest(
-            (file for place, receipt in receipts.items() for file in history.stored(records[place], receipt)), now
+            (
+                file
+                for place, receipt in receipts.items()
+                for file in history.stored(records[place], receipt)
+            ),
+            now,
         )
-        self._unread = None if waits is None else now - waits
+        if waits is None:
+            self._unread = None
+        else:
+            self._unread = now - waits
         if pieces:
-            said = {"archive": self._archive.name, "files": len(pieces), "bytes": total_bytes(pieces)}
+            said = {
+                "archive": self._archive.name,
+                "files": len(pieces),
+                "bytes": total_bytes(pieces),
+            }
             faulty = any(records[piece.receipt.location].damaged for piece in pieces)
-            self._journal("reread", "some are damaged" if faulty else "all as they were copied", said)
+            self._journal(
+                "reread", "some are damaged" if faulty else "all as they were copied", said
+            )
 
     def _keep_read(
-        self, history: ReadHistory, records: MutableMapping[str, CopyRecord], receipts: Mapping[str, Receipt]
+        self,
+        history: ReadHistory,
+        records: MutableMapping[str, CopyRecord],
+        receipts: Mapping[str, Receipt],
     ) -> None:
         for record, faults in history.keep(records, receipts):
             self._journal_damage(record, faults)
@@ -110,31 +153,52 @@ class RoundReading:
                 self._tally.read_steps.add(piece.receipt.step)
                 self._tally.reread_bytes += piece.file.bytes
                 if fault:
-                    progress.say(f"{self._archive.name}: {piece.receipt.location} {piece.file.path}: {fault}")
+                    progress.say(
+                        f"{self._archive.name}: {piece.receipt.location} {piece.file.path}: {fault}"
+                    )
 
             read_pieces(self._archive, pieces, self._context.transfer(progress), tell)
 
     def _chosen(
-        self, history: ReadHistory, records: Mapping[str, CopyRecord], receipts: Mapping[str, Receipt], now: float
+        self,
+        history: ReadHistory,
+        records: Mapping[str, CopyRecord],
+        receipts: Mapping[str, Receipt],
+        now: float,
     ) -> list[RereadFile]:
         steps = set(self._request.asked.steps)
         kind: Kind | None = self._request.asked.kind
         chosen = {
-            place: receipt for place, receipt in receipts.items()
+            place: receipt
+            for place, receipt in receipts.items()
             if (not steps or receipt.step in steps) and kind in (None, receipt.kind)
-        }  # fmt: skip
+        }
         if self._request.reading == "all":
             return [piece for receipt in chosen.values() for piece in pieces_of(receipt)]
-        by_name = {(place, file.path): file for place, receipt in chosen.items() for file in receipt.files}
+        by_name = {
+            (place, file.path): file for place, receipt in chosen.items() for file in receipt.files
+        }
         # what was found damaged is looked at in each round: it may have been repaired by hand
-        doubted = {(place, path) for place in chosen for path in records[place].damaged if (place, path) in by_name}
+        doubted = {
+            (place, path)
+            for place in chosen
+            for path in records[place].damaged
+            if (place, path) in by_name
+        }
         state = last_state(self._context.directory, self._archive.name)
-        stored = [file for place, receipt in chosen.items() for file in history.stored(records[place], receipt)]
+        stored = [
+            file
+            for place, receipt in chosen.items()
+            for file in history.stored(records[place], receipt)
+        ]
         backup = self._context.card.backup
         turn = choose(
-            [file for file in stored if (file.location, file.path) not in doubted], now,
-            None if state is None else state.reread_round, backup.reread_days, backup.interval_hours * 3600,
-        )  # fmt: skip
+            [file for file in stored if (file.location, file.path) not in doubted],
+            now,
+            None if state is None else state.reread_round,
+            backup.reread_days,
+            backup.interval_hours * 3600,
+        )
         names = [*sorted(doubted), *((file.location, file.path) for file in turn)]
         return [RereadFile(chosen[place], by_name[place, path]) for place, path in names]
 
@@ -158,7 +222,10 @@ def summarise(directory: RunDirectory) -> None:
 
 
 def plan_of(
-    card: RunCard, rows: Sequence[CheckpointRow], copies: Iterable[CopyRecord], request: RoundRequest
+    card: RunCard,
+    rows: Sequence[CheckpointRow],
+    copies: Iterable[CopyRecord],
+    request: RoundRequest,
 ) -> CopyPlan:
     """What a round would copy, by what is on record. `request.archives` are names on record here."""
     policy = CopyPolicy.of(card.backup)
@@ -169,17 +236,26 @@ class ArchiveRound:
     """One archive's part of one round, while it is this process's turn."""
 
     def __init__(
-        self, context: BackupContext, request: RoundRequest, archive: Archive, lock: ArchiveLock, tally: ArchiveTally
+        self,
+        context: BackupContext,
+        request: RoundRequest,
+        archive: Archive,
+        lock: ArchiveLock,
+        tally: ArchiveTally,
     ) -> None:
         self._context, self._request, self._archive = context, request, archive
         self._turn, self._tally = lock, tally
         self._directory, self._card = context.directory, context.card
-        self._reading = RoundReading(context, request, archive, tally, self._journal, self._journal_damage)
+        self._reading = RoundReading(
+            context, request, archive, tally, self._journal, self._journal_damage
+        )
         self._run_id = ""
         self._listed: tuple[float, tuple[str, ...]] | None = None
 
     def run(self) -> None:
-        """All that is asked for. Raises ArchiveError, CopyError, ArchiveLocked, OSError, ValueError."""
+        """All that is asked for. Raises ArchiveError, CopyError, ArchiveLocked, OSError,
+        ValueError.
+        """
         moment = self._context.clock()
         run = self._card.run
         self._run_id = run_id(self._directory)
@@ -193,7 +269,9 @@ class ArchiveRound:
         self._tally.faults.extend(f"could not be looked at: {why}" for why in seen.unread.values())
         unseen = (
             place
-            for place, copy in records_of(self._directory, self._archive, every_variant=True).items()
+            for place, copy in records_of(
+                self._directory, self._archive, every_variant=True
+            ).items()
             if copy.variant != run.variant or seen.why_unread(place)
         )
         self._listed = moment, tuple(sorted(unseen))
@@ -209,16 +287,28 @@ class ArchiveRound:
             self._copy_logs()
         if self._request.reading != "none":
             records = records_of(self._directory, self._archive)
-            self._reading.run(records, {at: receipt for at, receipt in seen.receipts.items() if at in records})
+            self._reading.run(
+                records, {at: receipt for at, receipt in seen.receipts.items() if at in records}
+            )
 
     def _adopt(self, seen: Survey) -> None:
-        """Give an archive that is older than ids this run's, once something in it proves to be this run's."""
+        """Give an archive that is older than ids this run's, once something in it proves to be this
+        run's.
+        """
         here = {row.identity for row in rows_of(self._directory)}
-        known = here | {copy.identity for copy in records_of(self._directory, self._archive).values()}
+        known = here | {
+            copy.identity for copy in records_of(self._directory, self._archive).values()
+        }
         if not is_proven(seen.receipts.values(), known):
-            raise ArchivePermanentError(unproven_fault(self._archive.address, tuple(seen.receipts.values())))
+            raise ArchivePermanentError(
+                unproven_fault(self._archive.address, tuple(seen.receipts.values()))
+            )
         give_id(self._archive, self._card.run.name, self._run_id)
-        self._journal("archive-adopted", "it had no run id", {"archive": self._archive.name, "id": self._run_id})
+        self._journal(
+            "archive-adopted",
+            "it had no run id",
+            {"archive": self._archive.name, "id": self._run_id},
+        )
 
     def keep(self) -> None:
         """Put this part of the round on record. Raises OSError, ValueError."""
@@ -229,7 +319,12 @@ class ArchiveRound:
         if self._tally.is_stopped and not fault:
             fault = "stopped before it was done; the next round goes on from there"
         after = after_round(
-            before, self._archive.name, self._archive.address, self._context.clock(), records.values(), fault
+            before,
+            self._archive.name,
+            self._archive.address,
+            self._context.clock(),
+            records.values(),
+            fault,
         )
         if self._tally.copied and self._tally.copy_seconds > 0:
             after = replace(after, rate=self._tally.copied_bytes / self._tally.copy_seconds)
@@ -243,7 +338,9 @@ class ArchiveRound:
     @property
     def _format(self) -> Format:
         """Where inodes are scarce is the store; a bucket has none."""
-        return self._card.backup.store_format if self._archive.name == "store" else "files"
+        if self._archive.name == "store":
+            return self._card.backup.store_format
+        return "files"
 
     def _sweep(self) -> None:
         """Housekeeping: what cannot be removed keeps no copy from being made."""
@@ -257,7 +354,9 @@ class ArchiveRound:
         request = replace(self._request, archives=(self._archive.name,))
         records = tuple(records_of(self._directory, self._archive).values())
         plan = plan_of(self._card, rows, records, request)
-        missing = sorted(set(self._request.asked.steps) - {row.step for row in rows if is_whole(row)})
+        missing = sorted(
+            set(self._request.asked.steps) - {row.step for row in rows if is_whole(row)}
+        )
         missing = [step for step in missing if not any(copy.step == step for copy in plan.copied)]
         for step in missing:
             self._tally.faults.append(f"step {step} is not copied: it is not here, or not whole")
@@ -268,21 +367,37 @@ class ArchiveRound:
     def _copy(self, due: Due, seen: Survey) -> None:
         """One copy of a checkpoint."""
         folder = self._directory.paths.checkpoint(due.step)
-        about = {"archive": self._archive.name, "address": self._archive.address, "step": due.step, "kind": due.kind}
+        about = {
+            "archive": self._archive.name,
+            "address": self._archive.address,
+            "step": due.step,
+            "kind": due.kind,
+        }
 
         def make(transfer: Callable[[ProgressCallback], Transfer]) -> Receipt:
             self._set_aside(due, seen)
             total = work_bytes(folder, due.step, due.kind, self._format)
-            self._journal("backup-began", due.why, {**about, "identity": due.identity, "mends": due.repairs})
-            with self._context.watch(f"{self._archive.name} {due.step} {due.kind}", total) as progress:
+            self._journal(
+                "backup-began", due.why, {**about, "identity": due.identity, "mends": due.repairs}
+            )
+            with self._context.watch(
+                f"{self._archive.name} {due.step} {due.kind}", total
+            ) as progress:
                 return copy_source(
-                    self._archive, read_source(folder, due.step, due.kind), due.kind,
-                    location_of(due.kind, self._card.run.variant, due.step), transfer=transfer(progress),
-                    repair=due.repairs, format=self._format, **self._maker,
-                )  # fmt: skip
+                    self._archive,
+                    read_source(folder, due.step, due.kind),
+                    due.kind,
+                    location_of(due.kind, self._card.run.variant, due.step),
+                    transfer=transfer(progress),
+                    repair=due.repairs,
+                    format=self._format,
+                    **self._maker,
+                )
 
         def note(error: SourceDamaged) -> None:
-            note_damage(self._directory, due.step, due.identity, error.path, "found as it was copied")
+            note_damage(
+                self._directory, due.step, due.identity, error.path, "found as it was copied"
+            )
 
         self._turn.copying(due.step)
         try:
@@ -303,23 +418,42 @@ class ArchiveRound:
                 self._copy_unit(unit, unit.base(variant), found)
 
     def _copy_unit(self, unit: DataUnit, base: str, found: DataState) -> None:
-        about = {"archive": self._archive.name, "address": self._archive.address, "data": unit.name, "kind": "data"}
+        about = {
+            "archive": self._archive.name,
+            "address": self._archive.address,
+            "data": unit.name,
+            "kind": "data",
+        }
 
         def make(transfer: Callable[[ProgressCallback], Transfer]) -> Receipt:
             self._journal("backup-began", "data", about)
-            with self._context.watch(f"{self._archive.name} {unit.name}", 2 * found.bytes) as progress:
+            with self._context.watch(
+                f"{self._archive.name} {unit.name}", 2 * found.bytes
+            ) as progress:
                 return copy_source(
-                    self._archive, read_unit(unit), "data", base, transfer=transfer(progress),
-                    repair=found.state == "damaged", **self._maker,
-                )  # fmt: skip
+                    self._archive,
+                    read_unit(unit),
+                    "data",
+                    base,
+                    transfer=transfer(progress),
+                    repair=found.state == "damaged",
+                    **self._maker,
+                )
 
-        self._make(make, lambda error: None, f"data {unit.name}", "data", about, found.state == "damaged")
+        self._make(
+            make, lambda error: None, f"data {unit.name}", "data", about, found.state == "damaged"
+        )
 
     @property
     def _maker(self) -> dict[str, Any]:
         """Who makes a copy, and when."""
         run = self._card.run
-        return {"run": run.name, "variant": run.variant, "run_id": self._run_id, "clock": self._context.clock}
+        return {
+            "run": run.name,
+            "variant": run.variant,
+            "run_id": self._run_id,
+            "clock": self._context.clock,
+        }
 
     def _make(
         self,
@@ -330,7 +464,9 @@ class ArchiveRound:
         about: Mapping[str, object],
         is_repair: bool,
     ) -> None:
-        """Make one copy and put it on record. What is wrong with its source is no reason not to make the others."""
+        """Make one copy and put it on record. What is wrong with its source is no reason not to
+        make the others.
+        """
         try:
             began = time.monotonic()
             receipt = make(self._context.transfer)
@@ -353,18 +489,31 @@ class ArchiveRound:
         record = CopyRecord.of(receipt, self._archive.name, self._archive.address)
         write_copy(self._directory, record)
         self._tally.copied.append(record)
-        said = {**about, "location": receipt.location, "bytes": receipt.bytes, "files": len(receipt.files)}
+        said = {
+            **about,
+            "location": receipt.location,
+            "bytes": receipt.bytes,
+            "files": len(receipt.files),
+        }
         self._journal("backup-copied", why, said)
-        self._context.say(f"{self._archive.name}: {what} {'repaired' if is_repair else 'copied'}, read back")
+        self._context.say(
+            f"{self._archive.name}: {what} {'repaired' if is_repair else 'copied'}, read back"
+        )
 
     def _set_aside(self, due: Due, seen: Survey) -> None:
-        """Give a receipt that cannot be read another name, so that the copy can get one again; nothing is removed."""
+        """Give a receipt that cannot be read another name, so that the copy can get one again;
+        nothing is removed.
+        """
         for identity in ("", due.identity):
             path = receipt_path(location_of(due.kind, self._card.run.variant, due.step, identity))
             if path in seen.unreadable:
                 aside = f"{path}.damaged-{int(self._context.clock())}"
                 self._archive.move(path, aside)
-                self._journal("backup-damaged", seen.unreadable[path], {"archive": self._archive.name, "moved": aside})
+                self._journal(
+                    "backup-damaged",
+                    seen.unreadable[path],
+                    {"archive": self._archive.name, "moved": aside},
+                )
 
     def _copy_logs(self) -> None:
         with self._context.watch(f"{self._archive.name} logs", 0) as progress:
@@ -374,12 +523,22 @@ class ArchiveRound:
 
     # ------------------------------------------------------------------ the journal
     def _journal(self, kind: str, why: str, data: Mapping[str, object]) -> None:
-        asked = {"asked": self._request.why} if self._request.why else {}
+        if self._request.why:
+            asked = {"asked": self._request.why}
+        else:
+            asked = {}
         self._context.journal.write(kind, why, {**data, **asked}, when=self._context.clock())
 
     def _journal_damage(self, record: CopyRecord, faults: Mapping[str, str]) -> None:
-        about = {"archive": record.archive, "step": record.step, "kind": record.kind, "location": record.location}
+        about = {
+            "archive": record.archive,
+            "step": record.step,
+            "kind": record.kind,
+            "location": record.location,
+        }
         if faults:
-            self._journal("backup-damaged", next(iter(faults.values())), {**about, "files": dict(faults)})
+            self._journal(
+                "backup-damaged", next(iter(faults.values())), {**about, "files": dict(faults)}
+            )
         elif record.is_sound:
             self._journal("backup-sound", "what was damaged is as it was copied", about)

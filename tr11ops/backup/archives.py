@@ -23,36 +23,52 @@ ANSWER_SECONDS = 10.0  # for a file system that is only looked at
 
 
 def open_archive(name: str, card: RunCard) -> Archive:
-    """The archive "store" or "url" of the card, or the one at an address: a folder, or an address that fsspec knows.
+    """The archive "store" or "url" of the card, or the one at an address: a folder, or an address
+    that fsspec knows.
 
-    An archive that is not the card's has a name of its own, made from its address, so that its copies have records of
-    their own. Raises ArchiveError when it cannot be reached or is another run's; ArchivePermanentError when the card
-    lacks it.
+    An archive that is not the card's has a name of its own, made from its address, so that its
+    copies have records of their own. Raises ArchiveError when it cannot be reached or is another
+    run's; ArchivePermanentError when the card lacks it.
     """
     section = card.backup
     address = {"store": section.store, "url": section.url}.get(name, name)
     if address is None:
-        raise ArchivePermanentError(f"backup.{name} is not set in the run card; set it, or name an address")
+        raise ArchivePermanentError(
+            f"backup.{name} is not set in the run card; set it, or name an address"
+        )
     key = archive_key(address, card)
     if is_folder(address):
         folder = folder_of(address)
-        fault = overlap_fault(f"backup.{key}" if key in ("store", "url") else "--to", folder, card.paths)
+        fault = overlap_fault(
+            f"backup.{key}" if key in ("store", "url") else "--to", folder, card.paths
+        )
         if fault:
             raise ArchivePermanentError(fault)
         has_copies = _has_copies(card, key, str(folder))
-        return FolderArchive(folder, key, card.run.name, has_copies=has_copies, run_id=_run_id(card))
+        return FolderArchive(
+            folder, key, card.run.name, has_copies=has_copies, run_id=_run_id(card)
+        )
     from tr11ops.backup.remote import open_remote
 
-    is_alike = section.url is not None and _scheme(section.url) == _scheme(address)  # another bucket, the same account
-    credentials = Path(section.credentials_file) if section.credentials_file and is_alike else None
+    # another bucket, the same account
+    is_alike = section.url is not None and _scheme(section.url) == _scheme(address)
+    credentials = None
+    if section.credentials_file and is_alike:
+        credentials = Path(section.credentials_file)
     remote: Archive = open_remote(
-        address, section.options if is_alike else {}, credentials, key, card.run.name, run_id=_run_id(card)
+        address,
+        section.options if is_alike else {},
+        credentials,
+        key,
+        card.run.name,
+        run_id=_run_id(card),
     )
     return remote
 
 
 def folder_fault(name: str, card: RunCard) -> str:
-    """Why a round could not use this archive, if it is a folder: what `open_archive` says, or that it does not answer.
+    """Why a round could not use this archive, if it is a folder: what `open_archive` says, or that
+    it does not answer.
 
     "" when nothing speaks against it, and for an address behind a network, which is not asked.
     """
@@ -60,7 +76,8 @@ def folder_fault(name: str, card: RunCard) -> str:
     if address is None or not is_folder(address):
         return ""
     try:
-        within(ANSWER_SECONDS, lambda: open_archive(name, card).close())  # a dead mount point hangs for good
+        # a dead mount point hangs for good
+        within(ANSWER_SECONDS, lambda: open_archive(name, card).close())
     except Late:
         return f"{archive_address(address)} does not answer within {ANSWER_SECONDS:g} s: is its file system well?"
     except ArchiveError as error:
@@ -69,7 +86,9 @@ def folder_fault(name: str, card: RunCard) -> str:
 
 
 def archive_key(address: str, card: RunCard) -> str:
-    """Under which name the copies at an address are on record: "store", "url", or one made from the address."""
+    """Under which name the copies at an address are on record: "store", "url", or one made from the
+    address.
+    """
     for key, known in (("store", card.backup.store), ("url", card.backup.url)):
         if known is not None and archive_address(known) == archive_address(address):
             return key
@@ -100,7 +119,9 @@ def _scheme(address: str) -> str:
 
 
 def _run_id(card: RunCard) -> str:
-    """The run's id; "" before its first launch. Raises ArchivePermanentError when it cannot be read."""
+    """The run's id; "" before its first launch. Raises ArchivePermanentError when it cannot be
+    read.
+    """
     try:
         return run_id(RunDirectory(card.paths, card.kill_switch))
     except (OSError, ValueError) as error:
@@ -108,7 +129,9 @@ def _run_id(card: RunCard) -> str:
 
 
 def _has_copies(card: RunCard, key: str, address: str) -> bool:
-    """Whether the run has a record of a copy there. Raises ArchivePermanentError when its records cannot be read."""
+    """Whether the run has a record of a copy there. Raises ArchivePermanentError when its records
+    cannot be read.
+    """
     try:
         copies = read_copies(RunDirectory(card.paths, card.kill_switch), every_variant=True)
     except (OSError, ValueError) as error:

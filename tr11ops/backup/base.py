@@ -1,7 +1,9 @@
-"""The edge to an archive: what a folder of another file system and a bucket have in common, and how they fail.
+"""The edge to an archive: what a folder of another file system and a bucket have in common, and how
+they fail.
 
-Paths are relative to the archive's root, with slashes. A file that is being written is not seen by `look` and `list`
-before it is whole. Every method may raise the three errors below, and nothing else of the network or the file system.
+Paths are relative to the archive's root, with slashes. A file that is being written is not seen by
+`look` and `list` before it is whole. Every method may raise the three errors below, and nothing
+else of the network or the file system.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import Protocol, TypeAlias
 from tr11ops.base.retry import RetryPolicy
 from trainer.contract.record import Record
 
-Unread: TypeAlias = Callable[[str, str], object]  # a path inside the archive, and why it could not be looked at
+# a path inside the archive, and why it could not be looked at
+Unread: TypeAlias = Callable[[str, str], object]
 
 
 ARCHIVE_RETRIES = RetryPolicy(tries=8, says_all=True)
@@ -28,7 +31,9 @@ def is_unfinished(name: str) -> bool:
 def hidden_name(location: str, identity: str) -> str:
     """Where a copy is put together before it gets its name `location`, in an archive that renames."""
     folder, _, name = location.rpartition("/")
-    return f"{folder}/.{name}.partial-{identity[:12]}" if folder else f".{name}.partial-{identity[:12]}"
+    if folder:
+        return f"{folder}/.{name}.partial-{identity[:12]}"
+    return f".{name}.partial-{identity[:12]}"
 
 
 class RemoteFile(Record):
@@ -39,7 +44,9 @@ class RemoteFile(Record):
 
 
 class Upload(Protocol):
-    """One file on its way. `offset` bytes are already at the destination, of an earlier try that was cut off."""
+    """One file on its way. `offset` bytes are already at the destination, of an earlier try that
+    was cut off.
+    """
 
     offset: int
 
@@ -47,10 +54,14 @@ class Upload(Protocol):
         """Append a piece, of any length."""
 
     def finish(self) -> None:
-        """Make the file visible, flushed: it has all its bytes now. An older file of that name is replaced."""
+        """Make the file visible, flushed: it has all its bytes now. An older file of that name is
+        replaced.
+        """
 
     def leave(self) -> None:
-        """Stop here; what is there may be resumed by the next `upload` of the same path, size and identity."""
+        """Stop here; what is there may be resumed by the next `upload` of the same path, size and
+        identity.
+        """
 
 
 class Archive(Protocol):
@@ -58,23 +69,30 @@ class Archive(Protocol):
 
     name: str  # "store" or "url": the card's key
     address: str  # as it is shown; holds no credentials
-    renames: bool  # `move` is one step and sends no byte: what is not whole yet can lie under a hidden name
+    # `move` is one step and sends no byte: what is not whole yet can lie under a hidden name
+    renames: bool
 
     def look(self, path: str) -> RemoteFile | None:
         """The file's facts; None when there is no such file."""
 
     def list(self, folder: str, unread: Unread | None = None) -> Iterator[RemoteFile]:
-        """All whole files below a folder, at any depth, in no order; none when there is no such folder.
+        """All whole files below a folder, at any depth, in no order; none when there is no such
+        folder.
 
-        What lies under a hidden name (see `hidden_name`) is left out, unless `folder` itself is such a name. `unread`
-        hears of folders inside that could not be listed, and why; without it they are an error of the whole.
+        What lies under a hidden name (see `hidden_name`) is left out, unless `folder` itself is
+        such a name. `unread` hears of folders inside that could not be listed, and why; without it
+        they are an error of the whole.
         """
 
     def upload(self, path: str, size: int, identity: str) -> Upload:
-        """Begin a file of `size` bytes, or go on with it where one of the same identity was left unfinished."""
+        """Begin a file of `size` bytes, or go on with it where one of the same identity was left
+        unfinished.
+        """
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """The bytes as they are at the destination now, in pieces of at most 16 MiB, past any cache if possible."""
+        """The bytes as they are at the destination now, in pieces of at most 16 MiB, past any cache
+        if possible.
+        """
 
     def put(self, path: str, content: bytes) -> None:
         """Write a small file, whole or not at all; an older one is replaced."""
@@ -82,15 +100,17 @@ class Archive(Protocol):
     def move(self, path: str, to: str) -> None:
         """Give a file, or a folder with all files below it, another name; nothing may be there yet.
 
-        Where that takes copying, the old ones go last. Raises ArchivePermanentError when `path` is not there, or `to`
-        is.
+        Where that takes copying, the old ones go last. Raises ArchivePermanentError when `path` is
+        not there, or `to` is.
         """
 
     def free_bytes(self) -> int | None:
         """What may still be written; None when the destination does not say."""
 
     def sweep(self, older_than: float) -> int:
-        """Remove what uploads that were never finished left before this time (epoch seconds); returns how many."""
+        """Remove what uploads that were never finished left before this time (epoch seconds);
+        returns how many.
+        """
 
     def close(self) -> None:
         """Let go of connections."""

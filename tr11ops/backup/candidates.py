@@ -17,7 +17,9 @@ LEAST_PREFIX = 4
 
 
 class Candidate(Record):
-    """One copy of a step. `run_id`: of the run that made it, "" where no one says; `is_ours`: of this run."""
+    """One copy of a step. `run_id`: of the run that made it, "" where no one says; `is_ours`: of
+    this run.
+    """
 
     receipt: Receipt
     run_id: str
@@ -25,35 +27,49 @@ class Candidate(Record):
 
     def __str__(self) -> str:
         receipt = self.receipt
-        whose = "" if self.is_ours else f", of another run (id {short(self.run_id)})"
+        if self.is_ours:
+            whose = ""
+        else:
+            whose = f", of another run (id {short(self.run_id)})"
         return f"{receipt.identity[:8]} ({receipt.kind}, copied {iso_time(receipt.copied)}{whose})"
 
 
-def candidates(archive: Archive, owner: Owner | None, run: str, run_id: str, variant: str) -> tuple[Candidate, ...]:
-    """All copies with a receipt, by step. `owner`: whose archive it is; `run_id`: "" where this run has none yet.
+def candidates(
+    archive: Archive, owner: Owner | None, run: str, run_id: str, variant: str
+) -> tuple[Candidate, ...]:
+    """All copies with a receipt, by step. `owner`: whose archive it is; `run_id`: "" where this run
+    has none yet.
 
     Raises ArchiveError.
     """
     found = []
     for receipt in list_receipts(archive, variant, CHECKPOINT_KINDS):
-        maker = receipt.run_id or (owner.id if owner is not None and owner.run == receipt.run else "")
+        maker = receipt.run_id or (
+            owner.id if owner is not None and owner.run == receipt.run else ""
+        )
         is_other = bool(run_id and maker and maker != run_id)
         found.append(Candidate(receipt, maker, run in ("", receipt.run) and not is_other))
     return tuple(found)
 
 
-def chosen(found: Iterable[Candidate], step: int, kind: Kind | None, identity: str | None) -> Candidate | None:
-    """The copy of a step that is meant: whole before weights, the newest of those. None where there is none. Pure.
+def chosen(
+    found: Iterable[Candidate], step: int, kind: Kind | None, identity: str | None
+) -> Candidate | None:
+    """The copy of a step that is meant: whole before weights, the newest of those. None where there
+    is none. Pure.
 
-    Raises RestoreError, which lists them, where several checkpoints of the step are there and none is named, where the
-    only ones are of another run, and where `identity` (its first digits) fits none or several.
+    Raises RestoreError, which lists them, where several checkpoints of the step are there and none
+    is named, where the only ones are of another run, and where `identity` (its first digits) fits
+    none or several.
     """
     there = [one for one in found if one.receipt.step == step and kind in (None, one.receipt.kind)]
     if identity is not None:
         fitting = [one for one in there if one.receipt.identity.startswith(identity.lower())]
         if len(identity) < LEAST_PREFIX or len({one.receipt.identity for one in fitting}) != 1:
             what = "several checkpoints" if fitting else "no copy"
-            raise RestoreError(f"--identity {identity}: names {what} of step {step}; there is {_listed(there)}")
+            raise RestoreError(
+                f"--identity {identity}: names {what} of step {step}; there is {_listed(there)}"
+            )
         return _best(fitting)
     ours = [one for one in there if one.is_ours]
     if not ours and there:
@@ -61,8 +77,12 @@ def chosen(found: Iterable[Candidate], step: int, kind: Kind | None, identity: s
             f"step {step} is there of another run alone: {_listed(there)}; to have it all the same: --identity"
         )
     if len({one.receipt.identity for one in ours}) > 1:
-        raise RestoreError(f"there are several checkpoints of step {step}: {_listed(ours)}; name one: --identity")
-    return _best(ours) if ours else None
+        raise RestoreError(
+            f"there are several checkpoints of step {step}: {_listed(ours)}; name one: --identity"
+        )
+    if ours:
+        return _best(ours)
+    return None
 
 
 def _best(fitting: Sequence[Candidate]) -> Candidate:

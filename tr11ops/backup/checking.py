@@ -33,7 +33,9 @@ def stretches_of(parts: tuple[Filler | SourceFile, ...], most: int) -> list[Part
         if position - begin >= share and len(found) < most - 1:
             found.append(PartRange(begin, tuple(group)))
             begin, group = position, []
-    return [*found, PartRange(begin, tuple(group))] if group or not found else found
+    if group or not found:
+        return [*found, PartRange(begin, tuple(group))]
+    return found
 
 
 class Checker:
@@ -80,6 +82,10 @@ class Checker:
     def _end_part(self, part: Filler | SourceFile) -> str | None:
         digest, self._digest = self._digest.hexdigest(), hashlib.sha256()
         self._number, self._within = self._number + 1, 0
-        if isinstance(part, SourceFile) and part.content is None and digest != self._digests[part.path]:
+        if (
+            isinstance(part, SourceFile)
+            and part.content is None
+            and digest != self._digests[part.path]
+        ):
             return f"the digest of {part.path} is another one"
         return None

@@ -1,7 +1,9 @@
-"""One copying process for each archive, on any number of hosts; the others say who it is, and leave.
+"""One copying process for each archive, on any number of hosts; the others say who it is, and
+leave.
 
-The claim says which step is being copied, so that prune lets it be; it is renewed as long as the work goes on. A turn
-that was lost all the same (the process was frozen, and someone took over) stops the work.
+The claim says which step is being copied, so that prune lets it be; it is renewed as long as the
+work goes on. A turn that was lost all the same (the process was frozen, and someone took over)
+stops the work.
 """
 
 from __future__ import annotations
@@ -25,9 +27,15 @@ class ArchiveLocked(Tr11Error):
     """Another process copies to this archive now."""
 
     def __init__(self, owner: Claim | None) -> None:
-        step = owner.data.get("step") if owner is not None else None
-        doing = f" (step {step})" if step is not None else ""
-        super().__init__(f"{owner} is at it{doing}" if owner is not None else "someone else has just begun")
+        step = None
+        if owner is not None:
+            step = owner.data.get("step")
+        doing = ""
+        if step is not None:
+            doing = f" (step {step})"
+        super().__init__(
+            f"{owner} is at it{doing}" if owner is not None else "someone else has just begun"
+        )
         self.owner = owner
 
 
@@ -39,11 +47,15 @@ def claims_of(directory: RunDirectory, archive: str) -> ClaimFolder:
 def owner_of(directory: RunDirectory, archive: str, now: float) -> Claim | None:
     """Who copies to an archive now; None when no one does. Raises OSError."""
     newest = claims_of(directory, archive).newest()
-    return newest if newest is not None and newest.is_living(now) else None
+    if newest is not None and newest.is_living(now):
+        return newest
+    return None
 
 
 class ArchiveLock:
-    """The turn of this process on one archive: a context manager. Raises ArchiveLocked, OSError as it begins."""
+    """The turn of this process on one archive: a context manager. Raises ArchiveLocked, OSError as
+    it begins.
+    """
 
     def __init__(
         self,
@@ -73,7 +85,10 @@ class ArchiveLock:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._over.set()
         if self._thread is not None:
@@ -83,7 +98,9 @@ class ArchiveLock:
                 self._folder.release(replace(self._claim, data={}))
 
     def copying(self, step: int | None) -> None:
-        """Say which step is being copied from now on; look at its source only after this. Raises OSError."""
+        """Say which step is being copied from now on; look at its source only after this. Raises
+        OSError.
+        """
         self._write({} if step is None else {"step": step})
 
     def check(self) -> None:
@@ -109,4 +126,6 @@ class ArchiveLock:
             except ArchiveLocked:
                 return
             except OSError:
-                continue  # the claim stands for a while without being renewed, and the work itself tells of the fault
+                # the claim stands for a while without being renewed, and the work itself tells of
+                # the fault
+                continue

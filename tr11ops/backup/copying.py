@@ -1,8 +1,8 @@
 """One checkpoint from its folder to an archive: sent, read back, compared, and only then a copy.
 
-The order is the promise: every file but the manifest, each sent and read back (beside the sending of others); the
-manifest; the name, where the archive renames; the receipt. What has a receipt was wholly read back. A kill at any point
-leaves what the next copy of the same checkpoint goes on with.
+The order is the promise: every file but the manifest, each sent and read back (beside the sending
+of others); the manifest; the name, where the archive renames; the receipt. What has a receipt was
+wholly read back. A kill at any point leaves what the next copy of the same checkpoint goes on with.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ from trainer.contract.record import Record
 class Item(Record):
     """One file of the archive, `path` below the copy's place ("" where the copy is one file).
 
-    `identity` tells its content from any other's, so that what was left of another is not taken for a part of it.
+    `identity` tells its content from any other's, so that what was left of another is not taken for
+    a part of it.
     """
 
     path: str
@@ -59,7 +60,9 @@ class Item(Record):
 
     def far_path(self, place: str) -> str:
         """Where it is when the copy is at `place`."""
-        return f"{place}/{self.path}" if self.path else place
+        if self.path:
+            return f"{place}/{self.path}"
+        return place
 
 
 class Carrier(SharedTransfer):
@@ -68,7 +71,9 @@ class Carrier(SharedTransfer):
     def __init__(self, archive: Archive, source: CopySource, transfer: Transfer) -> None:
         super().__init__(archive, transfer, "copied")
         self._source = source
-        self._digests = {file.path: file.digest for file in source.all_files if file.digest is not None}
+        self._digests = {
+            file.path: file.digest for file in source.all_files if file.digest is not None
+        }
 
     def digest(self, path: str) -> str:
         """The SHA-256 of a file of the checkpoint that was carried."""
@@ -77,7 +82,8 @@ class Carrier(SharedTransfer):
     def carry(self, item: Item, far: str) -> None:
         """Send an item to `far` unless it is there, and read it back.
 
-        Raises CopyDiffers when it never comes back as it was sent, the errors of the source, CopyStopped, ArchiveError.
+        Raises CopyDiffers when it never comes back as it was sent, the errors of the source,
+        CopyStopped, ArchiveError.
         """
         found = self.archive.look(far)
         is_there = found is not None and found.bytes == item.bytes
@@ -93,7 +99,9 @@ class Carrier(SharedTransfer):
                 return
             is_there = False
             self.transfer.say(fault)
-        raise CopyDiffers(f"{fault}, although it was sent {self.transfer.resends + 1} times; nothing was published")
+        raise CopyDiffers(
+            f"{fault}, although it was sent {self.transfer.resends + 1} times; nothing was published"
+        )
 
     # ------------------------------------------------------------------ there
     def _send(self, item: Item, far: str, sent: ByteCounter) -> None:
@@ -122,10 +130,12 @@ class Carrier(SharedTransfer):
         sent.reach(item.bytes)
 
     def _pieces(self, item: Item, start: int) -> Iterator[bytes]:
-        """The item's bytes from `start` on, from the source; an error, when they are not those of the manifest.
+        """The item's bytes from `start` on, from the source; an error, when they are not those of
+        the manifest.
 
-        Files whose beginning was sent by an earlier try are not read again for their digest, if the manifest says it:
-        what is read back is compared with that, and if it differs all is sent from the beginning.
+        Files whose beginning was sent by an earlier try are not read again for their digest, if the
+        manifest says it: what is read back is compared with that, and if it differs all is sent
+        from the beginning.
         """
         for part in item.parts:
             skipped, start = min(part.bytes, start), max(0, start - part.bytes)
@@ -137,7 +147,9 @@ class Carrier(SharedTransfer):
                 yield from self._read(part, skipped)
 
     def _read(self, file: SourceFile, skipped: int) -> Iterator[bytes]:
-        """One file of the checkpoint, from a byte on. Raises CheckpointChanged or SourceDamaged after its last byte."""
+        """One file of the checkpoint, from a byte on. Raises CheckpointChanged or SourceDamaged
+        after its last byte.
+        """
         path = self._source.folder / file.path
         is_whole = not skipped or file.path not in self._digests
         digest, position = hashlib.sha256(), 0 if is_whole else skipped
@@ -146,7 +158,9 @@ class Carrier(SharedTransfer):
             try:
                 before = os.fstat(descriptor)
                 os.lseek(descriptor, position, os.SEEK_SET)
-                while piece := os.read(descriptor, min(file.bytes - position, self.transfer.piece_bytes)):
+                while piece := os.read(
+                    descriptor, min(file.bytes - position, self.transfer.piece_bytes)
+                ):
                     self.check()
                     if is_whole:
                         digest.update(piece)
@@ -162,19 +176,27 @@ class Carrier(SharedTransfer):
         except OSError as error:
             if error.errno == errno.EIO:
                 raise self._fault(file, "it cannot be read: Input/output error", False) from error
-            raise CopyError(f"{path} cannot be read: {error.strerror or error}; nothing was published") from error
+            raise CopyError(
+                f"{path} cannot be read: {error.strerror or error}; nothing was published"
+            ) from error
         changed = (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
         if position != file.bytes or after.st_size != file.bytes:
-            # a file without a digest was promised by no manifest: another size is a change, no damage
+            # a file without a digest was promised by no manifest: another size is a change, no
+            # damage
             what = f"it has {after.st_size} bytes instead of {file.bytes}"
             raise self._fault(file, what, changed or file.digest is None)
-        if is_whole and self._digests.setdefault(file.path, digest.hexdigest()) != digest.hexdigest():
+        if (
+            is_whole
+            and self._digests.setdefault(file.path, digest.hexdigest()) != digest.hexdigest()
+        ):
             raise self._fault(file, "its digest differs from the manifest's", changed)
 
     def _fault(self, file: SourceFile, what: str, changed: bool) -> CopyError:
         path = self._source.folder / file.path
         if changed or not self._source.is_unchanged():
-            return CheckpointChanged(f"{path} was changed while it was copied: {what}; nothing was published")
+            return CheckpointChanged(
+                f"{path} was changed while it was copied: {what}; nothing was published"
+            )
         text = f"{path}: {what}; nothing was published. Restore it from another copy, or: tr11 checkpoints remove"
         return SourceDamaged(f"{text} {self._source.step}", file.path, what)
 
@@ -190,15 +212,24 @@ class Carrier(SharedTransfer):
         else:
             with ThreadPoolExecutor(len(stretches), thread_name_prefix="backup-read") as threads:
                 begun = [
-                    threads.submit(self._stretch_differs, far, stretch, stretch is stretches[-1], is_counted)
+                    threads.submit(
+                        self._stretch_differs, far, stretch, stretch is stretches[-1], is_counted
+                    )
                     for stretch in stretches
                 ]
                 faults = [future.result() for future in begun]
         faults = [fault for fault in faults if fault is not None]
-        return f"{self.archive.address}/{far} did not come back as it was sent: {faults[0]}" if faults else None
+        if faults:
+            return f"{self.archive.address}/{far} did not come back as it was sent: {faults[0]}"
+        return None
 
-    def _stretch_differs(self, far: str, stretch: PartRange, is_last: bool, is_counted: bool) -> str | None:
-        checker, read = Checker(stretch, self._digests), ByteCounter(self.count if is_counted else None)
+    def _stretch_differs(
+        self, far: str, stretch: PartRange, is_last: bool, is_counted: bool
+    ) -> str | None:
+        checker, read = (
+            Checker(stretch, self._digests),
+            ByteCounter(self.count if is_counted else None),
+        )
         for piece in self.archive.read(far, stretch.offset, None if is_last else stretch.bytes):
             self.check()
             self.transfer.reading.take(len(piece))
@@ -212,14 +243,17 @@ class Carrier(SharedTransfer):
 def check_room(address: str, free: int | None, needed: int) -> None:
     """Raise ArchiveFull when so many bytes will not fit."""
     if free is not None and needed > free:
-        raise ArchiveFull(f"{address} has no room: {size(free)} are free, {size(needed)} are still to come")
+        raise ArchiveFull(
+            f"{address} has no room: {size(free)} are free, {size(needed)} are still to come"
+        )
 
 
 Format: TypeAlias = Literal["files", "tar"]
 
 
 class _Destination(Record):
-    """Where a copy goes. `work`: where its files are put together, `location` or a hidden name beside it.
+    """Where a copy goes. `work`: where its files are put together, `location` or a hidden name
+    beside it.
 
     `receipt`: of the same checkpoint's copy that is there already.
     """
@@ -243,15 +277,18 @@ def copy_source(
     run_id: str = "",
     clock: Callable[[], float] = now,
 ) -> Receipt:
-    """Copy what `source` holds to the place `base`, or beside it where that is taken; returns the receipt of the copy,
-    every byte of it read back. Of a checkpoint, `source` is `read_source` and `base` is `location_of`.
+    """Copy what `source` holds to the place `base`, or beside it where that is taken; returns the
+    receipt of the copy, every byte of it read back. Of a checkpoint, `source` is `read_source` and
+    `base` is `location_of`.
 
-    A copy of the same source that is there already is not made again; with `repair` it is read back, and what differs
-    is sent again. A copy of another checkpoint of the same step stays, and this one gets a place beside it.
+    A copy of the same source that is there already is not made again; with `repair` it is read
+    back, and what differs is sent again. A copy of another checkpoint of the same step stays, and
+    this one gets a place beside it.
 
-    Raises SourceDamaged, CheckpointChanged, CopyDiffers, CopyStopped (all CopyError), CopyError itself when a receipt
-    at the destination is damaged, ArchiveError when the archive is unreachable longer than the retries last, refuses,
-    or is full. In each case nothing new is visible as a copy, and what was sent is gone on with by the next call.
+    Raises SourceDamaged, CheckpointChanged, CopyDiffers, CopyStopped (all CopyError), CopyError
+    itself when a receipt at the destination is damaged, ArchiveError when the archive is
+    unreachable longer than the retries last, refuses, or is full. In each case nothing new is
+    visible as a copy, and what was sent is gone on with by the next call.
     """
     carrier = Carrier(archive, source, transfer)
     destination = _find_destination(carrier.archive, source, kind, base, format)
@@ -262,14 +299,24 @@ def copy_source(
         source = _as_promised(source, destination.receipt)
         carrier = Carrier(archive, source, transfer)
     blank = Receipt(
-        run=run, variant=variant, step=source.step, kind=kind, identity=source.identity, location=destination.location,
-        format=format, files=(), copied=destination.receipt.copied if destination.receipt else 0.0, verified=0.0,
-        host=host_name(), run_id=run_id,
-    )  # fmt: skip
+        run=run,
+        variant=variant,
+        step=source.step,
+        kind=kind,
+        identity=source.identity,
+        location=destination.location,
+        format=format,
+        files=(),
+        copied=destination.receipt.copied if destination.receipt else 0.0,
+        verified=0.0,
+        host=host_name(),
+        run_id=run_id,
+    )
     try:
         return _copy(source, carrier, destination, blank, transfer.parallel, clock)
     except ArchivePermanentError:
-        # another copier of the same checkpoint may have been faster, and its copy have its name already
+        # another copier of the same checkpoint may have been faster, and its copy have its name
+        # already
         found = _find_destination(carrier.archive, source, kind, base, format).receipt
         if found is None or found == destination.receipt:
             raise
@@ -277,7 +324,9 @@ def copy_source(
 
 
 def _as_promised(source: CopySource, receipt: Receipt) -> CopySource:
-    """Files of which no manifest says the digest have the receipt's: rot here does not replace a good copy."""
+    """Files of which no manifest says the digest have the receipt's: rot here does not replace a
+    good copy.
+    """
     promised = {file.path: (file.bytes, file.digest) for file in receipt.files}
     files = tuple(
         replace(file, digest=promised[file.path][1])
@@ -289,7 +338,9 @@ def _as_promised(source: CopySource, receipt: Receipt) -> CopySource:
 
 
 def work_bytes(folder: Path, step: int, kind: Kind, format: Format = "files") -> int:
-    """What `Transfer.on_bytes` will add up to in a copy: each byte sent and read back. Raises CopyError."""
+    """What `Transfer.on_bytes` will add up to in a copy: each byte sent and read back. Raises
+    CopyError.
+    """
     return 2 * sum(item.bytes for item in items_of(read_source(folder, step, kind), format))
 
 
@@ -298,10 +349,15 @@ def items_of(source: CopySource, format: Format) -> tuple[Item, ...]:
     if format == "tar":
         parts = tar_layout(checkpoint_name(source.step), source.all_files, source.created)
         return (Item("", parts, f"{source.identity} tar"),)
-    return tuple(Item(file.path, (file,), file.digest or f"{source.identity} {file.path}") for file in source.all_files)
+    return tuple(
+        Item(file.path, (file,), file.digest or f"{source.identity} {file.path}")
+        for file in source.all_files
+    )
 
 
-def _find_destination(archive: Archive, source: CopySource, kind: Kind, base: str, format: Format) -> _Destination:
+def _find_destination(
+    archive: Archive, source: CopySource, kind: Kind, base: str, format: Format
+) -> _Destination:
     suffix = TAR_SUFFIX if format == "tar" else ""
     for identity in ("", source.identity):
         location = (f"{base}.{identity[:8]}" if identity else base) + suffix
@@ -318,36 +374,55 @@ def _find_destination(archive: Archive, source: CopySource, kind: Kind, base: st
         left = _is_left_over(archive, source, location, format)
         if left == "another":
             continue
-        work = hidden_name(location, source.identity) if archive.renames and left == "nothing" else location
+        if archive.renames and left == "nothing":
+            work = hidden_name(location, source.identity)
+        else:
+            work = location
         return _Destination(location, work)
-    raise CopyError(f"{archive.address}/{location} is taken by something that is no copy of this checkpoint; move it")
+    raise CopyError(
+        f"{archive.address}/{location} is taken by something that is no copy of this checkpoint; move it"
+    )
 
 
 def _is_left_over(
     archive: Archive, source: CopySource, location: str, format: Format
 ) -> Literal["nothing", "ours", "another"]:
-    """What lies, without a receipt, where a copy shall go: its maker was killed before the receipt was written.
+    """What lies, without a receipt, where a copy shall go: its maker was killed before the receipt
+    was written.
 
-    An archive that renames shows whole copies alone. In another the files come one by one, the manifest last: before
-    that, nothing says whose they are, and they are compared or replaced one by one.
+    An archive that renames shows whole copies alone. In another the files come one by one, the
+    manifest last: before that, nothing says whose they are, and they are compared or replaced one
+    by one.
     """
     if format == "tar":
-        (item,) = items_of(source, format)
-        found = archive.look(location)
-        if found is None:
-            return "nothing"
-        if found.bytes != item.bytes or source.manifest is None:
-            return "ours" if found.bytes == item.bytes else "another"
-        begin, length = offsets(item.parts)[source.manifest.path], source.manifest.bytes
-        content = b"".join(archive.read(location, begin, length))
-        return "ours" if content == source.manifest.content else "another"
+        return _left_over_tar(archive, source, location)
     if source.manifest is not None:
         path = f"{location}/{source.manifest.path}"
         if archive.look(path) is not None:
-            return "ours" if b"".join(archive.read(path)) == source.manifest.content else "another"
+            if b"".join(archive.read(path)) == source.manifest.content:
+                return "ours"
+            return "another"
     if archive.renames and any(True for _ in archive.list(location)):
-        return "another" if source.manifest is not None else "ours"
+        if source.manifest is not None:
+            return "another"
+        return "ours"
     return "nothing"
+
+
+def _left_over_tar(
+    archive: Archive, source: CopySource, location: str
+) -> Literal["nothing", "ours", "another"]:
+    (item,) = items_of(source, "tar")
+    found = archive.look(location)
+    if found is None:
+        return "nothing"
+    if found.bytes != item.bytes:
+        return "another"
+    if source.manifest is None:
+        return "ours"
+    begin, length = offsets(item.parts)[source.manifest.path], source.manifest.bytes
+    content = b"".join(archive.read(location, begin, length))
+    return "ours" if content == source.manifest.content else "another"
 
 
 def _copy(
@@ -364,14 +439,21 @@ def _copy(
     if destination.work != destination.location:
         _check_room(carrier.archive, items, destination.work, parallel)
     _carry_all(carrier, first, destination.work, parallel)
-    _carry_all(carrier, [item for item in items if item.path == manifest], destination.work, parallel)
+    _carry_all(
+        carrier, [item for item in items if item.path == manifest], destination.work, parallel
+    )
     if manifest is None and not source.is_unchanged():
-        raise CheckpointChanged(f"{source.folder} was changed while it was copied; nothing was published")
+        raise CheckpointChanged(
+            f"{source.folder} was changed while it was copied; nothing was published"
+        )
     if destination.work != destination.location:
         _publish(carrier.archive, destination)
     moment = clock()
     receipt = replace(
-        blank, files=_files(source, carrier, items, blank.format), copied=blank.copied or moment, verified=moment
+        blank,
+        files=_files(source, carrier, items, blank.format),
+        copied=blank.copied or moment,
+        verified=moment,
     )
     write_receipt(carrier.archive, receipt)
     return receipt
@@ -380,8 +462,8 @@ def _copy(
 def _check_room(archive: Archive, items: tuple[Item, ...], work: str, parallel: int) -> None:
     """Refuse a copy that cannot end well before it takes the last room from others.
 
-    Of an earlier try, files that are whole are seen; so many as are sent at once may be there in part, and are not
-    counted: each is looked at as it is begun.
+    Of an earlier try, files that are whole are seen; so many as are sent at once may be there in
+    part, and are not counted: each is looked at as it is begun.
     """
     free = archive.free_bytes()
     if free is None or len(items) <= parallel:
@@ -408,7 +490,9 @@ def _publish(archive: Archive, destination: _Destination) -> None:
 
 
 def _is_published(archive: Archive, destination: _Destination) -> bool:
-    """Whether the copy has its name: the answer to a rename can be lost, and the next try finds nothing to rename."""
+    """Whether the copy has its name: the answer to a rename can be lost, and the next try finds
+    nothing to rename.
+    """
     return not _is_taken(archive, destination.work) and _is_taken(archive, destination.location)
 
 
@@ -417,8 +501,14 @@ def _is_taken(archive: Archive, path: str) -> bool:
     return archive.look(path) is not None or any(True for _ in archive.list(path))
 
 
-def _files(source: CopySource, carrier: Carrier, items: tuple[Item, ...], format: Format) -> tuple[CopiedFile, ...]:
-    places = offsets(items[0].parts) if format == "tar" else {}
+def _files(
+    source: CopySource, carrier: Carrier, items: tuple[Item, ...], format: Format
+) -> tuple[CopiedFile, ...]:
+    if format == "tar":
+        places = offsets(items[0].parts)
+    else:
+        places = {}
     return tuple(
-        CopiedFile(file.path, file.bytes, carrier.digest(file.path), places.get(file.path)) for file in source.all_files
+        CopiedFile(file.path, file.bytes, carrier.digest(file.path), places.get(file.path))
+        for file in source.all_files
     )

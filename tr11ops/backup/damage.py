@@ -1,4 +1,6 @@
-"""Damage of a copy goes on record no matter who found it, a restore and a drill too: so the next round repairs it."""
+"""Damage of a copy goes on record no matter who found it, a restore and a drill too: so the next
+round repairs it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from tr11ops.rundir.paths import RunDirectory
 
 
 def note_damage(
-    directory: RunDirectory, journal: Journal, archive: Archive, receipt: Receipt, faults: Mapping[str, str], why: str
+    directory: RunDirectory,
+    journal: Journal,
+    archive: Archive,
+    receipt: Receipt,
+    faults: Mapping[str, str],
+    why: str,
 ) -> bool:
     """Put files of a copy on record as damaged, with what is wrong with each.
 
@@ -31,7 +38,14 @@ def note_record(
 ) -> bool:
     """The same of a copy on record. Raises OSError, ValueError."""
     write_copy(directory, replace(copy, damaged=tuple(sorted({*copy.damaged, *faults}))))
-    said = {"archive": copy.archive, "step": copy.step, "kind": copy.kind, "location": copy.location}
-    journal.write("backup-damaged", f"{why}: {next(iter(faults.values()))}", {**said, "files": dict(faults)})
+    said = {
+        "archive": copy.archive,
+        "step": copy.step,
+        "kind": copy.kind,
+        "location": copy.location,
+    }
+    journal.write(
+        "backup-damaged", f"{why}: {next(iter(faults.values()))}", {**said, "files": dict(faults)}
+    )
     summarise(directory)
     return True

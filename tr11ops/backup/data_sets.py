@@ -1,4 +1,5 @@
-"""The run's data sets and its tokenizer as things to copy: what a training cannot be repeated or gone on with without.
+"""The run's data sets and its tokenizer as things to copy: what a training cannot be repeated or
+gone on with without.
 
     ARCHIVE/data/VARIANT/NAME/...            the files of one data set (NAME.bin, NAME.idx), of the tokenizer, of a list
     ARCHIVE/data/VARIANT/NAME.copy.json      its receipt; files that were changed since are copied beside it
@@ -59,10 +60,19 @@ def units_of(card: RunCard) -> tuple[DataUnit, ...]:
     ]
     lists = (card.data.train_groups_file, card.data.valid_groups_file, card.data.test_groups_file)
     singles = [card.tokenizer.vocabulary_file, card.tokenizer.merges_file, *lists]
-    units += [DataUnit(f"file-{name}", path.parent, (path.name,)) for name, path in _named(filter(None, singles))]
-    folder = Path(card.tokenizer.path).expanduser().absolute() if card.tokenizer.path else None
+    units += [
+        DataUnit(f"file-{name}", path.parent, (path.name,))
+        for name, path in _named(filter(None, singles))
+    ]
+    folder = None
+    if card.tokenizer.path:
+        folder = Path(card.tokenizer.path).expanduser().absolute()
     if folder is not None and folder.is_dir():
-        files = sorted(entry.name for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
+        files = sorted(
+            entry.name
+            for entry in folder.iterdir()
+            if entry.is_file() and not entry.name.startswith(".")
+        )
         units.append(DataUnit("tokenizer", folder, tuple(files)))
     elif folder is not None and folder.is_file():
         units.append(DataUnit("tokenizer", folder.parent, (folder.name,)))
@@ -70,11 +80,18 @@ def units_of(card: RunCard) -> tuple[DataUnit, ...]:
 
 
 def _named(texts: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    """Each path once, with its name; where several have one name, with a digest of the path besides."""
+    """Each path once, with its name; where several have one name, with a digest of the path
+    besides.
+    """
     paths = [Path(text).expanduser().absolute() for text in dict.fromkeys(texts)]
     counts = Counter(path.name for path in paths)
     for path in paths:
-        yield path.name if counts[path.name] == 1 else f"{path.name}-{digest_of_lines([str(path)])[:8]}", path
+        yield (
+            path.name
+            if counts[path.name] == 1
+            else f"{path.name}-{digest_of_lines([str(path)])[:8]}",
+            path,
+        )
 
 
 def read_unit(unit: DataUnit) -> CopySource:
@@ -83,7 +100,9 @@ def read_unit(unit: DataUnit) -> CopySource:
     for name in unit.files:
         path = unit.folder / name
         if not name.isprintable() or is_unfinished(name) or "\\" in name:
-            raise CopyError(f"{unit.folder} holds {name!a}, a name that no archive takes; give it another name")
+            raise CopyError(
+                f"{unit.folder} holds {name!a}, a name that no archive takes; give it another name"
+            )
         try:
             if not path.is_file():
                 raise CopyError(f"{path} is not a file")
@@ -92,7 +111,15 @@ def read_unit(unit: DataUnit) -> CopySource:
             raise CopyError(f"{path}: {error.strerror or error}") from None
     if not files:
         raise CopyError(f"{unit.folder} holds no file of {unit.name}")
-    return CopySource(unit.folder, 0, identity_of_files(unit.folder, unit.files), tuple(files), None, now(), unit.files)
+    return CopySource(
+        unit.folder,
+        0,
+        identity_of_files(unit.folder, unit.files),
+        tuple(files),
+        None,
+        now(),
+        unit.files,
+    )
 
 
 def state_of(unit: DataUnit, copies: Iterable[CopyRecord], archive: str, variant: str) -> DataState:
@@ -123,6 +150,10 @@ def data_states(card: RunCard, copies: Iterable[CopyRecord], archive: str) -> tu
 def newest_copies(archive: Archive, variant: str) -> dict[str, Receipt]:
     """The newest copy of each data set that an archive has, by its name. Raises ArchiveError."""
     found: dict[str, Receipt] = {}
-    for receipt in sorted(list_receipts(archive, variant, ("data",)), key=lambda receipt: receipt.copied):
-        found[receipt.location.rpartition("/")[2].removesuffix(f".{receipt.identity[:8]}")] = receipt
+    for receipt in sorted(
+        list_receipts(archive, variant, ("data",)), key=lambda receipt: receipt.copied
+    ):
+        found[receipt.location.rpartition("/")[2].removesuffix(f".{receipt.identity[:8]}")] = (
+            receipt
+        )
     return found

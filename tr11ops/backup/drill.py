@@ -1,4 +1,5 @@
-"""A restore that is tried before it is needed: the newest whole copy, into a fresh folder, looked into, removed.
+"""A restore that is tried before it is needed: the newest whole copy, into a fresh folder, looked
+into, removed.
 
     ROOT/backup-drill/global_stepN      while it lasts; a drill that was killed is gone on with by the next
 
@@ -44,13 +45,24 @@ class LoadResult(Record):
 
 
 def choose_copy(copies: Iterable[CopyRecord], archive: str | None = None) -> CopyRecord | None:
-    """The newest sound whole copy, of one archive if it is named; the one read last among equals. Pure."""
-    sound = [copy for copy in copies if copy.is_sound and copy.kind == "full" and archive in (None, copy.archive)]
-    return max(sound, key=lambda copy: (copy.step, copy.reread or copy.verified, copy.archive), default=None)
+    """The newest sound whole copy, of one archive if it is named; the one read last among equals.
+    Pure.
+    """
+    sound = [
+        copy
+        for copy in copies
+        if copy.is_sound and copy.kind == "full" and archive in (None, copy.archive)
+    ]
+    return max(
+        sound,
+        key=lambda copy: (copy.step, copy.reread or copy.verified, copy.archive),
+        default=None,
+    )
 
 
 def inspect(folder: Path) -> LoadResult:
-    """Read the manifest, every digest and every number with the trainer's own reader; none may be NaN or infinite.
+    """Read the manifest, every digest and every number with the trainer's own reader; none may be
+    NaN or infinite.
 
     A rehearsal's checkpoint holds no tensors, and the restore has compared its digests.
     """
@@ -59,7 +71,9 @@ def inspect(folder: Path) -> LoadResult:
     except ValueError as error:
         return LoadResult(False, cause(error))
     if manifest is not None and manifest.is_rehearsed:
-        return LoadResult(True, "every digest agrees; it is a rehearsal's checkpoint, without tensors to read")
+        return LoadResult(
+            True, "every digest agrees; it is a rehearsal's checkpoint, without tensors to read"
+        )
     for words in (["inspect", str(folder), "--verify"], ["values", str(folder)]):
         fault = _fault_of(words)
         if fault is not None:
@@ -72,15 +86,22 @@ def _fault_of(words: list[str]) -> str | None:
     command = [sys.executable, "-P", "-m", "trainer.checkpoint", *words]
     try:
         done = subprocess.run(
-            command, check=False, capture_output=True, text=True, timeout=LOAD_SECONDS, stdin=subprocess.DEVNULL,
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=LOAD_SECONDS,
+            stdin=subprocess.DEVNULL,
             env=child_environment(os.environ),
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         return f"it could not be read within {duration(LOAD_SECONDS)}"
     if done.returncode == 0:
         return None
     said = (done.stdout + done.stderr).strip().splitlines()
-    return said[-1] if said else ""
+    if said:
+        return said[-1]
+    return ""
 
 
 def run_drill(
@@ -106,7 +127,13 @@ def run_drill(
             raise
         _remove(folder)
         drill = DrillRecord(
-            context.clock(), archive.name, copy.step, passed, message, copy.bytes, time.monotonic() - began
+            context.clock(),
+            archive.name,
+            copy.step,
+            passed,
+            message,
+            copy.bytes,
+            time.monotonic() - began,
         )
         write_drill(context.directory, drill)
         said = {"archive": archive.name, "step": copy.step, "bytes": copy.bytes, "passed": passed}
@@ -115,7 +142,11 @@ def run_drill(
 
 
 def _try(
-    context: BackupContext, archive: Archive, copy: CopyRecord, folder: Path, look: Callable[[Path], LoadResult]
+    context: BackupContext,
+    archive: Archive,
+    copy: CopyRecord,
+    folder: Path,
+    look: Callable[[Path], LoadResult],
 ) -> tuple[bool, str]:
     try:
         receipt = read_receipt(archive, copy.location)
@@ -130,7 +161,9 @@ def _try(
         raise
     except (ArchiveError, CopyError, ValueError) as error:
         if isinstance(error, CopyDamaged):
-            note_record(context.directory, context.journal, copy, {error.path: error.fault}, "drill")
+            note_record(
+                context.directory, context.journal, copy, {error.path: error.fault}, "drill"
+            )
         return False, cause(error)
     found = look(restored)
     return found.passed, f"restored, {'' if found.passed else 'but: '}{found.text}"

@@ -1,10 +1,11 @@
 """An archive that is a folder of another file system.
 
-A file is written as `.NAME.IDENTITY.part` beside its place, flushed, and renamed; a copy is put together under a hidden
-name and renamed as a whole. What is read back comes from the disk as far as the system lets go of its cache.
+A file is written as `.NAME.IDENTITY.part` beside its place, flushed, and renamed; a copy is put
+together under a hidden name and renamed as a whole. What is read back comes from the disk as far as
+the system lets go of its cache.
 
-The folder must be there: where a file system is not mounted, its empty mount point must not be taken for the archive.
-`tr11-archive.json` in it names the run that it belongs to.
+The folder must be there: where a file system is not mounted, its empty mount point must not be
+taken for the archive. `tr11-archive.json` in it names the run that it belongs to.
 """
 
 from __future__ import annotations
@@ -51,14 +52,18 @@ def marker_text(run: str, run_id: str) -> str:
 
 
 class FolderArchive:
-    """One folder as an `Archive`. `run` is whose archive it is; `has_copies`: the run knows of copies in it.
+    """One folder as an `Archive`. `run` is whose archive it is; `has_copies`: the run knows of
+    copies in it.
 
-    Raises ArchivePermanentError when the folder is not there, is another run's, or is empty although it holds copies.
+    Raises ArchivePermanentError when the folder is not there, is another run's, or is empty
+    although it holds copies.
     """
 
     renames = True
 
-    def __init__(self, folder: Path, name: str, run: str, *, has_copies: bool = False, run_id: str = "") -> None:
+    def __init__(
+        self, folder: Path, name: str, run: str, *, has_copies: bool = False, run_id: str = ""
+    ) -> None:
         self.name = name
         self.address = str(folder)
         self._folder = folder
@@ -80,10 +85,15 @@ class FolderArchive:
                 facts = place.stat()
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            return RemoteFile(path, facts.st_size) if place.is_file() else None
+            if place.is_file():
+                return RemoteFile(path, facts.st_size)
+            return None
 
     def list(self, folder: str, unread: Unread | None = None) -> Iterator[RemoteFile]:
-        top = self._place(folder) if folder else self._folder
+        if folder:
+            top = self._place(folder)
+        else:
+            top = self._folder
 
         def note(error: OSError) -> None:
             if unread is None or error.filename is None or Path(error.filename) == top:
@@ -134,7 +144,9 @@ class FolderArchive:
         place, goal = self._place(path), self._place(to)
         with translated(place):
             if not os.path.lexists(place):
-                raise ArchivePermanentError(f"{place} is not there, and cannot get the name {goal.name}")
+                raise ArchivePermanentError(
+                    f"{place} is not there, and cannot get the name {goal.name}"
+                )
             if os.path.lexists(goal):
                 raise ArchivePermanentError(f"{goal} is there already, and is not replaced")
             self._mark()
@@ -170,7 +182,9 @@ class FolderArchive:
         """Nothing is held open."""
 
     def _place(self, path: str) -> Path:
-        """Where a file of the archive lies. Raises ArchivePermanentError when the path leads out of the archive."""
+        """Where a file of the archive lies. Raises ArchivePermanentError when the path leads out of
+        the archive.
+        """
         parts = PurePosixPath(path).parts
         if not parts or path.startswith("/") or ".." in parts or "\0" in path:
             raise ArchivePermanentError(f"{path!r} is no place in an archive")
@@ -178,7 +192,9 @@ class FolderArchive:
         if place.parent not in self._inner:
             home = os.path.realpath(self._folder)
             if os.path.commonpath([home, os.path.realpath(place.parent)]) != home:
-                raise ArchivePermanentError(f"{place} leads out of the archive {self._folder} through a link")
+                raise ArchivePermanentError(
+                    f"{place} leads out of the archive {self._folder} through a link"
+                )
             self._inner.add(place.parent)
         return place
 
@@ -204,7 +220,9 @@ class FolderArchive:
     def _mark(self) -> None:
         """Name the run before the first byte comes. Of two runs that begin at once, one is refused."""
         if self._folder.stat().st_dev != self._device:
-            raise ArchiveUnavailable(f"{self._folder} is on another file system than before: is it mounted?")
+            raise ArchiveUnavailable(
+                f"{self._folder} is on another file system than before: is it mounted?"
+            )
         if self._is_marked:
             return
         text = marker_text(self._run, self._run_id)

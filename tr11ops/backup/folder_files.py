@@ -1,4 +1,6 @@
-"""Files of an archive that is a folder: writing one that is whole or not there, and what the system's errors mean."""
+"""Files of an archive that is a folder: writing one that is whole or not there, and what the
+system's errors mean.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,24 @@ WRITEBACK_BYTES = 16 << 20  # the disk starts on these while the rest is still b
 _MOST_NAME_BYTES = 255
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _REFUSED = {
-    errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EFBIG,
-    errno.EEXIST, errno.ENOTEMPTY, errno.EINVAL, errno.ENOENT,
-}  # fmt: skip
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EFBIG,
+    errno.EEXIST,
+    errno.ENOTEMPTY,
+    errno.EINVAL,
+    errno.ENOENT,
+}
 
 
 class FolderUpload:
-    """A file on its way into a folder: `part` beside its `place`. Bytes are written at their own offsets, so that two
-    copiers of the same file do each other no harm.
+    """A file on its way into a folder: `part` beside its `place`. Bytes are written at their own
+    offsets, so that two copiers of the same file do each other no harm.
     """
 
     def __init__(self, place: Path, part: Path, size: int) -> None:
@@ -48,14 +60,17 @@ class FolderUpload:
                 view = view[written:]
                 self._position += written
             if self._position - self._flushed >= WRITEBACK_BYTES:
-                # of pages that are not yet on disk, this makes the system begin to write them, without waiting
+                # of pages that are not yet on disk, this makes the system begin to write them,
+                # without waiting
                 let_go(self._descriptor, self._flushed, self._position - self._flushed)
                 self._flushed = self._position
 
     def finish(self) -> None:
         with translated(self._place):
             if self._position != self._size:
-                raise ArchivePermanentError(f"{self._place} has {self._position} bytes instead of {self._size}")
+                raise ArchivePermanentError(
+                    f"{self._place} has {self._position} bytes instead of {self._size}"
+                )
             os.fsync(self._descriptor)
             self.leave()
             try:
@@ -64,7 +79,8 @@ class FolderUpload:
                 # another copier of the same file was faster
                 if not self._place.is_file() or self._place.stat().st_size != self._size:
                     raise
-            if not any(map(is_unfinished, self._place.parts)):  # else `move` does it, for all files at once
+            # else `move` does it, for all files at once
+            if not any(map(is_unfinished, self._place.parts)):
                 sync_folder(self._place.parent)
 
     def leave(self) -> None:
@@ -83,7 +99,9 @@ def part_path(place: Path, identity: str) -> Path:
 
 
 def make_folders(home: Path, folder: Path) -> None:
-    """Make the folders from `home` down to `folder`, for the whole group. Never `home` itself. Raises OSError."""
+    """Make the folders from `home` down to `folder`, for the whole group. Never `home` itself.
+    Raises OSError.
+    """
     if folder == home or folder.is_dir():
         return
     make_folders(home, folder.parent)
@@ -109,7 +127,9 @@ def _open_part(part: Path) -> int:
 
 
 def let_go(descriptor: int, offset: int = 0, length: int = 0) -> None:
-    """Ask the system to drop its cache of a file, so that a reading after this one comes from the disk."""
+    """Ask the system to drop its cache of a file, so that a reading after this one comes from the
+    disk.
+    """
     with suppress(OSError):
         os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)
 
@@ -140,7 +160,9 @@ def translated(place: Path) -> Generator[None]:
     except OSError as error:
         what = f"{error.filename or place}: {error.strerror or error}"
         if error.errno in _FULL:
-            raise ArchiveFull(f"{what}; make room or have the quota raised, the copy then goes on") from error
+            raise ArchiveFull(
+                f"{what}; make room or have the quota raised, the copy then goes on"
+            ) from error
         if error.errno in _REFUSED:
             raise ArchivePermanentError(what) from error
         raise ArchiveUnavailable(what) from error

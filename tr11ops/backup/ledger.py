@@ -1,4 +1,5 @@
-"""What the rounds leave for others to read: one file for each archive, the last drill, and the summary of all.
+"""What the rounds leave for others to read: one file for each archive, the last drill, and the
+summary of all.
 
     state/backup/archives/NAME.json    the last round of one archive: success, fault, rate, re-reading
     state/backup/drill.json            the last restore that was tried
@@ -25,11 +26,13 @@ SCHEMA = 1
 
 
 class ArchiveState(Record):
-    """One archive as its last round left it. Times in seconds since the epoch, `rate` in bytes a second, read back.
+    """One archive as its last round left it. Times in seconds since the epoch, `rate` in bytes a
+    second, read back.
 
-    `success`: when a round last did all that it had to do; `fault`: why the last one did not, "" if it did.
-    `reread_round`: when files were last read in turn; `unread`: when the byte that waits longest was last read.
-    `listed`: when all receipts and sizes were last looked at; `unseen`: places of copies that could not be, then.
+    `success`: when a round last did all that it had to do; `fault`: why the last one did not, "" if
+    it did. `reread_round`: when files were last read in turn; `unread`: when the byte that waits
+    longest was last read. `listed`: when all receipts and sizes were last looked at; `unseen`:
+    places of copies that could not be, then.
     """
 
     archive: str
@@ -72,11 +75,15 @@ def archive_file(directory: RunDirectory, archive: str) -> Path:
 
 def read_archive_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
     """The last round of an archive; None where there was none. Raises OSError, ValueError."""
-    return read_record(ArchiveState, archive_file(directory, archive), "the record of a round", SCHEMA)
+    return read_record(
+        ArchiveState, archive_file(directory, archive), "the record of a round", SCHEMA
+    )
 
 
 def last_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
-    """As `read_archive_state` for a round that writes the file again: garbage counts as none. Raises OSError."""
+    """As `read_archive_state` for a round that writes the file again: garbage counts as none.
+    Raises OSError.
+    """
     try:
         return read_archive_state(directory, archive)
     except ValueError:
@@ -107,10 +114,18 @@ def write_drill(directory: RunDirectory, drill: DrillRecord) -> None:
 def damage_line(copy: CopyRecord, others: Iterable[CopyRecord], is_here: bool) -> str:
     """One damaged copy in a line: where, how much, and where the same can still be had."""
     count = len(copy.damaged)
-    files = copy.damaged[0] if count == 1 else f"{count} files, e.g. {copy.damaged[0]}"
+    if count == 1:
+        files = copy.damaged[0]
+    else:
+        files = f"{count} files, e.g. {copy.damaged[0]}"
     sound = sorted({other.archive for other in others if is_same(copy, other) and other.is_sound})
-    places = (["the run directory"] if is_here and copy.kind != "data" else []) + [f"the {name}" for name in sound]
-    rest = f"whole in {' and '.join(places)}" if places else "NO OTHER COPY IS KNOWN"
+    places = (["the run directory"] if is_here and copy.kind != "data" else []) + [
+        f"the {name}" for name in sound
+    ]
+    if places:
+        rest = f"whole in {' and '.join(places)}"
+    else:
+        rest = "NO OTHER COPY IS KNOWN"
     if copy.kind == "data" and not places:
         rest = "the next round repairs it from the data itself, unless that was changed"
     return f"{copy.archive}: {copy.what}: {files}; {rest}"
@@ -126,7 +141,8 @@ def is_same(copy: CopyRecord, other: CopyRecord) -> bool:
 def summary(
     copies: Iterable[CopyRecord], states: Sequence[ArchiveState], here: Mapping[int, str]
 ) -> dict[str, Any] | None:
-    """The content of status.json; None before there is anything to say. `here`: steps that are here, by identity.
+    """The content of status.json; None before there is anything to say. `here`: steps that are
+    here, by identity.
 
     A copy of a step that was trained again is no copy of the step that is here now.
     """
@@ -135,7 +151,9 @@ def summary(
     current = [
         copy
         for copy in known
-        if copy.kind != "data" and copy.is_sound and here.get(copy.step, copy.identity) == copy.identity
+        if copy.kind != "data"
+        and copy.is_sound
+        and here.get(copy.step, copy.identity) == copy.identity
     ]
     successes = [state.success for state in states if state.success is not None]
     times = [*successes, *(copy.verified for copy in known)]
@@ -160,29 +178,37 @@ def summary(
 
 
 def standing(copies: Iterable[CopyRecord]) -> list[CopyRecord]:
-    """The copies without those damaged ones that were made again since, beside them in the same archive."""
+    """The copies without those damaged ones that were made again since, beside them in the same
+    archive.
+    """
     known = list(copies)
     return [
         copy
         for copy in known
         if copy.is_sound
         or not any(
-            other.is_sound and (other.archive, other.kind, other.step, other.identity)
+            other.is_sound
+            and (other.archive, other.kind, other.step, other.identity)
             == (copy.archive, copy.kind, copy.step, copy.identity)
             for other in known
         )
-    ]  # fmt: skip
+    ]
 
 
 def keep_summary(directory: RunDirectory, names: Iterable[str], here: Mapping[int, str]) -> None:
     """Write status.json from what is on record. Raises OSError, ValueError.
 
-    Two archives' rounds may end together: it is looked at again after it was written, until both agree.
+    Two archives' rounds may end together: it is looked at again after it was written, until both
+    agree.
     """
     archives = list(names)
     before = None
     for _ in range(3):
-        states = [state for state in (last_state(directory, name) for name in archives) if state is not None]
+        states = [
+            state
+            for state in (last_state(directory, name) for name in archives)
+            if state is not None
+        ]
         now = summary(read_copies(directory), states, here)
         if now is None or now == before:
             return
@@ -191,10 +217,20 @@ def keep_summary(directory: RunDirectory, names: Iterable[str], here: Mapping[in
 
 
 def after_round(
-    before: ArchiveState | None, archive: str, address: str, now: float, copies: Iterable[CopyRecord], fault: str
+    before: ArchiveState | None,
+    archive: str,
+    address: str,
+    now: float,
+    copies: Iterable[CopyRecord],
+    fault: str,
 ) -> ArchiveState:
-    """An archive's state after a round: what is not known again is kept, unless another archive took its place."""
-    kept = before if before is not None and before.address == address else ArchiveState(archive, address, now)
+    """An archive's state after a round: what is not known again is kept, unless another archive
+    took its place.
+    """
+    if before is not None and before.address == address:
+        kept = before
+    else:
+        kept = ArchiveState(archive, address, now)
     sound = [copy for copy in copies if copy.is_sound]
     return replace(
         kept,

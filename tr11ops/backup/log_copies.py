@@ -1,10 +1,12 @@
-"""The logs and TensorBoard events in an archive: each file as long as it ever was, whatever becomes of it here.
+"""The logs and TensorBoard events in an archive: each file as long as it ever was, whatever becomes
+of it here.
 
     ARCHIVE/NAME-logs/...                      as in the run directory, without .git and what is hidden
     state/backup/logs/ARCHIVE.json             what was copied: {path: [bytes, time in ns]}
 
-A file that is longer than its copy takes its place, whole and read back. One that is shorter, or has another beginning,
-is another file: it gets a place beside, with its digest in the name. Nothing is removed.
+A file that is longer than its copy takes its place, whole and read back. One that is shorter, or
+has another beginning, is another file: it gets a place beside, with its digest in the name. Nothing
+is removed.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ def _walk(folder: Path, prefix: str) -> Iterator[CopiedLog]:
 
 
 def copy_logs(directory: RunDirectory, archive: Archive, transfer: Transfer) -> LogCopies:
-    """Copy what changed. Raises ArchiveError, CopyStopped, OSError; what was copied until then is on record."""
+    """Copy what changed. Raises ArchiveError, CopyStopped, OSError; what was copied until then is
+    on record.
+    """
     folder = directory.paths.published
     record = directory.paths.state / "backup" / "logs" / f"{archive.name}.json"
     known = _known(record, archive.address)
@@ -99,7 +103,9 @@ def copy_logs(directory: RunDirectory, archive: Archive, transfer: Transfer) -> 
 
 
 def shown(path: str) -> str:
-    """A path as text: bytes that are no UTF-8 as %XX, since neither a bucket nor JSON can hold them."""
+    """A path as text: bytes that are no UTF-8 as %XX, since neither a bucket nor JSON can hold
+    them.
+    """
     return "".join(f"%{ord(c) & 0xFF:02X}" if "\udc80" <= c <= "\udcff" else c for c in path)
 
 
@@ -110,7 +116,9 @@ def _known(record: Path, address: str) -> dict[str, tuple[int, int]]:
         files = record_of(dict[str, tuple[int, int]], value.get("files", {}))
     except ValueError:
         return {}
-    return files if value.get("address") == address else {}
+    if value.get("address") == address:
+        return files
+    return {}
 
 
 def _copy(archive: Archive, folder: Path, far: str, file: CopiedLog, transfer: Transfer) -> bool:
@@ -158,7 +166,9 @@ def _digest(path: Path, length: int) -> str:
 
 
 def _pieces(path: Path, start: int, end: int, most: int) -> Iterator[bytes]:
-    """A file's bytes from `start` to `end`, at most so many at once. Raises FileNotFoundError when it has less."""
+    """A file's bytes from `start` to `end`, at most so many at once. Raises FileNotFoundError when
+    it has less.
+    """
     with path.open("rb") as stream:
         stream.seek(start)
         while start < end:

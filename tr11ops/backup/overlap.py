@@ -1,9 +1,11 @@
-"""Whether a folder is, lies in, or lies around the run directory: then a copy in it is the original, or goes with it.
+"""Whether a folder is, lies in, or lies around the run directory: then a copy in it is the
+original, or goes with it.
 
-Names prove nothing: links and bind mounts give one folder several. Each path is followed to its real one, and that is
-looked up in the table of mounts as (file system, path inside it). Folders are compared by device and inode besides, for
-file systems that are mounted twice without a table that says so. One that is mounted twice over the network has other
-numbers too: so a file of an unheard-of name is made in the run directory for a moment, and must not be seen there.
+Names prove nothing: links and bind mounts give one folder several. Each path is followed to its
+real one, and that is looked up in the table of mounts as (file system, path inside it). Folders are
+compared by device and inode besides, for file systems that are mounted twice without a table that
+says so. One that is mounted twice over the network has other numbers too: so a file of an
+unheard-of name is made in the run directory for a moment, and must not be seen there.
 """
 
 from __future__ import annotations
@@ -36,30 +38,40 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
     for line in text.splitlines():
         words = line.split(" ")
         if len(words) > 5:
-            root, point = (_ESCAPE.sub(lambda code: chr(int(code[1], 8)), word) for word in words[3:5])
+            root, point = (
+                _ESCAPE.sub(lambda code: chr(int(code[1], 8)), word) for word in words[3:5]
+            )
             found.append(Mount(words[2], PurePosixPath(root), PurePosixPath(point)))
     return tuple(found)
 
 
 def place_of(path: str, mounts: Iterable[Mount]) -> tuple[str, PurePosixPath]:
-    """A real path as (device, path inside its file system). Of mounts on one another, the last counts."""
+    """A real path as (device, path inside its file system). Of mounts on one another, the last
+    counts.
+    """
     place = PurePosixPath(path)
     best: Mount | None = None
     for mount in mounts:
         is_above = place.is_relative_to(mount.point)
         if is_above and (best is None or len(mount.point.parts) >= len(best.point.parts)):
             best = mount
-    return ("", place) if best is None else (best.device, best.root / place.relative_to(best.point))
+    if best is None:
+        return ("", place)
+    return (best.device, best.root / place.relative_to(best.point))
 
 
 def overlap(folder: Path, paths: RunPaths) -> str:
-    """How a folder that an archive would use overlaps with the run directory, in words; "" when it does not.
+    """How a folder that an archive would use overlaps with the run directory, in words; "" when it
+    does not.
 
     Looks at the folders that copies would go to as well: one of them may be mounted from elsewhere.
     """
     mounts = _mounts()
-    ours = [("the run directory", paths.root), ("the checkpoint folder", paths.checkpoints.parent),
-            ("the checkpoint folder", paths.checkpoints)]  # fmt: skip
+    ours = [
+        ("the run directory", paths.root),
+        ("the checkpoint folder", paths.checkpoints.parent),
+        ("the checkpoint folder", paths.checkpoints),
+    ]
     theirs = [folder, folder / "checkpoints", folder / "checkpoints" / paths.variant]
     for place in theirs:
         if place != folder and not place.exists():
@@ -67,16 +79,20 @@ def overlap(folder: Path, paths: RunPaths) -> str:
         for what, home in ours:
             relation = _relation(place, home, mounts)
             if relation and (relation != "around" or what == "the run directory"):
-                inner = "" if place == folder else f"its folder {place.relative_to(folder)} "
+                if place == folder:
+                    inner = ""
+                else:
+                    inner = f"its folder {place.relative_to(folder)} "
                 return f"{inner}{_WORDS[relation]} {what} {home}"
     return next((found for what, home in ours if (found := _shown(what, home, theirs))), "")
 
 
 def _shown(what: str, home: Path, theirs: list[Path]) -> str:
-    """Whether a file that is made in `home` for a moment shows in one of the folders, or above the first, in words.
+    """Whether a file that is made in `home` for a moment shows in one of the folders, or above the
+    first, in words.
 
-    Where none can be made (no rights, a full disk) nothing is said: prune looks at copies once more when the original
-    is hidden.
+    Where none can be made (no rights, a full disk) nothing is said: prune looks at copies once more
+    when the original is hidden.
     """
     probe = home / f".tr11-{secrets.token_hex(8)}"
     try:
@@ -86,22 +102,34 @@ def _shown(what: str, home: Path, theirs: list[Path]) -> str:
     try:
         for place in theirs:
             if os.path.lexists(place / probe.name):
-                inner = "" if place == theirs[0] else f"its folder {place.relative_to(theirs[0])} "
+                if place == theirs[0]:
+                    inner = ""
+                else:
+                    inner = f"its folder {place.relative_to(theirs[0])} "
                 return f"{inner}is {what} {home}"
         above = any(os.path.lexists(parent / probe.name) for parent in theirs[0].absolute().parents)
-        return f"lies in {what} {home}" if above else ""
+        if above:
+            return f"lies in {what} {home}"
+        return ""
     finally:
         probe.unlink(missing_ok=True)
 
 
 def overlap_fault(key: str, folder: Path, paths: RunPaths) -> str:
-    """Why a folder cannot be an archive of the run, in one line that names the card's key; "" when it can."""
+    """Why a folder cannot be an archive of the run, in one line that names the card's key; "" when
+    it can.
+    """
     found = overlap(folder, paths)
-    return found and f"{key} = {folder}: {found}, so a copy there is no copy; name a folder of another file system"
+    return (
+        found
+        and f"{key} = {folder}: {found}, so a copy there is no copy; name a folder of another file system"
+    )
 
 
 def same_device(folder: Path, paths: RunPaths) -> bool:
-    """Whether both lie on one file system, so that one fault takes both. False where that cannot be seen."""
+    """Whether both lie on one file system, so that one fault takes both. False where that cannot be
+    seen.
+    """
     try:
         devices = {nearest_folder(place.absolute()).stat().st_dev for place in (folder, paths.root)}
     except OSError:
@@ -113,8 +141,13 @@ _WORDS = {"same": "is", "inside": "lies in", "around": "lies around"}
 
 
 def _relation(one: Path, other: Path, mounts: Iterable[Mount]) -> str:
-    """ "same", "inside", "around" or "" of two folders; what is not there yet is judged by its path."""
-    first, second = place_of(os.path.realpath(one), mounts), place_of(os.path.realpath(other), mounts)
+    """ "same", "inside", "around" or "" of two folders; what is not there yet is judged by its
+    path.
+    """
+    first, second = (
+        place_of(os.path.realpath(one), mounts),
+        place_of(os.path.realpath(other), mounts),
+    )
     if first == second or (_identity(one) is not None and _identity(one) == _identity(other)):
         return "same"
     if first[0] == second[0]:
@@ -124,7 +157,9 @@ def _relation(one: Path, other: Path, mounts: Iterable[Mount]) -> str:
             return "around"
     if _identity(other) in _identities_above(one):
         return "inside"
-    return "around" if _identity(one) in _identities_above(other) else ""
+    if _identity(one) in _identities_above(other):
+        return "around"
+    return ""
 
 
 def _identities_above(folder: Path) -> set[tuple[int, int]]:

@@ -43,7 +43,8 @@ def stranger_fault(address: str, owner: Owner | None, run: str, run_id: str) -> 
 
 
 def is_proven(receipts: Iterable[Receipt], known: Collection[str]) -> bool:
-    """Whether an archive without an id is the run's beyond its name: empty, or it holds a checkpoint known here. Pure.
+    """Whether an archive without an id is the run's beyond its name: empty, or it holds a
+    checkpoint known here. Pure.
 
     `known`: identities of the checkpoints that are here, and of the copies on record.
     """
@@ -53,7 +54,9 @@ def is_proven(receipts: Iterable[Receipt], known: Collection[str]) -> bool:
 
 def unproven_fault(address: str, receipts: Collection[Receipt]) -> str:
     """What to say of an archive without an id in which nothing is known here."""
-    steps = ", ".join(str(receipt.step) for receipt in sorted(receipts, key=lambda receipt: receipt.step)[:5])
+    steps = ", ".join(
+        str(receipt.step) for receipt in sorted(receipts, key=lambda receipt: receipt.step)[:5]
+    )
     return (
         f"{address} is older than run ids, and none of its copies (steps {steps}) is known here: whether it is this "
         "run's cannot be told. Look at it, then type: tr11 backup adopt"
@@ -81,7 +84,9 @@ def read_marker(archive: Archive, path: str) -> Owner | None:
 
 
 class RunMarker:
-    """The marker of an archive that is no folder, read before the first byte; `run` "" writes without one."""
+    """The marker of an archive that is no folder, read before the first byte; `run` "" writes
+    without one.
+    """
 
     def __init__(self, archive: Archive, run: str, run_id: str = "") -> None:
         self._archive = archive
@@ -90,7 +95,9 @@ class RunMarker:
         self._is_ours = not run
 
     def require(self) -> None:
-        """Mark the archive as the run's, once. Raises ArchivePermanentError when it is another run's."""
+        """Mark the archive as the run's, once. Raises ArchivePermanentError when it is another
+        run's.
+        """
         with self._lock:
             if self._is_ours:
                 return
@@ -98,7 +105,9 @@ class RunMarker:
             if found is None:
                 self._is_ours = True
                 try:
-                    self._archive.put(MARKER_FILE, marker_text(self._run, self._run_id).encode("utf-8"))
+                    self._archive.put(
+                        MARKER_FILE, marker_text(self._run, self._run_id).encode("utf-8")
+                    )
                 except BaseException:
                     self._is_ours = False
                     raise

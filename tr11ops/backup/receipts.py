@@ -1,4 +1,6 @@
-"""The receipt that lies beside each copy at the destination: written last, so what has none is no copy."""
+"""The receipt that lies beside each copy at the destination: written last, so what has none is no
+copy.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,27 @@ def receipt_path(location: str) -> str:
 
 def file_path(receipt: Receipt, file: CopiedFile) -> str:
     """The file of the archive that holds a file of the copy: itself, or the tar."""
-    return receipt.location if receipt.format == "tar" else f"{receipt.location}/{file.path}"
+    if receipt.format == "tar":
+        return receipt.location
+    return f"{receipt.location}/{file.path}"
 
 
 def read_receipt(archive: Archive, location: str) -> Receipt | None:
-    """The receipt of one copy, or None when there is none. Raises ArchiveError; ValueError when it is damaged."""
+    """The receipt of one copy, or None when there is none. Raises ArchiveError; ValueError when it
+    is damaged.
+    """
     path = receipt_path(location)
-    return None if archive.look(path) is None else _read(archive, path)
+    if archive.look(path) is None:
+        return None
+    return _read(archive, path)
 
 
-def list_receipts(archive: Archive, variant: str, kinds: Sequence[Kind] = get_args(Kind)) -> tuple[Receipt, ...]:
-    """Receipts of all copies of these kinds, by step, but those that cannot be read. Raises ArchiveUnavailable."""
+def list_receipts(
+    archive: Archive, variant: str, kinds: Sequence[Kind] = get_args(Kind)
+) -> tuple[Receipt, ...]:
+    """Receipts of all copies of these kinds, by step, but those that cannot be read. Raises
+    ArchiveUnavailable.
+    """
     found = []
     for kind in kinds:
         folder = f"{FOLDERS[kind]}/{variant}"
@@ -59,13 +71,17 @@ def format_receipt(receipt: Receipt) -> bytes:
 
 
 def parse_receipt(content: bytes, where: str) -> Receipt:
-    """The receipt in these bytes. Raises ValueError, which names `where`, when they are none or of a newer tr11."""
+    """The receipt in these bytes. Raises ValueError, which names `where`, when they are none or of
+    a newer tr11.
+    """
     try:
         receipt = record_of_text(Receipt, content)
         if receipt.schema > SCHEMA:
             raise ValueError("written by a newer tr11")
     except ValueError as error:
-        raise ValueError(f"{where} is not the receipt of a copy ({' '.join(str(error).split())})") from None
+        raise ValueError(
+            f"{where} is not the receipt of a copy ({' '.join(str(error).split())})"
+        ) from None
     return receipt
 
 
@@ -74,9 +90,13 @@ def _read(archive: Archive, path: str) -> Receipt:
     for piece in archive.read(path):
         content += piece
         if len(content) > MOST_BYTES:
-            raise ValueError(f"{path} is not the receipt of a copy (it has more than {MOST_BYTES} bytes)")
+            raise ValueError(
+                f"{path} is not the receipt of a copy (it has more than {MOST_BYTES} bytes)"
+            )
     where = f"{archive.address}/{path}"
     receipt = parse_receipt(bytes(content), where)
     if receipt_path(receipt.location) != path:
-        raise ValueError(f"{where} is the receipt of {receipt.location}: it was renamed; give its name back")
+        raise ValueError(
+            f"{where} is the receipt of {receipt.location}: it was renamed; give its name back"
+        )
     return receipt

@@ -1,4 +1,6 @@
-"""Archives behind a URL: a bucket of Google's (`remote_gcs`), or whatever else fsspec can open (`remote_fsspec`)."""
+"""Archives behind a URL: a bucket of Google's (`remote_gcs`), or whatever else fsspec can open
+(`remote_fsspec`).
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,11 @@ def open_remote(
     environment: Mapping[str, str] = os.environ,
     run_id: str = "",
 ) -> Archive:
-    """The archive at a URL; nothing is asked of the destination yet. `options` are those of fsspec's file system.
+    """The archive at a URL; nothing is asked of the destination yet. `options` are those of
+    fsspec's file system.
 
-    `run`, `run_id`: whose archive it is; the first upload marks it so, and is refused where another run has marked it.
+    `run`, `run_id`: whose archive it is; the first upload marks it so, and is refused where another
+    run has marked it.
 
     Raises ArchivePermanentError when the URL, an option, a library or the credentials will not do.
     """
@@ -56,7 +60,9 @@ def open_remote(
             f"{match[1]}://...: a URL of an archive holds no @, ? or #; credentials belong into backup.credentials_file"
         )
     if match[1] in {"gs", "gcs"}:
-        return _open_bucket(url, dict(options or {}), credentials_file, name, (run, run_id), environment)
+        return _open_bucket(
+            url, dict(options or {}), credentials_file, name, (run, run_id), environment
+        )
     return _open_any(url.rstrip("/"), dict(options or {}), credentials_file, name, (run, run_id))
 
 
@@ -71,20 +77,32 @@ def _open_bucket(
     place = urlsplit(url)
     if not place.netloc:
         raise ArchivePermanentError(f"{url}: names no bucket; write gs://BUCKET/PATH")
-    from gcsfs.core import GCSFileSystem  # not gcsfs.GCSFileSystem: it waits for gRPC before anything else
+    # not gcsfs.GCSFileSystem: it waits for gRPC before anything else
+    from gcsfs.core import GCSFileSystem
 
     address = f"gs://{place.netloc}{place.path.rstrip('/')}"
     timeout = float(options.pop("requests_timeout", None) or TIMEOUT_SECONDS)
     request_bytes = int(options.pop("block_size", None) or REQUEST_BYTES)
     token, who = _google_token(options.pop("token", None), credentials_file, address)
     try:
-        files = GCSFileSystem(**{**options, "token": token, "asynchronous": True, "skip_instance_cache": True})
+        files = GCSFileSystem(
+            **{**options, "token": token, "asynchronous": True, "skip_instance_cache": True}
+        )
     except Exception as error:  # of any library that looks for credentials
         raise _no_credentials(error, address, who) from None
     endpoint = urlsplit(files.base)
-    if token != "anon" and endpoint.scheme != "https" and endpoint.hostname not in {"127.0.0.1", "localhost", "::1"}:
-        raise ArchivePermanentError(f"{address}: credentials are not sent to {endpoint.netloc} without https")
-    payer = files.requester_pays if isinstance(files.requester_pays, str) else files.project or ""
+    if (
+        token != "anon"
+        and endpoint.scheme != "https"
+        and endpoint.hostname not in {"127.0.0.1", "localhost", "::1"}
+    ):
+        raise ArchivePermanentError(
+            f"{address}: credentials are not sent to {endpoint.netloc} without https"
+        )
+    if isinstance(files.requester_pays, str):
+        payer = files.requester_pays
+    else:
+        payer = files.project or ""
     bucket = BucketAddress(
         endpoint=files.base.removesuffix("/storage/v1/"),
         name=place.netloc,
@@ -102,8 +120,13 @@ def _google_token(token: Any, credentials_file: Path | None, address: str) -> tu
     """What gcsfs takes as `token`, and the credentials in words."""
     if credentials_file is None:
         if token not in {None, "anon", "google_default", "cloud"}:
-            raise ArchivePermanentError(f"{address}: backup.options token must be anon, google_default or cloud")
-        return token or "google_default", "no credentials" if token == "anon" else "the default credentials"
+            raise ArchivePermanentError(
+                f"{address}: backup.options token must be anon, google_default or cloud"
+            )
+        return (
+            token or "google_default",
+            "no credentials" if token == "anon" else "the default credentials",
+        )
     try:
         value = json.loads(private_text(credentials_file, group=True))
     except PrivateFileError as error:
@@ -111,7 +134,9 @@ def _google_token(token: Any, credentials_file: Path | None, address: str) -> tu
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise ArchivePermanentError(f"backup.credentials_file = {credentials_file}: is not the JSON of an account")
+        raise ArchivePermanentError(
+            f"backup.credentials_file = {credentials_file}: is not the JSON of an account"
+        )
     from google import auth
 
     scope = "https://www.googleapis.com/auth/devstorage.full_control"
@@ -137,7 +162,11 @@ def _no_credentials(error: Exception, address: str, who: str) -> ArchiveError:
 
 
 def _open_any(
-    url: str, options: dict[str, Any], credentials_file: Path | None, name: str, owner: tuple[str, str]
+    url: str,
+    options: dict[str, Any],
+    credentials_file: Path | None,
+    name: str,
+    owner: tuple[str, str],
 ) -> FsspecArchive:
     import fsspec
 
@@ -150,13 +179,19 @@ def _open_any(
         kind = fsspec.get_filesystem_class(scheme)
     except ImportError as error:
         package = _PACKAGES.get(scheme)
-        cure = f"type: pip install {package}" if package else one_line(str(error))
-        raise ArchivePermanentError(f"{url}: a library for {scheme}:// is missing; {cure}") from None
+        if package:
+            cure = f"type: pip install {package}"
+        else:
+            cure = one_line(str(error))
+        raise ArchivePermanentError(
+            f"{url}: a library for {scheme}:// is missing; {cure}"
+        ) from None
     except ValueError:
         raise ArchivePermanentError(f"{url}: nothing is known of {scheme}://") from None
     try:
         files = kind(**{**options, "use_listings_cache": False, "skip_instance_cache": True})
-        root = str(kind._strip_protocol(url)).rstrip("/")  # how every file system of fsspec names its paths
+        # how every file system of fsspec names its paths
+        root = str(kind._strip_protocol(url)).rstrip("/")
     except Exception as error:  # of any library
         raise error_of_exception(error, url, "the default credentials") from None
     return FsspecArchive(name, url, files, root, *owner)

@@ -1,6 +1,7 @@
 """An archive in any file system of fsspec's.
 
-A file is sent whole under a hidden name and then moved; one that was cut off is sent again from its beginning.
+A file is sent whole under a hidden name and then moved; one that was cut off is sent again from its
+beginning.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class FsspecArchive:
 
     renames = False
 
-    def __init__(self, name: str, address: str, files: Any, root: str, run: str = "", run_id: str = "") -> None:
+    def __init__(
+        self, name: str, address: str, files: Any, root: str, run: str = "", run_id: str = ""
+    ) -> None:
         self.name = name
         self.address = address
         self._files = files
@@ -36,12 +39,16 @@ class FsspecArchive:
     def look(self, path: str) -> RemoteFile | None:
         with self.asking(path):
             facts = self._facts(self._full(path))
-            return None if facts is None else self._file(path, facts)
+            if facts is None:
+                return None
+            return self._file(path, facts)
 
     def list(self, folder: str, unread: Unread | None = None) -> Iterator[RemoteFile]:
         with self.asking(folder):
             found = self._find(folder.strip("/"))
-            files = [self._file(path, facts) for path, facts in found if not path.startswith(f"{PARTS}/")]
+            files = [
+                self._file(path, facts) for path, facts in found if not path.startswith(f"{PARTS}/")
+            ]
         yield from files
 
     def upload(self, path: str, size: int, identity: str) -> Upload:
@@ -62,7 +69,10 @@ class FsspecArchive:
                     piece = stream.read(PIECE_BYTES if left is None else min(PIECE_BYTES, left))
                     if not piece:
                         break
-                    left = None if left is None else left - len(piece)
+                    if left is None:
+                        left = None
+                    else:
+                        left = left - len(piece)
                     yield piece
 
     def put(self, path: str, content: bytes) -> None:
@@ -73,10 +83,14 @@ class FsspecArchive:
     def move(self, path: str, to: str) -> None:
         with self.asking(path):
             if self._find(to):
-                raise ArchivePermanentError(f"{self.address}/{to} is there already, and is not replaced")
+                raise ArchivePermanentError(
+                    f"{self.address}/{to} is there already, and is not replaced"
+                )
             found = self._find(path)
             if not found:
-                raise ArchivePermanentError(f"{self.address}/{path} is not there, and cannot get the name {to}")
+                raise ArchivePermanentError(
+                    f"{self.address}/{path} is not there, and cannot get the name {to}"
+                )
             for old, _ in found:
                 self.publish(self._full(old), f"{to}{old[len(path) :]}")
 
@@ -101,7 +115,9 @@ class FsspecArchive:
         with self.asking(path):
             target = self._full(path)
             self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
-            self._files.mv_file(full, target) if hasattr(self._files, "mv_file") else self._files.mv(full, target)
+            self._files.mv_file(full, target) if hasattr(
+                self._files, "mv_file"
+            ) else self._files.mv(full, target)
 
     @contextmanager
     def asking(self, path: str) -> Iterator[None]:
@@ -114,7 +130,9 @@ class FsspecArchive:
             raise error_of_exception(error, f"{self.address}/{path}", "its credentials") from None
 
     def _file(self, path: str, facts: Mapping[str, Any]) -> RemoteFile:
-        """A file, where the library tells its size: some servers do not, and then it is not known to be whole."""
+        """A file, where the library tells its size: some servers do not, and then it is not known
+        to be whole.
+        """
         size = facts.get("size")
         if not isinstance(size, int) or size < 0:
             raise ArchiveUnavailable(f"{self.address}/{path}: the server does not tell its size")
@@ -125,17 +143,25 @@ class FsspecArchive:
             facts: Mapping[str, Any] = self._files.info(full)
         except FileNotFoundError:
             return None
-        return facts if facts["type"] == "file" else None
+        if facts["type"] == "file":
+            return facts
+        return None
 
     def _find(self, folder: str) -> Sequence[tuple[str, Mapping[str, Any]]]:
         try:
             found = self._files.find(self._full(folder), detail=True)
         except FileNotFoundError:
             return []
-        return [(name[len(self._root) + 1 :], facts) for name, facts in found.items() if facts["type"] == "file"]
+        return [
+            (name[len(self._root) + 1 :], facts)
+            for name, facts in found.items()
+            if facts["type"] == "file"
+        ]
 
     def _full(self, path: str) -> str:
-        return f"{self._root}/{path}" if path else self._root
+        if path:
+            return f"{self._root}/{path}"
+        return self._root
 
 
 class _PartUpload:
@@ -166,7 +192,8 @@ class _PartUpload:
 
     def leave(self) -> None:
         if self._stream is not None:
-            with suppress(Exception):  # the connection may be gone; what is left there, the sweep removes
+            # the connection may be gone; what is left there, the sweep removes
+            with suppress(Exception):
                 self._stream.close()
             with suppress(Exception):
                 self._files.rm_file(self._part)

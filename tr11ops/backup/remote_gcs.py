@@ -1,8 +1,10 @@
-"""A Google Cloud Storage bucket. gcsfs says who we are and where the bucket is; the bytes go over `remote_http`.
+"""A Google Cloud Storage bucket. gcsfs says who we are and where the bucket is; the bytes go over
+`remote_http`.
 
-Files above 4 MiB are sent through a resumable upload session, in requests of 64 MiB: after any failure, a kill -9
-included, the server is asked how much it has, and the rest is sent. Until the last byte is there nothing is to be seen,
-nothing has to be deleted afterwards, and the bucket may have a retention lock. Sessions live for a week.
+Files above 4 MiB are sent through a resumable upload session, in requests of 64 MiB: after any
+failure, a kill -9 included, the server is asked how much it has, and the rest is sent. Until the
+last byte is there nothing is to be seen, nothing has to be deleted afterwards, and the bucket may
+have a retention lock. Sessions live for a week.
 """
 
 from __future__ import annotations
@@ -22,11 +24,17 @@ from tr11ops.backup.remote_gcs_upload import PERSISTED, SessionUpload, SmallUplo
 from tr11ops.backup.remote_http import BucketAnswer, BucketClient, Exchange
 from tr11ops.backup.remote_sessions import UploadSession, UploadSessions, session_key
 from tr11ops.base.answers import PageTrail, json_object, record_in
-from tr11ops.base.errors import ArchiveError, ArchivePermanentError, ArchiveUnavailable, ForeignAnswer
+from tr11ops.base.errors import (
+    ArchiveError,
+    ArchivePermanentError,
+    ArchiveUnavailable,
+    ForeignAnswer,
+)
 from tr11ops.base.retry_after import wait_of
 from trainer.contract.record import Record
 
-# What a bucket of Google's answers, as far as it is used here; all else in an answer is passed over. Pure.
+# What a bucket of Google's answers, as far as it is used here; all else in an answer is passed
+# over. Pure.
 
 _COUNT = re.compile(r"[0-9]{1,18}")  # the JSON of Google's has 64-bit numbers as text
 _PART = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
@@ -64,7 +72,9 @@ class Listing(Record):
 
 
 class RewriteState(Record):
-    """How far the copying of an object inside the bucket is. Raises ValueError where nothing says how it goes on."""
+    """How far the copying of an object inside the bucket is. Raises ValueError where nothing says
+    how it goes on.
+    """
 
     kind: Literal["storage#rewriteResponse"]
     done: bool
@@ -77,7 +87,8 @@ class RewriteState(Record):
 
 
 def is_part(told: str, body: int | None, offset: int, length: int | None) -> bool:
-    """Whether a Content-Range is that of the bytes from `offset` on: `length` of them, or to the file's end.
+    """Whether a Content-Range is that of the bytes from `offset` on: `length` of them, or to the
+    file's end.
 
     `body`: how many bytes the answer has; None where it does not say.
     """
@@ -87,7 +98,10 @@ def is_part(told: str, body: int | None, offset: int, length: int | None) -> boo
     first, last = int(match[1]), int(match[2])
     if first != offset or (body is not None and body != last - first + 1):
         return False
-    ends = [] if length is None else [offset + length - 1]
+    if length is None:
+        ends = []
+    else:
+        ends = [offset + length - 1]
     if match[3] != "*":
         ends.append(int(match[3]) - 1)
     return not ends or last == min(ends)
@@ -104,9 +118,11 @@ T = TypeVar("T")
 
 
 class BucketAddress(Record):
-    """Where an archive lies: `endpoint` as http(s)://host:port, `prefix` without slashes at its ends.
+    """Where an archive lies: `endpoint` as http(s)://host:port, `prefix` without slashes at its
+    ends.
 
-    `who`: which credentials are used, in words; `authorise` adds them to a request; `project` pays, where one must.
+    `who`: which credentials are used, in words; `authorise` adds them to a request; `project` pays,
+    where one must.
     """
 
     endpoint: str
@@ -120,12 +136,20 @@ class BucketAddress(Record):
 
 
 class GcsArchive:
-    """An `Archive` in a bucket. `run`: whose archive it is, when something is written; "" when no one asks."""
+    """An `Archive` in a bucket. `run`: whose archive it is, when something is written; "" when no
+    one asks.
+    """
 
     renames = False
 
     def __init__(
-        self, name: str, address: str, bucket: BucketAddress, sessions: UploadSessions, run: str = "", run_id: str = ""
+        self,
+        name: str,
+        address: str,
+        bucket: BucketAddress,
+        sessions: UploadSessions,
+        run: str = "",
+        run_id: str = "",
     ) -> None:
         self.name = name
         self.address = address
@@ -143,11 +167,20 @@ class GcsArchive:
         return RemoteFile(path, self._facts(answer, path).bytes)
 
     def list(self, folder: str, unread: Unread | None = None) -> Iterator[RemoteFile]:
-        base = f"{self._bucket.prefix}/" if self._bucket.prefix else ""
-        prefix = f"{base}{folder.strip('/')}/" if folder.strip("/") else base
+        base = ""
+        if self._bucket.prefix:
+            base = f"{self._bucket.prefix}/"
+        if folder.strip("/"):
+            prefix = f"{base}{folder.strip('/')}/"
+        else:
+            prefix = base
         token, trail, names = "", PageTrail(), PageTrail()
         while True:
-            query = {"prefix": prefix, "fields": "kind,items(name,size),nextPageToken", "maxResults": "1000"}
+            query = {
+                "prefix": prefix,
+                "fields": "kind,items(name,size),nextPageToken",
+                "maxResults": "1000",
+            }
             answer = self._client.call("GET", self._objects(**query, pageToken=token))
             with self._understanding():
                 page = self._answered(Listing, answer, "")
@@ -167,7 +200,9 @@ class GcsArchive:
         if size <= min(SMALL_BYTES, self._bucket.request_bytes):
             return SmallUpload(self, path, size)
         name = self._name(path)
-        saved = self._sessions.find(session_key(self._bucket.endpoint, self._bucket.name, name, size, identity))
+        saved = self._sessions.find(
+            session_key(self._bucket.endpoint, self._bucket.name, name, size, identity)
+        )
         if saved is not None:
             offset = self._persisted(path, saved)
             if offset is not None:
@@ -179,7 +214,10 @@ class GcsArchive:
             return
         headers = {"Cache-Control": "no-cache"}
         if offset or length is not None:
-            headers["Range"] = f"bytes={offset}-" if length is None else f"bytes={offset}-{offset + length - 1}"
+            if length is None:
+                headers["Range"] = f"bytes={offset}-"
+            else:
+                headers["Range"] = f"bytes={offset}-{offset + length - 1}"
         exchange = self._client.ask("GET", self._object(path, alt="media"), headers=headers)
         response = exchange.response()
         if response.status == 416:  # from the end on
@@ -193,7 +231,9 @@ class GcsArchive:
             raise self._error(exchange.finish(), path)
         if offset and response.status != 206:
             exchange.abandon()
-            raise ArchivePermanentError(f"{self.address}/{path}: the server cannot read from a place inside a file")
+            raise ArchivePermanentError(
+                f"{self.address}/{path}: the server cannot read from a place inside a file"
+            )
         if response.status == 206:
             told = response.headers.get("Content-Range", "")
             if "Range" not in headers or not is_part(told, response.length, offset, length):
@@ -205,23 +245,35 @@ class GcsArchive:
     def put(self, path: str, content: bytes) -> None:
         target = self._uploads(uploadType="media", name=self._name(path))
         headers = {"Content-Type": "application/octet-stream"}
-        self._check_size(path, self._facts(self._client.call("POST", target, content, headers), path), len(content))
+        self._check_size(
+            path,
+            self._facts(self._client.call("POST", target, content, headers), path),
+            len(content),
+        )
 
     def move(self, path: str, to: str) -> None:
         """As the protocol says; one that was cut off may be called again."""
         files, there = self._sizes(path), self._sizes(to)
         shared = files.keys() & there.keys()
         if not files:
-            raise ArchivePermanentError(f"{self.address}/{path} is not there, and cannot get the name {to}")
-        if any(files[name] != there[name] for name in shared) or (shared != files.keys() and shared != there.keys()):
-            raise ArchivePermanentError(f"{self.address}/{to} is there already, and is not replaced")
+            raise ArchivePermanentError(
+                f"{self.address}/{path} is not there, and cannot get the name {to}"
+            )
+        if any(files[name] != there[name] for name in shared) or (
+            shared != files.keys() and shared != there.keys()
+        ):
+            raise ArchivePermanentError(
+                f"{self.address}/{to} is there already, and is not replaced"
+            )
         for name in files:
             if name not in there:
                 self._rewrite(f"{path}{name}", f"{to}{name}")
         there = self._sizes(to)
         for name, size in files.items():
             if there.get(name) != size:
-                raise ArchiveUnavailable(f"{self.address}/{path}{name} was copied to {to}{name}, and is not there")
+                raise ArchiveUnavailable(
+                    f"{self.address}/{path}{name} was copied to {to}{name}, and is not there"
+                )
         for name in files:
             self._delete(f"{path}{name}")
 
@@ -229,7 +281,9 @@ class GcsArchive:
         return None
 
     def sweep(self, older_than: float) -> int:
-        """Ends this user's upload sessions that were begun before; the bucket itself never holds an unfinished file."""
+        """Ends this user's upload sessions that were begun before; the bucket itself never holds an
+        unfinished file.
+        """
         count = 0
         for session in self._sessions:
             if (session.server, session.bucket) == (self._bucket.endpoint, self._bucket.name) and (
@@ -268,16 +322,20 @@ class GcsArchive:
         """What an answer other than the expected one means for an upload."""
         if answer.status in _ENDED:
             self.forget(session)
-            return ArchiveUnavailable(f"{self.address}/{path}: the upload session has ended; the file is sent again")
+            return ArchiveUnavailable(
+                f"{self.address}/{path}: the upload session has ended; the file is sent again"
+            )
         error = self._error(answer, path)
         if not isinstance(error, ArchiveUnavailable):
             self.forget(session)
         return error
 
     def finished(self, session: UploadSession, path: str, answer: BucketAnswer) -> None:
-        """Check the object that a session has made. Raises ArchiveUnavailable when it is not whole: it is removed.
+        """Check the object that a session has made. Raises ArchiveUnavailable when it is not whole:
+        it is removed.
 
-        After an answer that is none the session stays: the server can be asked again what became of it.
+        After an answer that is none the session stays: the server can be asked again what became of
+        it.
         """
         if answer.status not in {200, 201}:
             raise self.refused(session, path, answer)
@@ -291,7 +349,9 @@ class GcsArchive:
         """Remove an object that has not all of its bytes, and raise ArchiveUnavailable."""
         if made.bytes != size:
             self._delete(path)
-            raise ArchiveUnavailable(f"{self.address}/{path}: arrived with {made.bytes} of {size} bytes")
+            raise ArchiveUnavailable(
+                f"{self.address}/{path}: arrived with {made.bytes} of {size} bytes"
+            )
 
     def _begin(self, path: str, size: int, identity: str) -> UploadSession:
         name = self._name(path)
@@ -300,14 +360,18 @@ class GcsArchive:
             "X-Upload-Content-Type": "application/octet-stream",
             "X-Upload-Content-Length": str(size),
         }
-        answer = self._client.call("POST", self._uploads(uploadType="resumable", name=name), b"{}", headers)
+        answer = self._client.call(
+            "POST", self._uploads(uploadType="resumable", name=name), b"{}", headers
+        )
         if answer.status not in {200, 201}:
             raise self._error(answer, path)
         location = urlsplit(answer.headers.get("Location", ""))
         if not location.query:
             raise ArchiveUnavailable(f"{self.address}/{path}: the server began no upload session")
         target = f"{location.path}?{location.query}"
-        session = UploadSession(self._bucket.endpoint, self._bucket.name, name, size, identity, target, time.time())
+        session = UploadSession(
+            self._bucket.endpoint, self._bucket.name, name, size, identity, target, time.time()
+        )
         self._sessions.keep(session)
         return session
 
@@ -317,7 +381,9 @@ class GcsArchive:
         answer = self._client.call("PUT", session.target, b"", headers)
         if answer.status == 308:
             match = PERSISTED.fullmatch(answer.headers.get("Range", ""))
-            held = int(match[1]) + 1 if match else 0
+            held = 0
+            if match:
+                held = int(match[1]) + 1
             if held >= session.size:  # more than a session holds that waits for its end
                 self.forget(session)
                 return None
@@ -339,7 +405,9 @@ class GcsArchive:
         while True:
             query = self._query(rewriteToken=token)
             where = f"/storage/v1/b/{bucket}/o/{source}/rewriteTo/b/{bucket}/o/{target}{query}"
-            answer = self._client.call("POST", where, b"{}", {"Content-Type": "application/json; charset=UTF-8"})
+            answer = self._client.call(
+                "POST", where, b"{}", {"Content-Type": "application/json; charset=UTF-8"}
+            )
             state = self._answered(RewriteState, answer, path)
             if state.done:
                 return
@@ -350,7 +418,10 @@ class GcsArchive:
     def _sizes(self, path: str) -> dict[str, int]:
         """Bytes of a file, or of all files below a folder, by what follows `path` in their names."""
         file = self.look(path)
-        found = {"": file.bytes} if file is not None else {}
+        if file is not None:
+            found = {"": file.bytes}
+        else:
+            found = {}
         return found | {below.path[len(path) :]: below.bytes for below in self.list(path)}
 
     def _delete(self, path: str) -> None:
@@ -363,7 +434,9 @@ class GcsArchive:
         if not self._is_there.is_set():
             answer = self._client.call("GET", self._objects(maxResults="1", fields="kind"))
             if answer.status == 404:
-                raise ArchivePermanentError(f"{self.address}: there is no bucket {self._bucket.name}; check backup.url")
+                raise ArchivePermanentError(
+                    f"{self.address}: there is no bucket {self._bucket.name}; check backup.url"
+                )
             self._answered(Listing, answer, "")
             self._is_there.set()
 
@@ -389,12 +462,19 @@ class GcsArchive:
             raise self._foreign() from None
 
     def _foreign(self) -> ArchiveUnavailable:
-        return ArchiveUnavailable(f"{self.address}: what answers there does not speak as an object store does")
+        return ArchiveUnavailable(
+            f"{self.address}: what answers there does not speak as an object store does"
+        )
 
     def _error(self, answer: BucketAnswer, path: str) -> ArchiveError:
-        where = f"{self.address}/{path}" if path and answer.status not in {401, 403, 404} else self.address
+        if path and answer.status not in {401, 403, 404}:
+            where = f"{self.address}/{path}"
+        else:
+            where = self.address
         wait = wait_of(answer.headers, time.time())
-        return error_of_status(answer.status, where, self._bucket.who, message_of(answer.body), wait)
+        return error_of_status(
+            answer.status, where, self._bucket.who, message_of(answer.body), wait
+        )
 
     def _authorise(self, headers: dict[str, str]) -> None:
         try:
@@ -403,7 +483,9 @@ class GcsArchive:
             raise error_of_token(error, self.address, self._bucket.who) from None
 
     def _name(self, path: str) -> str:
-        return f"{self._bucket.prefix}/{path}" if self._bucket.prefix else path
+        if self._bucket.prefix:
+            return f"{self._bucket.prefix}/{path}"
+        return path
 
     def _object(self, path: str, **query: str) -> str:
         bucket, name = quote(self._bucket.name, safe=""), quote(self._name(path), safe="")
@@ -419,7 +501,9 @@ class GcsArchive:
         given = {name: value for name, value in query.items() if value}
         if self._bucket.project:
             given["userProject"] = self._bucket.project
-        return f"?{urlencode(given, quote_via=quote)}" if given else ""
+        if given:
+            return f"?{urlencode(given, quote_via=quote)}"
+        return ""
 
 
 def _is_below(name: str, prefix: str) -> bool:

@@ -30,7 +30,9 @@ class SmallUpload:
 
     def finish(self) -> None:
         if len(self._content) != self._size:
-            raise ValueError(f"{self._path}: {len(self._content)} bytes were written, {self._size} announced")
+            raise ValueError(
+                f"{self._path}: {len(self._content)} bytes were written, {self._size} announced"
+            )
         self._archive.put(self._path, bytes(self._content))
 
     def leave(self) -> None:
@@ -56,7 +58,9 @@ class SessionUpload:
         room = self._session.size - 1 - self._sent
         if len(view) > room:
             if len(view) > room + 1 or self._last:
-                raise ValueError(f"{self._path}: more than the {self._session.size} bytes that were announced")
+                raise ValueError(
+                    f"{self._path}: more than the {self._session.size} bytes that were announced"
+                )
             view, self._last = view[:room], bytes(view[room:])
         self._send(view)
 
@@ -64,7 +68,9 @@ class SessionUpload:
         if self._was_finished:
             return
         if self._sent + len(self._last) != self._session.size:
-            raise ValueError(f"{self._path}: fewer than the {self._session.size} bytes that were announced")
+            raise ValueError(
+                f"{self._path}: fewer than the {self._session.size} bytes that were announced"
+            )
         self._send(memoryview(self._last))
 
     def leave(self) -> None:

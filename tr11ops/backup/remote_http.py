@@ -1,9 +1,12 @@
-"""HTTP for large bodies: sent piece by piece as they come, read piece by piece, in the caller's own thread.
+"""HTTP for large bodies: sent piece by piece as they come, read piece by piece, in the caller's own
+thread.
 
-There is no event loop and no thread here, so that it survives a fork. Nothing is tried again here: that is for anyone
-who holds the bytes. `timeout` bounds each step (connecting, sending 1 MiB, the next bytes of an answer), not the whole.
+There is no event loop and no thread here, so that it survives a fork. Nothing is tried again here:
+that is for anyone who holds the bytes. `timeout` bounds each step (connecting, sending 1 MiB, the
+next bytes of an answer), not the whole.
 
-Not gcsfs, which can go on with no file that was cut off: what was tried and is missing is in docs/object-store.md.
+Not gcsfs, which can go on with no file that was cut off: what was tried and is missing is in
+docs/object-store.md.
 """
 
 from __future__ import annotations
@@ -19,7 +22,12 @@ from contextlib import contextmanager, suppress
 from email.message import Message
 from urllib.parse import unquote, urlsplit
 
-from tr11ops.base.errors import ArchiveError, ArchivePermanentError, ArchiveUnavailable, StaleConnection
+from tr11ops.base.errors import (
+    ArchiveError,
+    ArchivePermanentError,
+    ArchiveUnavailable,
+    StaleConnection,
+)
 from tr11ops.base.http import LARGEST_ANSWER_BYTES
 from tr11ops.base.redact import one_line
 from trainer.contract.record import Record
@@ -37,13 +45,19 @@ class BucketAnswer(Record):
 
 
 class BucketClient:
-    """Requests to one server, from many threads at once. Methods raise ArchiveUnavailable or ArchivePermanentError.
+    """Requests to one server, from many threads at once. Methods raise ArchiveUnavailable or
+    ArchivePermanentError.
 
-    `shown` is how the server is named in messages; `authorise` adds the credentials to a request's headers.
+    `shown` is how the server is named in messages; `authorise` adds the credentials to a request's
+    headers.
     """
 
     def __init__(
-        self, base: str, timeout: float, shown: str, authorise: Callable[[dict[str, str]], None] = lambda headers: None
+        self,
+        base: str,
+        timeout: float,
+        shown: str,
+        authorise: Callable[[dict[str, str]], None] = lambda headers: None,
     ) -> None:
         self._base = urlsplit(base)
         self._timeout = timeout
@@ -59,10 +73,13 @@ class BucketClient:
         """One request whose body and answer are small enough to be held."""
         return self.ask(method, target, body, headers).finish()
 
-    def ask(self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Exchange:
+    def ask(
+        self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> Exchange:
         """One request whose body is small; the answer's head is there.
 
-        A server may close a connection just when it is used again: then the request goes over a new one, once.
+        A server may close a connection just when it is used again: then the request goes over a new
+        one, once.
         """
         try:
             return self._ask(method, target, body, headers)
@@ -70,15 +87,24 @@ class BucketClient:
             self.close()
             return self._ask(method, target, body, headers)
 
-    def _ask(self, method: str, target: str, body: bytes, headers: Mapping[str, str] | None) -> Exchange:
+    def _ask(
+        self, method: str, target: str, body: bytes, headers: Mapping[str, str] | None
+    ) -> Exchange:
         exchange = self.begin(method, target, len(body), headers)
         exchange.send(body)
         exchange.response()
         return exchange
 
-    def begin(self, method: str, target: str, length: int, headers: Mapping[str, str] | None = None) -> Exchange:
+    def begin(
+        self, method: str, target: str, length: int, headers: Mapping[str, str] | None = None
+    ) -> Exchange:
         """Begin a request whose body of `length` bytes is sent afterwards."""
-        sent = {"User-Agent": "tr11", "Accept-Encoding": "identity", "Content-Length": str(length), **(headers or {})}
+        sent = {
+            "User-Agent": "tr11",
+            "Accept-Encoding": "identity",
+            "Content-Length": str(length),
+            **(headers or {}),
+        }
         self._authorise(sent)
         connection = self._connection()
         exchange = Exchange(self, connection, is_reused=connection.sock is not None)
@@ -108,8 +134,12 @@ class BucketClient:
         if isinstance(error, TimeoutError):
             return ArchiveUnavailable(f"{self._shown}: nothing was heard for {self._timeout:g} s")
         if isinstance(error, OSError):
-            return ArchiveUnavailable(f"{self._shown}: {one_line(error.strerror or type(error).__name__)}")
-        return ArchiveUnavailable(f"{self._shown}: the answer was cut off or is not HTTP ({type(error).__name__})")
+            return ArchiveUnavailable(
+                f"{self._shown}: {one_line(error.strerror or type(error).__name__)}"
+            )
+        return ArchiveUnavailable(
+            f"{self._shown}: the answer was cut off or is not HTTP ({type(error).__name__})"
+        )
 
     def close(self) -> None:
         """Close the connections that no one uses."""
@@ -121,7 +151,9 @@ class BucketClient:
     def _connection(self) -> http.client.HTTPConnection:
         while True:
             with self._lock:
-                connection = self._idle.pop() if self._idle else None
+                connection = None
+                if self._idle:
+                    connection = self._idle.pop()
             if connection is None:
                 return self._connect()
             if connection.sock is not None and not _is_readable(connection):
@@ -131,7 +163,9 @@ class BucketClient:
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self._base.hostname or "", self._base.port
         if self._tls is None:
-            return http.client.HTTPConnection(host, port, timeout=self._timeout, blocksize=SLICE_BYTES)
+            return http.client.HTTPConnection(
+                host, port, timeout=self._timeout, blocksize=SLICE_BYTES
+            )
         proxy = urllib.request.getproxies().get("https")
         if not proxy or urllib.request.proxy_bypass(host):
             return http.client.HTTPSConnection(host, port, timeout=self._timeout, context=self._tls)
@@ -142,7 +176,9 @@ class BucketClient:
         headers = {}
         if way.username:
             pair = f"{unquote(way.username)}:{unquote(way.password or '')}"
-            headers["Proxy-Authorization"] = "Basic " + base64.b64encode(pair.encode("utf-8")).decode("ascii")
+            headers["Proxy-Authorization"] = "Basic " + base64.b64encode(
+                pair.encode("utf-8")
+            ).decode("ascii")
         connection.set_tunnel(host, port or 443, headers)
         return connection
 
@@ -150,7 +186,9 @@ class BucketClient:
 class Exchange:
     """One request on its way, on a connection of its own until its answer was read."""
 
-    def __init__(self, client: BucketClient, connection: http.client.HTTPConnection, is_reused: bool) -> None:
+    def __init__(
+        self, client: BucketClient, connection: http.client.HTTPConnection, is_reused: bool
+    ) -> None:
         self._client = client
         self._connection = connection
         self._is_reused = is_reused
@@ -220,7 +258,9 @@ class Exchange:
         """Cut the connection; what the server has not heard by now, it never will."""
         self._connection.close()
 
-    def pieces(self, response: http.client.HTTPResponse, piece_bytes: int) -> Generator[bytes, None, None]:
+    def pieces(
+        self, response: http.client.HTTPResponse, piece_bytes: int
+    ) -> Generator[bytes, None, None]:
         """The answer's body. Raises ArchiveUnavailable when it is cut off."""
         done, wanted = 0, response.length
         whole = False

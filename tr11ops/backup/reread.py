@@ -1,9 +1,11 @@
-"""Reads copies back from the destination against their receipts, and keeps when each file was last found right.
+"""Reads copies back from the destination against their receipts, and keeps when each file was last
+found right.
 
     state/backup/reread/ARCHIVE/FOLDER-global_stepN.json     {path: when it was read again}, since the record's `reread`
 
-A file that is missing or has other bytes is damage, and put on record at once. A destination that does not answer, or
-does not let us read, says nothing about the bytes: that is an error of the round, and nothing is concluded.
+A file that is missing or has other bytes is damage, and put on record at once. A destination that
+does not answer, or does not let us read, says nothing about the bytes: that is an error of the
+round, and nothing is concluded.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from trainer.contract.documents import record_of
 from trainer.contract.record import Finite, Record
 from trainer.contract.state_file import read_json
 
-Gaps: TypeAlias = Mapping[str, Sequence[tuple[int, bytes]]]  # by file: where, and what must be there
+# by file: where, and what must be there
+Gaps: TypeAlias = Mapping[str, Sequence[tuple[int, bytes]]]
 SCHEMA = 1
 KEEP_SECONDS = 20.0  # between two writes of what was read
 
@@ -51,14 +54,19 @@ def pieces_of(receipt: Receipt) -> tuple[RereadFile, ...]:
 
 
 # ----------------------------------------------------------------------------- reading
-def fault_of(archive: Archive, piece: RereadFile, transfer: Transfer, gaps: Gaps | None = None) -> str:
-    """Read one file back; what is wrong with it, "" when it is what was copied. Of a tar, with what lies around it.
+def fault_of(
+    archive: Archive, piece: RereadFile, transfer: Transfer, gaps: Gaps | None = None
+) -> str:
+    """Read one file back; what is wrong with it, "" when it is what was copied. Of a tar, with what
+    lies around it.
 
     Raises ArchiveError when that could not be found out, CopyStopped.
     """
     file, is_tar = piece.file, piece.receipt.format == "tar"
     path = file_path(piece.receipt, file)
-    fault = differs(archive, path, file.offset or 0, file.bytes, file.digest, transfer, is_part=is_tar)
+    fault = differs(
+        archive, path, file.offset or 0, file.bytes, file.digest, transfer, is_part=is_tar
+    )
     for position, content in (gaps or {}).get(file.path, ()):
         if not fault:
             digest = hashlib.sha256(content).hexdigest()
@@ -70,14 +78,17 @@ def fault_of(archive: Archive, piece: RereadFile, transfer: Transfer, gaps: Gaps
 def gaps_of(archive: Archive, receipt: Receipt, transfer: Transfer) -> Gaps:
     """The bytes of a tar that are of no file, by the file after them; the end's by the last one.
 
-    They follow from the receipt and from one time, which the first header says. None for a copy in files. Raises
-    ArchiveError, CopyStopped.
+    They follow from the receipt and from one time, which the first header says. None for a copy in
+    files. Raises ArchiveError, CopyStopped.
     """
     if receipt.format != "tar" or not receipt.files:
         return {}
     begin = max(0, (receipt.files[0].offset or 0) - BLOCK)
     archive = retried(archive, transfer)
-    block = b"".join(archive.read(receipt.location, begin, BLOCK)) if archive.look(receipt.location) else b""
+    if archive.look(receipt.location):
+        block = b"".join(archive.read(receipt.location, begin, BLOCK))
+    else:
+        block = b""
     try:
         created = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape").mtime
     except tarfile.HeaderError:
@@ -97,7 +108,13 @@ def gaps_of(archive: Archive, receipt: Receipt, transfer: Transfer) -> Gaps:
 
 
 def differs(
-    archive: Archive, path: str, offset: int, length: int, digest: str, transfer: Transfer, is_part: bool = False
+    archive: Archive,
+    path: str,
+    offset: int,
+    length: int,
+    digest: str,
+    transfer: Transfer,
+    is_part: bool = False,
 ) -> str:
     """In what a file of the archive, or a part of one, is not what it should be; "" when it is.
 
@@ -123,11 +140,16 @@ def differs(
         raise
     if count != length:
         return f"only {count} of {length} bytes can be read"
-    return "" if seen.hexdigest() == digest else "other bytes than were copied"
+    if seen.hexdigest() == digest:
+        return ""
+    return "other bytes than were copied"
 
 
 def read_pieces(
-    archive: Archive, pieces: Sequence[RereadFile], transfer: Transfer, tell: Callable[[RereadFile, str], None]
+    archive: Archive,
+    pieces: Sequence[RereadFile],
+    transfer: Transfer,
+    tell: Callable[[RereadFile, str], None],
 ) -> None:
     """Read all of them, some at a time; `tell` hears of each that was read, one at a time.
 
@@ -155,13 +177,16 @@ def read_pieces(
 
 # ----------------------------------------------------------------------------- what is on record
 class ReadHistory:
-    """When each file of one archive's copies was last found right. The process whose turn it is writes it, no other.
+    """When each file of one archive's copies was last found right. The process whose turn it is
+    writes it, no other.
 
-    A record's `reread` is the time of the file that waits longest; the history keeps what was read since. Raises
-    OSError.
+    A record's `reread` is the time of the file that waits longest; the history keeps what was read
+    since. Raises OSError.
     """
 
-    def __init__(self, directory: RunDirectory, archive: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, directory: RunDirectory, archive: str, clock: Callable[[], float] = time.time
+    ) -> None:
         self._directory = directory
         self._folder = directory.paths.state / "backup" / "reread" / archive
         self._clock = clock
@@ -178,7 +203,9 @@ class ReadHistory:
     def stored(self, record: CopyRecord, receipt: Receipt) -> Iterator[StoredFile]:
         """A copy's files as the rotation sees them."""
         for file in receipt.files:
-            yield StoredFile(receipt.location, file.path, file.bytes, self.last_read(record, file.path))
+            yield StoredFile(
+                receipt.location, file.path, file.bytes, self.last_read(record, file.path)
+            )
 
     def note(self, piece: RereadFile, fault: str) -> None:
         """A file was read just now."""
@@ -211,7 +238,11 @@ class ReadHistory:
                 continue
             before = latest_record(self._directory, known)
             after = self._judged(before, receipt)
-            replace_json(self._file(location), {"schema": SCHEMA, "read": self._after(location, after)}, SCHEMA)
+            replace_json(
+                self._file(location),
+                {"schema": SCHEMA, "read": self._after(location, after)},
+                SCHEMA,
+            )
             if after != before:
                 write_copy(self._directory, after)
                 records[location] = after
@@ -223,8 +254,13 @@ class ReadHistory:
         return tuple(changed)
 
     def _judged(self, record: CopyRecord, receipt: Receipt) -> CopyRecord:
-        sound, faults = self._sound.get(record.location, set()), self._faults.get(record.location, {})
-        oldest = min((self.last_read(record, file.path) for file in receipt.files), default=record.verified)
+        sound, faults = (
+            self._sound.get(record.location, set()),
+            self._faults.get(record.location, {}),
+        )
+        oldest = min(
+            (self.last_read(record, file.path) for file in receipt.files), default=record.verified
+        )
         still = set(record.damaged) - sound
         return replace(
             record,

@@ -1,6 +1,8 @@
-"""Copies that `tr11 backup` did not make: a folder or a tar of a checkpoint, as `gsutil rsync` or `tar` left it.
+"""Copies that `tr11 backup` did not make: a folder or a tar of a checkpoint, as `gsutil rsync` or
+`tar` left it.
 
-Without a receipt no one vouches for the bytes. The manifest in it does, where there is one; else sizes are all we have.
+Without a receipt no one vouches for the bytes. The manifest in it does, where there is one; else
+sizes are all we have.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from trainer.contract.paths import MANIFEST_FILE
 
 LARGEST_MANIFEST_BYTES = 64 << 20
 READ_AHEAD_BYTES = 64 << 10
-_ORIGINAL = re.compile(r"mp_rank_\d+_model_states\.pt")  # what every whole checkpoint of the original's layout has
+# what every whole checkpoint of the original's layout has
+_ORIGINAL = re.compile(r"mp_rank_\d+_model_states\.pt")
 
 
 def restorable(
@@ -39,10 +42,12 @@ def restorable(
     run_id: str = "",
     identity: str | None = None,
 ) -> Candidate:
-    """What can be restored of a step: a copy of this run's with a receipt (see `chosen`), else what lies there without.
+    """What can be restored of a step: a copy of this run's with a receipt (see `chosen`), else what
+    lies there without.
 
-    Looked for where `tr11 backup` puts copies, in checkpoints/, at the archive's root, and at the root itself.
-    Raises RestoreError when there is nothing, or when it cannot be told which is meant; ArchiveError.
+    Looked for where `tr11 backup` puts copies, in checkpoints/, at the archive's root, and at the
+    root itself. Raises RestoreError when there is nothing, or when it cannot be told which is
+    meant; ArchiveError.
     """
     owner = owner_of(archive)
     run = run or (owner.run if owner is not None else "")
@@ -50,26 +55,37 @@ def restorable(
     if found is not None:
         return found
     name = checkpoint_name(step)
-    for folder in [FOLDERS[kind]] if kind is not None else [FOLDERS[kind] for kind in CHECKPOINT_KINDS]:
+    for folder in (
+        [FOLDERS[kind]] if kind is not None else [FOLDERS[kind] for kind in CHECKPOINT_KINDS]
+    ):
         for location in (f"{folder}/{variant}/{name}", f"{folder}/{name}", name):
             for suffix in ("", TAR_SUFFIX):
                 plain = unreceipted(archive, location + suffix, step, variant)
                 if plain is not None:
                     return Candidate(plain, "", is_ours=True)
-    raise RestoreError(f"{archive.address} holds no copy of step {step} of {variant}; see: tr11 backup status")
+    raise RestoreError(
+        f"{archive.address} holds no copy of step {step} of {variant}; see: tr11 backup status"
+    )
 
 
 def unreceipted(archive: Archive, location: str, step: int, variant: str) -> Receipt | None:
     """A receipt made up from what lies at a location, a folder or a tar; None when nothing does.
 
-    Digests are the manifest's, or "" where it names none. Raises RestoreError when a file that the manifest names is
-    missing or has another size, or when there is no manifest in a copy of our layout; ArchiveError.
+    Digests are the manifest's, or "" where it names none. Raises RestoreError when a file that the
+    manifest names is missing or has another size, or when there is no manifest in a copy of our
+    layout; ArchiveError.
     """
     if location.endswith(TAR_SUFFIX):
         far = archive.look(location)
-        files = None if far is None else _tar_members(archive, location, far.bytes)
+        if far is None:
+            files = None
+        else:
+            files = _tar_members(archive, location, far.bytes)
     else:
-        files = [CopiedFile(file.path[len(location) + 1 :], file.bytes, "") for file in archive.list(location)]
+        files = [
+            CopiedFile(file.path[len(location) + 1 :], file.bytes, "")
+            for file in archive.list(location)
+        ]
     if not files:
         return None
     manifest = next((file for file in files if file.path == MANIFEST_FILE), None)
@@ -89,27 +105,36 @@ def unreceipted(archive: Archive, location: str, step: int, variant: str) -> Rec
         location=location,
         format="tar" if location.endswith(TAR_SUFFIX) else "files",
         files=tuple(
-            CopiedFile(file.path, file.bytes, digests.get(file.path, ""), file.offset) for file in files
+            CopiedFile(file.path, file.bytes, digests.get(file.path, ""), file.offset)
+            for file in files
         ),
         copied=0.0,
         verified=0.0,
-    )  # fmt: skip
+    )
 
 
 def cautions(receipt: Receipt) -> tuple[str, ...]:
-    """What a restored copy would not be proved to be, one line each; none for a copy with a receipt."""
+    """What a restored copy would not be proved to be, one line each; none for a copy with a
+    receipt.
+    """
     if receipt.verified:
         return ()
     unknown = sum(1 for file in receipt.files if not file.digest and file.path != MANIFEST_FILE)
     found = [f"{receipt.location} has no receipt: no one read it back when it was copied"]
     if unknown:
-        found.append(f"{unknown} of {len(receipt.files)} files have no digest: their sizes alone are compared")
+        found.append(
+            f"{unknown} of {len(receipt.files)} files have no digest: their sizes alone are compared"
+        )
     elif all(file.path != MANIFEST_FILE for file in receipt.files):
-        found.append(f"{receipt.location} has no {MANIFEST_FILE}: whether all files are there is not known")
+        found.append(
+            f"{receipt.location} has no {MANIFEST_FILE}: whether all files are there is not known"
+        )
     return tuple(found)
 
 
-def _digests(archive: Archive, location: str, manifest: CopiedFile, files: list[CopiedFile]) -> Mapping[str, str]:
+def _digests(
+    archive: Archive, location: str, manifest: CopiedFile, files: list[CopiedFile]
+) -> Mapping[str, str]:
     """What the manifest of a copy says of its files, after comparing their sizes."""
     where = f"{archive.address}/{location}/{MANIFEST_FILE}"
     if manifest.bytes > LARGEST_MANIFEST_BYTES:
@@ -126,8 +151,13 @@ def _digests(archive: Archive, location: str, manifest: CopiedFile, files: list[
     for entry in entries:
         size = sizes.get(entry.path)
         if size != entry.bytes:
-            there = "is missing" if size is None else f"has {size} bytes instead of {entry.bytes}"
-            raise RestoreError(f"{archive.address}/{location}: {entry.path} {there}; restore from another copy")
+            if size is None:
+                there = "is missing"
+            else:
+                there = f"has {size} bytes instead of {entry.bytes}"
+            raise RestoreError(
+                f"{archive.address}/{location}: {entry.path} {there}; restore from another copy"
+            )
     return {entry.path: entry.digest for entry in entries}
 
 
@@ -138,12 +168,19 @@ def _tar_members(archive: Archive, location: str, size: int) -> list[CopiedFile]
     try:
         with tarfile.open(fileobj=stream, mode="r:") as tar:
             return [
-                CopiedFile(member.name.removeprefix("./").removeprefix(f"{top}/"), member.size, "", member.offset_data)
+                CopiedFile(
+                    member.name.removeprefix("./").removeprefix(f"{top}/"),
+                    member.size,
+                    "",
+                    member.offset_data,
+                )
                 for member in tar
                 if member.isreg() and not member.issparse()
             ]
     except tarfile.TarError as error:
-        raise RestoreError(f"{archive.address}/{location} is no tar, or is cut off: {error}") from None
+        raise RestoreError(
+            f"{archive.address}/{location} is no tar, or is cut off: {error}"
+        ) from None
 
 
 class _FarStream(io.RawIOBase):
@@ -171,7 +208,10 @@ class _FarStream(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         count = min(len(buffer), max(0, self._size - self._position))
-        content = b"".join(self._read(count)) if count else b""
+        if count:
+            content = b"".join(self._read(count))
+        else:
+            content = b""
         buffer[: len(content)] = content
         self._position += len(content)
         return len(content)

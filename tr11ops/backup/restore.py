@@ -1,9 +1,11 @@
-"""A copy from an archive back to a folder: read in parallel, compared while it is written, and only then visible.
+"""A copy from an archive back to a folder: read in parallel, compared while it is written, and only
+then visible.
 
     INTO/.global_stepN.partial-MARK/...     what is there so far; another call goes on from it, in mid-file
     INTO/global_stepN                       the checkpoint: every digest was compared, and its manifest read
 
-What a receipt or a tar says is not trusted before it was checked: paths that lead out of the folder are refused.
+What a receipt or a tar says is not trusted before it was checked: paths that lead out of the folder
+are refused.
 """
 
 from __future__ import annotations
@@ -42,15 +44,17 @@ def restore_checkpoint(
     transfer: Transfer,
     on_whole: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Restore a copy to `into`/global_stepN and return that folder. A copy that is there already is left as it is.
+    """Restore a copy to `into`/global_stepN and return that folder. A copy that is there already is
+    left as it is.
 
-    `on_whole`: called when every byte is known to be right, before the folder has its name: what it does is done
-    wherever a restored checkpoint is seen.
+    `on_whole`: called when every byte is known to be right, before the folder has its name: what it
+    does is done wherever a restored checkpoint is seen.
 
-    Files whose digest the receipt does not know ("", see `unreceipted`) are compared with their size alone.
+    Files whose digest the receipt does not know ("", see `unreceipted`) are compared with their
+    size alone.
 
-    Raises RestoreError (a hostile receipt, another checkpoint in its place, no room), CopyDamaged, CopyStopped,
-    ArchiveError. What was restored is kept, and the next call goes on from there.
+    Raises RestoreError (a hostile receipt, another checkpoint in its place, no room), CopyDamaged,
+    CopyStopped, ArchiveError. What was restored is kept, and the next call goes on from there.
     """
     check_receipt(receipt)
     home = into / checkpoint_name(receipt.step)
@@ -65,24 +69,39 @@ def restore_checkpoint(
     return home
 
 
-def restore_file(archive: Archive, receipt: Receipt, path: str, into: Path, transfer: Transfer | None = None) -> Path:
-    """Restore one file of a copy into the folder `into`, under its last name; from a tar, without reading the rest.
+def restore_file(
+    archive: Archive, receipt: Receipt, path: str, into: Path, transfer: Transfer | None = None
+) -> Path:
+    """Restore one file of a copy into the folder `into`, under its last name; from a tar, without
+    reading the rest.
 
     Raises as `restore_checkpoint` does; RestoreError when the copy has no such file.
     """
     check_receipt(receipt)
     file = next((file for file in receipt.files if file.path == path), None)
     if file is None:
-        near = [entry.path for entry in receipt.files if PurePosixPath(entry.path).name == PurePosixPath(path).name]
-        hint = f"; there is {near[0]}" if near else ""
+        near = [
+            entry.path
+            for entry in receipt.files
+            if PurePosixPath(entry.path).name == PurePosixPath(path).name
+        ]
+        hint = ""
+        if near:
+            hint = f"; there is {near[0]}"
         raise RestoreError(f"{archive.address}/{receipt.location} holds no file {path!r}{hint}")
     target = into / PurePosixPath(path).name
     try:
         make_shared(into)
         if os.path.lexists(target):
-            if target.is_file() and target.stat().st_size == file.bytes and file.digest in ("", file_digest(target)):
+            if (
+                target.is_file()
+                and target.stat().st_size == file.bytes
+                and file.digest in ("", file_digest(target))
+            ):
                 return target
-            raise RestoreError(f"{target} is there already, and is another file; move it away or name another folder")
+            raise RestoreError(
+                f"{target} is there already, and is another file; move it away or name another folder"
+            )
         part = target.with_name(f".{target.name}.{(file.digest or receipt.identity)[:12]}.part")
         _Reader(archive, receipt, transfer or Transfer()).fetch(file, part, target)
     except OSError as error:
@@ -91,7 +110,9 @@ def restore_file(archive: Archive, receipt: Receipt, path: str, into: Path, tran
 
 
 def check_receipt(receipt: Receipt) -> None:
-    """Raises RestoreError unless everything that a receipt says may be acted upon: it may come from a hostile place."""
+    """Raises RestoreError unless everything that a receipt says may be acted upon: it may come from
+    a hostile place.
+    """
     problem = next(filter(None, (_problem(file, receipt.format) for file in receipt.files)), "")
     paths = [PurePosixPath(file.path).parts for file in receipt.files]
     places = set(paths)
@@ -105,7 +126,9 @@ def check_receipt(receipt: Receipt) -> None:
     elif not _is_inside(receipt.location):
         problem = problem or "its location leads out of the archive"
     if problem:
-        raise RestoreError(f"the receipt of {receipt.location[:200]!r} is not to be trusted: {problem}")
+        raise RestoreError(
+            f"the receipt of {receipt.location[:200]!r} is not to be trusted: {problem}"
+        )
 
 
 def _problem(file: CopiedFile, format: str) -> str:
@@ -121,11 +144,22 @@ def _problem(file: CopiedFile, format: str) -> str:
 
 def _is_inside(path: str) -> bool:
     parts = PurePosixPath(path).parts
-    return bool(parts) and not path.startswith("/") and ".." not in parts and path.isprintable() and "\\" not in path
+    return (
+        bool(parts)
+        and not path.startswith("/")
+        and ".." not in parts
+        and path.isprintable()
+        and "\\" not in path
+    )
 
 
 def _restore(
-    archive: Archive, receipt: Receipt, into: Path, home: Path, transfer: Transfer, on_whole: Callable[[], None]
+    archive: Archive,
+    receipt: Receipt,
+    into: Path,
+    home: Path,
+    transfer: Transfer,
+    on_whole: Callable[[], None],
 ) -> None:
     make_shared(into)
     partial = into / f".{home.name}.partial-{_mark(receipt)}"
@@ -153,15 +187,21 @@ def _restore(
 def _mark(receipt: Receipt) -> str:
     """Tells what is half restored from one copy from what is half restored from another."""
     lines = [f"{file.path}\0{file.bytes}\0{file.digest}" for file in receipt.files]
-    return hashlib.sha256("\n".join([receipt.identity, *lines]).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return hashlib.sha256(
+        "\n".join([receipt.identity, *lines]).encode("utf-8", "surrogateescape")
+    ).hexdigest()[:12]
 
 
 def _require_room(into: Path, receipt: Receipt, partial: Path) -> None:
-    there = sum(os.lstat(Path(root, name)).st_size for root, _, names in os.walk(partial) for name in names)
+    there = sum(
+        os.lstat(Path(root, name)).st_size for root, _, names in os.walk(partial) for name in names
+    )
     facts = os.statvfs(into)
     free, missing = facts.f_bavail * facts.f_frsize, receipt.bytes - there
     if missing > free:
-        raise RestoreError(f"{into} has room for {free:,} bytes, and {missing:,} are still to come; make room there")
+        raise RestoreError(
+            f"{into} has room for {free:,} bytes, and {missing:,} are still to come; make room there"
+        )
 
 
 def _require_same(home: Path, receipt: Receipt, transfer: Transfer) -> None:
@@ -170,22 +210,33 @@ def _require_same(home: Path, receipt: Receipt, transfer: Transfer) -> None:
     def differs(file: CopiedFile) -> bool:
         transfer.check_stop()
         place = home / file.path
-        is_same = place.is_file() and place.stat().st_size == file.bytes and file.digest in ("", file_digest(place))
+        is_same = (
+            place.is_file()
+            and place.stat().st_size == file.bytes
+            and file.digest in ("", file_digest(place))
+        )
         transfer.on_bytes(file.bytes)
         return not is_same
 
-    first = sorted(receipt.files, key=lambda file: file.path != MANIFEST_FILE)  # it tells most in few bytes
+    # it tells most in few bytes
+    first = sorted(receipt.files, key=lambda file: file.path != MANIFEST_FILE)
     with ThreadPoolExecutor(transfer.parallel, thread_name_prefix="compare") as threads:
-        found = next((file for file, bad in zip(first, threads.map(differs, first), strict=True) if bad), None)
+        found = next(
+            (file for file, bad in zip(first, threads.map(differs, first), strict=True) if bad),
+            None,
+        )
     if found is not None:
         raise AlreadyThere(
             f"{home} is there already, and is not this copy ({found.path} differs); nothing was changed. "
-            "Restore into another folder, or move it away", found.path,
-        )  # fmt: skip
+            "Restore into another folder, or move it away",
+            found.path,
+        )
 
 
 def _check_manifest(folder: Path, receipt: Receipt) -> None:
-    """What was restored is what the manifest says, which is of the copy's step. Digests were compared on the way."""
+    """What was restored is what the manifest says, which is of the copy's step. Digests were
+    compared on the way.
+    """
     try:
         manifest = Manifest.read(folder)
     except ValueError as error:
@@ -220,9 +271,12 @@ class _Reader(SharedTransfer):
         self._receipt = receipt
 
     def fetch(self, file: CopiedFile, part: Path, target: Path) -> None:
-        """Have the file at `target`, through `part`. Raises RestoreError when what comes is never what was copied."""
+        """Have the file at `target`, through `part`. Raises RestoreError when what comes is never
+        what was copied.
+        """
         if target.is_file() and not target.is_symlink():
-            target.replace(part)  # of an earlier call: it is read again, for the disk may have lost it since
+            # of an earlier call: it is read again, for the disk may have lost it since
+            target.replace(part)
         counted = ByteCounter(self.count)
         for _ in range(self.transfer.resends + 1):
             digest = self._fill(file, part, counted)
@@ -230,11 +284,15 @@ class _Reader(SharedTransfer):
                 part.replace(target)
                 return
             part.unlink()
-            self.transfer.say(f"{self._place(file)} did not come as it was copied; it is read again")
+            self.transfer.say(
+                f"{self._place(file)} did not come as it was copied; it is read again"
+            )
         raise self._damaged(file, "other bytes than were copied")
 
     def _damaged(self, file: CopiedFile, fault: str) -> CopyDamaged:
-        return CopyDamaged(f"{self._place(file)} is damaged: {fault}. Restore from another copy", file.path, fault)
+        return CopyDamaged(
+            f"{self._place(file)} is damaged: {fault}. Restore from another copy", file.path, fault
+        )
 
     def _fill(self, file: CopiedFile, part: Path, counted: ByteCounter) -> str:
         """Write what is missing; returns the SHA-256 of the whole."""
@@ -264,7 +322,8 @@ class _Reader(SharedTransfer):
                 raise self._damaged(file, "missing") from None
             if done < file.bytes:
                 raise self._damaged(file, f"{done} bytes, {file.bytes} were copied")
-            with suppress(PermissionError):  # another user's part, which the group may write to already
+            # another user's part, which the group may write to already
+            with suppress(PermissionError):
                 os.fchmod(descriptor, 0o664)
             os.fsync(descriptor)
         return digest.hexdigest()
@@ -272,7 +331,9 @@ class _Reader(SharedTransfer):
     def _pieces(self, file: CopiedFile, done: int) -> Iterator[bytes]:
         if done == file.bytes:
             return iter(())
-        begin = (file.offset or 0) if self._receipt.format == "tar" else 0
+        begin = 0
+        if self._receipt.format == "tar":
+            begin = file.offset or 0
         return self.archive.read(file_path(self._receipt, file), begin + done, file.bytes - done)
 
     def _place(self, file: CopiedFile) -> str:

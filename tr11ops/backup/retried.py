@@ -1,7 +1,8 @@
-"""An archive whose every request is tried again while it is unavailable: the one place that applies the policy.
+"""An archive whose every request is tried again while it is unavailable: the one place that applies
+the policy.
 
-Only the sending of a file is not: anyone who sends begins an `upload` again, which goes on where the last one was cut
-off.
+Only the sending of a file is not: anyone who sends begins an `upload` again, which goes on where
+the last one was cut off.
 """
 
 from __future__ import annotations
@@ -21,15 +22,20 @@ from tr11ops.base.retry import RetryPolicy, retry
 T = TypeVar("T")
 
 
-def retried(archive: Archive, transfer: Transfer, check: Callable[[], object] | None = None) -> RetriedArchive:
-    """The archive with the policy of a transfer, in place of another one. `check` raises to give up sooner."""
+def retried(
+    archive: Archive, transfer: Transfer, check: Callable[[], object] | None = None
+) -> RetriedArchive:
+    """The archive with the policy of a transfer, in place of another one. `check` raises to give up
+    sooner.
+    """
     inner = archive.inner if isinstance(archive, RetriedArchive) else archive
     wait = partial(transfer.wait, check=check)
     return RetriedArchive(inner, replace(transfer.retries, sleep=wait, say=transfer.say))
 
 
 class SharedTransfer:
-    """What threads that move the files of one checkpoint share. `undone`: what the first failure keeps the others from.
+    """What threads that move the files of one checkpoint share. `undone`: what the first failure
+    keeps the others from.
 
     Its methods may be called by many threads at once.
     """
@@ -54,7 +60,9 @@ class SharedTransfer:
 
 
 class RetriedArchive:
-    """An `Archive` in front of another. Raises ArchiveUnavailable when it gives up, and what the waiting raises."""
+    """An `Archive` in front of another. Raises ArchiveUnavailable when it gives up, and what the
+    waiting raises.
+    """
 
     def __init__(self, inner: Archive, policy: RetryPolicy) -> None:
         self.inner = inner
@@ -79,7 +87,9 @@ class RetriedArchive:
             try:
                 return next(pieces, None)
             except BaseException:
-                pieces = self.inner.read(path, offset + done, None if length is None else length - done)
+                pieces = self.inner.read(
+                    path, offset + done, None if length is None else length - done
+                )
                 raise
 
         while (piece := self.retry(following)) is not None:

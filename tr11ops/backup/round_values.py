@@ -41,7 +41,9 @@ class ProgressCallback(Protocol):
 
 
 class BackupContext(Record):
-    """Where rounds happen. `watch(what, bytes)` shows progress; `stop`: set it, and the round ends soon."""
+    """Where rounds happen. `watch(what, bytes)` shows progress; `stop`: set it, and the round ends
+    soon.
+    """
 
     card: RunCard
     directory: RunDirectory
@@ -56,7 +58,9 @@ class BackupContext(Record):
     def opened(self, name: str) -> RetriedArchive:
         """An archive, by its name or address. Raises ArchiveError, CopyStopped."""
         policy = replace(self.retries, sleep=self._wait, say=self.say)
-        return RetriedArchive(retry(lambda: self.open(name, self.card), policy, ArchiveUnavailable), policy)
+        return RetriedArchive(
+            retry(lambda: self.open(name, self.card), policy, ArchiveUnavailable), policy
+        )
 
     def check_stop(self) -> None:
         """Raise CopyStopped when a stop was asked for."""
@@ -69,12 +73,16 @@ class BackupContext(Record):
 
     def transfer(self, progress: ProgressCallback) -> Transfer:
         """The card's settings, watched by `progress`."""
-        made = Transfer.of(self.card.backup, on_bytes=progress.advance, say=progress.say, stop=self.stop)
+        made = Transfer.of(
+            self.card.backup, on_bytes=progress.advance, say=progress.say, stop=self.stop
+        )
         return replace(made, retries=self.retries)
 
 
 class RoundRequest(Record):
-    """What a round shall do. `archives`: "store", "url" or addresses; `steps`: of which a re-read alone is asked."""
+    """What a round shall do. `archives`: "store", "url" or addresses; `steps`: of which a re-read
+    alone is asked.
+    """
 
     archives: tuple[str, ...]
     asked: Asked = msgspec.field(default_factory=Asked)
@@ -86,7 +94,9 @@ class RoundRequest(Record):
 
 @dataclass
 class ArchiveTally:
-    """What one archive's part of a round did. `busy`: who else is at it; `faults`: what went wrong, a line each."""
+    """What one archive's part of a round did. `busy`: who else is at it; `faults`: what went wrong,
+    a line each.
+    """
 
     archive: str
     address: str = ""
@@ -112,13 +122,15 @@ class ArchiveTally:
             self.is_stopped = True
             return
         self.is_away = self.is_away or isinstance(error, ArchiveUnavailable)
-        is_nameless = isinstance(error, OSError) and not error.filename  # an archive's errors are no OSErrors
+        # an archive's errors are no OSErrors
+        is_nameless = isinstance(error, OSError) and not error.filename
         self.faults.append(f"the run directory: {cause(error)}" if is_nameless else cause(error))
 
 
 class RoundResult(Record):
-    """All archives' parts. Exit code 0: fine; 1: a person is needed, or it was stopped; 3: an archive is
-    unreachable."""
+    """All archives' parts. Exit code 0: fine; 1: a person is needed, or it was stopped; 3: an
+    archive is unreachable.
+    """
 
     tallies: tuple[ArchiveTally, ...]
 
@@ -128,12 +140,16 @@ class RoundResult(Record):
         if any(tally.is_stopped or tally.damaged for tally in self.tallies):
             return 1
         if faulty:
-            return 3 if all(tally.is_away and len(tally.faults) == 1 for tally in faulty) else 1
+            if all(tally.is_away and len(tally.faults) == 1 for tally in faulty):
+                return 3
+            return 1
         return 0
 
 
 class RoundPruning(Record):
-    """The prune after a round: the steps that it removed, their bytes, and why not all was done ("" where it was)."""
+    """The prune after a round: the steps that it removed, their bytes, and why not all was done (""
+    where it was).
+    """
 
     steps: tuple[int, ...]
     bytes: int

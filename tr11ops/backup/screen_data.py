@@ -14,11 +14,16 @@ NAMED = 6
 
 
 def data_lines(found: Mapping[str, Sequence[DataState]]) -> Iterator[str]:
-    """A line for each archive, then one for each of its faults; none where the card asks for no copies of data."""
+    """A line for each archive, then one for each of its faults; none where the card asks for no
+    copies of data.
+    """
     for archive, states in found.items():
         if states:
             yield f"{archive}: data: {data_summary(states)}"
-        yield from (f"{archive}: data: {state.unit.name}: CANNOT BE COPIED: {state.why}" for state in _faulty(states))
+        yield from (
+            f"{archive}: data: {state.unit.name}: CANNOT BE COPIED: {state.why}"
+            for state in _faulty(states)
+        )
 
 
 def data_summary(states: Sequence[DataState]) -> str:
@@ -37,7 +42,12 @@ def data_value(found: Mapping[str, Sequence[DataState]]) -> dict[str, list[dict[
     """The same as JSON values, by archive."""
     return {
         archive: [
-            {"name": state.unit.name, "state": state.state, "bytes": state.bytes, "why": state.why or None}
+            {
+                "name": state.unit.name,
+                "state": state.state,
+                "bytes": state.bytes,
+                "why": state.why or None,
+            }
             for state in states
         ]
         for archive, states in found.items()

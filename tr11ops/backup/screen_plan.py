@@ -27,7 +27,9 @@ class Weighed(Record):
     due: tuple[tuple[Due, int, str], ...]
 
     def bytes_to(self, archive: str) -> int:
-        return sum(count for copy, count, fault in self.due if copy.archive == archive and not fault)
+        return sum(
+            count for copy, count, fault in self.due if copy.archive == archive and not fault
+        )
 
 
 def weigh(plan: CopyPlan, checkpoints: Path) -> Weighed:
@@ -35,7 +37,10 @@ def weigh(plan: CopyPlan, checkpoints: Path) -> Weighed:
     found = []
     for copy in plan.due:
         try:
-            count, fault = read_source(checkpoints / checkpoint_name(copy.step), copy.step, copy.kind).bytes, ""
+            count, fault = (
+                read_source(checkpoints / checkpoint_name(copy.step), copy.step, copy.kind).bytes,
+                "",
+            )
         except CopyError as error:
             count, fault = 0, str(error)
         found.append((copy, count, fault))
@@ -61,9 +66,10 @@ def lines(
             yield f"           CANNOT BE COPIED: {fault}"
     for archive in sorted({copy.archive for copy, _, _ in good}):
         rate = rates.get(archive)
-        took = f"about {duration(weighed.bytes_to(archive) / rate)} at {size(rate)}/s, the last rate" if rate else (
-            "no rate was measured yet"
-        )  # fmt: skip
+        if rate:
+            took = f"about {duration(weighed.bytes_to(archive) / rate)} at {size(rate)}/s, the last rate"
+        else:
+            took = "no rate was measured yet"
         yield f"{archive}: {size(weighed.bytes_to(archive))}, {took}"
     for archive, fault in faults.items():
         yield f"{archive}: CANNOT BE USED: {fault}"
@@ -114,6 +120,8 @@ def value(
         "faults": dict(faults),
         "left": [{"step": step, "why": why} for step, why in weighed.plan.left],
         "seconds": {
-            archive: weighed.bytes_to(archive) / rate for archive, rate in rates.items() if weighed.bytes_to(archive)
+            archive: weighed.bytes_to(archive) / rate
+            for archive, rate in rates.items()
+            if weighed.bytes_to(archive)
         },
     }

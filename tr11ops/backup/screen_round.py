@@ -22,7 +22,9 @@ def lines(done: RoundResult, pruned: RoundPruning | None) -> Iterator[str]:
             continue
         yield f"{tally.archive}: {'; '.join(_done(tally))}"
         for copy in tally.damaged:
-            more = f" and {len(copy.damaged) - 1} more" if len(copy.damaged) > 1 else ""
+            more = ""
+            if len(copy.damaged) > 1:
+                more = f" and {len(copy.damaged) - 1} more"
             yield f"{tally.archive}: DAMAGED: {copy.what}: {copy.damaged[0]}{more}"
         for fault in tally.faults[:FAULTS_SHOWN]:
             yield f"{tally.archive}: FAILED: {fault}"
@@ -31,13 +33,17 @@ def lines(done: RoundResult, pruned: RoundPruning | None) -> Iterator[str]:
         if tally.is_stopped:
             yield f"{tally.archive}: stopped before it was done; the next round goes on from there"
     if pruned is not None:
-        early = f"; {pruned.ended_early}" if pruned.ended_early else ""
+        early = ""
+        if pruned.ended_early:
+            early = f"; {pruned.ended_early}"
         yield f"pruned: {counted(len(pruned.steps), 'checkpoint')}, {size(pruned.bytes)}{early}"
 
 
 def _done(tally: ArchiveTally) -> Iterator[str]:
     if tally.copied:
-        rate = f", {size(tally.copied_bytes / tally.copy_seconds)}/s" if tally.copy_seconds > 0 else ""
+        rate = ""
+        if tally.copy_seconds > 0:
+            rate = f", {size(tally.copied_bytes / tally.copy_seconds)}/s"
         word = "copy" if len(tally.copied) == 1 else "copies"
         yield f"{len(tally.copied)} {word} made and read back ({size(tally.copied_bytes)}{rate})"
     if tally.logs:
@@ -59,14 +65,24 @@ def value(done: RoundResult, pruned: RoundPruning | None, code: int) -> dict[str
                 "archive": tally.archive,
                 "address": tally.address or None,
                 "copied": [
-                    {"step": copy.step, "kind": copy.kind, "location": copy.location, "bytes": copy.bytes}
+                    {
+                        "step": copy.step,
+                        "kind": copy.kind,
+                        "location": copy.location,
+                        "bytes": copy.bytes,
+                    }
                     for copy in tally.copied
                 ],
                 "log_files": tally.logs,
                 "reread_files": tally.reread_files,
                 "reread_bytes": tally.reread_bytes,
                 "damaged": [
-                    {"step": copy.step, "kind": copy.kind, "location": copy.location, "files": list(copy.damaged)}
+                    {
+                        "step": copy.step,
+                        "kind": copy.kind,
+                        "location": copy.location,
+                        "files": list(copy.damaged),
+                    }
                     for copy in tally.damaged
                 ],
                 "faults": tally.faults,

@@ -24,10 +24,11 @@ DAY_SECONDS = 86_400.0
 
 
 class ArchiveView(Record):
-    """One archive as it is on record: `copies` of its present address alone, `owner` who copies to it right now.
+    """One archive as it is on record: `copies` of its present address alone, `owner` who copies to
+    it right now.
 
-    `fault`: why it cannot be used as things are, if it is a folder; "" otherwise. `data`: the card's data sets, if it
-    asks for their copies.
+    `fault`: why it cannot be used as things are, if it is a folder; "" otherwise. `data`: the
+    card's data sets, if it asks for their copies.
     """
 
     name: str
@@ -66,7 +67,8 @@ class BackupStatus(Record):
     @property
     def needs_person(self) -> bool:
         faulty = any(
-            view.fault or view.damaged or (view.state is not None and view.state.fault) for view in self.archives
+            view.fault or view.damaged or (view.state is not None and view.state.fault)
+            for view in self.archives
         )
         return faulty or (self.drill is not None and not self.drill.passed)
 
@@ -84,8 +86,15 @@ def lines(screen: BackupStatus) -> Iterator[str]:
 
 
 def _rows(view: ArchiveView, screen: BackupStatus) -> Iterator[tuple[str, str]]:
-    kinds = [(kind, [copy for copy in view.sound if copy.kind == kind]) for kind in ("full", "weights", "spike")]
-    parts = [f"{len(found)} {kind} ({size(sum(copy.bytes for copy in found))})" for kind, found in kinds if found]
+    kinds = [
+        (kind, [copy for copy in view.sound if copy.kind == kind])
+        for kind in ("full", "weights", "spike")
+    ]
+    parts = [
+        f"{len(found)} {kind} ({size(sum(copy.bytes for copy in found))})"
+        for kind, found in kinds
+        if found
+    ]
     yield "copies", ", ".join(parts) or "none yet"
     newest = view.newest_whole
     yield "newest", "no whole copy yet" if newest is None else f"step {newest}, whole and read back"
@@ -103,7 +112,11 @@ def _rows(view: ArchiveView, screen: BackupStatus) -> Iterator[tuple[str, str]]:
     yield "due", _due(view.due)
     if view.data:
         yield "data", data_summary(view.data)
-        yield from (("", f"{one.unit.name}: CANNOT BE COPIED: {one.why}") for one in view.data if one.state == "fault")
+        yield from (
+            ("", f"{one.unit.name}: CANNOT BE COPIED: {one.why}")
+            for one in view.data
+            if one.state == "fault"
+        )
     if view.owner is not None:
         step = view.owner.data.get("step")
         yield "at work", f"{view.owner}" + (f", step {step}" if step is not None else "")
@@ -114,9 +127,14 @@ def _last(state: ArchiveState | None, now: float) -> str:
         return "none yet"
     ago = f"{duration(now - state.time)} ago"
     if not state.fault:
-        rate = f"; {size(state.rate)}/s, read back" if state.rate else ""
+        rate = ""
+        if state.rate:
+            rate = f"; {size(state.rate)}/s, read back"
         return f"{ago}, all done{rate}"
-    success = "none ever succeeded" if state.success is None else f"last success {duration(now - state.success)} ago"
+    if state.success is None:
+        success = "none ever succeeded"
+    else:
+        success = f"last success {duration(now - state.success)} ago"
     return f"{ago}; {success}"
 
 
@@ -139,7 +157,9 @@ def _drill(screen: BackupStatus) -> str:
     if drill is None:
         return "a restore was never tried: tr11 backup drill"
     ago = f"{duration(screen.now - drill.time)} ago, step {drill.step} from the {drill.archive}"
-    return f"{ago}: passed" if drill.passed else f"{ago}: FAILED: {drill.message}"
+    if drill.passed:
+        return f"{ago}: passed"
+    return f"{ago}: FAILED: {drill.message}"
 
 
 def value(screen: BackupStatus) -> dict[str, Any]:
@@ -156,8 +176,13 @@ def value(screen: BackupStatus) -> dict[str, Any]:
                 "address": view.address,
                 "copies": [
                     {
-                        "step": copy.step, "kind": copy.kind, "location": copy.location, "bytes": copy.bytes,
-                        "verified": copy.verified, "reread": copy.reread, "damaged": list(copy.damaged),
+                        "step": copy.step,
+                        "kind": copy.kind,
+                        "location": copy.location,
+                        "bytes": copy.bytes,
+                        "verified": copy.verified,
+                        "reread": copy.reread,
+                        "damaged": list(copy.damaged),
                     }
                     for copy in view.copies
                 ],
@@ -165,11 +190,15 @@ def value(screen: BackupStatus) -> dict[str, Any]:
                 "newest_whole": view.newest_whole,
                 "last_round": None if view.state is None else document(view.state),
                 "due": [document(copy) for copy in view.due],
-                "owner": None if view.owner is None else {
-                    "who": str(view.owner), "since": view.owner.time, "step": view.owner.data.get("step"),
+                "owner": None
+                if view.owner is None
+                else {
+                    "who": str(view.owner),
+                    "since": view.owner.time,
+                    "step": view.owner.data.get("step"),
                 },
             }
             for view in screen.archives
         ],
         "drill": None if screen.drill is None else document(screen.drill),
-    }  # fmt: skip
+    }

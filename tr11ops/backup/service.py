@@ -1,8 +1,9 @@
-"""One round of backup: each archive by itself gets its due copies, the logs, and its share of being read again.
+"""One round of backup: each archive by itself gets its due copies, the logs, and its share of being
+read again.
 
-An archive that is unreachable, full or in another process's hands does not keep the others from theirs. Everything that
-a round did is at the destination and on record before the next thing begins, so a kill at any point repeats and loses
-nothing: the next round goes on from there.
+An archive that is unreachable, full or in another process's hands does not keep the others from
+theirs. Everything that a round did is at the destination and on record before the next thing
+begins, so a kill at any point repeats and loses nothing: the next round goes on from there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from collections.abc import Sequence
 from tr11ops.backup.archive_round import ArchiveRound, summarise
 from tr11ops.backup.claim import ArchiveLock, ArchiveLocked
 from tr11ops.backup.ledger import after_round, last_state, write_archive_state
-from tr11ops.backup.round_values import CARDS_ARCHIVES, ArchiveTally, BackupContext, RoundRequest, RoundResult
+from tr11ops.backup.round_values import (
+    CARDS_ARCHIVES,
+    ArchiveTally,
+    BackupContext,
+    RoundRequest,
+    RoundResult,
+)
 from tr11ops.backup.survey import forget_unreadable
 from tr11ops.base.errors import ArchiveError, CopyError, CopyStopped
 from tr11ops.base.observed import cause
@@ -31,9 +38,13 @@ def run_round(context: BackupContext, request: RoundRequest) -> RoundResult:
 
 
 def rebuild(context: BackupContext, names: Sequence[str]) -> RoundResult:
-    """Make the records again from the receipts at the destination; no file is read, none is copied. Raises OSError."""
+    """Make the records again from the receipts at the destination; no file is read, none is copied.
+    Raises OSError.
+    """
     forget_unreadable(context.directory)
-    return run_round(context, RoundRequest(tuple(names), copies=False, logs=False, reading="none", why="rebuild"))
+    return run_round(
+        context, RoundRequest(tuple(names), copies=False, logs=False, reading="none", why="rebuild")
+    )
 
 
 # ----------------------------------------------------------------------------- one archive
@@ -75,7 +86,8 @@ def _keep_unopened(context: BackupContext, tally: ArchiveTally) -> None:
         address = tally.address or (before.address if before is not None else "")
         copies = [copy for copy in read_copies(context.directory) if copy.archive == tally.archive]
         write_archive_state(
-            context.directory, after_round(before, tally.archive, address, context.clock(), copies, tally.faults[0])
+            context.directory,
+            after_round(before, tally.archive, address, context.clock(), copies, tally.faults[0]),
         )
         summarise(context.directory)
     except (OSError, ValueError) as error:

@@ -1,7 +1,9 @@
-"""Whether copies on record are still where they were made: asked before anything is removed on their strength.
+"""Whether copies on record are still where they were made: asked before anything is removed on
+their strength.
 
-A folder is looked at now: receipt and sizes of each copy. What lies behind a network counts while a round has listed it
-within `backup.confirm_hours`. A copy that could not be looked at does not count.
+A folder is looked at now: receipt and sizes of each copy. What lies behind a network counts while a
+round has listed it within `backup.confirm_hours`. A copy that could not be looked at does not
+count.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ CLOCK_SECONDS = 600.0  # two machines' clocks may differ by so much
 def look_at_copies(
     card: RunCard, directory: RunDirectory, copies: Iterable[CopyRecord], clocks: Clocks
 ) -> Mapping[CopyKey, str]:
-    """Why copies of the card's archives do not count as things are; those that are well are left out.
+    """Why copies of the card's archives do not count as things are; those that are well are left
+    out.
 
     Raises OSError when the record of an archive cannot be read.
     """
@@ -47,7 +50,9 @@ def look_at_copies(
         else:
             state = last_state(directory, name)
             whys = [too_old(copy, state, clocks, card.backup.confirm_hours * 3600) for copy in ours]
-        found.update({(name, copy.location): why for copy, why in zip(ours, whys, strict=True) if why})
+        found.update(
+            {(name, copy.location): why for copy, why in zip(ours, whys, strict=True) if why}
+        )
     return found
 
 
@@ -64,7 +69,9 @@ def _look(name: str, card: RunCard, copies: list[CopyRecord]) -> list[str]:
 
 
 def missing(archive: Archive, copy: CopyRecord) -> str:
-    """What of a copy is not at its archive now, by its receipt and the sizes of its files; "" when all is."""
+    """What of a copy is not at its archive now, by its receipt and the sizes of its files; "" when
+    all is.
+    """
     try:
         receipt = read_receipt(archive, copy.location)
         if receipt is None:
@@ -75,13 +82,17 @@ def missing(archive: Archive, copy: CopyRecord) -> str:
     except (ArchiveError, ValueError) as error:
         return str(error)
     first = next(iter(faults.items()), None)
-    return "" if first is None else f"{archive.address}/{copy.location}/{first[0]}: {first[1]}"
+    if first is None:
+        return ""
+    return f"{archive.address}/{copy.location}/{first[0]}: {first[1]}"
 
 
 def _sizes(archive: Archive, receipt: Receipt) -> dict[str, int]:
     if receipt.format == "tar":
         found = archive.look(receipt.location)
-        return {} if found is None else {found.path: found.bytes}
+        if found is None:
+            return {}
+        return {found.path: found.bytes}
     return {file.path: file.bytes for file in archive.list(receipt.location)}
 
 

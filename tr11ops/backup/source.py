@@ -1,4 +1,6 @@
-"""What of a checkpoint is copied: its files with their digests, for a whole copy or for one of the weights alone."""
+"""What of a checkpoint is copied: its files with their digests, for a whole copy or for one of the
+weights alone.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ Content: TypeAlias = bytes  # a field is named `bytes`
 
 
 class SourceFile(Record):
-    """One file to copy. `digest` is None where no manifest says it; `content` is that of a file made for the copy."""
+    """One file to copy. `digest` is None where no manifest says it; `content` is that of a file
+    made for the copy.
+    """
 
     path: str
     bytes: int
@@ -39,7 +43,8 @@ class SourceFile(Record):
 
 
 class CopySource(Record):
-    """A checkpoint as it is copied. `files`: all but the manifest, which is None in the original's own layout.
+    """A checkpoint as it is copied. `files`: all but the manifest, which is None in the original's
+    own layout.
 
     `members`: of data sets, which have no folder of their own, the names that make it up.
     """
@@ -55,7 +60,9 @@ class CopySource(Record):
     @property
     def all_files(self) -> tuple[SourceFile, ...]:
         """All files, the manifest last."""
-        return self.files if self.manifest is None else (*self.files, self.manifest)
+        if self.manifest is None:
+            return self.files
+        return (*self.files, self.manifest)
 
     @property
     def bytes(self) -> int:
@@ -74,15 +81,19 @@ class CopySource(Record):
 
 
 def read_source(folder: Path, step: int, kind: Kind) -> CopySource:
-    """What a copy of this kind holds. Reads the manifest alone; sizes of the files are compared with it.
+    """What a copy of this kind holds. Reads the manifest alone; sizes of the files are compared
+    with it.
 
-    Raises CheckpointChanged when the folder is not there, SourceDamaged when it is not complete or names files that are
-    no part of it, CopyError when it cannot be read or holds no weights.
+    Raises CheckpointChanged when the folder is not there, SourceDamaged when it is not complete or
+    names files that are no part of it, CopyError when it cannot be read or holds no weights.
     """
     try:
         identity = identity_of(folder)
         manifest = Manifest.read(folder)
-        content = read_bytes(folder / MANIFEST_FILE) if manifest is not None else b""
+        if manifest is not None:
+            content = read_bytes(folder / MANIFEST_FILE)
+        else:
+            content = b""
     except FileNotFoundError:
         raise CheckpointChanged(f"{folder} is not there") from None
     except OSError as error:
@@ -96,30 +107,46 @@ def read_source(folder: Path, step: int, kind: Kind) -> CopySource:
     if hashlib.sha256(content).hexdigest() != identity:
         raise CheckpointChanged(f"{folder} was replaced while it was looked at")
     if manifest.step != step:
-        raise SourceDamaged(f"{folder} holds the manifest of step {manifest.step}: it was renamed; give its name back")
-    files = tuple(_chosen([SourceFile(entry.path, entry.bytes, entry.digest) for entry in manifest.files], kind))
+        raise SourceDamaged(
+            f"{folder} holds the manifest of step {manifest.step}: it was renamed; give its name back"
+        )
+    files = tuple(
+        _chosen(
+            [SourceFile(entry.path, entry.bytes, entry.digest) for entry in manifest.files], kind
+        )
+    )
     _check(folder, files)
     if kind == "full":
         files += tuple(_unnamed(folder, manifest))
     if kind != "full":
         content = _manifest_of(manifest, files)
-    return CopySource(folder, step, identity, files, _made(MANIFEST_FILE, content), manifest.created)
+    return CopySource(
+        folder, step, identity, files, _made(MANIFEST_FILE, content), manifest.created
+    )
 
 
 def _unnamed(folder: Path, manifest: Manifest) -> Iterator[SourceFile]:
-    """Plain files that someone put beside those of the manifest, and that can be read: a whole copy holds them too.
+    """Plain files that someone put beside those of the manifest, and that can be read: a whole copy
+    holds them too.
 
-    One that cannot be read keeps no checkpoint from its copy; prune leaves a checkpoint that holds one alone.
+    One that cannot be read keeps no checkpoint from its copy; prune leaves a checkpoint that holds
+    one alone.
     """
     for path in unnamed_files(manifest, walk(folder).sizes):
         place, parts = folder / path, PurePosixPath(path).parts
-        is_text = path.isprintable() and "\\" not in path and not any(is_unfinished(part) for part in parts)
+        is_text = (
+            path.isprintable()
+            and "\\" not in path
+            and not any(is_unfinished(part) for part in parts)
+        )
         if is_text and not place.is_symlink() and place.is_file() and os.access(place, os.R_OK):
             yield SourceFile(path, place.stat().st_size, None)
 
 
 def _chosen(files: list[SourceFile], kind: Kind) -> Iterator[SourceFile]:
-    """All files, or those that evaluation and export need: what `tr11 checkpoints reshape --weights-only` keeps."""
+    """All files, or those that evaluation and export need: what `tr11 checkpoints reshape
+    --weights-only` keeps.
+    """
     is_ours = any(file.path.startswith(WEIGHTS_FOLDER) for file in files)
     for file in files:
         if is_ours:
@@ -135,7 +162,10 @@ def _manifest_of(manifest: Manifest, files: tuple[SourceFile, ...]) -> bytes:
     kept = {file.path for file in files}
     entries = tuple(entry for entry in manifest.files if entry.path in kept)
     return (
-        json.dumps(document(replace(manifest, files=entries)), indent=1, sort_keys=True, default=str) + "\n"
+        json.dumps(
+            document(replace(manifest, files=entries)), indent=1, sort_keys=True, default=str
+        )
+        + "\n"
     ).encode()
 
 
@@ -144,9 +174,13 @@ def _made(path: str, content: bytes) -> SourceFile:
 
 
 def _walk(folder: Path) -> list[SourceFile]:
-    """Files of a checkpoint that has no manifest: the original's layout, for ours would not be complete."""
+    """Files of a checkpoint that has no manifest: the original's layout, for ours would not be
+    complete.
+    """
     if not any(folder.glob("mp_rank_*_model_states.pt")):
-        raise SourceDamaged(f"{folder} has no {MANIFEST_FILE}, so its save did not end; only complete ones are copied")
+        raise SourceDamaged(
+            f"{folder} has no {MANIFEST_FILE}, so its save did not end; only complete ones are copied"
+        )
     found = []
     for root, folders, names in os.walk(folder):
         folders.sort()
@@ -164,19 +198,29 @@ def _check(folder: Path, files: tuple[SourceFile, ...]) -> None:
     home, inner = os.path.realpath(folder), {folder}
     for file in files:
         parts = PurePosixPath(file.path).parts
-        is_plain = file.path == "/".join(parts) and not file.path.startswith("/") and ".." not in parts
+        is_plain = (
+            file.path == "/".join(parts) and not file.path.startswith("/") and ".." not in parts
+        )
         if not is_plain or "\0" in file.path or "\n" in file.path or file.path == MANIFEST_FILE:
-            raise SourceDamaged(f"{folder / MANIFEST_FILE} names {file.path!r}, which is no file of a checkpoint")
+            raise SourceDamaged(
+                f"{folder / MANIFEST_FILE} names {file.path!r}, which is no file of a checkpoint"
+            )
         if any("\udc80" <= character <= "\udcff" for character in file.path):
-            raise SourceDamaged(f"{folder} holds {file.path!a}, a name that is no text; give it another name")
+            raise SourceDamaged(
+                f"{folder} holds {file.path!a}, a name that is no text; give it another name"
+            )
         if any(is_unfinished(part) for part in parts):
-            raise SourceDamaged(f"{folder / file.path} has the name of an unfinished upload; give it another name")
+            raise SourceDamaged(
+                f"{folder / file.path} has the name of an unfinished upload; give it another name"
+            )
         path = folder / file.path
         try:
             facts = path.lstat()
             if stat.S_ISLNK(facts.st_mode) or path.parent not in inner:
                 if os.path.commonpath([home, os.path.realpath(path)]) != home:
-                    raise SourceDamaged(f"{path} leads to {os.path.realpath(path)}, out of the checkpoint; copy it in")
+                    raise SourceDamaged(
+                        f"{path} leads to {os.path.realpath(path)}, out of the checkpoint; copy it in"
+                    )
                 facts = path.stat()
                 inner.add(path.parent)
         except OSError as error:

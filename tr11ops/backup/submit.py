@@ -1,7 +1,7 @@
 """A round of copies as a job: queued at most once, no matter who asks for it at the same time.
 
-The job carries tr11-backup@MARK as its comment, MARK being the run directory's. While one with it waits or runs, no
-other is queued.
+The job carries tr11-backup@MARK as its comment, MARK being the run directory's. While one with it
+waits or runs, no other is queued.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class SubmitContext(Record):
 
 
 class Queued(Record):
-    """The job that makes the round. `is_new` is False when it was there already; `state` is then its state."""
+    """The job that makes the round. `is_new` is False when it was there already; `state` is then
+    its state.
+    """
 
     job_id: str
     is_new: bool
@@ -68,7 +70,9 @@ def jobs_of(jobs: Iterable[Job], mark: str) -> tuple[Job, ...]:
 
 
 def request_of(submit_context: SubmitContext) -> BatchRequest:
-    """The job: one node of [backup] partition, else of [cron]'s. Raises ValueError for what no script can hold."""
+    """The job: one node of [backup] partition, else of [cron]'s. Raises ValueError for what no
+    script can hold.
+    """
     backup, cron = submit_context.invocation.card.backup, submit_context.invocation.card.cron
     folder = submit_context.directory.paths.state / "backup" / "slurm"
     request = BatchRequest(
@@ -76,7 +80,8 @@ def request_of(submit_context: SubmitContext) -> BatchRequest:
         name=JOB_NAME,
         nodes=1,
         time_limit_seconds=parse_time_limit(backup.time_limit),
-        output="/dev/null",  # the script opens its own: Slurm ends a job whose output cannot be opened
+        # the script opens its own: Slurm ends a job whose output cannot be opened
+        output="/dev/null",
         working_directory=submit_context.invocation.folder,
         partition=backup.partition or cron.partition,
         account=backup.account or cron.account,
@@ -88,11 +93,15 @@ def request_of(submit_context: SubmitContext) -> BatchRequest:
         options=of_any_job(options_of(submit_context.invocation.card.slurm.options)),
     )
     command = submit_context.invocation.command(submit_context.words)
-    return replace(request, script=script_of(TEMPLATE, submit_context.invocation, request, command, folder=folder))
+    return replace(
+        request,
+        script=script_of(TEMPLATE, submit_context.invocation, request, command, folder=folder),
+    )
 
 
 def submit(submit_context: SubmitContext) -> Queued:
-    """Queue the round unless it is queued. Raises SchedulerUnreachable (type it again: it is safe), SchedulerError.
+    """Queue the round unless it is queued. Raises SchedulerUnreachable (type it again: it is safe),
+    SchedulerError.
 
     Raises OSError, ValueError too.
     """
@@ -109,8 +118,11 @@ def submit(submit_context: SubmitContext) -> Queued:
         if mine is None:
             continue
         try:
-            found = _find(submit_context)  # anyone who had the claim before may have queued it since the first look
-            return found if found is not None else _queue(submit_context)
+            # anyone who had the claim before may have queued it since the first look
+            found = _find(submit_context)
+            if found is not None:
+                return found
+            return _queue(submit_context)
         finally:
             claims.release(mine)
     raise SchedulerError("someone else queues a round at this moment: look again in a minute")
@@ -140,9 +152,13 @@ def _forget_outputs(folder: Path, now: float) -> None:
 
 def _find(submit_context: SubmitContext) -> Queued | None:
     found: Sequence[Job] = jobs_of(submit_context.scheduler.jobs(), submit_context.directory.mark)
-    return Queued(found[0].raw_id, is_new=False, state=str(found[0].state)) if found else None
+    if found:
+        return Queued(found[0].raw_id, is_new=False, state=str(found[0].state))
+    return None
 
 
 def _early(limit: int) -> int:
-    """Seconds before the limit at which the round is told to end: two minutes, or a quarter of a short limit."""
+    """Seconds before the limit at which the round is told to end: two minutes, or a quarter of a
+    short limit.
+    """
     return max(1, min(EARLY_SECONDS, limit // 4))

@@ -1,7 +1,9 @@
-"""What lies at the destination now, by its receipts and its list of files; and the run's own records brought in line.
+"""What lies at the destination now, by its receipts and its list of files; and the run's own
+records brought in line.
 
-The receipts are the truth: a copy that has one is put on record here no matter who made it, and a record whose receipt
-is gone is of no copy. Files that are missing or cut off show in the list, without a byte being read.
+The receipts are the truth: a copy that has one is put on record here no matter who made it, and a
+record whose receipt is gone is of no copy. Files that are missing or cut off show in the list,
+without a byte being read.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ from trainer.contract.record import Record
 class Survey(Record):
     """One look at an archive: receipts by the place of their copy, and all files' sizes.
 
-    `unreadable`: receipts that hold no receipt, which is damage. `unread`: paths that could not be looked at: nothing
-    is concluded of what lies there, but such a copy was not seen.
+    `unreadable`: receipts that hold no receipt, which is damage. `unread`: paths that could not be
+    looked at: nothing is concluded of what lies there, but such a copy was not seen.
     """
 
     receipts: Mapping[str, Receipt]
@@ -47,21 +49,31 @@ class Survey(Record):
     def why_unread(self, location: str) -> str:
         """Why it is not known how a copy is; "" when it was looked at."""
         places = (location, receipt_path(location))
-        found = [why for path, why in self.unread.items() if any(_is_at(place, path) for place in places)]
-        return found[0] if found else ""
+        found = [
+            why for path, why in self.unread.items() if any(_is_at(place, path) for place in places)
+        ]
+        if found:
+            return found[0]
+        return ""
 
     def faults(self, receipt: Receipt) -> dict[str, str]:
         """Files of a copy that are missing or cut off, by the list alone."""
         if receipt.format == "tar":
             size = self.sizes.get(receipt.location)
             ends = {file.path: (file.offset or 0) + file.bytes for file in receipt.files}
-            why = "the tar is missing" if size is None else f"cut off: the tar has {size} bytes"
+            if size is None:
+                why = "the tar is missing"
+            else:
+                why = f"cut off: the tar has {size} bytes"
             return {path: why for path, end in ends.items() if size is None or end > size}
         found = {}
         for file in receipt.files:
             size = self.sizes.get(f"{receipt.location}/{file.path}")
             if size != file.bytes:
-                found[file.path] = "missing" if size is None else f"{size} bytes, {file.bytes} were copied"
+                if size is None:
+                    found[file.path] = "missing"
+                else:
+                    found[file.path] = f"{size} bytes, {file.bytes} were copied"
         return found
 
 
@@ -102,14 +114,18 @@ def survey(archive: Archive, run: str, variant: str, run_id: str = "") -> Survey
             if receipt.run_id and run_id and receipt.run_id != run_id:
                 continue
             if receipt_path(receipt.location) != file.path:
-                unreadable[file.path] = f"{file.path} is the receipt of another place, {receipt.location[:200]!r}"
+                unreadable[file.path] = (
+                    f"{file.path} is the receipt of another place, {receipt.location[:200]!r}"
+                )
                 continue
             receipts[receipt.location] = receipt
     return Survey(receipts, unreadable, sizes, unread)
 
 
 def is_well(archive: Archive) -> bool:
-    """Whether an archive answers at all, when a thing in it could not be had: then only that thing is at fault."""
+    """Whether an archive answers at all, when a thing in it could not be had: then only that thing
+    is at fault.
+    """
     try:
         if archive.look(MARKER_FILE) is not None:
             collections.deque(archive.read(MARKER_FILE), maxlen=0)
@@ -123,8 +139,11 @@ def _is_at(place: str, path: str) -> bool:
     return place == path or path.startswith(f"{place}/") or place.startswith(f"{path}/")
 
 
-def records_of(directory: RunDirectory, archive: Archive, every_variant: bool = False) -> dict[str, CopyRecord]:
-    """The records of an archive's copies by their place; those of another one behind the same key do not count.
+def records_of(
+    directory: RunDirectory, archive: Archive, every_variant: bool = False
+) -> dict[str, CopyRecord]:
+    """The records of an archive's copies by their place; those of another one behind the same key
+    do not count.
 
     Raises OSError, ValueError.
     """
@@ -151,7 +170,9 @@ def forget_unreadable(directory: RunDirectory) -> None:
             path.unlink()
 
 
-def bring_in_line(directory: RunDirectory, archive: Archive, seen: Survey) -> tuple[RecordChange, ...]:
+def bring_in_line(
+    directory: RunDirectory, archive: Archive, seen: Survey
+) -> tuple[RecordChange, ...]:
     """Write the records that differ from what was seen; returns them. Raises OSError, ValueError."""
     changes = tuple(_changes(records_of(directory, archive), archive, seen))
     for change in changes:
@@ -159,9 +180,14 @@ def bring_in_line(directory: RunDirectory, archive: Archive, seen: Survey) -> tu
     return changes
 
 
-def _changes(records: Mapping[str, CopyRecord], archive: Archive, seen: Survey) -> Iterator[RecordChange]:
+def _changes(
+    records: Mapping[str, CopyRecord], archive: Archive, seen: Survey
+) -> Iterator[RecordChange]:
     for location, receipt in seen.receipts.items():
-        faults = {} if seen.why_unread(location) else seen.faults(receipt)
+        if seen.why_unread(location):
+            faults = {}
+        else:
+            faults = seen.faults(receipt)
         before = records.get(location)
         base = before
         if base is None or (base.identity, base.copied) != (receipt.identity, receipt.copied):

@@ -1,7 +1,8 @@
-"""One checkpoint as one POSIX tar, of which every byte is known beforehand but the files' own contents.
+"""One checkpoint as one POSIX tar, of which every byte is known beforehand but the files' own
+contents.
 
-Sizes come from the manifest, headers hold nothing of this machine or moment: so a copy that was cut off goes on at any
-byte, and the place of every file is known without reading the tar.
+Sizes come from the manifest, headers hold nothing of this machine or moment: so a copy that was cut
+off goes on at any byte, and the place of every file is known without reading the tar.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ class Filler(Record):
         return len(self.content)
 
 
-def tar_layout(top: str, files: tuple[SourceFile, ...], created: float) -> tuple[Filler | SourceFile, ...]:
-    """The parts of the tar in order; `top` is the folder that it unpacks to, `created` the time of all files."""
+def tar_layout(
+    top: str, files: tuple[SourceFile, ...], created: float
+) -> tuple[Filler | SourceFile, ...]:
+    """The parts of the tar in order; `top` is the folder that it unpacks to, `created` the time of
+    all files.
+    """
     parts: list[Filler | SourceFile] = []
     filler, position = b"", 0
     for file in files:

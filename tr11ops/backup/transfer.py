@@ -1,4 +1,6 @@
-"""How bytes are moved between a checkpoint and an archive: settings that a copy, a re-read and a restore share."""
+"""How bytes are moved between a checkpoint and an archive: settings that a copy, a re-read and a
+restore share.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ BURST_SECONDS = 0.25  # of the rate, that may go at once after a pause
 class RateLimiter:
     """A token bucket: in any time, at most rate x (time + BURST_SECONDS) bytes pass, and one piece.
 
-    `bytes_per_second` 0: no limit. Measures with a monotonic clock, so a clock that is set changes nothing.
+    `bytes_per_second` 0: no limit. Measures with a monotonic clock, so a clock that is set changes
+    nothing.
     """
 
     def __init__(
@@ -37,7 +40,8 @@ class RateLimiter:
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._due = clock() - BURST_SECONDS  # when all that was taken so far would be through at the rate
+        # when all that was taken so far would be through at the rate
+        self._due = clock() - BURST_SECONDS
 
     def take(self, count: int) -> None:
         """Wait until `count` bytes may go. Threads go in the order in which they ask."""
@@ -58,7 +62,9 @@ LONGEST_NAP_SECONDS = 0.5  # between two looks whether to go on
 
 
 class ByteCounter:
-    """How far one pass over a file came; tells of each byte once, also where a second try goes over it again."""
+    """How far one pass over a file came; tells of each byte once, also where a second try goes over
+    it again.
+    """
 
     def __init__(self, on_bytes: Callable[[int], None] | None) -> None:
         self._on_bytes = on_bytes
@@ -73,9 +79,11 @@ class ByteCounter:
 
 @contextmanager
 def in_threads(count: int, name: str, abort: Callable[[], None]) -> Iterator[Callable[..., None]]:
-    """Gives what begins a piece of work in one of `count` threads, and waits at its end for all of them.
+    """Gives what begins a piece of work in one of `count` threads, and waits at its end for all of
+    them.
 
-    The first error calls `abort`, which is to end the others soon, and is raised when they have ended.
+    The first error calls `abort`, which is to end the others soon, and is raised when they have
+    ended.
     """
     begun: list[Future[None]] = []
     with ThreadPoolExecutor(count, thread_name_prefix=name) as threads:
@@ -87,7 +95,11 @@ def in_threads(count: int, name: str, abort: Callable[[], None]) -> Iterator[Cal
                 abort()
                 for future in begun:
                     future.cancel()
-    errors = [error for future in begun if not future.cancelled() and (error := future.exception()) is not None]
+    errors = [
+        error
+        for future in begun
+        if not future.cancelled() and (error := future.exception()) is not None
+    ]
     if errors:
         raise next((error for error in errors if not isinstance(error, CopyStopped)), errors[0])
 
@@ -101,11 +113,13 @@ def _silence(text: str) -> None:
 
 
 class Transfer(Record):
-    """The settings. `sending` and `reading` limit what all files together send and read back, each way.
+    """The settings. `sending` and `reading` limit what all files together send and read back, each
+    way.
 
-    `on_bytes` is told of each byte twice in a copy: when it was sent (or found sent), and when it was read back. It is
-    called from many threads, one at a time. `stop`: set it, and everything ends soon with CopyStopped. `say`: one line
-    for a person about a failure that is tried again. `resends`: how often a file that came back changed is sent again.
+    `on_bytes` is told of each byte twice in a copy: when it was sent (or found sent), and when it
+    was read back. It is called from many threads, one at a time. `stop`: set it, and everything
+    ends soon with CopyStopped. `say`: one line for a person about a failure that is tried again.
+    `resends`: how often a file that came back changed is sent again.
     """
 
     parallel: int = 8
@@ -130,7 +144,10 @@ class Transfer(Record):
         """The settings of a card."""
         stop = stop or threading.Event()
         rate = section.megabytes_per_second * 1e6
-        piece = PIECE_BYTES if not rate else min(PIECE_BYTES, max(SMALLEST_PIECE_BYTES, int(rate / 4)))
+        if not rate:
+            piece = PIECE_BYTES
+        else:
+            piece = min(PIECE_BYTES, max(SMALLEST_PIECE_BYTES, int(rate / 4)))
         return cls(
             parallel=section.parallel,
             sending=RateLimiter(rate, sleep=stop.wait),
@@ -147,7 +164,9 @@ class Transfer(Record):
             raise CopyStopped("stopped on request; the next copy goes on from here")
 
     def wait(self, seconds: float, check: Callable[[], object] | None = None) -> None:
-        """Sleep; raise CopyStopped as soon as a stop is asked for, or what `check` raises, soon after it would."""
+        """Sleep; raise CopyStopped as soon as a stop is asked for, or what `check` raises, soon
+        after it would.
+        """
         until = time.monotonic() + seconds
         while True:
             self.check_stop()

@@ -1,7 +1,8 @@
-"""Answers of a server before they are believed: JSON of the form that was asked for, and listings that come to an end.
+"""Answers of a server before they are believed: JSON of the form that was asked for, and listings
+that come to an end.
 
-A portal that asks for a login, a proxy, a server of another kind: each answers with status 200. Of such an answer
-nothing follows, not even that there is nothing.
+A portal that asks for a login, a proxy, a server of another kind: each answers with status 200. Of
+such an answer nothing follows, not even that there is nothing.
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ def record_in(kind: type[T], value: dict[str, Any]) -> T:
 
 
 class PageTrail:
-    """The pages of one listing that were followed. One that is named again would have the listing go round for ever."""
+    """The pages of one listing that were followed. One that is named again would have the listing
+    go round for ever.
+    """
 
     def __init__(self) -> None:
         self._followed: set[Hashable] = set()
 
     def follow(self, page: Hashable) -> None:
-        """Go on to the page of this token or address. Raises ForeignAnswer where it was followed before."""
+        """Go on to the page of this token or address. Raises ForeignAnswer where it was followed
+        before.
+        """
         if page in self._followed:
             raise ForeignAnswer("its pages go round")
         self._followed.add(page)

@@ -13,18 +13,23 @@ T = TypeVar("T")
 
 # The limits of docs/deadlines.md. Time-outs of single reads do not bound a whole look; these do.
 SCHEDULER_SECONDS = (
-    12.0  # of one question of a look, or of a stop: a controller that is silent for longer is unreachable
+    # of one question of a look, or of a stop: a controller that is silent for longer is unreachable
+    12.0
 )
-ADVICE_SECONDS = 5.0  # of one question that only betters an answer; after one silence no other is asked
+# of one question that only betters an answer; after one silence no other is asked
+ADVICE_SECONDS = 5.0
 LOOK_SECONDS = 60.0  # of one look, its files and the scheduler together
 PASS_SECONDS = 600.0  # of one pass of the watchdog, which may launch and deliver mails
-STOP_SECONDS = 15.0  # of each step of a stop in the run directory: reading what is there, setting the switch
+# of each step of a stop in the run directory: reading what is there, setting the switch
+STOP_SECONDS = 15.0
 
 
 def within(seconds: float, work: Callable[[], T], abandon: Callable[[], None] = lambda: None) -> T:
-    """What `work()` returns or raises, in a thread of its own. Raises Late after `seconds`, and calls `abandon`.
+    """What `work()` returns or raises, in a thread of its own. Raises Late after `seconds`, and
+    calls `abandon`.
 
-    `abandon` is to cut what the work waits for, such as a socket; what it waits for still does not keep the process.
+    `abandon` is to cut what the work waits for, such as a socket; what it waits for still does not
+    keep the process.
     """
     results: list[T] = []
     errors: list[BaseException] = []

@@ -78,8 +78,9 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
       SweepError
       TwinError  2
 
-Some that carry a value of their room stay there (`rundir.claims.ClaimTaken`, `backup.claim.ArchiveLocked`). The
-trainer's are in `trainer.contract.errors`. The text of each is one line: what, where, the rule, the fix.
+Some that carry a value of their room stay there (`rundir.claims.ClaimTaken`,
+`backup.claim.ArchiveLocked`). The trainer's are in `trainer.contract.errors`. The text of each is
+one line: what, where, the rule, the fix.
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ from trainer.contract.errors import UNOBSERVED, USAGE, Tr11Error
 
 # ----------------------------------------------------------------------------- any room
 class Refusal(Tr11Error):
-    """A command will not go on. The text is shown as it is; `exit_code` is what the process returns."""
+    """A command will not go on. The text is shown as it is; `exit_code` is what the process
+    returns.
+    """
 
     def __init__(self, text: str, exit_code: int = 1):
         super().__init__(text)
@@ -102,7 +105,8 @@ class Refusal(Tr11Error):
 class Unavailable(Tr11Error):
     """No answer, or one that may be another at the next try. The text is one line.
 
-    `wait` is what the other side asked for, in seconds. `was_given_up`: it was tried as often as it pays already.
+    `wait` is what the other side asked for, in seconds. `was_given_up`: it was tried as often as it
+    pays already.
     """
 
     exit_code = UNOBSERVED
@@ -126,13 +130,17 @@ class Late(Tr11Error, TimeoutError):
 
 
 class Unanswered(Tr11Error):
-    """What was asked could not be found out: nothing follows from it. The text is the reason, one line."""
+    """What was asked could not be found out: nothing follows from it. The text is the reason, one
+    line.
+    """
 
     exit_code = UNOBSERVED
 
 
 class NewerFileError(Tr11Error, OSError):
-    """A newer tr11 has written this file, so that this one leaves it as it is. The text is one line."""
+    """A newer tr11 has written this file, so that this one leaves it as it is. The text is one
+    line.
+    """
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(errno.EPERM, why, str(path))
@@ -142,7 +150,8 @@ class PrivateFileError(Tr11Error, ValueError):
     """The file may not be used. The text names the file and the rule, never what the file holds."""
 
 
-# ----------------------------------------------------------------------------- servers and the network
+# ----------------------------------------------------------------------------- servers and the
+# network
 class NetworkError(Tr11Error):
     """No answer came, or not all of it: why, in few words without an address."""
 
@@ -173,7 +182,9 @@ class RendezvousError(Tr11Error, ValueError):
 
 # ----------------------------------------------------------------------------- the scheduler
 class SchedulerError(Tr11Error):
-    """The scheduler refused a request; the text is one line, fit to be shown. `sentence`: the same with who said it."""
+    """The scheduler refused a request; the text is one line, fit to be shown. `sentence`: the same
+    with who said it.
+    """
 
     @property
     def sentence(self) -> str:
@@ -237,7 +248,8 @@ class TableError(Tr11Error, ValueError):
     """A table of cron cannot be changed safely. One line."""
 
 
-# ----------------------------------------------------------------------------- nodes and the watchdog
+# ----------------------------------------------------------------------------- nodes and the
+# watchdog
 class NodeNameError(Tr11Error, ValueError):
     """A name that cannot be meant; the text is one line: what, rule, fix."""
 
@@ -283,7 +295,9 @@ class DigestStopped(Tr11Error):
 
 # ----------------------------------------------------------------------------- copies
 class ArchiveError(Tr11Error):
-    """Something is wrong with the destination. The text is one line: what, where, and if known how to repair it."""
+    """Something is wrong with the destination. The text is one line: what, where, and if known how
+    to repair it.
+    """
 
 
 class ArchivePermanentError(ArchiveError):
@@ -295,7 +309,9 @@ class ArchiveFull(ArchiveError):
 
 
 class ArchiveUnavailable(ArchiveError, Unavailable):
-    """No answer, or one that may be another at the next try; `wait` is what the destination asked for, in seconds."""
+    """No answer, or one that may be another at the next try; `wait` is what the destination asked
+    for, in seconds.
+    """
 
 
 class StaleConnection(ArchiveUnavailable):
@@ -309,7 +325,8 @@ class CopyError(Tr11Error):
 class SourceDamaged(CopyError):
     """A file of the checkpoint is not what its manifest says. Nothing was published.
 
-    `path` and `fault`: of a file whose bytes were read, for the record of digests; "" where sizes and names say it.
+    `path` and `fault`: of a file whose bytes were read, for the record of digests; "" where sizes
+    and names say it.
     """
 
     def __init__(self, text: str, path: str = "", fault: str = "") -> None:
@@ -318,16 +335,21 @@ class SourceDamaged(CopyError):
 
 
 class CheckpointChanged(CopyError):
-    """The checkpoint was changed, moved or removed while it was copied. Nothing was published; this is no damage."""
+    """The checkpoint was changed, moved or removed while it was copied. Nothing was published; this
+    is no damage.
+    """
 
 
 class CopyDiffers(CopyError):
-    """What the destination gives back is not what was sent, and sending it again did not help. Nothing was
-    published."""
+    """What the destination gives back is not what was sent, and sending it again did not help.
+    Nothing was published.
+    """
 
 
 class CopyStopped(CopyError):
-    """Stopped on request. What was sent is kept at the destination, and the next copy goes on from there."""
+    """Stopped on request. What was sent is kept at the destination, and the next copy goes on from
+    there.
+    """
 
 
 class RestoreError(CopyError):
@@ -335,7 +357,9 @@ class RestoreError(CopyError):
 
 
 class CopyDamaged(RestoreError):
-    """What an archive holds is not what its receipt says: `path` in the copy, and what is wrong with it (`fault`)."""
+    """What an archive holds is not what its receipt says: `path` in the copy, and what is wrong
+    with it (`fault`).
+    """
 
     def __init__(self, text: str, path: str, fault: str) -> None:
         super().__init__(text)
@@ -356,7 +380,9 @@ class HubError(Tr11Error):
 
 
 class HubUnavailable(HubError, Unavailable):
-    """No answer, or one that may be another at the next try; `wait` is what the hub asked for, in seconds."""
+    """No answer, or one that may be another at the next try; `wait` is what the hub asked for, in
+    seconds.
+    """
 
 
 class HubPermanentError(HubError):
@@ -380,7 +406,9 @@ class PublicRepository(HubPermanentError):
 
 
 class CredentialsError(Tr11Error, ValueError):
-    """The credentials cannot be used. The text names the file and the rule, never what the file holds."""
+    """The credentials cannot be used. The text names the file and the rule, never what the file
+    holds.
+    """
 
 
 class FileChanged(Tr11Error):
@@ -420,9 +448,12 @@ class SourceError(Tr11Error, ValueError):
     """A source's output that says nothing sure; the text is one line, fit to be shown."""
 
 
-# ----------------------------------------------------------------------------- cards, scripts, studies, twins
+# ----------------------------------------------------------------------------- cards, scripts,
+# studies, twins
 class ScriptError(Tr11Error, ValueError):
-    """A script that cannot be read. The text is one line: which line of the script, what, and what to do."""
+    """A script that cannot be read. The text is one line: which line of the script, what, and what
+    to do.
+    """
 
     exit_code = USAGE
 
@@ -444,7 +475,9 @@ class StarterError(Tr11Error, ValueError):
 
 
 class SweepError(Tr11Error, ValueError):
-    """A study that cannot be planned or taken up; the text is one line. `exit_code` is what the command returns."""
+    """A study that cannot be planned or taken up; the text is one line. `exit_code` is what the
+    command returns.
+    """
 
     def __init__(self, text: str, exit_code: int = 2) -> None:
         super().__init__(text)

@@ -1,7 +1,9 @@
-"""HTTP, as far as all who speak it agree: which failures may pass, how much is read, and one plain request.
+"""HTTP, as far as all who speak it agree: which failures may pass, how much is read, and one plain
+request.
 
-Files go to a bucket over `tr11ops.backup.remote_http` (bodies pushed piece by piece), commits to the hub over its own
-library. One question needs neither: the standard library is loaded in half the time of httpx2, 0.07 s against 0.15.
+Files go to a bucket over `tr11ops.backup.remote_http` (bodies pushed piece by piece), commits to
+the hub over its own library. One question needs neither: the standard library is loaded in half the
+time of httpx2, 0.07 s against 0.15.
 """
 
 from __future__ import annotations
@@ -44,11 +46,15 @@ class WebAnswer(Record):
 
 @contextmanager
 def get(
-    address: str, headers: Mapping[str, str] | None = None, token: str | None = None, timeout: float = 30.0
+    address: str,
+    headers: Mapping[str, str] | None = None,
+    token: str | None = None,
+    timeout: float = 30.0,
 ) -> Iterator[WebAnswer]:
     """Ask once; what is read inside may fail as the request may. `timeout`: seconds of silence.
 
-    Redirects lead to the web alone, and the token goes along only to the very same place. Raises NetworkError.
+    Redirects lead to the web alone, and the token goes along only to the very same place. Raises
+    NetworkError.
     """
     request = urllib.request.Request(address, headers={"User-Agent": "tr11", **(headers or {})})
     if token:
@@ -75,7 +81,13 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
     def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
     ) -> urllib.request.Request | None:
         following = super().redirect_request(req, fp, code, msg, headers, newurl)
         if origin(newurl)[0] not in {"http", "https"}:  # the library would ask an FTP server

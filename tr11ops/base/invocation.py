@@ -9,20 +9,37 @@ from contextvars import ContextVar
 # The card that this invocation of tr11 was given as --run; "" where it found one by itself.
 INVOCATION_CARD: ContextVar[str] = ContextVar("invocation_card", default="")
 # Commands of two words each, and those that are about no run.
-GROUPS = frozenset({"alerts", "backup", "checkpoints", "config", "cron", "nodes", "data", "perms", "sweep", "twin"})
+GROUPS = frozenset(
+    {"alerts", "backup", "checkpoints", "config", "cron", "nodes", "data", "perms", "sweep", "twin"}
+)
 WITHOUT_RUN = frozenset({"compare", "data", "import", "init", "list", "runbook", "sweep", "twin"})
 # Commands that change nothing and repair nothing: what they show says what to repair.
-_LOOKS = ("tr11 diagnose", "tr11 logs", "tr11 status", "tr11 nodes list", "tr11 nodes history", "findmnt", "df", "ls")
-# in backquotes within a sentence, or the whole text; a hint such as `tr11 COMMAND --help` is no command
+_LOOKS = (
+    "tr11 diagnose",
+    "tr11 logs",
+    "tr11 status",
+    "tr11 nodes list",
+    "tr11 nodes history",
+    "findmnt",
+    "df",
+    "ls",
+)
+# in backquotes within a sentence, or the whole text; a hint such as `tr11 COMMAND --help` is no
+# command
 _QUOTED = re.compile(r"`tr11 ([a-z][^`\n]*)`")
 
 
 def command_for(card: str, words: str) -> str:
-    """`tr11 WORDS` for the card that a person named: `tr11 launch --run CARD --array 1-10`; "" is the folder's own."""
+    """`tr11 WORDS` for the card that a person named: `tr11 launch --run CARD --array 1-10`; "" is
+    the folder's own.
+    """
     parts = words.split(" ")
     name = 2 if parts[0] in GROUPS else 1
     is_whole = not card or parts[0] in WITHOUT_RUN or "--run" in parts or "--help" in parts
-    option = [] if is_whole else ["--run", shlex.quote(card)]
+    if is_whole:
+        option = []
+    else:
+        option = ["--run", shlex.quote(card)]
     return " ".join(["tr11", *parts[:name], *option, *parts[name:]])
 
 

@@ -11,7 +11,8 @@ _CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?")
 
 
 def span_seconds(text: str, unit: str | None = "s") -> float:
-    """Seconds of `90s`, `30m` or `30min`, `2h`, `1.5d`, `2w`; a bare number is in `unit` (None: it is refused).
+    """Seconds of `90s`, `30m` or `30min`, `2h`, `1.5d`, `2w`; a bare number is in `unit` (None: it
+    is refused).
 
     Raises ValueError.
     """
@@ -22,9 +23,11 @@ def span_seconds(text: str, unit: str | None = "s") -> float:
 
 
 def since(text: str, now: float) -> float:
-    """Seconds since the epoch for `2h`, `3d ago`, `14:30`, `2022-05-01`, `2022-05-01 14:30`, ISO with a zone.
+    """Seconds since the epoch for `2h`, `3d ago`, `14:30`, `2022-05-01`, `2022-05-01 14:30`, ISO
+    with a zone.
 
-    Times without a zone are of this machine; a clock time is the last such moment before `now`. Raises ValueError.
+    Times without a zone are of this machine; a clock time is the last such moment before `now`.
+    Raises ValueError.
     """
     words = text.strip()
     try:
@@ -34,8 +37,12 @@ def since(text: str, now: float) -> float:
     try:
         if clock := _CLOCK.fullmatch(words):
             today = datetime.datetime.fromtimestamp(now)
-            then = today.replace(hour=int(clock[1]), minute=int(clock[2]), second=int(clock[3] or 0), microsecond=0)
+            then = today.replace(
+                hour=int(clock[1]), minute=int(clock[2]), second=int(clock[3] or 0), microsecond=0
+            )
             return (then if then <= today else then - datetime.timedelta(days=1)).timestamp()
         return datetime.datetime.fromisoformat(words).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise ValueError("is no time; write 12h, 90min, 3d, 14:30, 2022-05-01 or 2022-05-01T14:30") from None
+        raise ValueError(
+            "is no time; write 12h, 90min, 3d, 14:30, 2022-05-01 or 2022-05-01T14:30"
+        ) from None

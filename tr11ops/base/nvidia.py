@@ -1,4 +1,5 @@
-"""Asking `nvidia-smi`: one row a GPU, one field a column; and the GPUs of this machine, slices of divided ones too.
+"""Asking `nvidia-smi`: one row a GPU, one field a column; and the GPUs of this machine, slices of
+divided ones too.
 
 A GPU that is divided (MIG) is none that a program can have: its slices are, one to a process.
 """
@@ -12,7 +13,8 @@ from tr11ops.base.errors import Unanswered
 from tr11ops.base.probes import Commands, ProbeOutput
 from trainer.contract.record import Record
 
-INVALID_FIELD = "is not a valid field to query"  # of a driver that is older or newer than the field's name
+# of a driver that is older or newer than the field's name
+INVALID_FIELD = "is not a valid field to query"
 NO_PROGRAM = "there is no nvidia-smi on this node"
 LOST = re.compile(
     r"GPU is lost|fallen off the bus|unable to determine the device handle|couldn't communicate with the NVIDIA driver"
@@ -27,8 +29,8 @@ _SLICE_LINE = re.compile(r"^\s+MIG (\S+)\s+Device\s+(\d+):\s+\(UUID: (MIG-[^)\s]
 class Gpu(Record):
     """A GPU that a program can have, or a slice of one.
 
-    `uuid`: as CUDA_VISIBLE_DEVICES takes it, whatever CUDA's own order is. `index`: nvidia-smi's number, of a slice
-    "0:1". `memory_megabytes`: MiB, 0 where that is not told (of a slice).
+    `uuid`: as CUDA_VISIBLE_DEVICES takes it, whatever CUDA's own order is. `index`: nvidia-smi's
+    number, of a slice "0:1". `memory_megabytes`: MiB, 0 where that is not told (of a slice).
     """
 
     uuid: str
@@ -50,7 +52,10 @@ def list_gpus(system: Commands, seconds: float) -> tuple[Gpu, ...]:
         if INVALID_FIELD not in str(error):
             raise
         rows = query(system, _FIELDS, seconds)  # a driver from before there were slices
-    slices = _slices(system, seconds) if any(_is_divided(row) for row in rows) else {}
+    if any(_is_divided(row) for row in rows):
+        slices = _slices(system, seconds)
+    else:
+        slices = {}
     found: list[Gpu] = []
     for row in rows:
         if _is_divided(row):
@@ -59,7 +64,9 @@ def list_gpus(system: Commands, seconds: float) -> tuple[Gpu, ...]:
                 for place, profile, uuid in slices.get(row["index"], ())
             )
         else:
-            found.append(Gpu(row["uuid"], row["name"], row["index"], number(row["memory.total"]) or 0))
+            found.append(
+                Gpu(row["uuid"], row["name"], row["index"], number(row["memory.total"]) or 0)
+            )
     return tuple(found)
 
 
@@ -109,17 +116,27 @@ def uuids(gpus: Iterable[Gpu]) -> tuple[str, ...]:
     return tuple(gpu.uuid for gpu in gpus)
 
 
-def query(system: Commands, fields: Sequence[str], seconds: float, what: str = "gpu") -> list[dict[str, str]]:
+def query(
+    system: Commands, fields: Sequence[str], seconds: float, what: str = "gpu"
+) -> list[dict[str, str]]:
     """`nvidia-smi --query-WHAT=fields`, by field name. Values such as `[N/A]` lose their brackets.
 
     Raises Unanswered when there is no nvidia-smi, when it fails, or when it does not know a field.
     """
-    output = ask(system, [f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"], seconds)
+    output = ask(
+        system, [f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"], seconds
+    )
     if output.status != 0:
         raise Unanswered(words_of(output))
-    rows = [[cell.strip().strip("[]") for cell in line.split(",")] for line in output.text.splitlines() if line.strip()]
+    rows = [
+        [cell.strip().strip("[]") for cell in line.split(",")]
+        for line in output.text.splitlines()
+        if line.strip()
+    ]
     if any(len(row) != len(fields) for row in rows):
-        raise Unanswered(f"nvidia-smi wrote something else than asked for: {output.text.strip()[:80]!r}")
+        raise Unanswered(
+            f"nvidia-smi wrote something else than asked for: {output.text.strip()[:80]!r}"
+        )
     return [dict(zip(fields, row, strict=True)) for row in rows]
 
 
@@ -134,9 +151,13 @@ def ask(system: Commands, arguments: Sequence[str], seconds: float) -> ProbeOutp
 def words_of(output: ProbeOutput) -> str:
     """What a failed nvidia-smi said, in one line."""
     said = " ".join((output.text.strip() or output.error.strip()).split())
-    return f"nvidia-smi: {said[:200]}" if said else f"nvidia-smi ended with status {output.status} and no word"
+    if said:
+        return f"nvidia-smi: {said[:200]}"
+    return f"nvidia-smi ended with status {output.status} and no word"
 
 
 def number(text: str) -> int | None:
     """A whole number, or None where nvidia-smi has none (`N/A`, `Not Supported`, ...)."""
-    return int(text) if text.isdigit() else None
+    if text.isdigit():
+        return int(text)
+    return None

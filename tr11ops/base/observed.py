@@ -21,14 +21,20 @@ Observed: TypeAlias = T | Unknown
 
 
 def known(value: Observed[T], otherwise: T) -> T:
-    """The observed value, or `otherwise` where it is unknown. Use it only where unknown may be left out safely."""
-    return otherwise if isinstance(value, Unknown) else value
+    """The observed value, or `otherwise` where it is unknown. Use it only where unknown may be left
+    out safely.
+    """
+    if isinstance(value, Unknown):
+        return otherwise
+    return value
 
 
 def cause(error: BaseException) -> str:
     """One line for a failed read."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        if error.filename:
+            return f"{error.filename}: {error.strerror}"
+        return error.strerror
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 text (byte {error.start + 1})"
     return " ".join(str(error).split()) or type(error).__name__
@@ -42,10 +48,12 @@ def observed(read: Callable[[], T]) -> Observed[T]:
         return Unknown(cause(error))
 
 
-# ----------------------------------------------------------------------------- records with fields that may be unknown
+# ----------------------------------------------------------------------------- records with fields
+# that may be unknown
 @cache
 def observed_fields(*kinds: type[Record]) -> dict[str, str]:
-    """The fields of records that may be unknown, by their annotation (`Observed[...]`): name -> name in words.
+    """The fields of records that may be unknown, by their annotation (`Observed[...]`): name ->
+    name in words.
 
     `NAMES` of a record holds another name than the field's own, where it has one.
     """

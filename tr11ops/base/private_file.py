@@ -1,4 +1,6 @@
-"""Files with secrets in them: read only where their owner has shut them to others, and never repeated in a message."""
+"""Files with secrets in them: read only where their owner has shut them to others, and never
+repeated in a message.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ LARGEST_BYTES = 64 << 10
 def private_text(path: Path, group: bool = False) -> str:
     """The text of a file that its owner alone can read, and who reads it here owns it.
 
-    `group`: all members of a group share it, so its owner may be another, and only the rest of the machine is shut out.
-    Never waits for a pipe. Raises PrivateFileError.
+    `group`: all members of a group share it, so its owner may be another, and only the rest of the
+    machine is shut out. Never waits for a pipe. Raises PrivateFileError.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -42,7 +44,9 @@ def private_text(path: Path, group: bool = False) -> str:
 def _check_access(path: Path, facts: os.stat_result, group: bool) -> None:
     if group:
         if facts.st_mode & stat.S_IRWXO:
-            raise PrivateFileError(f"{path}: every user of the machine can read it; type: chmod o-rwx {path}")
+            raise PrivateFileError(
+                f"{path}: every user of the machine can read it; type: chmod o-rwx {path}"
+            )
         return
     if facts.st_uid != os.geteuid():
         raise PrivateFileError(f"{path}: belongs to another user; the user who uses it must own it")

@@ -25,7 +25,9 @@ class Commands(Protocol):
     """A machine on which programs can be run."""
 
     def command(self, arguments: Sequence[str], seconds: float) -> ProbeOutput:
-        """Run a command. Raises FileNotFoundError when there is none, Unanswered when it takes too long."""
+        """Run a command. Raises FileNotFoundError when there is none, Unanswered when it takes too
+        long.
+        """
 
 
 class LocalCommands:
@@ -34,9 +36,13 @@ class LocalCommands:
     def command(self, arguments: Sequence[str], seconds: float) -> ProbeOutput:
         # A session of its own: what the command starts is ended with it, and holds no pipe open.
         process = subprocess.Popen(
-            list(arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, "LC_ALL": "C"}, start_new_session=True,
-        )  # fmt: skip
+            list(arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,
+        )
         try:
             out, err = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -45,4 +51,6 @@ class LocalCommands:
             with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel: no one can end it
                 process.communicate(timeout=1.0)
             raise Unanswered(f"{arguments[0]}: no answer within {seconds:g} s") from None
-        return ProbeOutput(process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+        return ProbeOutput(
+            process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
+        )

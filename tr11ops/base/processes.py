@@ -12,11 +12,13 @@ import psutil
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-CONTROLLER_VARIABLE = "TR11_CONTROLLER_PID"  # a node agent whose batch controller is gone ends its workers
+# a node agent whose batch controller is gone ends its workers
+CONTROLLER_VARIABLE = "TR11_CONTROLLER_PID"
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose own parent dies, so that none can escape `end_descendants`.
+    """Make this process the parent of descendants whose own parent dies, so that none can escape
+    `end_descendants`.
 
     Linux only (prctl); elsewhere it does nothing, and only living parents' children are found.
     """
@@ -31,14 +33,18 @@ def show_as(name: str) -> None:
 
 
 def die_with_parent(number: int) -> None:
-    """Ask the kernel to send this process a signal when its parent dies, however that dies. Linux only."""
+    """Ask the kernel to send this process a signal when its parent dies, however that dies. Linux
+    only.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def exit_status(code: int) -> int:
     """A child's return code as a shell gives it: 128 + n when signal n ended it."""
-    return code if code >= 0 else 128 - code
+    if code >= 0:
+        return code
+    return 128 - code
 
 
 def signal_children(pid: int, number: int) -> None:
@@ -49,7 +55,9 @@ def signal_children(pid: int, number: int) -> None:
 
 
 def end_descendants(grace_seconds: float) -> list[int]:
-    """End every process below this one: TERM, then KILL after the grace. Returns the pids that had to be ended."""
+    """End every process below this one: TERM, then KILL after the grace. Returns the pids that had
+    to be ended.
+    """
     ended: list[int] = []
     deadline = time.monotonic() + grace_seconds
     for number in (signal.SIGTERM, signal.SIGKILL):

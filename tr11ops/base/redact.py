@@ -1,7 +1,9 @@
-"""What may be shown of a text that came from elsewhere, a library or the network: one line, and no secret in it.
+"""What may be shown of a text that came from elsewhere, a library or the network: one line, and no
+secret in it.
 
-What a secret looks like is in `trainer.contract.secret_shapes`. A message has no use for more than that, so here
-everything goes that may be one: what follows `key=`, a token of any length, the query of an address.
+What a secret looks like is in `trainer.contract.secret_shapes`. A message has no use for more than
+that, so here everything goes that may be one: what follows `key=`, a token of any length, the query
+of an address.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from trainer.contract.secret_shapes import without_secrets
 LONGEST_TEXT = 300
 HIDDEN = "***"
 
-# Patterns as text: `re` compiles each at its first use, and most commands have nothing to hide. No repeat but the last
-# has no bound, as in the shapes, so that a long text that a server sends takes no longer than its length says.
+# Patterns as text: `re` compiles each at its first use, and most commands have nothing to hide. No
+# repeat but the last has no bound, as in the shapes, so that a long text that a server sends takes
+# no longer than its length says.
 _TOKEN = r"\b(?:(?:hf|api_org|hf_oauth|hf_jwt)_[A-Za-z0-9._-]{6,}|ya29\.\S+)"  # the hub's, Google's
 _KEY = r"(?s)-----BEGIN.*"
 _HEADER = r"(?i)\b(authorization\s{0,9}:\s{0,9}(?:bearer\s{1,9}|basic\s{1,9})?|bearer\s{1,9}|basic\s{1,9})[^\s\"',;]+"
@@ -25,14 +28,18 @@ _FIELD = (
     r"[^\s&\"',;]+"
 )
 _USER_INFO = r"(?i)\b([a-z][a-z0-9+.-]{0,30}://)[^\s/@]{0,1000}@"
-_QUERY = r"(?i)\b([a-z][a-z0-9+.-]{0,30}://[^\s?\"'<>]{0,2000})\?[^\s\"'<>]*"  # signed addresses are credentials too
+# signed addresses are credentials too
+_QUERY = r"(?i)\b([a-z][a-z0-9+.-]{0,30}://[^\s?\"'<>]{0,2000})\?[^\s\"'<>]*"
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """The text without the given secrets, tokens, keys, authorization headers, users in URLs and queries of URLs."""
+    """The text without the given secrets, tokens, keys, authorization headers, users in URLs and
+    queries of URLs.
+    """
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
-    text = without_secrets(text, HIDDEN)  # first: it reads names and quotes, which the rest takes away
+    # first: it reads names and quotes, which the rest takes away
+    text = without_secrets(text, HIDDEN)
     text = re.sub(_USER_INFO, rf"\1{HIDDEN}@", text)
     text = re.sub(_QUERY, r"\1?...", text)
     text = re.sub(_FIELD, rf"\1{HIDDEN}", re.sub(_HEADER, rf"\1{HIDDEN}", text))
@@ -43,4 +50,6 @@ def one_line(text: str, secrets: Iterable[str] = (), limit: int = LONGEST_TEXT) 
     """The redacted text on one line, without what no terminal prints, cut at `limit` characters."""
     printable = (letter if letter.isprintable() else " " for letter in redact(text, secrets))
     line = " ".join("".join(printable).split())
-    return line if len(line) <= limit else f"{line[: limit - 3]}..."
+    if len(line) <= limit:
+        return line
+    return f"{line[: limit - 3]}..."

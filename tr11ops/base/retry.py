@@ -26,12 +26,13 @@ def _silence(_: str) -> None:
 class RetryPolicy(Record):
     """How often, how long and how loudly something is tried again. All times in seconds.
 
-    It is given up after `tries` failures in a row, or where a wait would end later than `seconds` after the first of
-    them (None: never for that). The waits double from `first_seconds` to `longest_seconds`, times a factor between the
-    two of `jitter` by chance. A longer wait that is asked for is kept to, and a factor above 1 stretches it too; one
-    beyond `longest_asked_seconds` counts as that long, or ends it at once where `refuses_longer`. A try that took
-    longer than `long_try_seconds` got on: failures are counted from there. `say` hears of each failure, or, unless
-    `says_all`, of each that is another than the one before.
+    It is given up after `tries` failures in a row, or where a wait would end later than `seconds`
+    after the first of them (None: never for that). The waits double from `first_seconds` to
+    `longest_seconds`, times a factor between the two of `jitter` by chance. A longer wait that is
+    asked for is kept to, and a factor above 1 stretches it too; one beyond `longest_asked_seconds`
+    counts as that long, or ends it at once where `refuses_longer`. A try that took longer than
+    `long_try_seconds` got on: failures are counted from there. `say` hears of each failure, or,
+    unless `says_all`, of each that is another than the one before.
     """
 
     tries: int | None = None
@@ -65,10 +66,12 @@ def retry(
     must_end: Callable[[], bool] = lambda: False,
     restored: str = "",
 ) -> T:
-    """`action()`, tried again after `on`, which is raised when the policy gives up, here or in a `retry` inside.
+    """`action()`, tried again after `on`, which is raised when the policy gives up, here or in a
+    `retry` inside.
 
-    `progress`: a number that grows with what was achieved; after a try that did, failures are counted from there.
-    `must_end` is asked after each failure. `restored` is said once it works again. `policy.sleep` may raise, to end it.
+    `progress`: a number that grows with what was achieved; after a try that did, failures are
+    counted from there. `must_end` is asked after each failure. `restored` is said once it works
+    again. `policy.sleep` may raise, to end it.
     """
     failures, reached, said, end = 0, progress(), "", math.inf
     while True:
@@ -87,7 +90,10 @@ def retry(
         if progress() > reached or now - began > policy.long_try_seconds:
             failures, reached, said = 0, progress(), ""
         if not failures:
-            end = math.inf if policy.seconds is None else now + policy.seconds
+            if policy.seconds is None:
+                end = math.inf
+            else:
+                end = now + policy.seconds
         failures += 1
         delay = policy.delay(failures, failure.wait)
         is_last = failures == policy.tries

@@ -8,7 +8,8 @@ from email.utils import parsedate_to_datetime
 from typing import Protocol
 
 LONGEST_WAIT_SECONDS = 24 * 3600.0
-_RESET = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*(\d{1,9})")  # of a RateLimit header: none left, seconds to wait
+# of a RateLimit header: none left, seconds to wait
+_RESET = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*(\d{1,9})")
 
 
 class Headers(Protocol):
@@ -19,14 +20,17 @@ class Headers(Protocol):
 
 
 def wait_of(headers: Headers, now: float) -> float:
-    """Seconds that an answer asks to wait: RateLimit's reset or Retry-After (seconds or a date), the longer one.
+    """Seconds that an answer asks to wait: RateLimit's reset or Retry-After (seconds or a date),
+    the longer one.
 
-    A date is compared with the destination's own clock (`Date`); `now`, in seconds since the epoch, counts where it has
-    none. What cannot be understood asks for nothing.
+    A date is compared with the destination's own clock (`Date`); `now`, in seconds since the epoch,
+    counts where it has none. What cannot be understood asks for nothing.
     """
     limit = _RESET.search(headers.get("RateLimit", ""))
     asked = headers.get("Retry-After", "").strip()
-    wait = float(limit[1]) if limit else 0.0
+    wait = 0.0
+    if limit:
+        wait = float(limit[1])
     if asked.isascii() and asked.isdecimal() and len(asked) < 10:
         return min(max(wait, float(asked)), LONGEST_WAIT_SECONDS)
     then = _moment(asked)

@@ -11,7 +11,8 @@ _MEDIAN_ERROR = math.sqrt(math.pi / 2)
 
 
 def robust_sigma(deviations: Iterable[float]) -> float:
-    """The standard deviation, were it a normal distribution: 1.4826 times the median of the absolute deviations.
+    """The standard deviation, were it a normal distribution: 1.4826 times the median of the
+    absolute deviations.
 
     Raises StatisticsError where there are none.
     """
@@ -19,5 +20,7 @@ def robust_sigma(deviations: Iterable[float]) -> float:
 
 
 def error_of_median(sigma: float, count: int) -> float:
-    """The standard error of the median of `count` values that scatter by `sigma`: sqrt(pi / 2) times a mean's."""
+    """The standard error of the median of `count` values that scatter by `sigma`: sqrt(pi / 2)
+    times a mean's.
+    """
     return _MEDIAN_ERROR * sigma / math.sqrt(count)

@@ -1,4 +1,6 @@
-"""The pages of `runbooks/`, and one as plain text: no markup, lines that fit, commands on lines of their own."""
+"""The pages of `runbooks/`, and one as plain text: no markup, lines that fit, commands on lines of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,16 @@ def page_names() -> tuple[str, ...]:
 def pages_about(word: str) -> tuple[str, ...]:
     """The pages whose text has this word, those first that have it most often."""
     whole = re.compile(rf"\b{re.escape(word)}\b", re.IGNORECASE)
-    counts = {name: len(whole.findall(" ".join(page_lines(f"{name}.md", 10_000)))) for name in page_names()}
-    return tuple(sorted((name for name, count in counts.items() if count), key=lambda name: (-counts[name], name)))
+    counts = {
+        name: len(whole.findall(" ".join(page_lines(f"{name}.md", 10_000))))
+        for name in page_names()
+    }
+    return tuple(
+        sorted(
+            (name for name, count in counts.items() if count),
+            key=lambda name: (-counts[name], name),
+        )
+    )
 
 
 def page_title(name: str) -> str:
@@ -40,7 +50,9 @@ def page_title(name: str) -> str:
 
 
 def page_lines(page: str, width: int) -> tuple[str, ...]:
-    """The page's lines, at most `width` wide but for commands; none where the page is not installed."""
+    """The page's lines, at most `width` wide but for commands; none where the page is not
+    installed.
+    """
     try:
         text = shipped("runbooks", page).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -53,7 +65,10 @@ def _lines(text: str, width: int) -> Iterator[str]:
     paragraph: list[str] = []
     is_code = False
     for source in [*text.splitlines(), ""]:
-        line = source if is_code else _row_as_bullet(source)
+        if is_code:
+            line = source
+        else:
+            line = _row_as_bullet(source)
         is_fence = line.startswith("```")
         if paragraph and (is_fence or is_code or not line.strip() or _BULLET.match(line)):
             yield from _wrapped(" ".join(paragraph), width)
@@ -69,23 +84,33 @@ def _lines(text: str, width: int) -> Iterator[str]:
 
 
 def _row_as_bullet(line: str) -> str:
-    """A row of a table as an item of a list: the first cell, then what is said of it; other lines as they are."""
+    """A row of a table as an item of a list: the first cell, then what is said of it; other lines
+    as they are.
+    """
     if not line.startswith("|"):
         return line
     first, *others = (cell.strip() for cell in line.strip().strip("|").split(" | "))
-    return "" if _RULE.fullmatch(line) else f"- {first}: {' -> '.join(others)}"
+    if _RULE.fullmatch(line):
+        return ""
+    return f"- {first}: {' -> '.join(others)}"
 
 
 def _linked(link: re.Match[str]) -> str:
-    """A link as plain text: another page is named by the command that shows it, as a mail has no folder."""
+    """A link as plain text: another page is named by the command that shows it, as a mail has no
+    folder.
+    """
     label, target = link[1], link[2]
     name = target.removesuffix(".md")
     if name == target:
         return label
     if "/" in target:
-        return target.removeprefix("../") if label.endswith(".md") else label
+        if label.endswith(".md"):
+            return target.removeprefix("../")
+        return label
     shown = f"`tr11 runbook {name}`"
-    return shown if label == target else f"{label} ({shown})"
+    if label == target:
+        return shown
+    return f"{label} ({shown})"
 
 
 def _wrapped(text: str, width: int) -> list[str]:

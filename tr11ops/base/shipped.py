@@ -1,4 +1,6 @@
-"""Finds the files that ship beside the code: slurm/, runbooks/ and cron/, in a checkout or in an installed wheel."""
+"""Finds the files that ship beside the code: slurm/, runbooks/ and cron/, in a checkout or in an
+installed wheel.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shipped_root() -> Path:
-    """The folder that holds slurm/, runbooks/ and cron/; $TR11_SHIPPED for the set-up lines of a card."""
+    """The folder that holds slurm/, runbooks/ and cron/; $TR11_SHIPPED for the set-up lines of a
+    card.
+    """
     return shipped("slurm").parent
 
 
@@ -23,7 +27,9 @@ def shipped(*parts: str) -> Path:
         if path.exists():
             return path
     name = "/".join(parts)
-    raise FileNotFoundError(f"{name} is not shipped with this installation of tr11; install it again")
+    raise FileNotFoundError(
+        f"{name} is not shipped with this installation of tr11; install it again"
+    )
 
 
 def read_shipped(*parts: str) -> str:

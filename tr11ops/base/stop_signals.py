@@ -14,8 +14,9 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class StopEvent(threading.Event):
     """An event that a signal handler may set, also while this very thread is inside `wait`.
 
-    `threading.Event` takes a lock to be set and another time to be waited for: a handler that sets it in the middle of
-    a wait waits for its own thread, for ever. `queue.SimpleQueue.put` is documented as safe there.
+    `threading.Event` takes a lock to be set and another time to be waited for: a handler that sets
+    it in the middle of a wait waits for its own thread, for ever. `queue.SimpleQueue.put` is
+    documented as safe there.
     """
 
     def __init__(self) -> None:
@@ -43,9 +44,15 @@ class StopEvent(threading.Event):
 
 
 @contextmanager
-def obeying(obey: Callable[[int], None], numbers: tuple[signal.Signals, ...] = STOP_SIGNALS) -> Iterator[None]:
-    """Call `obey` with the number of each signal that comes; a second may come while the first is obeyed."""
-    before = {number: signal.signal(number, lambda received, _frame: obey(received)) for number in numbers}
+def obeying(
+    obey: Callable[[int], None], numbers: tuple[signal.Signals, ...] = STOP_SIGNALS
+) -> Iterator[None]:
+    """Call `obey` with the number of each signal that comes; a second may come while the first is
+    obeyed.
+    """
+    before = {
+        number: signal.signal(number, lambda received, _frame: obey(received)) for number in numbers
+    }
     try:
         yield
     finally:

@@ -9,10 +9,11 @@ from trainer.contract.state_file import open_for_reading
 
 
 def tail_lines(path: Path, size: int) -> tuple[list[str], bool]:
-    """The whole lines in the last `size` bytes of a file, and whether these are all of the file's lines.
+    """The whole lines in the last `size` bytes of a file, and whether these are all of the file's
+    lines.
 
-    A line cut by the window, and a last line without its newline (being written), are left out. Invalid UTF-8 is
-    replaced. Raises OSError as the file system does.
+    A line cut by the window, and a last line without its newline (being written), are left out.
+    Invalid UTF-8 is replaced. Raises OSError as the file system does.
     """
     with open_for_reading(path) as stream:
         end = stream.seek(0, os.SEEK_END)

@@ -1,7 +1,7 @@
 """Numbers and times as people read them: durations, sizes, rates, counts, points of time.
 
-What programs read has forms of its own: log lines (`watchdog/log_lines`), Slurm's time limits (`runcard/slurm_syntax`),
-JSON (`iso_time`).
+What programs read has forms of its own: log lines (`watchdog/log_lines`), Slurm's time limits
+(`runcard/slurm_syntax`), JSON (`iso_time`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def duration(seconds: float) -> str:
 
 
 def rough_duration(seconds: float) -> str:
-    """The larger of its units alone, for narrow columns and what is known roughly: `42 s`, `3 min`, `5 h`, `12 d`."""
+    """The larger of its units alone, for narrow columns and what is known roughly: `42 s`, `3 min`,
+    `5 h`, `12 d`.
+    """
     return " ".join(duration(seconds).split()[:2])
 
 
@@ -62,8 +64,13 @@ def timestamp(time: float, zone: tzinfo | None, form: str = ZONED) -> str:
 
 
 def counted(count: float, noun: str, nouns: str = "") -> str:
-    """A count with its noun, whose plural takes an s where none is given: `1 step`, `3.5 days`, `12,800 samples`."""
-    number = f"{int(count):,}" if count == int(count) else f"{count:g}"
+    """A count with its noun, whose plural takes an s where none is given: `1 step`, `3.5 days`,
+    `12,800 samples`.
+    """
+    if count == int(count):
+        number = f"{int(count):,}"
+    else:
+        number = f"{count:g}"
     return f"{number} {noun if count == 1 else nouns or f'{noun}s'}"
 
 
@@ -74,7 +81,9 @@ def first_few(words: Iterable[object], most: int = 4) -> str:
 
 
 def node_time(*hours: float) -> str:
-    """Node-hours, node-seconds where these would be next to none: `12.5 node-hours`; two as `3 of 950 node-seconds`."""
+    """Node-hours, node-seconds where these would be next to none: `12.5 node-hours`; two as `3 of
+    950 node-seconds`.
+    """
     if max(hours) < LEAST_NODE_HOURS:
         return " of ".join(f"{3600 * each:,.0f}" for each in hours) + " node-seconds"
     return " of ".join(f"{each:,.1f}" for each in hours) + " node-hours"
@@ -84,7 +93,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGTP]?)(i?)B")
 
 
 def bytes_of(text: str) -> int:
-    """Bytes of a size as a run card writes it: `400 TiB` in powers of 1024, `1.5TB` in powers of 1000, `512B`.
+    """Bytes of a size as a run card writes it: `400 TiB` in powers of 1024, `1.5TB` in powers of
+    1000, `512B`.
 
     Raises ValueError for anything else.
     """
@@ -108,13 +118,20 @@ def quantity(count: float) -> str:
 
 def finite(value: float) -> float | None:
     """The number where JSON can hold it; None for infinities and what is no number."""
-    return value if math.isfinite(value) else None
+    if math.isfinite(value):
+        return value
+    return None
 
 
 def number_in(value: object) -> float | None:
-    """The number that a file holds; None for anything else (JSON as Python reads it knows NaN, and integers of any
-    length)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST_NUMBER:
+    """The number that a file holds; None for anything else (JSON as Python reads it knows NaN, and
+    integers of any length).
+    """
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not abs(value) < LARGEST_NUMBER
+    ):
         return None
     return float(value)
 

@@ -8,7 +8,9 @@ from typing import Any
 
 
 class WordSearch:
-    """Where any of many words begins a match in a block: (word's number, offset of its end), in order of the ends."""
+    """Where any of many words begins a match in a block: (word's number, offset of its end), in
+    order of the ends.
+    """
 
     def __init__(self, words: Sequence[tuple[str, bool]]) -> None:
         """`words`: the text, and whether its case does not count."""

@@ -1,4 +1,6 @@
-"""Everything that is known of a run's checkpoints, side by side: files, digests, copies, pins, use. Reads only."""
+"""Everything that is known of a run's checkpoints, side by side: files, digests, copies, pins, use.
+Reads only.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ from tr11ops.rundir.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.copies import CopyRecord, read_copies
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_step, read_latest
+from trainer.contract.checkpoint_names import (
+    LATEST_FILE,
+    checkpoint_name,
+    checkpoint_step,
+    read_latest,
+)
 from trainer.contract.documents import document
 from trainer.contract.lease import LeaseFolder, read_lease
 from trainer.contract.origin import Origin
@@ -33,22 +40,26 @@ from trainer.contract.record import Record
 from trainer.contract.recovery import RecoveryRecord, read_recovery
 from trainer.contract.resumable import ResumeNeed, resume_order
 
-# Who needs a checkpoint now: a restart, a living attempt, a roll-back, a copy that is being made. Reads only.
+# Who needs a checkpoint now: a restart, a living attempt, a roll-back, a copy that is being made.
+# Reads only.
 #
-# The trainer takes the lease first, then says `loading`, then looks for a checkpoint; a copier makes its claim first,
-# then looks for its source. So anyone who hides a checkpoint and only then looks here sees everyone who may have found
-# it.
+# The trainer takes the lease first, then says `loading`, then looks for a checkpoint; a copier
+# makes its claim first, then looks for its source. So anyone who hides a checkpoint and only then
+# looks here sees everyone who may have found it.
 #
-# Life is judged so that one wrong clock cannot end it: a process of this host is asked for, the claim of another host is
-# over when this host's clock and the file server's say so both.
+# Life is judged so that one wrong clock cannot end it: a process of this host is asked for, the
+# claim of another host is over when this host's clock and the file server's say so both.
 
 COPY_CLAIMS = "copy-"  # claims of such a name hold {"step": N} while step N is being copied
-LEASE_SECONDS = 600.0  # a holder shows life every second; one that was silent for so long loads nothing any more
+# a holder shows life every second; one that was silent for so long loads nothing any more
+LEASE_SECONDS = 600.0
 LOADING = frozenset({"starting", "loading"})
 
 
 class Uses(Record):
-    """Who uses which step, in words; `loading` names an attempt that may be reading any of them, "" for none."""
+    """Who uses which step, in words; `loading` names an attempt that may be reading any of them, ""
+    for none.
+    """
 
     by_step: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     loading: str = ""
@@ -58,19 +69,24 @@ class Uses(Record):
 def read_uses(directory: RunDirectory, clocks: Clocks, load: str | None = None) -> Uses:
     """Everyone but a restart (see `restart_uses`). `load`: the card's checkpoint.load.
 
-    Raises OSError or ValueError where one of the records cannot be read: then nothing may be concluded.
+    Raises OSError or ValueError where one of the records cannot be read: then nothing may be
+    concluded.
     """
     found: dict[int, list[str]] = {}
     recovery = read_recovery(directory.paths)
     if recovery.events:
-        found.setdefault(recovery.events[-1].to_step, []).append("the last roll-back went back to it")
+        found.setdefault(recovery.events[-1].to_step, []).append(
+            "the last roll-back went back to it"
+        )
     named = _named_by_load(directory.paths, load)
     if named is not None:
         found.setdefault(named, []).append("checkpoint.load of the card names it")
     loading = _living_attempt(directory.paths, clocks, found)
     for thing, claim in _living_copies(directory, clocks):
         if not claim.token:
-            raise ValueError(f"the claim of {thing} cannot be read: which step it copies is not known")
+            raise ValueError(
+                f"the claim of {thing} cannot be read: which step it copies is not known"
+            )
         step = claim.data.get("step")
         if isinstance(step, int):
             found.setdefault(step, []).append(f"it is being copied by {claim}")
@@ -78,7 +94,8 @@ def read_uses(directory: RunDirectory, clocks: Clocks, load: str | None = None) 
 
 
 def restart_uses(resumable: Iterable[int], latest: int | None) -> dict[int, str]:
-    """What the next start would take of the resumable checkpoints, and what it would fall back to; pure.
+    """What the next start would take of the resumable checkpoints, and what it would fall back to;
+    pure.
 
     The order is the trainer's.
     """
@@ -97,12 +114,16 @@ def _named_by_load(paths: RunPaths, load: str | None) -> int | None:
         return None
     place = os.path.realpath(load)
     inside = os.path.dirname(place) == os.path.realpath(paths.checkpoints)  # noqa: PTH120  of text
-    return checkpoint_step(Path(place).name) if inside else None
+    if inside:
+        return checkpoint_step(Path(place).name)
+    return None
 
 
 # ----------------------------------------------------------------------------- the living attempt
 def _living_attempt(paths: RunPaths, clocks: Clocks, found: dict[int, list[str]]) -> str:
-    """Note what the holder of the lease resumed from; returns who may be loading now, "" for no one."""
+    """Note what the holder of the lease resumed from; returns who may be loading now, "" for no
+    one.
+    """
     folder = LeaseFolder(paths)
     epoch, _ = folder.newest()
     if not epoch:
@@ -112,7 +133,9 @@ def _living_attempt(paths: RunPaths, clocks: Clocks, found: dict[int, list[str]]
         renewed = (folder.path / f"{epoch}.json").stat().st_mtime
     except FileNotFoundError:
         return "an attempt that has just taken the lease"
-    if (claim is not None and not claim.held) or all(age > LEASE_SECONDS for age in clocks.ages(renewed)):
+    if (claim is not None and not claim.held) or all(
+        age > LEASE_SECONDS for age in clocks.ages(renewed)
+    ):
         return ""
     if claim is None:
         return "an attempt whose lease cannot be read"
@@ -122,11 +145,14 @@ def _living_attempt(paths: RunPaths, clocks: Clocks, found: dict[int, list[str]]
         found.setdefault(resumed, []).append(f"{attempt} resumed from it")
     if last is None:
         return f"{attempt}, which does not say what it does"
-    return attempt if last.phase in LOADING else ""
+    if last.phase in LOADING:
+        return attempt
+    return ""
 
 
 def _phases(path: Path) -> tuple[PhaseRecord | None, int | None]:
-    """The last phase, and the step that was loaded last: where the first phase after a loading stood.
+    """The last phase, and the step that was loaded last: where the first phase after a loading
+    stood.
 
     Of a long file, only the lines around a loading are parsed.
     """
@@ -147,14 +173,19 @@ def _phases(path: Path) -> tuple[PhaseRecord | None, int | None]:
                 was_loading = record.phase == "loading"
     except FileNotFoundError:
         return None, None
-    return next((record for line in reversed(tail) if (record := parse_phase(line)) is not None), None), resumed
+    return next(
+        (record for line in reversed(tail) if (record := parse_phase(line)) is not None), None
+    ), resumed
 
 
-# ----------------------------------------------------------------------------- copies that are being made
+# ----------------------------------------------------------------------------- copies that are
+# being made
 def _living_copies(directory: RunDirectory, clocks: Clocks) -> Iterator[tuple[str, Claim]]:
     claims = ClaimFolder(directory, COPY_CLAIMS).path.parent
     try:
-        names = sorted(entry.name for entry in os.scandir(claims) if entry.name.startswith(COPY_CLAIMS))
+        names = sorted(
+            entry.name for entry in os.scandir(claims) if entry.name.startswith(COPY_CLAIMS)
+        )
     except FileNotFoundError:
         return
     for name in names:
@@ -181,9 +212,11 @@ T = TypeVar("T")
 
 
 class CatalogueEntry(CheckpointRow):
-    """A checkpoint with what is known of it. `copies` are those of this very checkpoint, damaged ones too.
+    """A checkpoint with what is known of it. `copies` are those of this very checkpoint, damaged
+    ones too.
 
-    `digests`: what was found when it was last read; None: never read. `is_discarded`: a roll-back passes over it.
+    `digests`: what was found when it was last read; None: never read. `is_discarded`: a roll-back
+    passes over it.
     """
 
     digests: DigestRecord | Unknown | None = None
@@ -206,7 +239,9 @@ class CatalogueEntry(CheckpointRow):
 
     @property
     def is_sound(self) -> bool:
-        """Whether a training can resume from it, as far as is known (see `trainer.contract.resumable`)."""
+        """Whether a training can resume from it, as far as is known (see
+        `trainer.contract.resumable`).
+        """
         return not self.no_resume
 
     def document(self) -> dict[str, Any]:
@@ -215,12 +250,14 @@ class CatalogueEntry(CheckpointRow):
 
 
 class Catalogue(Record):
-    """All checkpoints of one variant, oldest first. `fault`: what is wrong with what a restart would take.
+    """All checkpoints of one variant, oldest first. `fault`: what is wrong with what a restart
+    would take.
 
-    `read_errors`: what could not be read; while there is one, nothing may be removed. `copies` are all on record, also
-    of checkpoints that are here no more. `loading` names an attempt that may be reading any checkpoint. `superseded`:
-    of a step that was saved again since with another content; no training takes them, and `quarantined` names them too.
-    `origin`: the checkpoint of another run that this one began with.
+    `read_errors`: what could not be read; while there is one, nothing may be removed. `copies` are
+    all on record, also of checkpoints that are here no more. `loading` names an attempt that may be
+    reading any checkpoint. `superseded`: of a step that was saved again since with another content;
+    no training takes them, and `quarantined` names them too. `origin`: the checkpoint of another
+    run that this one began with.
     """
 
     folder: Path
@@ -247,7 +284,8 @@ def read_catalogue(
     rows: Iterable[CheckpointRow] | None = None,
     need: ResumeNeed = NO_CARD,
 ) -> Catalogue:
-    """Look at everything. `load`: the card's checkpoint.load; `rows`: what was scanned already, superseded ones too.
+    """Look at everything. `load`: the card's checkpoint.load; `rows`: what was scanned already,
+    superseded ones too.
 
     `need`: what the card's run needs of a checkpoint that it resumes from.
 
@@ -256,7 +294,10 @@ def read_catalogue(
     folder = directory.paths.checkpoints
     read_errors: list[str] = []
     latest = _read(read_errors, "latest", lambda: read_latest(folder), None)
-    scanned = [*list_rows(folder, latest, need), *_superseded_rows(folder, need)] if rows is None else list(rows)
+    if rows is None:
+        scanned = [*list_rows(folder, latest, need), *_superseded_rows(folder, need)]
+    else:
+        scanned = list(rows)
     living = [_marked(row, latest) for row in scanned if not row.is_superseded]
     older = [row for row in scanned if row.is_superseded]
     no_copies: tuple[CopyRecord, ...] = ()
@@ -265,14 +306,22 @@ def read_catalogue(
     pins = _read(read_errors, "pins", lambda: read_pins(directory), no_pins)
     uses = _read(read_errors, "who uses what", lambda: read_uses(directory, clocks, load), Uses())
     if uses.recovery.pending is not None:
-        read_errors.append("a roll-back was cut off: the next start of the training finishes it, or `tr11 rollback`")
-    fault = next((read_error for read_error in read_errors if read_error.startswith("latest: ")), None)
-    known_of = bind(_known_of, directory, _by_identity(copies), {pin.step: pin for pin in pins}, uses)
+        read_errors.append(
+            "a roll-back was cut off: the next start of the training finishes it, or `tr11 rollback`"
+        )
+    fault = next(
+        (read_error for read_error in read_errors if read_error.startswith("latest: ")), None
+    )
+    known_of = bind(
+        _known_of, directory, _by_identity(copies), {pin.step: pin for pin in pins}, uses
+    )
     checkpoints = _joined(known_of, living, latest, uses)
     return Catalogue(
         folder=folder,
         latest=latest,
-        fault=fault.removeprefix("latest: ") if fault else _standing_fault(folder, checkpoints, latest),
+        fault=fault.removeprefix("latest: ")
+        if fault
+        else _standing_fault(folder, checkpoints, latest),
         checkpoints=checkpoints,
         quarantined=tuple(list_quarantined(folder)) if rows is None else (),
         copies=copies,
@@ -284,10 +333,16 @@ def read_catalogue(
     )
 
 
-def _standing_fault(folder: Path, checkpoints: Sequence[CatalogueEntry], latest: int | None) -> str | None:
-    """What is wrong with what a restart would take, `latest` being what the file of that name says; None if nothing."""
+def _standing_fault(
+    folder: Path, checkpoints: Sequence[CatalogueEntry], latest: int | None
+) -> str | None:
+    """What is wrong with what a restart would take, `latest` being what the file of that name says;
+    None if nothing.
+    """
     if latest is None:
-        return f"{folder / LATEST_FILE} is missing: a restart takes the newest resumable one" if checkpoints else None
+        if checkpoints:
+            return f"{folder / LATEST_FILE} is missing: a restart takes the newest resumable one"
+        return None
     named = next((entry for entry in checkpoints if entry.is_latest), None)
     if named is None:
         return f"{folder / LATEST_FILE} names {checkpoint_name(latest)}, which does not exist"
@@ -304,7 +359,9 @@ def _read(read_errors: list[str], what: str, read: Callable[[], T], otherwise: T
 
 
 def _marked(row: CheckpointRow, latest: int | None) -> CheckpointRow:
-    return row if row.is_latest == (row.step == latest) else replace(row, is_latest=row.step == latest)
+    if row.is_latest == (row.step == latest):
+        return row
+    return replace(row, is_latest=row.step == latest)
 
 
 def _superseded_rows(folder: Path, need: ResumeNeed) -> list[CheckpointRow]:
@@ -330,14 +387,19 @@ def _known_of(
     return CatalogueEntry(
         **_values(row),
         digests=observed(lambda: read_digest(directory, row.step, row.identity)),
-        copies=tuple(copy for copy in copied.get(row.identity, ()) if row.identity and copy.step == row.step),
+        copies=tuple(
+            copy for copy in copied.get(row.identity, ()) if row.identity and copy.step == row.step
+        ),
         pin=pinned.get(row.step),
         used_by=uses.by_step.get(row.step, ()),
     )
 
 
 def _joined(
-    known_of: Callable[[CheckpointRow], CatalogueEntry], rows: Sequence[CheckpointRow], latest: int | None, uses: Uses
+    known_of: Callable[[CheckpointRow], CatalogueEntry],
+    rows: Sequence[CheckpointRow],
+    latest: int | None,
+    uses: Uses,
 ) -> tuple[CatalogueEntry, ...]:
     """The checkpoints that a training may resume from, with what a restart would take of them."""
     kept = frozenset(uses.recovery.usable(row.step for row in rows))

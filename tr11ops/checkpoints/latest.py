@@ -1,4 +1,6 @@
-"""Moving `latest`, which decides what a start takes: never under a living trainer, nor to what none resumes from."""
+"""Moving `latest`, which decides what a start takes: never under a living trainer, nor to what none
+resumes from.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from trainer.contract.resumable import ResumeNeed, judge, moves_back, size_fault
 
 
 def require_no_trainer(folder: Path, now: float) -> None:
-    """Raises LatestRefused while a living trainer holds the lease of the run whose checkpoints lie in `folder`.
+    """Raises LatestRefused while a living trainer holds the lease of the run whose checkpoints lie
+    in `folder`.
 
     `now`: seconds since the epoch. Raises OSError where that cannot be seen.
     """
@@ -22,14 +25,18 @@ def require_no_trainer(folder: Path, now: float) -> None:
 
 
 def require_newest(folder: Path, step: int, need: ResumeNeed) -> None:
-    """Raises LatestRefused where a training could go on from a newer one, which it would replace in time."""
+    """Raises LatestRefused where a training could go on from a newer one, which it would replace in
+    time.
+    """
     why = moves_back(folder, step, need)
     if why:
         raise LatestRefused(why)
 
 
 def move_latest(folder: Path, step: int, need: ResumeNeed, now: float) -> None:
-    """Have `latest` in `folder` name a step from which a training resumes. Raises LatestRefused, OSError."""
+    """Have `latest` in `folder` name a step from which a training resumes. Raises LatestRefused,
+    OSError.
+    """
     require_no_trainer(folder, now)
     require_newest(folder, step, need)
     _, fault = judge(folder, step, need, size_faults)

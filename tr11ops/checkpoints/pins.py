@@ -3,7 +3,8 @@
     state/checkpoints/VARIANT/pins.json    state/checkpoints/VARIANT/pins.d/NNNNNNNN.json    (see
     `tr11ops.rundir.versioned`)
 
-A damaged list is unknown, not empty: an older version is never read in its stead, because it may lack a pin.
+A damaged list is unknown, not empty: an older version is never read in its stead, because it may
+lack a pin.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def read_pins(directory: RunDirectory) -> tuple[Pin, ...]:
 
 
 def pin(directory: RunDirectory, step: int, who: str, why: str, when: float) -> bool:
-    """Pin a step, or give its pin another reason; False when it says the same already. Raises as `read_pins`."""
+    """Pin a step, or give its pin another reason; False when it says the same already. Raises as
+    `read_pins`.
+    """
     made = Pin(step, who, when, " ".join(why.split())[:LONGEST_REASON])
 
     def change(pins: tuple[Pin, ...]) -> tuple[Pin, ...] | None:
@@ -61,7 +64,9 @@ def unpin(directory: RunDirectory, step: int) -> bool:
 
     def change(pins: tuple[Pin, ...]) -> tuple[Pin, ...] | None:
         left = tuple(entry for entry in pins if entry.step != step)
-        return None if len(left) == len(pins) else left
+        if len(left) == len(pins):
+            return None
+        return left
 
     return _commit(directory, change)
 
@@ -71,14 +76,20 @@ def _versions(directory: RunDirectory) -> VersionedFile:
     return VersionedFile(state_folder(directory) / "pins.json", VERSIONS_KEPT)
 
 
-def _commit(directory: RunDirectory, change: Callable[[tuple[Pin, ...]], tuple[Pin, ...] | None]) -> bool:
-    """Put what `change` makes of the newest list in place; it may run several times, and None leaves all as it is."""
+def _commit(
+    directory: RunDirectory, change: Callable[[tuple[Pin, ...]], tuple[Pin, ...] | None]
+) -> bool:
+    """Put what `change` makes of the newest list in place; it may run several times, and None
+    leaves all as it is.
+    """
     versions = _versions(directory)
 
     def following() -> tuple[int, str, bool] | None:
         number, pins = _read(versions)
         changed = change(pins)
-        return None if changed is None else (number + 1, _text(number + 1, changed), True)
+        if changed is None:
+            return None
+        return (number + 1, _text(number + 1, changed), True)
 
     return versions.commit(following, lambda: _newest(versions)) is not None
 
@@ -95,13 +106,16 @@ def _read(versions: VersionedFile) -> tuple[int, tuple[Pin, ...]]:
             if not versions.copy.exists():
                 return 0, ()
             if not versions.numbers():  # else the first was made between the two looks
-                raise ValueError(f"{versions.copy} is there, the versions in {versions.folder} are not: restore them")
+                raise ValueError(
+                    f"{versions.copy} is there, the versions in {versions.folder} are not: restore them"
+                )
             continue
         path = versions.file(numbers[-1])
         try:
             return numbers[-1], _parse(path, content_of(path))
         except FileNotFoundError:
-            if versions.numbers()[-1:] == numbers[-1:]:  # else newer ones came, and this one was tidied away
+            # else newer ones came, and this one was tidied away
+            if versions.numbers()[-1:] == numbers[-1:]:
                 raise
 
 
@@ -114,7 +128,9 @@ def _parse(path: Path, content: bytes) -> tuple[Pin, ...]:
     except NewerFormat:
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a list of pins ({type(error).__name__}): restore it") from None
+        raise ValueError(
+            f"{path} is not a list of pins ({type(error).__name__}): restore it"
+        ) from None
 
 
 def _text(number: int, pins: Iterable[Pin]) -> str:

@@ -1,12 +1,13 @@
-"""Removing what the policy does not keep. Recorded first, hidden by one rename, looked at once more, then unlinked.
+"""Removing what the policy does not keep. Recorded first, hidden by one rename, looked at once
+more, then unlinked.
 
     global_stepN  --rename-->  .global_stepN.pruning-X  --look again-->  .global_stepN.pruned-X  --unlink-->  gone
                                         |  in use, pinned, changed, or unknown
                                         +--rename back
 
-A kill at any point leaves the folder whole under its name, whole and hidden (the next prune puts it back and decides
-again), or doomed (the next prune removes the rest). Two prunes: one has the claim; where a clock broke that, every
-rename succeeds for one of them alone.
+A kill at any point leaves the folder whole under its name, whole and hidden (the next prune puts it
+back and decides again), or doomed (the next prune removes the rest). Two prunes: one has the claim;
+where a clock broke that, every rename succeeds for one of them alone.
 """
 
 from __future__ import annotations
@@ -29,8 +30,20 @@ from msgspec.structs import asdict, replace
 from tr11ops.base.errors import PruneBusy, RemovalStopped
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
 from tr11ops.checkpoints.pins import state_folder
-from tr11ops.checkpoints.quarantine import doomed_name, hidden_name, home_of, look_at, names_of, next_name
-from tr11ops.checkpoints.retention import RetentionDecision, RetentionPolicy, decide, decide_quarantined
+from tr11ops.checkpoints.quarantine import (
+    doomed_name,
+    hidden_name,
+    home_of,
+    look_at,
+    names_of,
+    next_name,
+)
+from tr11ops.checkpoints.retention import (
+    RetentionDecision,
+    RetentionPolicy,
+    decide,
+    decide_quarantined,
+)
 from tr11ops.rundir.checkpoint_scan import NO_CARD, CheckpointRow
 from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
 from tr11ops.rundir.clocks import Clocks, read_clocks
@@ -48,23 +61,28 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
 
 
-# Taking one folder away: hide it, decide, unlink. A kill between any two system calls leaves it whole or hidden.
+# Taking one folder away: hide it, decide, unlink. A kill between any two system calls leaves it
+# whole or hidden.
 
 THREADS = 8  # unlinking is a round trip each on a shared file system
 FAULTS_KEPT = 3
 
 
 def hide(folder: Path, name: str) -> str:
-    """Rename a checkpoint out of everyone's sight; returns its new name. Raises OSError: then nothing has happened."""
+    """Rename a checkpoint out of everyone's sight; returns its new name. Raises OSError: then
+    nothing has happened.
+    """
     hidden = hidden_name(name)
     (folder / name).rename(folder / hidden)
     return hidden
 
 
 def put_back(folder: Path, hidden: str) -> str:
-    """Give a hidden folder its name back, or that of a superseded one when another bears it by now; returns the name.
+    """Give a hidden folder its name back, or that of a superseded one when another bears it by now;
+    returns the name.
 
-    Its hidden name where that was taken in this moment, "" where it has gone. Raises OSError as the file system does.
+    Its hidden name where that was taken in this moment, "" where it has gone. Raises OSError as the
+    file system does.
     """
     home = home_of(hidden)
     if os.path.lexists(folder / home):  # an empty folder there would be replaced by the rename
@@ -81,7 +99,8 @@ def put_back(folder: Path, hidden: str) -> str:
 
 
 def doom(folder: Path, hidden: str) -> str:
-    """Decide that a hidden folder goes, for good: the decision is on disk before anything is unlinked.
+    """Decide that a hidden folder goes, for good: the decision is on disk before anything is
+    unlinked.
 
     Raises OSError; FileNotFoundError when someone else has put it back.
     """
@@ -94,13 +113,14 @@ def doom(folder: Path, hidden: str) -> str:
 def remove(place: Path, progress: Callable[[int], None], stop: threading.Event) -> list[str]:
     """Unlink a doomed folder; returns one line for each thing that would not go, at most a few.
 
-    Links are unlinked, not followed. `progress` hears the bytes of each file. What another prune removes meanwhile is
-    fine. Raises Stopped.
+    Links are unlinked, not followed. `progress` hears the bytes of each file. What another prune
+    removes meanwhile is fine. Raises Stopped.
     """
     if place.is_symlink():
         return [f"{place}: it is a link; remove it by hand"]
     faults: list[str] = []
-    unlinked = _unlinked(place / MANIFEST_FILE, progress)  # first: whatever happens, no one takes the rest for whole
+    # first: whatever happens, no one takes the rest for whole
+    unlinked = _unlinked(place / MANIFEST_FILE, progress)
     faults += [unlinked] if unlinked else []
     folders = [place]
     with ThreadPoolExecutor(THREADS, thread_name_prefix="prune") as workers:
@@ -108,7 +128,9 @@ def remove(place: Path, progress: Callable[[int], None], stop: threading.Event) 
             inner, files, fault = _listed(folder)
             faults += [fault] if fault else []
             folders += inner
-            for line in workers.map(lambda path: None if stop.is_set() else _unlinked(path, progress), files):
+            for line in workers.map(
+                lambda path: None if stop.is_set() else _unlinked(path, progress), files
+            ):
                 faults += [line] if line else []
             if stop.is_set():
                 raise RemovalStopped
@@ -131,7 +153,11 @@ def _listed(folder: Path) -> tuple[list[Path], list[Path], str]:
         return [], [], ""
     except OSError as error:
         return [], [], f"{folder}: {error.strerror}"
-    return [path for path, is_dir in found if is_dir], [path for path, is_dir in found if not is_dir], ""
+    return (
+        [path for path, is_dir in found if is_dir],
+        [path for path, is_dir in found if not is_dir],
+        "",
+    )
 
 
 def _unlinked(path: Path, progress: Callable[[int], None]) -> str:
@@ -149,16 +175,25 @@ def _unlinked(path: Path, progress: Callable[[int], None]) -> str:
 
 def _few(faults: list[str]) -> list[str]:
     more = len(faults) - FAULTS_KEPT
-    return faults if more <= 1 else [*faults[:FAULTS_KEPT], f"and {more} more"]
+    if more <= 1:
+        return faults
+    return [*faults[:FAULTS_KEPT], f"and {more} more"]
 
 
 CLAIM = "prune"
 CLAIM_SECONDS = 3600.0  # renewed with each checkpoint
-BEGUN, REMOVED, LEFT, FAILED = "checkpoints-prune", "checkpoint-removed", "checkpoint-kept", "checkpoint-not-removed"
+BEGUN, REMOVED, LEFT, FAILED = (
+    "checkpoints-prune",
+    "checkpoint-removed",
+    "checkpoint-kept",
+    "checkpoint-not-removed",
+)
 
 
 class PrunePlan(Record):
-    """What would be removed and what is kept, each with why. `leftovers` are folders that an earlier prune began."""
+    """What would be removed and what is kept, each with why. `leftovers` are folders that an
+    earlier prune began.
+    """
 
     catalogue: Catalogue
     decisions: tuple[RetentionDecision, ...]
@@ -185,7 +220,9 @@ class RemovalOutcome(Record):
 
 
 class PruneResult(Record):
-    """All that was done. `finished`: what earlier prunes had begun; `ended_early`: why not all was done, else ""."""
+    """All that was done. `finished`: what earlier prunes had begun; `ended_early`: why not all was
+    done, else "".
+    """
 
     outcomes: tuple[RemovalOutcome, ...] = ()
     finished: tuple[str, ...] = ()
@@ -198,14 +235,17 @@ class PruneResult(Record):
 
     @property
     def failed(self) -> bool:
-        return bool(self.ended_early) or any(outcome.result == "failed" for outcome in self.outcomes)
+        return bool(self.ended_early) or any(
+            outcome.result == "failed" for outcome in self.outcomes
+        )
 
 
 class Pruner(Record):
-    """One prune of one run. `load`, `need`: see `read_catalogue`; `who` and `why` go into the journal.
+    """One prune of one run. `load`, `need`: see `read_catalogue`; `who` and `why` go into the
+    journal.
 
-    `only`: these folders alone, which a person named. `sight` looks whether copies are still there. `look_at_clocks` is
-    replaced by tests alone.
+    `only`: these folders alone, which a person named. `sight` looks whether copies are still there.
+    `look_at_clocks` is replaced by tests alone.
     """
 
     directory: RunDirectory
@@ -223,8 +263,11 @@ class Pruner(Record):
     look_at_clocks: Callable[[Path], Clocks] = read_clocks
 
     @classmethod
-    def of(cls, card: RunCard, who: str, why: str = "", keep_latest: int | None = None, **rest: Any) -> Pruner:
-        """A prune by the card's policy; `keep_latest` overrides its number, `rest` are fields of this class.
+    def of(
+        cls, card: RunCard, who: str, why: str = "", keep_latest: int | None = None, **rest: Any
+    ) -> Pruner:
+        """A prune by the card's policy; `keep_latest` overrides its number, `rest` are fields of
+        this class.
 
         A store that is not there (see `folder_fault`) holds no copy that a checkpoint could go for.
         """
@@ -235,7 +278,16 @@ class Pruner(Record):
         policy = RetentionPolicy.of(card, keep_latest)
         away = {name: fault for name in policy.addresses if (fault := folder_fault(name, card))}
         sight, need = partial(look_at_copies, card, directory), ResumeNeed.of(card)
-        return cls(directory, replace(policy, away=away), who, sight, why, card.checkpoint.load, need, **rest)
+        return cls(
+            directory,
+            replace(policy, away=away),
+            who,
+            sight,
+            why,
+            card.checkpoint.load,
+            need,
+            **rest,
+        )
 
     @property
     def folder(self) -> Path:
@@ -245,8 +297,8 @@ class Pruner(Record):
     def plan(self) -> PrunePlan:
         """Look and decide; changes nothing but a file that asks the file server what time it is.
 
-        Where the file server's clock cannot be asked, nothing is old: that is enough for a preview. Raises OSError
-        when the checkpoints cannot be listed.
+        Where the file server's clock cannot be asked, nothing is old: that is enough for a preview.
+        Raises OSError when the checkpoints cannot be listed.
         """
         try:
             return self._plan(self._clocks() if self.folder.is_dir() else Clocks(time.time()))
@@ -265,18 +317,26 @@ class Pruner(Record):
             decisions = tuple(decision for decision in decisions if decision.name in self.only)
         return PrunePlan(catalogue, decisions, policy, tuple(self._leftovers()))
 
-    def _decide(self, catalogue: Catalogue, policy: RetentionPolicy, clocks: Clocks) -> tuple[RetentionDecision, ...]:
+    def _decide(
+        self, catalogue: Catalogue, policy: RetentionPolicy, clocks: Clocks
+    ) -> tuple[RetentionDecision, ...]:
         named = self.only or ()
         ordinary = decide(catalogue, policy, clocks, named)
         return (*ordinary, *decide_quarantined(catalogue, policy, self.set_aside, named))
 
-    def _looked_again(self, plan: PrunePlan, catalogue: Catalogue, step: int, clocks: Clocks) -> RetentionPolicy:
-        """The plan's policy after another look at the copies that this step may go for: its own, and its share's."""
+    def _looked_again(
+        self, plan: PrunePlan, catalogue: Catalogue, step: int, clocks: Clocks
+    ) -> RetentionPolicy:
+        """The plan's policy after another look at the copies that this step may go for: its own,
+        and its share's.
+        """
         share = self.policy.share
         mine = share(step)  # 0 is no milestone's: only its own copies matter
 
         def is_ours(copy: CopyRecord) -> bool:
-            return copy.step == step or (copy.kind == "full" and mine != 0 and share(copy.step) == mine)
+            return copy.step == step or (
+                copy.kind == "full" and mine != 0 and share(copy.step) == mine
+            )
 
         ours = [copy for copy in catalogue.copies if self.policy.has(copy) and is_ours(copy)]
         known = {(copy.archive, copy.location) for copy in ours}
@@ -284,14 +344,19 @@ class Pruner(Record):
         return replace(self.policy, unseen={**before, **self.sight(ours, clocks)})
 
     def _leftovers(self) -> list[str]:
-        return [*names_of(self.folder, "hidden by a prune"), *names_of(self.folder, "being removed")]
+        return [
+            *names_of(self.folder, "hidden by a prune"),
+            *names_of(self.folder, "being removed"),
+        ]
 
     # ------------------------------------------------------------------ doing it
     def run(self, agreed: Collection[tuple[str, str]] | None = None) -> PruneResult:
-        """Remove what may go; of the (name, identity) pairs in `agreed` alone, where a person has seen them.
+        """Remove what may go; of the (name, identity) pairs in `agreed` alone, where a person has
+        seen them.
 
-        Raises PruneBusy, and OSError when the claim or the journal cannot be written: nothing was removed then. On a
-        full disk the run's reserve is given up for them, and set aside again when there is room again.
+        Raises PruneBusy, and OSError when the claim or the journal cannot be written: nothing was
+        removed then. On a full disk the run's reserve is given up for them, and set aside again
+        when there is room again.
         """
         claims, mine = with_reserve(self.directory, self._claim)
         try:
@@ -309,11 +374,17 @@ class Pruner(Record):
         except ClaimTaken as taken:
             raise PruneBusy(f"a prune is running already: {taken}") from None
 
-    def _run(self, claims: ClaimFolder, mine: Claim, agreed: Collection[tuple[str, str]] | None) -> PruneResult:
+    def _run(
+        self, claims: ClaimFolder, mine: Claim, agreed: Collection[tuple[str, str]] | None
+    ) -> PruneResult:
         for name in names_of(self.folder, "hidden by a prune"):  # decided on again, below
             put_back(self.folder, name)
         plan = self._plan(self._clocks())
-        victims = [victim for victim in plan.victims if agreed is None or (victim.name, victim.identity) in agreed]
+        victims = [
+            victim
+            for victim in plan.victims
+            if agreed is None or (victim.name, victim.identity) in agreed
+        ]
         doomed = names_of(self.folder, "being removed")
         if not victims and not doomed:
             return PruneResult()
@@ -331,7 +402,9 @@ class Pruner(Record):
             for victim in victims:
                 if self.stop.is_set():
                     raise RemovalStopped
-                claims.write(replace(mine, expires=time.time() + CLAIM_SECONDS, data={"name": victim.name}))
+                claims.write(
+                    replace(mine, expires=time.time() + CLAIM_SECONDS, data={"name": victim.name})
+                )
                 self._add(outcomes, self._take_away(victim, plan))
         except RemovalStopped:
             ended_early = "it was stopped; the next prune goes on"
@@ -349,12 +422,26 @@ class Pruner(Record):
 
     def _begin(self, victims: Iterable[RetentionDecision], doomed: list[str]) -> None:
         listed = [
-            {"name": victim.name, "identity": victim.identity, "bytes": victim.bytes, "why": victim.why}
+            {
+                "name": victim.name,
+                "identity": victim.identity,
+                "bytes": victim.bytes,
+                "why": victim.why,
+            }
             for victim in victims
         ]
-        names = ", ".join(str(entry["name"]) for entry in listed[:5]) + (" ..." if len(listed) > 5 else "")
-        text = f"{len(listed)} to remove: {names}" if listed else "an earlier prune is finished"
-        self._record(BEGUN, f"{self.why}; {text}" if self.why else text, {"victims": listed, "unfinished": doomed})
+        names = ", ".join(str(entry["name"]) for entry in listed[:5]) + (
+            " ..." if len(listed) > 5 else ""
+        )
+        if listed:
+            text = f"{len(listed)} to remove: {names}"
+        else:
+            text = "an earlier prune is finished"
+        self._record(
+            BEGUN,
+            f"{self.why}; {text}" if self.why else text,
+            {"victims": listed, "unfinished": doomed},
+        )
 
     def _record(self, kind: str, why: str, data: Mapping[str, object]) -> None:
         Journal(self.directory.journal).write(kind, why, data, self.who)
@@ -381,16 +468,21 @@ class Pruner(Record):
         except FileNotFoundError:
             return made("kept", "it has got another name meanwhile, or someone else removes it")
         except OSError as error:
-            return made("failed", f"{error.filename or self.folder / victim.name}: {error.strerror or error}")
+            return made(
+                "failed",
+                f"{error.filename or self.folder / victim.name}: {error.strerror or error}",
+            )
         if faults:
             return made("failed", f"what is left of it is in {doomed}: {'; '.join(faults)}")
         return made("removed", victim.why)
 
     def _why_not(self, victim: RetentionDecision, plan: PrunePlan, name: str) -> str:
-        """Why a victim must stay after all, by what is known now and by what lies under `name`; "" when it may go.
+        """Why a victim must stay after all, by what is known now and by what lies under `name`; ""
+        when it may go.
 
-        Pins, copies, use and `latest` are read again; the others that count for it must still be there. Its copies are
-        looked at where they lie, once more when it is hidden: a copy that goes with it is the thing itself.
+        Pins, copies, use and `latest` are read again; the others that count for it must still be
+        there. Its copies are looked at where they lie, once more when it is hidden: a copy that
+        goes with it is the thing itself.
         """
         place = self.folder / name
         clocks = self._clocks()
@@ -402,7 +494,9 @@ class Pruner(Record):
             identity = identity_of(place)
         else:
             quarantined = look_at(place, victim.name, "discarded", victim.step)
-            catalogue = replace(catalogue, quarantined=() if quarantined is None else (quarantined,))
+            catalogue = replace(
+                catalogue, quarantined=() if quarantined is None else (quarantined,)
+            )
             identity = "" if quarantined is None else quarantined.identity
         decisions = self._decide(catalogue, policy, clocks)
         if identity != victim.identity or place.is_symlink():
@@ -410,9 +504,13 @@ class Pruner(Record):
         found = next((entry for entry in decisions if entry.name == victim.name), None)
         if found is None:
             return "it is not known any more"
-        return "" if found.goes else found.why
+        if found.goes:
+            return ""
+        return found.why
 
 
 def _is_there(row: CheckpointRow) -> bool:
     place = Path(row.path)
-    return (place / MANIFEST_FILE).exists() if row.manifest == "read" else place.is_dir()
+    if row.manifest == "read":
+        return (place / MANIFEST_FILE).exists()
+    return place.is_dir()

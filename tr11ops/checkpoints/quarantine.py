@@ -1,4 +1,5 @@
-"""Folders beside the checkpoints that are none: discarded by a roll-back, half-written, replaced, being removed.
+"""Folders beside the checkpoints that are none: discarded by a roll-back, half-written, replaced,
+being removed.
 
     global_stepN.discarded, .discarded-2     set aside by a roll-back, for anyone who studies the spike
     global_stepN.superseded, .superseded-2   of this training and this step, and another was saved in its place since
@@ -23,7 +24,15 @@ from tr11ops.rundir.checkpoint_scan import walk
 from trainer.contract.record import Record
 from trainer.contract.replacing import SUPERSEDED_SUFFIX, free_name
 
-Kind = Literal["discarded", "superseded", "set aside", "half-written", "replaced", "hidden by a prune", "being removed"]
+Kind = Literal[
+    "discarded",
+    "superseded",
+    "set aside",
+    "half-written",
+    "replaced",
+    "hidden by a prune",
+    "being removed",
+]
 
 _HIDEABLE = r"global_step[0-9]+(?:\.(?:discarded|superseded)(?:-[0-9]+)?)?"
 _NAMES: tuple[tuple[Kind, re.Pattern[str]], ...] = (
@@ -39,7 +48,9 @@ _HOME = re.compile(r"(global_step[0-9]+)(\.discarded|\.superseded)?(?:-[0-9]+)?"
 
 
 class QuarantinedCheckpoint(Record):
-    """One such folder. `changed`: its last change, seconds since the epoch; None where not all of it can be seen."""
+    """One such folder. `changed`: its last change, seconds since the epoch; None where not all of
+    it can be seen.
+    """
 
     name: str
     step: int
@@ -56,7 +67,9 @@ class QuarantinedCheckpoint(Record):
 
 
 def list_quarantined(folder: Path) -> list[QuarantinedCheckpoint]:
-    """All of them, by step. Raises OSError when `folder` cannot be read; one that goes meanwhile is left out."""
+    """All of them, by step. Raises OSError when `folder` cannot be read; one that goes meanwhile is
+    left out.
+    """
     found = (look_at(folder / name, name, kind, step) for name, kind, step in _named(folder))
     return [quarantined for quarantined in found if quarantined is not None]
 
@@ -99,7 +112,9 @@ def home_of(hidden: str) -> str:
 
 
 def next_name(folder: Path, home: str) -> str:
-    """A free name for a folder that is no longer to be called `home`, because another one is: it is superseded."""
+    """A free name for a folder that is no longer to be called `home`, because another one is: it is
+    superseded.
+    """
     match = _HOME.fullmatch(home)
     if match is None:
         raise ValueError(f"{home} is not the name of a checkpoint")

@@ -1,7 +1,9 @@
-"""Which checkpoints stay and which may go, and why. Pure: no clock, no file; times and what was seen are arguments.
+"""Which checkpoints stay and which may go, and why. Pure: no clock, no file; times and what was
+seen are arguments.
 
-A checkpoint goes only when nothing speaks for it. A reason to stay follows from the steps that are there and from the
-records of its own copies, never from the reasons of another: so a copy that is lost keeps more, and lets nothing go.
+A checkpoint goes only when nothing speaks for it. A reason to stay follows from the steps that are
+there and from the records of its own copies, never from the reasons of another: so a copy that is
+lost keeps more, and lets nothing go.
 """
 
 from __future__ import annotations
@@ -26,15 +28,18 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
 
 LEAST_KEPT = 2  # the last resumable ones, whatever the policy says
-INCOMPLETE_SECONDS = 86400.0  # a save without a manifest that was not written to for so long is given up
+# a save without a manifest that was not written to for so long is given up
+INCOMPLETE_SECONDS = 86400.0
 KIND_WORDS: Mapping[str, str] = {"full": "whole", "weights": "weights", "spike": "spike weights"}
 
 
 class RetentionPolicy(Record):
-    """What the card says of keeping. `addresses`: of the archives as `CopyRecord.address` gives them, by their key.
+    """What the card says of keeping. `addresses`: of the archives as `CopyRecord.address` gives
+    them, by their key.
 
-    `away`: archives whose copies cannot be there to fall back on as things are, and why; nothing goes because of them.
-    `unseen`: the same of single copies, by archive and location (see `tr11ops.backup.sight`).
+    `away`: archives whose copies cannot be there to fall back on as things are, and why; nothing
+    goes because of them. `unseen`: the same of single copies, by archive and location (see
+    `tr11ops.backup.sight`).
     """
 
     keep_latest: int
@@ -57,7 +62,9 @@ class RetentionPolicy(Record):
             milestone_percent=section.milestone_percent,
             last_step=card.total_iterations,
             copies=CopyPolicy.of(section),
-            addresses={key: archive_address(address) for key, address in archives if address is not None},
+            addresses={
+                key: archive_address(address) for key, address in archives if address is not None
+            },
         )
 
     def share(self, step: int) -> int:
@@ -68,8 +75,12 @@ class RetentionPolicy(Record):
         return math.floor(reached / self.milestone_percent)
 
     def has(self, copy: CopyRecord) -> bool:
-        """Whether a copy counts: read back whole, undamaged since, seen lately in the archive that the card means."""
-        is_there = self.addresses.get(copy.archive) == copy.address and copy.archive not in self.away
+        """Whether a copy counts: read back whole, undamaged since, seen lately in the archive that
+        the card means.
+        """
+        is_there = (
+            self.addresses.get(copy.archive) == copy.address and copy.archive not in self.away
+        )
         is_seen = (copy.archive, copy.location) not in self.unseen
         return is_there and is_seen and copy.is_sound and copy.verified > 0 and copy.files > 0
 
@@ -89,27 +100,43 @@ class RetentionDecision(Record):
 def decide(
     catalogue: Catalogue, policy: RetentionPolicy, clocks: Clocks, named: Collection[str] = ()
 ) -> tuple[RetentionDecision, ...]:
-    """One decision for each checkpoint, superseded ones too, by step. `named`: folders that a person wants removed."""
+    """One decision for each checkpoint, superseded ones too, by step. `named`: folders that a
+    person wants removed.
+    """
     state = _State.of(catalogue, policy, named)
     found = []
     for entry in (*catalogue.checkpoints, *catalogue.superseded):
         rule, why = _reason(entry, state, clocks)
-        found.append(RetentionDecision(entry.name, entry.step, entry.bytes, entry.identity, rule == "goes", rule, why))
+        found.append(
+            RetentionDecision(
+                entry.name, entry.step, entry.bytes, entry.identity, rule == "goes", rule, why
+            )
+        )
     return tuple(sorted(found, key=lambda decision: decision.step))
 
 
 def decide_quarantined(
     catalogue: Catalogue, policy: RetentionPolicy, every: bool, named: Collection[str] = ()
 ) -> tuple[RetentionDecision, ...]:
-    """One decision for each checkpoint that a roll-back set aside; a person wants `every` one removed, or these."""
+    """One decision for each checkpoint that a roll-back set aside; a person wants `every` one
+    removed, or these.
+    """
     found = []
     for quarantined in catalogue.quarantined:
         if quarantined.kind == "discarded":
-            rule, why = _quarantined_reason(quarantined, catalogue, policy, every or quarantined.name in named)
+            rule, why = _quarantined_reason(
+                quarantined, catalogue, policy, every or quarantined.name in named
+            )
             goes = rule == "goes"
             found.append(
                 RetentionDecision(
-                    quarantined.name, quarantined.step, quarantined.bytes, quarantined.identity, goes, rule, why
+                    quarantined.name,
+                    quarantined.step,
+                    quarantined.bytes,
+                    quarantined.identity,
+                    goes,
+                    rule,
+                    why,
                 )
             )
     return tuple(found)
@@ -123,7 +150,8 @@ def counts(decisions: Iterable[RetentionDecision]) -> tuple[tuple[str, int], ...
 
 # ----------------------------------------------------------------------------- how
 class _State(Record):
-    """What the reasons are taken from. `sound`: steps a training can resume from; `milestones`: step to share.
+    """What the reasons are taken from. `sound`: steps a training can resume from; `milestones`:
+    step to share.
 
     `named`: folders that a person wants removed.
     """
@@ -139,8 +167,14 @@ class _State(Record):
     def of(cls, catalogue: Catalogue, policy: RetentionPolicy, named: Collection[str]) -> _State:
         sound = sorted(entry.step for entry in catalogue.checkpoints if entry.is_sound)
         counting = [copy for copy in catalogue.copies if policy.has(copy) and copy.kind != "data"]
-        return cls(catalogue, policy, sound, _wanted(catalogue, policy, sound, counting),
-                   _milestones(catalogue, policy, sound, counting), named)  # fmt: skip
+        return cls(
+            catalogue,
+            policy,
+            sound,
+            _wanted(catalogue, policy, sound, counting),
+            _milestones(catalogue, policy, sound, counting),
+            named,
+        )
 
     def newer(self, step: int) -> int:
         """How many resumable checkpoints are newer."""
@@ -148,12 +182,17 @@ class _State(Record):
 
 
 def _wanted(
-    catalogue: Catalogue, policy: RetentionPolicy, sound: Sequence[int], counting: Sequence[CopyRecord]
+    catalogue: Catalogue,
+    policy: RetentionPolicy,
+    sound: Sequence[int],
+    counting: Sequence[CopyRecord],
 ) -> dict[int, list[WantedCopy]]:
-    """The copies that the schedule wants, by step; of what is damaged too, in case it is the only one there is.
+    """The copies that the schedule wants, by step; of what is damaged too, in case it is the only
+    one there is.
 
-    Copies stand for what is no longer here. Of a checkpoint that is here its own state counts: else one that no
-    training resumes from would be wanted because it was copied once, and go when that copy is lost.
+    Copies stand for what is no longer here. Of a checkpoint that is here its own state counts: else
+    one that no training resumes from would be wanted because it was copied once, and go when that
+    copy is lost.
     """
     here = {entry.step for entry in (*catalogue.checkpoints, *catalogue.superseded)}
     copied = [copy.step for copy in counting if copy.step not in here]
@@ -167,7 +206,10 @@ def _wanted(
 
 
 def _milestones(
-    catalogue: Catalogue, policy: RetentionPolicy, sound: Sequence[int], counting: Sequence[CopyRecord]
+    catalogue: Catalogue,
+    policy: RetentionPolicy,
+    sound: Sequence[int],
+    counting: Sequence[CopyRecord],
 ) -> dict[int, int]:
     """The first sound checkpoint of each share of the training of which no whole copy is on record.
 
@@ -178,10 +220,14 @@ def _milestones(
     safe = {
         policy.share(copy.step)
         for copy in counting
-        if copy.kind == "full" and copy.step in usable and here.get(copy.step, copy.identity) == copy.identity
+        if copy.kind == "full"
+        and copy.step in usable
+        and here.get(copy.step, copy.identity) == copy.identity
     }
     others = sorted(
-        entry.step for entry in catalogue.checkpoints if entry.manifest == "read" and not entry.is_discarded
+        entry.step
+        for entry in catalogue.checkpoints
+        if entry.manifest == "read" and not entry.is_discarded
     )
     first: dict[int, int] = {}
     for step in (*sound, *others):
@@ -194,7 +240,9 @@ def _reason(entry: CatalogueEntry, state: _State, clocks: Clocks) -> tuple[str, 
     certain = _needed(state.catalogue, entry.used_by, entry.pin) or _unclear(entry)
     if certain is not None:
         return certain
-    return _incomplete(entry, state, clocks) if entry.manifest == "none" else _by_policy(entry, state)
+    if entry.manifest == "none":
+        return _incomplete(entry, state, clocks)
+    return _by_policy(entry, state)
 
 
 def _by_policy(entry: CatalogueEntry, state: _State) -> tuple[str, str]:
@@ -205,7 +253,11 @@ def _by_policy(entry: CatalogueEntry, state: _State) -> tuple[str, str]:
         return "newest", f"one of the newest {keep}"
     if entry.is_superseded and entry.name in state.named:  # no round copies it, so a person decides
         return "goes", _farewell(entry, state)
-    lacking = [lack for want in state.wanted.get(entry.step, ()) if (lack := _lack(entry, want, state)) is not None]
+    lacking = [
+        lack
+        for want in state.wanted.get(entry.step, ())
+        if (lack := _lack(entry, want, state)) is not None
+    ]
     if lacking:
         return "not backed up", f"superseded; {lacking[0]}" if entry.is_superseded else lacking[0]
     if entry.step in state.milestones:
@@ -214,7 +266,9 @@ def _by_policy(entry: CatalogueEntry, state: _State) -> tuple[str, str]:
     return "goes", _farewell(entry, state)
 
 
-def _needed(catalogue: Catalogue, used_by: Sequence[str], pin: Pin | None) -> tuple[str, str] | None:
+def _needed(
+    catalogue: Catalogue, used_by: Sequence[str], pin: Pin | None
+) -> tuple[str, str] | None:
     """Whether someone needs a folder, or may."""
     if catalogue.read_errors:
         return "unknown", f"nothing may go while this is not known: {catalogue.read_errors[0]}"
@@ -223,7 +277,10 @@ def _needed(catalogue: Catalogue, used_by: Sequence[str], pin: Pin | None) -> tu
     if pin is not None:
         return "pinned", f"pinned by {pin.who}" + (f": {pin.why}" if pin.why else "")
     if catalogue.uses.loading:
-        return "in use", f"{catalogue.uses.loading} is loading a checkpoint, and which one is not known"
+        return (
+            "in use",
+            f"{catalogue.uses.loading} is loading a checkpoint, and which one is not known",
+        )
     return None
 
 
@@ -237,10 +294,17 @@ def _unclear(entry: CatalogueEntry) -> tuple[str, str] | None:
     if entry.is_foreign:
         return "unclear", f"{entry.lack.partition(';')[0]}: remove it by hand"
     if entry.unnamed:
-        more = f" and {len(entry.unnamed) - 1} more" if len(entry.unnamed) > 1 else ""
-        return "unclear", f"its manifest does not name {entry.unnamed[0]}{more}: move what you want to keep away"
+        more = ""
+        if len(entry.unnamed) > 1:
+            more = f" and {len(entry.unnamed) - 1} more"
+        return (
+            "unclear",
+            f"its manifest does not name {entry.unnamed[0]}{more}: move what you want to keep away",
+        )
     if entry.manifest == "foreign":
-        return "unclear", entry.faults[0] if entry.faults else "no manifest says whether it is whole: remove it by hand"
+        return "unclear", entry.faults[
+            0
+        ] if entry.faults else "no manifest says whether it is whole: remove it by hand"
     return None
 
 
@@ -249,7 +313,8 @@ def _incomplete(entry: CatalogueEntry, state: _State, clocks: Clocks) -> tuple[s
         return "incomplete", "not complete, and no resumable one is newer: it may be in the making"
     if clocks.server is None or entry.changed is None:
         return "incomplete", "not complete, and when it was last written is not known"
-    # A clock that jumps makes nothing old: both must say so, and what lies in the future has no age.
+    # A clock that jumps makes nothing old: both must say so, and what lies in the future has no
+    # age.
     if min(clocks.ages(entry.changed)) < INCOMPLETE_SECONDS:
         return "incomplete", "not complete, but written to within the last day"
     return "goes", "its save did not end, and no one has written to it for a day"
@@ -257,35 +322,58 @@ def _incomplete(entry: CatalogueEntry, state: _State, clocks: Clocks) -> tuple[s
 
 def _lack(entry: CatalogueEntry, want: WantedCopy, state: _State) -> str | None:
     """Why a wanted copy does not count yet; None when it does."""
-    kinds = {want.kind, "full"} if (want.kind, want.archive) == ("weights", "url") else {want.kind}
+    if (want.kind, want.archive) == ("weights", "url"):
+        kinds = {want.kind, "full"}
+    else:
+        kinds = {want.kind}
     made = [copy for copy in entry.copies if copy.archive == want.archive and copy.kind in kinds]
     if any(state.policy.has(copy) for copy in made):
         return None
     what = f"{KIND_WORDS[want.kind]} copy in the {want.archive} ({want.why})"
     if made and want.archive in state.policy.away:
         return f"whether there is a {what} is not known: {state.policy.away[want.archive]}"
-    hidden = [why for copy in made if (why := state.policy.unseen.get((copy.archive, copy.location)))]
+    hidden = [
+        why for copy in made if (why := state.policy.unseen.get((copy.archive, copy.location)))
+    ]
     if hidden:
         return f"the {what} is on record, but {hidden[0]}"
     if any(not copy.is_sound for copy in made):
         return f"the {what} is damaged"
     if made:
         return f"no {what}: what there is lies in another archive, or was not verified"
-    alike = [copy for copy in state.catalogue.copies if (copy.step, copy.archive) == (entry.step, want.archive)]
+    alike = [
+        copy
+        for copy in state.catalogue.copies
+        if (copy.step, copy.archive) == (entry.step, want.archive)
+    ]
     elsewhere = any(copy.kind in kinds for copy in alike)
-    return f"no {what}: what there is was made of another checkpoint of this step" if elsewhere else f"no {what}"
+    if elsewhere:
+        return f"no {what}: what there is was made of another checkpoint of this step"
+    return f"no {what}"
 
 
 def _farewell(entry: CatalogueEntry, state: _State) -> str:
-    copies = sorted({f"{copy.archive} ({KIND_WORDS[copy.kind]})" for copy in entry.copies if state.policy.has(copy)})
-    where = f"copied to {', '.join(copies)}" if copies else "no copy of it is wanted"
+    copies = sorted(
+        {
+            f"{copy.archive} ({KIND_WORDS[copy.kind]})"
+            for copy in entry.copies
+            if state.policy.has(copy)
+        }
+    )
+    if copies:
+        where = f"copied to {', '.join(copies)}"
+    else:
+        where = "no copy of it is wanted"
     damage = "no training resumes from it; " if not entry.is_sound else ""
     damage = "superseded; " if entry.is_superseded else damage
     return f"{damage}older than the newest {state.policy.keep_latest}; {where}"
 
 
 def _quarantined_reason(
-    quarantined: QuarantinedCheckpoint, catalogue: Catalogue, policy: RetentionPolicy, is_asked: bool
+    quarantined: QuarantinedCheckpoint,
+    catalogue: Catalogue,
+    policy: RetentionPolicy,
+    is_asked: bool,
 ) -> tuple[str, str]:
     pin = next((entry for entry in catalogue.pins if entry.step == quarantined.step), None)
     needed = _needed(catalogue, catalogue.uses.by_step.get(quarantined.step, ()), pin)
@@ -294,7 +382,9 @@ def _quarantined_reason(
     if quarantined.is_link or quarantined.changed is None:
         return "unclear", "it is a link, or not all of it can be seen"
     wanted = wanted_copies(policy.copies, [quarantined.step], policy.last_step)
-    ours = [copy for copy in catalogue.copies if copy.step == quarantined.step and copy.kind == "spike"]
+    ours = [
+        copy for copy in catalogue.copies if copy.step == quarantined.step and copy.kind == "spike"
+    ]
     if any(want.kind == "spike" for want in wanted) and not any(map(policy.has, ours)):
         return "not backed up", "no spike weights copy to the url (spike_steps) yet"
     if not is_asked:

@@ -1,8 +1,9 @@
-"""Going back to an older checkpoint, and undoing that: what would be renamed, planned as a value, and then done.
+"""Going back to an older checkpoint, and undoing that: what would be renamed, planned as a value,
+and then done.
 
-The renames themselves, and how one that was cut off is finished, are `trainer.contract.rollback`'s, which a starting
-training uses too. Order of the effects: the run's lease is taken, journal, record with all that is to be renamed,
-`latest`, renames, record struck off, the lease let go.
+The renames themselves, and how one that was cut off is finished, are `trainer.contract.rollback`'s,
+which a starting training uses too. Order of the effects: the run's lease is taken, journal, record
+with all that is to be renamed, `latest`, renames, record struck off, the lease let go.
 """
 
 from __future__ import annotations
@@ -65,9 +66,11 @@ Skip = IterationRange | SkipFrom | int  # iterations to pass over, or how many a
 
 
 class RollbackPlan(Record):
-    """What is to be done. `record` is what the run's record of roll-backs becomes; its `pending` are the renames.
+    """What is to be done. `record` is what the run's record of roll-backs becomes; its `pending`
+    are the renames.
 
-    `to_step`: what the next launch resumes from. `gone`: what an undo cannot put back, because it was removed.
+    `to_step`: what the next launch resumes from. `gone`: what an undo cannot put back, because it
+    was removed.
     """
 
     action: Literal["roll-back", "undo"]
@@ -79,11 +82,18 @@ class RollbackPlan(Record):
 
     @property
     def moves(self) -> Moves:
-        return self.record.pending.moves if self.record.pending is not None else ()
+        if self.record.pending is not None:
+            return self.record.pending.moves
+        return ()
 
     @property
     def changes_nothing(self) -> bool:
-        return not self.moves and self.skip is None and self.latest_before == self.to_step and self.action != "undo"
+        return (
+            not self.moves
+            and self.skip is None
+            and self.latest_before == self.to_step
+            and self.action != "undo"
+        )
 
 
 # ----------------------------------------------------------------------------- what would be done
@@ -96,25 +106,48 @@ def plan_rollback(
     who: str,
     last: int,
 ) -> RollbackPlan:
-    """Plan to go back to `step`. `skip`: iterations to pass over, or how many after it; `last`: the last one trained.
+    """Plan to go back to `step`. `skip`: iterations to pass over, or how many after it; `last`: the
+    last one trained.
 
     Raises NotPossible.
     """
     target = _target(catalogue, record, config, step)
-    first, end = (step + 1, step) if skip is None else _range(step, skip, last)
-    data = None if skip is None else _skipped_data(config, target, first, end)
+    if skip is None:
+        first, end = (step + 1, step)
+    else:
+        first, end = _range(step, skip, last)
+    if skip is None:
+        data = None
+    else:
+        data = _skipped_data(config, target, first, end)
     moves = moves_of(catalogue.folder, step + 1)
-    before = "" if catalogue.latest is None else checkpoint_name(catalogue.latest)
-    event = RecoveryEvent(BY_HAND, math.nan, math.nan, last, first, step, first, end, now(), moves, before, who)
-    note = {"kind": "roll-back", "to": step, "skip": str(event.skip) if data is not None else "nothing", "by": who}
-    changed = RecoveryRecord((*record.events, event), PendingMoves(moves, checkpoint_name(step), note))
+    if catalogue.latest is None:
+        before = ""
+    else:
+        before = checkpoint_name(catalogue.latest)
+    event = RecoveryEvent(
+        BY_HAND, math.nan, math.nan, last, first, step, first, end, now(), moves, before, who
+    )
+    note = {
+        "kind": "roll-back",
+        "to": step,
+        "skip": str(event.skip) if data is not None else "nothing",
+        "by": who,
+    }
+    changed = RecoveryRecord(
+        (*record.events, event), PendingMoves(moves, checkpoint_name(step), note)
+    )
     return RollbackPlan("roll-back", step, catalogue.latest, changed, data)
 
 
-def not_finite_left(records: Sequence[StepRecord], to_step: int, skip: IterationRange | None) -> IterationRange | None:
-    """The range to pass over so that no iteration whose loss was no number is trained again; None where none would be.
+def not_finite_left(
+    records: Sequence[StepRecord], to_step: int, skip: IterationRange | None
+) -> IterationRange | None:
+    """The range to pass over so that no iteration whose loss was no number is trained again; None
+    where none would be.
 
-    `records`: the newest steps of the log, oldest first; those from before the training last went back do not count.
+    `records`: the newest steps of the log, oldest first; those from before the training last went
+    back do not count.
     """
     bad: list[int] = []
     newer = math.inf
@@ -127,7 +160,10 @@ def not_finite_left(records: Sequence[StepRecord], to_step: int, skip: Iteration
             bad.append(record.iteration)
     if not bad:
         return None
-    ends = (*bad, skip.first, skip.last) if skip is not None else tuple(bad)
+    if skip is not None:
+        ends = (*bad, skip.first, skip.last)
+    else:
+        ends = tuple(bad)
     return IterationRange(min(ends), max(ends))
 
 
@@ -145,11 +181,25 @@ def plan_undo(catalogue: Catalogue, record: RecoveryRecord, who: str) -> Rollbac
             f"the last roll-back was the trainer's own, from iteration {event.iteration} to step {event.to_step}; only "
             "one by hand can be undone"
         )
-    back = tuple((quarantined, home) for home, quarantined in event.moved if (catalogue.folder / quarantined).is_dir())
-    gone = tuple(quarantined for home, quarantined in event.moved if (quarantined, home) not in back)
-    kept = [checkpoint_name(entry.step) for entry in catalogue.checkpoints if entry.step <= event.to_step]
+    back = tuple(
+        (quarantined, home)
+        for home, quarantined in event.moved
+        if (catalogue.folder / quarantined).is_dir()
+    )
+    gone = tuple(
+        quarantined for home, quarantined in event.moved if (quarantined, home) not in back
+    )
+    kept = [
+        checkpoint_name(entry.step)
+        for entry in catalogue.checkpoints
+        if entry.step <= event.to_step
+    ]
     restored = [home for _, home in back]
-    newest = max(restored or kept, key=lambda name: checkpoint_step(name) or 0, default=checkpoint_name(event.to_step))
+    newest = max(
+        restored or kept,
+        key=lambda name: checkpoint_step(name) or 0,
+        default=checkpoint_name(event.to_step),
+    )
     latest = event.latest if event.latest in (*restored, *kept) else newest
     to_step = checkpoint_step(latest)
     assert to_step is not None
@@ -164,44 +214,62 @@ def needs_reading(entry: CatalogueEntry) -> bool:
     return not isinstance(entry.digests, DigestRecord)
 
 
-def _target(catalogue: Catalogue, record: RecoveryRecord, config: TrainerConfig, step: int) -> CatalogueEntry:
+def _target(
+    catalogue: Catalogue, record: RecoveryRecord, config: TrainerConfig, step: int
+) -> CatalogueEntry:
     """The checkpoint to go back to. Raises NotPossible."""
     _refuse_unfinished_prune(catalogue)
     entry = catalogue.at(step)
     if entry is None:
         known = ", ".join(str(other.step) for other in catalogue.checkpoints[-4:]) or "none"
-        raise NotPossible(f"{catalogue.folder / checkpoint_name(step)} does not exist; there are {known}")
+        raise NotPossible(
+            f"{catalogue.folder / checkpoint_name(step)} does not exist; there are {known}"
+        )
     if not record.usable([step]):
-        raise NotPossible(f"step {step} was discarded by an earlier roll-back; go back to another one")
+        raise NotPossible(
+            f"step {step} was discarded by an earlier roll-back; go back to another one"
+        )
     _, fault = judge(catalogue.folder, step, ResumeNeed.of(config), size_faults)
     if fault is not None:
-        raise NotPossible(f"no training resumes from step {step}: {fault.text} (tr11 checkpoints list)")
+        raise NotPossible(
+            f"no training resumes from step {step}: {fault.text} (tr11 checkpoints list)"
+        )
     return entry
 
 
 def _refuse_unfinished_prune(catalogue: Catalogue) -> None:
     hidden = names_of(catalogue.folder, "hidden by a prune")
     if hidden:
-        raise NotPossible(f"a prune was cut off and still hides {hidden[0]}; finish it first (tr11 checkpoints prune)")
+        raise NotPossible(
+            f"a prune was cut off and still hides {hidden[0]}; finish it first (tr11 checkpoints prune)"
+        )
 
 
 def _range(step: int, skip: Skip, last: int) -> tuple[int, int]:
     if isinstance(skip, int):
         return step + 1, step + skip
     if skip.first <= step:
-        raise NotPossible(f"--skip: iteration {skip.first} is part of step {step} already; begin at {step + 1}")
+        raise NotPossible(
+            f"--skip: iteration {skip.first} is part of step {step} already; begin at {step + 1}"
+        )
     if isinstance(skip, IterationRange):
         return skip.first, skip.last
     if last < skip.first:
-        raise NotPossible(f"--skip {skip.first}-: the last iteration trained is {last}; say which ones: FIRST-LAST")
+        raise NotPossible(
+            f"--skip {skip.first}-: the last iteration trained is {last}; say which ones: FIRST-LAST"
+        )
     return skip.first, last
 
 
-def _skipped_data(config: TrainerConfig, target: CatalogueEntry, first: int, last: int) -> SkippedData:
+def _skipped_data(
+    config: TrainerConfig, target: CatalogueEntry, first: int, last: int
+) -> SkippedData:
     manifest = Position(target.step, target.consumed_samples or 0, target.consumed_tokens or 0)
     path = path_of(config, manifest)
     if last > path.total_iterations:
-        raise NotPossible(f"--skip: iteration {last} is beyond the training's end at {path.total_iterations}")
+        raise NotPossible(
+            f"--skip: iteration {last} is beyond the training's end at {path.total_iterations}"
+        )
     before, after = path.after_iteration(first - 1), path.after_iteration(last)
     return SkippedData(
         IterationRange(first, last),
@@ -213,7 +281,9 @@ def _skipped_data(config: TrainerConfig, target: CatalogueEntry, first: int, las
 # ----------------------------------------------------------------------------- doing it
 @contextmanager
 def claimed(directory: RunDirectory) -> Iterator[None]:
-    """Nothing else renames checkpoints meanwhile: prunes and roll-backs take turns. Raises ClaimTaken, OSError."""
+    """Nothing else renames checkpoints meanwhile: prunes and roll-backs take turns. Raises
+    ClaimTaken, OSError.
+    """
     claims = ClaimFolder(directory, CLAIM)
     mine = claims.acquire(time.time(), CLAIM_SECONDS)
     try:
@@ -222,10 +292,14 @@ def claimed(directory: RunDirectory) -> Iterator[None]:
         claims.release(mine)
 
 
-def carry_out(directory: RunDirectory, plan: RollbackPlan, why: str, who: str, ended: str = "") -> None:
-    """Do what was planned, under `claimed`. Raises OSError: then the next command or start finishes it.
+def carry_out(
+    directory: RunDirectory, plan: RollbackPlan, why: str, who: str, ended: str = ""
+) -> None:
+    """Do what was planned, under `claimed`. Raises OSError: then the next command or start finishes
+    it.
 
-    `ended`: the job of a young claim whose trainer is known to be over. Raises TrainerAlive, see `_leased`.
+    `ended`: the job of a young claim whose trainer is known to be over. Raises TrainerAlive, see
+    `_leased`.
     """
     with _leased(directory, ended) as fence:
         Journal(directory.journal).write(BEGUN, why or _text(plan), _data(plan), who)
@@ -253,10 +327,12 @@ def _finish(
 
 @contextmanager
 def _leased(directory: RunDirectory, ended: str) -> Iterator[Callable[[], None]]:
-    """Hold the run's lease, as a trainer does: one that starts meanwhile waits for its end, and reads the record then.
+    """Hold the run's lease, as a trainer does: one that starts meanwhile waits for its end, and
+    reads the record then.
 
-    Yields what asks whether it is still held. Raises TrainerAlive when a living trainer holds it: nothing was changed
-    then; or when one has taken it over, which it does from who is silent for long: it finishes what is on record.
+    Yields what asks whether it is still held. Raises TrainerAlive when a living trainer holds it:
+    nothing was changed then; or when one has taken it over, which it does from who is silent for
+    long: it finishes what is on record.
     """
     holder = _living_holder(directory, ended)
     if holder is not None:
@@ -278,19 +354,33 @@ def _leased(directory: RunDirectory, ended: str) -> Iterator[Callable[[], None]]
 
 
 def _living_holder(directory: RunDirectory, ended: str) -> LeaseHolder | None:
-    """Who holds the lease and lives. Of roll-backs one is at it at a time (`claimed`), so another's claim is over."""
+    """Who holds the lease and lives. Of roll-backs one is at it at a time (`claimed`), so another's
+    claim is over.
+    """
     holder = read_holder(directory.paths, *clocks_of(directory.paths, now()))
-    return None if holder is not None and holder.job_id in (ended, ROLLBACK) else holder
+    if holder is not None and holder.job_id in (ended, ROLLBACK):
+        return None
+    return holder
 
 
 def _text(plan: RollbackPlan) -> str:
-    skip = f", iterations {plan.skip.range} skipped" if plan.skip is not None else ""
-    return f"back to step {plan.to_step}{skip}" if plan.action == "roll-back" else "the last roll-back is undone"
+    skip = ""
+    if plan.skip is not None:
+        skip = f", iterations {plan.skip.range} skipped"
+    if plan.action == "roll-back":
+        return f"back to step {plan.to_step}{skip}"
+    return "the last roll-back is undone"
 
 
 def _data(plan: RollbackPlan) -> Mapping[str, Any]:
-    skip = None if plan.skip is None else str(plan.skip.range)
+    if plan.skip is None:
+        skip = None
+    else:
+        skip = str(plan.skip.range)
     return {
-        "action": plan.action, "to": plan.to_step, "skip": skip, "latest_before": plan.latest_before,
+        "action": plan.action,
+        "to": plan.to_step,
+        "skip": skip,
+        "latest_before": plan.latest_before,
         "moves": [list(move) for move in plan.moves],
-    }  # fmt: skip
+    }

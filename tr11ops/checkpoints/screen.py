@@ -1,4 +1,6 @@
-"""The catalogue of checkpoints as text for people: at most 80 columns for the numbers of a 176B run."""
+"""The catalogue of checkpoints as text for people: at most 80 columns for the numbers of a 176B
+run.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +21,40 @@ _WIDTH = 80
 
 
 def table(catalogue: Catalogue, now: float) -> str:
-    """One line a checkpoint, oldest first, then what is to be said of some; `now`: seconds since the epoch."""
+    """One line a checkpoint, oldest first, then what is to be said of some; `now`: seconds since
+    the epoch.
+    """
     lines = _columns(_HEAD, [_cells(entry, now) for entry in catalogue.checkpoints])
     for entry in catalogue.checkpoints:
         lines += _wrapped(_remarks(entry), f"step {entry.step}: ")
     if catalogue.quarantined:
         rows = [
-            (quarantined.name, size(quarantined.bytes), _age(quarantined.changed, now), quarantined.kind)
+            (
+                quarantined.name,
+                size(quarantined.bytes),
+                _age(quarantined.changed, now),
+                quarantined.kind,
+            )
             for quarantined in catalogue.quarantined
         ]
-        lines += ["", *_columns(("beside them", "size", "age", "what"), rows, left={"beside them", "what"})]
+        lines += [
+            "",
+            *_columns(("beside them", "size", "age", "what"), rows, left={"beside them", "what"}),
+        ]
     shapes = {entry.shape for entry in catalogue.checkpoints}
-    shape = f", {shapes.pop()} (tensor x pipeline x data)" if len(shapes) == 1 else ""
+    shape = ""
+    if len(shapes) == 1:
+        shape = f", {shapes.pop()} (tensor x pipeline x data)"
     total = size(sum(entry.bytes for entry in catalogue.checkpoints))
-    beside = (
-        f", {size(sum(quarantined.bytes for quarantined in catalogue.quarantined))} beside them"
-        if catalogue.quarantined
-        else ""
-    )
+    beside = ""
+    if catalogue.quarantined:
+        beside = (
+            f", {size(sum(quarantined.bytes for quarantined in catalogue.quarantined))} beside them"
+        )
     foot = f"{len(catalogue.checkpoints)} of them, {total}{beside}{shape}"
-    return "\n".join([*lines, *_wrapped([foot, *_origin(catalogue)], ""), *_legend(catalogue.checkpoints)])
+    return "\n".join(
+        [*lines, *_wrapped([foot, *_origin(catalogue)], ""), *_legend(catalogue.checkpoints)]
+    )
 
 
 def _origin(catalogue: Catalogue) -> Iterator[str]:
@@ -63,7 +79,9 @@ def decisions_table(decisions: Sequence[RetentionDecision]) -> str:
     lines = []
     for name, decision in zip(names, decisions, strict=True):
         verb = "remove" if decision.goes else "keep"
-        lines += _wrapped([decision.why], f"{verb:<6}  {name:>{width}}  {size(decision.bytes):>9}  ")
+        lines += _wrapped(
+            [decision.why], f"{verb:<6}  {name:>{width}}  {size(decision.bytes):>9}  "
+        )
     return "\n".join(lines)
 
 
@@ -77,14 +95,20 @@ def decisions_summary(decisions: Sequence[RetentionDecision]) -> str:
 
 def _superseded_line(decisions: Iterable[RetentionDecision]) -> Iterator[str]:
     """What no round copies, so that no later prune removes it either: a person decides."""
-    stay = [entry for entry in decisions if entry.rule == "not backed up" and SUPERSEDED_SUFFIX in entry.name]
+    stay = [
+        entry
+        for entry in decisions
+        if entry.rule == "not backed up" and SUPERSEDED_SUFFIX in entry.name
+    ]
     if stay:
         total = size(sum(entry.bytes for entry in stay))
         text = f"{len(stay)} ({total}) without a copy, which no round makes: tr11 checkpoints remove NAME"
         yield from _wrapped([f"{text}, such as {stay[0].name}"], "superseded: ")
 
 
-def _columns(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], left: Iterable[str] = _LEFT) -> list[str]:
+def _columns(
+    head: tuple[str, ...], rows: Iterable[tuple[str, ...]], left: Iterable[str] = _LEFT
+) -> list[str]:
     lines = [head, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return [
@@ -104,7 +128,9 @@ def _wrapped(texts: Iterable[str], head: str) -> list[str]:
     return [
         line
         for text in texts
-        for line in wrap(head + _printable(text), _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+        for line in wrap(
+            head + _printable(text), _WIDTH, subsequent_indent=indent, break_on_hyphens=False
+        )
         or [head.rstrip()]
     ]
 
@@ -115,7 +141,10 @@ def _printable(text: str) -> str:
 
 
 def _cells(entry: CatalogueEntry, now: float) -> tuple[str, ...]:
-    marks = ["pin"] if entry.pin else []
+    if entry.pin:
+        marks = ["pin"]
+    else:
+        marks = []
     if entry.is_latest:
         marks.insert(0, "latest")
     elif entry.used_by:
@@ -149,7 +178,9 @@ def _copy(copy: CopyRecord) -> str:
 
 def _age(moment: float | None, now: float) -> str:
     """How long ago, in one unit."""
-    return "?" if moment is None else rough_duration(now - moment)
+    if moment is None:
+        return "?"
+    return rough_duration(now - moment)
 
 
 def _remarks(entry: CatalogueEntry) -> Iterator[str]:
@@ -158,7 +189,9 @@ def _remarks(entry: CatalogueEntry) -> Iterator[str]:
     if entry.lack:
         yield entry.lack
     if entry.unnamed:
-        more = f" and {len(entry.unnamed) - 1} more" if len(entry.unnamed) > 1 else ""
+        more = ""
+        if len(entry.unnamed) > 1:
+            more = f" and {len(entry.unnamed) - 1} more"
         yield f"holds {entry.unnamed[0]}{more}, which its manifest does not name: whole copies hold it, prune keeps all"
     if isinstance(entry.digests, Unknown):
         yield f"what was read is not known: {entry.digests.why}"

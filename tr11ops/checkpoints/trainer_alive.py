@@ -1,4 +1,6 @@
-"""Whether a trainer of the run is alive: by the scheduler's jobs, this machine's processes, and the run's lease."""
+"""Whether a trainer of the run is alive: by the scheduler's jobs, this machine's processes, and the
+run's lease.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from trainer.contract.record import Record
 
 
 class Living(Record):
-    """`words`: the trainers that live; `unknown`: what could not be seen, where none was. `ended`: the job of a claim
-    that is young, but whose trainer is known to be over; "" for none.
+    """`words`: the trainers that live; `unknown`: what could not be seen, where none was. `ended`:
+    the job of a claim that is young, but whose trainer is known to be over; "" for none.
     """
 
     words: tuple[str, ...] = ()
@@ -29,7 +31,9 @@ class Living(Record):
 
 def look_for_trainer(directory: RunDirectory, view: StopView, scheduler: Scheduler) -> Living:
     """Look at all three. `view` is what was seen of the jobs a moment ago."""
-    holder = observed(lambda: read_holder(directory.paths, *clocks_of(directory.paths, time.time())))
+    holder = observed(
+        lambda: read_holder(directory.paths, *clocks_of(directory.paths, time.time()))
+    )
     here = observed(lambda: foreground_trainings(directory))
     words = [f"job {job.job_id} of {job.user} is {str(job.state).lower()}" for job in view.running]
     words += () if isinstance(here, Unknown) else here
@@ -42,15 +46,23 @@ def look_for_trainer(directory: RunDirectory, view: StopView, scheduler: Schedul
             words.append(f"{what} holds the run's lease: {holder.text}")
     if words:
         return Living(tuple(words))
-    unknown = [f"the scheduler does not answer: {view.read_error}"] if view.read_error else []
+    if view.read_error:
+        unknown = [f"the scheduler does not answer: {view.read_error}"]
+    else:
+        unknown = []
     unknown += [view.unclear] if view.unclear else []
-    unknown += [f"{what}: {found.why}" for what, found in (("the lease", holder), ("processes here", here))
-                if isinstance(found, Unknown)]  # fmt: skip
+    unknown += [
+        f"{what}: {found.why}"
+        for what, found in (("the lease", holder), ("processes here", here))
+        if isinstance(found, Unknown)
+    ]
     return Living((), tuple(unknown), ended)
 
 
 def _is_over(holder: LeaseHolder, here: tuple[str, ...] | Unknown, scheduler: Scheduler) -> bool:
-    """Whether a claim's holder was killed a moment ago: its job is final, or it was a process here that is gone."""
+    """Whether a claim's holder was killed a moment ago: its job is final, or it was a process here
+    that is gone.
+    """
     if holder.job_id == ROLLBACK:  # on another machine, it is waited for until its claim is old
         return holder.host == host_name() and start_mark(holder.process) is None
     if holder.is_of(host_name()):

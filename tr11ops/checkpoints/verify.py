@@ -1,5 +1,5 @@
-"""Reading every byte of checkpoints, and putting on record what was found. Files are read by threads: hashing one
-leaves the interpreter to the others.
+"""Reading every byte of checkpoints, and putting on record what was found. Files are read by
+threads: hashing one leaves the interpreter to the others.
 """
 
 from __future__ import annotations
@@ -21,12 +21,23 @@ from trainer.contract.manifest import FileEntry, Manifest
 from trainer.contract.record import Record
 
 Result = Literal["fine", "bad", "gone", "changed", "nothing to compare", "unread", "stopped"]
-# What says nothing of the file: rights, and servers that do not answer. The other errors are what damage looks like.
-_NOT_ITS_FAULT = {errno.EACCES, errno.EPERM, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+# What says nothing of the file: rights, and servers that do not answer. The other errors are what
+# damage looks like.
+_NOT_ITS_FAULT = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+}
 
 
 class VerifyResult(Record):
-    """What reading one checkpoint came to. `bad`: one line for each file; `why`: where it says neither fine nor bad."""
+    """What reading one checkpoint came to. `bad`: one line for each file; `why`: where it says
+    neither fine nor bad.
+    """
 
     step: int
     result: Result
@@ -35,7 +46,9 @@ class VerifyResult(Record):
 
     @property
     def bad(self) -> tuple[str, ...]:
-        return self.record.bad if self.record is not None else ()
+        if self.record is not None:
+            return self.record.bad
+        return ()
 
 
 class _Read(Record):
@@ -52,14 +65,20 @@ def verify(
     stop: threading.Event,
     who: str = "",
 ) -> VerifyResult:
-    """Read a checkpoint that was listed as `row`, `parallel` files at once; `progress` hears of bytes as they are read.
+    """Read a checkpoint that was listed as `row`, `parallel` files at once; `progress` hears of
+    bytes as they are read.
 
     Only what did not change under the reading is called fine or bad.
     """
     place = Path(row.path)
     if row.manifest != "read":
-        why = {"none": "it has no manifest", "foreign": "it has no manifest of this step: another trainer wrote it"}
-        return VerifyResult(row.step, "nothing to compare", why=why.get(row.manifest, "".join(row.faults[:1])))
+        why = {
+            "none": "it has no manifest",
+            "foreign": "it has no manifest of this step: another trainer wrote it",
+        }
+        return VerifyResult(
+            row.step, "nothing to compare", why=why.get(row.manifest, "".join(row.faults[:1]))
+        )
     try:
         manifest = Manifest.read(place)
         if manifest is not None and identity_of(place) == row.identity:
@@ -76,9 +95,14 @@ def verify(
 
 
 def _read_all(
-    place: Path, manifest: Manifest, parallel: int, progress: Callable[[int], None], stop: threading.Event
+    place: Path,
+    manifest: Manifest,
+    parallel: int,
+    progress: Callable[[int], None],
+    stop: threading.Event,
 ) -> list[_Read]:
-    files = sorted(manifest.files, key=lambda entry: -entry.bytes)  # the largest must not begin last
+    # the largest must not begin last
+    files = sorted(manifest.files, key=lambda entry: -entry.bytes)
     with ThreadPoolExecutor(parallel, thread_name_prefix="verify") as readers:
         try:
             return list(readers.map(lambda entry: _read(place, entry, progress, stop), files))
@@ -93,7 +117,14 @@ def _judged(row: CheckpointRow, manifest: Manifest, found: list[_Read], who: str
     if unread and not bad:
         return VerifyResult(row.step, "unread", why=unread[0])
     record = DigestRecord(
-        row.step, row.identity, time.time(), len(manifest.files), manifest.total_bytes, bad, who, host_name()
+        row.step,
+        row.identity,
+        time.time(),
+        len(manifest.files),
+        manifest.total_bytes,
+        bad,
+        who,
+        host_name(),
     )
     return VerifyResult(row.step, "bad" if bad else "fine", record, unread[0] if unread else "")
 
@@ -101,11 +132,17 @@ def _judged(row: CheckpointRow, manifest: Manifest, found: list[_Read], who: str
 def _other(row: CheckpointRow, place: Path) -> VerifyResult:
     if place.is_dir():
         return VerifyResult(row.step, "changed", why="it was replaced by another while it was read")
-    return VerifyResult(row.step, "gone", why="it got another name or was removed while it was read")
+    return VerifyResult(
+        row.step, "gone", why="it got another name or was removed while it was read"
+    )
 
 
-def _read(place: Path, entry: FileEntry, progress: Callable[[int], None], stop: threading.Event) -> _Read:
-    """Compare one file. Raises DigestStopped, and FileNotFoundError when the whole checkpoint has gone."""
+def _read(
+    place: Path, entry: FileEntry, progress: Callable[[int], None], stop: threading.Event
+) -> _Read:
+    """Compare one file. Raises DigestStopped, and FileNotFoundError when the whole checkpoint has
+    gone.
+    """
     if stop.is_set():
         raise DigestStopped
     try:
@@ -116,9 +153,13 @@ def _read(place: Path, entry: FileEntry, progress: Callable[[int], None], stop: 
         return _Read(f"{entry.path}: it is missing")
     except (OSError, ValueError) as error:
         why = f"{entry.path}: {getattr(error, 'strerror', None) or error}"
-        return _Read(unread=why) if getattr(error, "errno", None) in _NOT_ITS_FAULT else _Read(why)
+        if getattr(error, "errno", None) in _NOT_ITS_FAULT:
+            return _Read(unread=why)
+        return _Read(why)
     if not is_still:
         return _Read(unread=f"{entry.path}: it was written to while it was read")
     if size != entry.bytes:
         return _Read(f"{entry.path}: {size} bytes, the manifest says {entry.bytes}")
-    return _Read("" if digest == entry.digest else f"{entry.path}: its digest differs from the manifest's")
+    return _Read(
+        "" if digest == entry.digest else f"{entry.path}: its digest differs from the manifest's"
+    )

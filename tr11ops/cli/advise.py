@@ -1,4 +1,6 @@
-"""`tr11 advise`: the save interval, spares, array length and margin that the run's own past calls for."""
+"""`tr11 advise`: the save interval, spares, array length and margin that the run's own past calls
+for.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,19 @@ LABEL = 15
 def advise(
     context: Annotated[RunContext, SCHEDULER, JSON],
     mtbf: Annotated[
-        float | None, typer.Option("--mtbf", metavar="HOURS", help="Mean time between faults of the run to plan with.")
+        float | None,
+        typer.Option(
+            "--mtbf", metavar="HOURS", help="Mean time between faults of the run to plan with."
+        ),
     ] = None,
 ) -> None:
     """What the run's own past calls for, and the node-hours that it would have saved.
 
-    Save interval (Young and Daly, from measured saves and faults), spares, tasks to the end, margin before the time
-    limit. Below 24 hours with nodes and five faults only the margin is judged. With fewer than five faults BLOOM's
-    64,500 GPU-hours per failure are taken, unless the run's own few rule them out, or what --mtbf says. Nothing is
-    changed: what stands behind "type" goes with `tr11 launch`, or into the card.
+    Save interval (Young and Daly, from measured saves and faults), spares, tasks to the end, margin
+    before the time limit. Below 24 hours with nodes and five faults only the margin is judged. With
+    fewer than five faults BLOOM's 64,500 GPU-hours per failure are taken, unless the run's own few
+    rule them out, or what --mtbf says. Nothing is changed: what stands behind "type" goes with
+    `tr11 launch`, or into the card.
 
     Examples:
       tr11 advise
@@ -86,9 +92,17 @@ def _lines(look: LookBack, found: tuple[Advice, ...]) -> Iterator[str]:
     for advice in found:
         yield ""
         worth = bool(advice.change) and is_worth_it(advice, look.goodput)
-        arrow = f"{advice.now} -> {advice.better}" if advice.now else advice.better
+        if advice.now:
+            arrow = f"{advice.now} -> {advice.better}"
+        else:
+            arrow = advice.better
         kept = advice.better if advice.better == "cannot tell" else "leave it"
-        head = arrow if worth else f"{advice.now}: {kept}" if advice.now else advice.better
+        if worth:
+            head = arrow
+        elif advice.now:
+            head = f"{advice.now}: {kept}"
+        else:
+            head = advice.better
         yield paper.fit(f"{advice.topic:{LABEL}}{head}")
         is_other = advice.saved_node_hours is not None and advice.now != advice.better
         for reason in (*advice.why, *((_saved(advice, look.goodput),) if is_other else ())):
@@ -106,10 +120,14 @@ def _past(goodput: Goodput) -> str:
 
 def _saved(advice: Advice, goodput: Goodput) -> str:
     saved = advice.saved_node_hours or 0.0
-    share = 100 * saved / goodput.total.node_hours if goodput.total.node_hours else 0.0
+    share = 0.0
+    if goodput.total.node_hours:
+        share = 100 * saved / goodput.total.node_hours
     if saved <= 0:
         return f"{advice.better} would have saved nothing over this past"
-    return f"{advice.better} would have saved {saved:,.2f} node-hours over this past ({share:.1f} %)"
+    return (
+        f"{advice.better} would have saved {saved:,.2f} node-hours over this past ({share:.1f} %)"
+    )
 
 
 def _document(look: LookBack, found: tuple[Advice, ...]) -> dict[str, Any]:
@@ -120,7 +138,11 @@ def _document(look: LookBack, found: tuple[Advice, ...]) -> dict[str, Any]:
         "node_hours": look.goodput.total.node_hours,
         "faults": len(look.goodput.faults),
         "advice": [
-            {**document(advice), "option": advice.option or None, "worth_it": is_worth_it(advice, look.goodput)}
+            {
+                **document(advice),
+                "option": advice.option or None,
+                "worth_it": is_worth_it(advice, look.goodput),
+            }
             for advice in found
         ],
         "unknown": list(look.goodput.read_errors),

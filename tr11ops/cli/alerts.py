@@ -1,4 +1,6 @@
-"""`tr11 alerts`: what is open and who has it; what a person does about an alert, by name and with a reason."""
+"""`tr11 alerts`: what is open and who has it; what a person does about an alert, by name and with a
+reason.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from tr11ops.alerts.changes import assign as give
 from tr11ops.alerts.changes import resolve as close
 from tr11ops.alerts.changes import snooze as put_off
 from tr11ops.alerts.mail_text.shared import moment as said
-from tr11ops.alerts.people import PersonalChange, change_alerts, read_digest, send_digest, send_test, send_what_waits
+from tr11ops.alerts.people import (
+    PersonalChange,
+    change_alerts,
+    read_digest,
+    send_digest,
+    send_test,
+    send_what_waits,
+)
 from tr11ops.alerts.reading import current_alert_state, incidents, kept_here, open_alerts, waiting
 from tr11ops.alerts.sending import policy_for
 from tr11ops.base.errors import NoSuchAlert, Refusal
@@ -40,7 +49,9 @@ SCHEMA = 1
 
 # ----------------------------------------------------------------------------- shown
 def kept_elsewhere(directory: RunDirectory) -> str:
-    """Where else alerts may be that are not seen here; "" where the run directory takes them, or this machine does."""
+    """Where else alerts may be that are not seen here; "" where the run directory takes them, or
+    this machine does.
+    """
     shut = known(read_unwritable_directories(directory.paths), ())
     if not shut or known(observed(lambda: kept_here(directory)), None) is not None:
         return ""
@@ -50,10 +61,18 @@ def kept_elsewhere(directory: RunDirectory) -> str:
     )
 
 
-def rows(alerts: Sequence[Alert], over: Sequence[Incident], now: float) -> Iterator[tuple[str, ...]]:
+def rows(
+    alerts: Sequence[Alert], over: Sequence[Incident], now: float
+) -> Iterator[tuple[str, ...]]:
     """Cells of the list: open alerts, then incidents that are over, the newest first."""
     for alert in alerts:
-        yield alert.severity.name, alert.fingerprint, duration(now - alert.start), _who(alert, now), alert.title
+        yield (
+            alert.severity.name,
+            alert.fingerprint,
+            duration(now - alert.start),
+            _who(alert, now),
+            alert.title,
+        )
         for one in alert.consequences:
             yield "", "", "", "", f"from it follows: {one.title}"
     for incident in reversed(over):
@@ -76,18 +95,35 @@ def _who(alert: Alert, now: float) -> str:
 
 def alert_values(alert: Alert) -> dict[str, Any]:
     """One alert for --json. Times are seconds since the epoch."""
-    hidden = {"alarmed", "escalated", "remind", "thread", "clear_looks", "heard", "mails", "headline"}
+    hidden = {
+        "alarmed",
+        "escalated",
+        "remind",
+        "thread",
+        "clear_looks",
+        "heard",
+        "mails",
+        "headline",
+    }
     return {key: value for key, value in document(alert).items() if key not in hidden}
 
 
 # ----------------------------------------------------------------------------- change
 Fingerprints = Annotated[
-    list[str] | None, typer.Argument(metavar="FP...", help="Fingerprints; the beginning is enough where it is unique.")
+    list[str] | None,
+    typer.Argument(
+        metavar="FP...", help="Fingerprints; the beginning is enough where it is unique."
+    ),
 ]
-Fingerprint = Annotated[str, typer.Argument(metavar="FP", help="Fingerprint; the beginning is enough.")]
+Fingerprint = Annotated[
+    str, typer.Argument(metavar="FP", help="Fingerprint; the beginning is enough.")
+]
 AllOption = Annotated[bool, typer.Option("--all", help="Every open alert.")]
 WhoOption = Annotated[
-    str, typer.Option("--as", metavar="NAME", help="For someone else; who typed it is recorded too. Default: you.")
+    str,
+    typer.Option(
+        "--as", metavar="NAME", help="For someone else; who typed it is recorded too. Default: you."
+    ),
 ]
 
 
@@ -97,7 +133,8 @@ def ack(
     everything: AllOption = False,
     who: WhoOption = "",
 ) -> None:
-    """Say that someone works on it: no escalation and no repeats for 24 hours, unless it becomes worse.
+    """Say that someone works on it: no escalation and no repeats for 24 hours, unless it becomes
+    worse.
 
     Examples:
       tr11 alerts ack 3f2a --reason "node is out, relaunching"
@@ -111,7 +148,9 @@ def ack(
 def snooze(
     context: Annotated[RunContext, JSON, DRY_RUN, REASON],
     fingerprints: Fingerprints = None,
-    length: Annotated[str, typer.Option("--for", metavar="TIME", help="How long: 30m, 2h, 1d.")] = "2h",
+    length: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="How long: 30m, 2h, 1d.")
+    ] = "2h",
     everything: AllOption = False,
 ) -> None:
     """No message about it for so long, unless it becomes worse. Then it is said once again.
@@ -131,7 +170,9 @@ def snooze(
 def assign(
     context: Annotated[RunContext, JSON, DRY_RUN, REASON],
     fingerprint: Fingerprint,
-    to: Annotated[str, typer.Argument(metavar="WHO", help="A name, or a mail address, which is told.")],
+    to: Annotated[
+        str, typer.Argument(metavar="WHO", help="A name, or a mail address, which is told.")
+    ],
 ) -> None:
     """Give it to someone. A mail address hears of it at once, and of all that follows.
 
@@ -149,7 +190,8 @@ def resolve(
     fingerprints: Fingerprints = None,
     everything: AllOption = False,
 ) -> None:
-    """Say that it is over. Those who were told hear it; if the next look sees the fault, it is open again.
+    """Say that it is over. Those who were told hear it; if the next look sees the fault, it is open
+    again.
 
     Examples:
       tr11 alerts resolve 3f2a --reason "false alarm: maintenance"
@@ -164,12 +206,18 @@ def resolve(
 # ----------------------------------------------------------------------------- how
 def _name(other: str) -> str:
     mine = user_name()
-    return f"{other} (typed by {mine})" if other.strip() and other != mine else mine
+    if other.strip() and other != mine:
+        return f"{other} (typed by {mine})"
+    return mine
 
 
-def _chosen(context: RunContext, fingerprints: Sequence[str] | None, everything: bool) -> tuple[str, ...]:
+def _chosen(
+    context: RunContext, fingerprints: Sequence[str] | None, everything: bool
+) -> tuple[str, ...]:
     if bool(fingerprints) == everything:
-        raise Refusal("FP...: name alerts, or give --all, not both; see: tr11 alerts list", exit_code=2)
+        raise Refusal(
+            "FP...: name alerts, or give --all, not both; see: tr11 alerts list", exit_code=2
+        )
     if not everything:
         return tuple(fingerprints or ())
     found = open_alerts(context.directory)
@@ -179,7 +227,9 @@ def _chosen(context: RunContext, fingerprints: Sequence[str] | None, everything:
 
 
 def _do(context: RunContext, typed: Sequence[str], change: Change, kind: str) -> None:
-    """Change the alerts that were typed, or show which they are; `kind` is the journal's word for it."""
+    """Change the alerts that were typed, or show which they are; `kind` is the journal's word for
+    it.
+    """
     directory, action = context.directory, kind.removeprefix("alert-")
     try:
         if context.dry_run:
@@ -187,12 +237,18 @@ def _do(context: RunContext, typed: Sequence[str], change: Change, kind: str) ->
             alerts = tuple(dict.fromkeys(resolve_prefix(alert_state, name) for name in typed))
             action, done, notes = f"would-be-{action}", f"would be {action}", [UNCHANGED]
         else:
-            wanted = [PersonalChange(name, change, kind, user_name(), context.reason) for name in typed]
-            alerts, faults = change_alerts(directory, context.card, wanted, time.time(), named_card(context.run))
+            wanted = [
+                PersonalChange(name, change, kind, user_name(), context.reason) for name in typed
+            ]
+            alerts, faults = change_alerts(
+                directory, context.card, wanted, time.time(), named_card(context.run)
+            )
             done, notes = action, [f"tr11: {plain_text(fault)}" for fault in faults]
     except NoSuchAlert as error:
         elsewhere = kept_elsewhere(directory)
-        more = f"\n{elsewhere}" if elsewhere else ""
+        more = ""
+        if elsewhere:
+            more = f"\n{elsewhere}"
         raise Refusal(f"FP: {error}; nothing was changed{more}", exit_code=2) from None
     except ValueError as error:
         raise Refusal(f"the alerts cannot be read: {error}", exit_code=3) from None
@@ -225,7 +281,9 @@ app = typer.Typer(
 @app.command("list")
 def list_alerts(
     context: Annotated[RunContext, JSON],
-    everything: Annotated[bool, typer.Option("--all", help="Also incidents that are over.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also incidents that are over.")
+    ] = False,
 ) -> None:
     """Open alerts, the most severe first, with who looks after them. Asks no scheduler.
 
@@ -248,9 +306,16 @@ def list_alerts(
         raise Refusal(f"the alerts cannot be read: {past.why}", exit_code=3)
     over = tuple(incident for incident in past if incident.resolved is not None)
     if context.as_json:
-        queue = None if isinstance(left, Unknown) else {"count": left.count, "since": left.since}
+        if isinstance(left, Unknown):
+            queue = None
+        else:
+            queue = {"count": left.count, "since": left.since}
         ended = [document(incident) for incident in over]
-        values = {"schema": SCHEMA, "alerts": [alert_values(alert) for alert in found], "over": ended}
+        values = {
+            "schema": SCHEMA,
+            "alerts": [alert_values(alert) for alert in found],
+            "over": ended,
+        }
         emit({**values, "waiting": queue})
         return
     made = table("SEVERITY", "ALERT", "SINCE", "WHO", "WHAT")
@@ -262,7 +327,9 @@ def list_alerts(
         say(f"tr11: the messages still to be sent are unknown: {left.why}")
     elif left.count and left.since is not None:
         what = counted(left.count, "message waits", "messages wait")
-        trouble = f" ({plain_text(left.trouble)})" if left.trouble else ""
+        trouble = ""
+        if left.trouble:
+            trouble = f" ({plain_text(left.trouble)})"
         say(f"{what} to be sent since {local_time(left.since)}{trouble}")
     if not found:
         say("no alert is open")
@@ -282,11 +349,16 @@ def test(
     context: Annotated[RunContext, JSON],
     to: Annotated[
         list[str] | None,
-        typer.Option("--address", "--to", metavar="ADDRESS", help="Mail to this address alone; may be repeated."),
+        typer.Option(
+            "--address",
+            "--to",
+            metavar="ADDRESS",
+            help="Mail to this address alone; may be repeated.",
+        ),
     ] = None,
 ) -> None:
-    """Send a real test message to everyone whom the card names, and say of each whether a server took it. What waits
-    to be sent on a route that takes the test goes out with it.
+    """Send a real test message to everyone whom the card names, and say of each whether a server
+    took it. What waits to be sent on a route that takes the test goes out with it.
 
     Exit code 1 when one was not taken.
 
@@ -295,12 +367,17 @@ def test(
       tr11 alerts test --address ana@example.org
     """
     context.seen(missing=None)
-    results = send_test(context.directory, context.card, tuple(to or ()), time.time(), named_card(context.run))
+    results = send_test(
+        context.directory, context.card, tuple(to or ()), time.time(), named_card(context.run)
+    )
     if not results:
-        raise Refusal("no one would be told: set alerts.recipients, alerts.rota or alerts.urls_file in the card")
+        raise Refusal(
+            "no one would be told: set alerts.recipients, alerts.rota or alerts.urls_file in the card"
+        )
     if context.as_json:
         values = [
-            {"route": route, "to": who, "taken": not trouble, "trouble": trouble} for route, who, trouble in results
+            {"route": route, "to": who, "taken": not trouble, "trouble": trouble}
+            for route, who, trouble in results
         ]
         emit({"schema": SCHEMA, "results": values})
     else:
@@ -309,14 +386,20 @@ def test(
             made.add_row(*map(plain_text, (route, who, trouble or "taken")))
         show(made)
     taken = frozenset(route for route, _, trouble in results if not trouble)
-    sent, troubles = send_what_waits(context.directory, context.card, taken, time.time(), named_card(context.run))
+    sent, troubles = send_what_waits(
+        context.directory, context.card, taken, time.time(), named_card(context.run)
+    )
     if sent:
-        say(f"{counted(sent, 'message that had waited was', 'messages that had waited were')} sent as well")
+        say(
+            f"{counted(sent, 'message that had waited was', 'messages that had waited were')} sent as well"
+        )
     for trouble in troubles:
         say(trouble)
     routes = {route for route, _, trouble in results if trouble}
     if "mail" in routes:
-        say("mail goes to alerts.smtp_host and alerts.smtp_port of the card: name a server that takes mail from here")
+        say(
+            "mail goes to alerts.smtp_host and alerts.smtp_port of the card: name a server that takes mail from here"
+        )
     if routes - {"mail"}:
         say("delivery URLs are the lines of alerts.urls_file")
     raise typer.Exit(1 if routes else 0)
@@ -325,10 +408,15 @@ def test(
 @app.command()
 def digest(
     context: Annotated[RunContext, JSON],
-    send: Annotated[bool, typer.Option("--send", help="Send it, unless today's was sent already.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="With --send: whatever was sent already.")] = False,
+    send: Annotated[
+        bool, typer.Option("--send", help="Send it, unless today's was sent already.")
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="With --send: whatever was sent already.")
+    ] = False,
 ) -> None:
-    """Show the daily summary, or send it. The watchdog sends it by itself, once a day, at alerts.digest_time.
+    """Show the daily summary, or send it. The watchdog sends it by itself, once a day, at
+    alerts.digest_time.
 
     Examples:
       tr11 alerts digest
@@ -341,24 +429,33 @@ def digest(
     unasked = Unknown("the scheduler was not asked")
 
     def look() -> RunSituation:
-        snapshot = observe(context.directory, facts_of(context.card, named_card(context.run)), unasked, now)
+        snapshot = observe(
+            context.directory, facts_of(context.card, named_card(context.run)), unasked, now
+        )
         return situation_of(context.directory, context.card, snapshot)
 
     situation = in_time(look)
     try:
         if not send:
-            subject, lines = read_digest(context.directory, context.card, now, named_card(context.run), situation)
+            subject, lines = read_digest(
+                context.directory, context.card, now, named_card(context.run), situation
+            )
             value = {"schema": SCHEMA, "subject": subject, "lines": list(lines)}
             context.emit(value, map(plain_text, (subject, "", *lines)))
             return
-        message, notes = send_digest(context.directory, context.card, now, again, named_card(context.run), situation)
+        message, notes = send_digest(
+            context.directory, context.card, now, again, named_card(context.run), situation
+        )
     except ValueError as error:
         raise Refusal(f"the alerts cannot be read: {error}", exit_code=3) from None
     for line in notes:
         say(f"tr11: {plain_text(line)}")
     reachable = policy_for(context.directory, context.card).is_reachable
     if context.as_json:
-        sent = None if message is None or not reachable else {"subject": message.subject, "to": list(message.to)}
+        if message is None or not reachable:
+            sent = None
+        else:
+            sent = {"subject": message.subject, "to": list(message.to)}
         emit({"schema": SCHEMA, "sent": sent, "notes": list(notes)})
     elif not reachable:
         say("no one is told: set alerts.recipients, alerts.rota or alerts.urls_file in the card")
@@ -394,7 +491,11 @@ def rota(
     if not found:
         say(
             "the card has no rota: "
-            + (f"all goes to {', '.join(policy.recipients)}" if policy.recipients else "no one is told")
+            + (
+                f"all goes to {', '.join(policy.recipients)}"
+                if policy.recipients
+                else "no one is told"
+            )
         )
         return
     made = table("ON DUTY", "UNTIL")

@@ -44,15 +44,20 @@ SCHEMA = 1
 def status(
     context: Annotated[RunContext, JSON],
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="First make the records again from the receipts at the destination.")
+        bool,
+        typer.Option(
+            "--rebuild", help="First make the records again from the receipts at the destination."
+        ),
     ] = False,
 ) -> None:
-    """For each archive: its copies, the last success, how far re-reading is, what is damaged, what is due, who copies.
+    """For each archive: its copies, the last success, how far re-reading is, what is damaged, what
+    is due, who copies.
 
-    Goes by what is on record, and looks whether the store is there; `--rebuild` asks the destination.
+    Goes by what is on record, and looks whether the store is there; `--rebuild` asks the
+    destination.
 
-    Exit code 0: fine; 1: a copy is damaged, the last round failed, or the store is not there; 3: the records
-    cannot be read.
+    Exit code 0: fine; 1: a copy is damaged, the last round failed, or the store is not there; 3:
+    the records cannot be read.
 
     Examples:
       tr11 backup status
@@ -62,7 +67,9 @@ def status(
     archives = require_archives(card, None, None, option=None)
     context.require_mounted()
     require_directory(directory)
-    code = _rebuild(card, archives, context.as_json) if rebuild else 0
+    code = 0
+    if rebuild:
+        code = _rebuild(card, archives, context.as_json)
     try:
         screen = in_time(lambda: _screen(card, archives))
     except (OSError, ValueError) as error:
@@ -88,13 +95,27 @@ def _screen(card: RunCard, archives: tuple[str, ...]) -> BackupStatus:
     views = []
     for name in archives:
         state = read_archive_state(directory, name)
-        ours = tuple(c for c in copies if c.archive == name and (state is None or c.address == state.address))
+        ours = tuple(
+            c for c in copies if c.archive == name and (state is None or c.address == state.address)
+        )
         plan = plan_of(card, rows, ours, RoundRequest((name,)))
-        address = state.address if state is not None else str(getattr(card.backup, name))
+        if state is not None:
+            address = state.address
+        else:
+            address = str(getattr(card.backup, name))
         owner, fault = owner_of(directory, name, now), folder_fault(name, card)
-        views.append(ArchiveView(name, address, state, ours, plan.due, owner, fault, data_states(card, ours, name)))
+        views.append(
+            ArchiveView(
+                name, address, state, ours, plan.due, owner, fault, data_states(card, ours, name)
+            )
+        )
     return BackupStatus(
-        card.run.name, card.run.variant, now, tuple(views), read_drill(directory), card.backup.reread_days
+        card.run.name,
+        card.run.variant,
+        now,
+        tuple(views),
+        read_drill(directory),
+        card.backup.reread_days,
     )
 
 
@@ -119,9 +140,11 @@ def plan(
     to: ArchiveOption = None,
     kind: KindOption = None,
 ) -> None:
-    """What the next round copies where and why, how long that takes, what is copied already, and what is not copied.
+    """What the next round copies where and why, how long that takes, what is copied already, and
+    what is not copied.
 
-    Goes by what is on record; no bucket is asked. Exit code 1: a folder that copies should go to cannot be used.
+    Goes by what is on record; no bucket is asked. Exit code 1: a folder that copies should go to
+    cannot be used.
 
     Examples:
       tr11 backup plan

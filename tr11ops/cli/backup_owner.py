@@ -1,4 +1,6 @@
-"""Which copies of a step there are, and whose an archive is: `tr11 backup restore --list` and `tr11 backup adopt`."""
+"""Which copies of a step there are, and whose an archive is: `tr11 backup restore --list` and `tr11
+backup adopt`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ SCHEMA = 1
 
 # ----------------------------------------------------------------------------- restore --list
 def list_candidates(card: RunCard, step: int, source: str | None, as_json: bool) -> None:
-    """Print every copy of a step, of any run, in the archives that are meant. Raises Refusal where none answers."""
+    """Print every copy of a step, of any run, in the archives that are meant. Raises Refusal where
+    none answers.
+    """
     names = require_archives(card, [source] if source else None, [step], "--from")
     found: list[tuple[str, Candidate]] = []
     faults = []
@@ -40,7 +44,9 @@ def list_candidates(card: RunCard, step: int, source: str | None, as_json: bool)
             try:
                 with closing(backup.opened(name)) as archive:
                     ours = run_id(backup.directory)
-                    listed = candidates(archive, owner_of(archive), card.run.name, ours, card.run.variant)
+                    listed = candidates(
+                        archive, owner_of(archive), card.run.name, ours, card.run.variant
+                    )
                     found += [(archive.name, one) for one in listed if one.receipt.step == step]
             except (ArchiveError, OSError, ValueError) as error:
                 faults.append(f"{name}: {error}")
@@ -52,14 +58,19 @@ def list_candidates(card: RunCard, step: int, source: str | None, as_json: bool)
         _table(found)
     else:
         typer.echo(f"no copy of step {step} with a receipt in {' or '.join(names)}")
-    raise typer.Exit(3 if faults else 0 if found else 1)
+    if faults:
+        raise typer.Exit(3)
+    raise typer.Exit(0 if found else 1)
 
 
 def _table(found: list[tuple[str, Candidate]]) -> None:
     typer.echo(f"{'IDENTITY':<10}{'COPY':<9}{'IN':<9}{'SIZE':>10}  {'COPIED (UTC)':<18}RUN")
     for archive, one in sorted(found, key=lambda entry: (entry[1].receipt.identity, entry[0])):
         receipt = one.receipt
-        whose = "this run" if one.is_ours else f"another: {one.run_id[:8] or receipt.run}"
+        if one.is_ours:
+            whose = "this run"
+        else:
+            whose = f"another: {one.run_id[:8] or receipt.run}"
         typer.echo(
             f"{receipt.identity[:8]:<10}{receipt.kind:<9}{archive[:8]:<9}{size(receipt.bytes):>10}  "
             f"{_day(receipt.copied):<18}{whose}"
@@ -74,10 +85,16 @@ def _day(moment: float) -> str:
 def _value(archive: str, one: Candidate) -> dict[str, object]:
     receipt = one.receipt
     return {
-        "archive": archive, "identity": receipt.identity, "kind": receipt.kind, "copied": receipt.copied,
-        "bytes": receipt.bytes, "location": receipt.location, "run": receipt.run, "run_id": one.run_id or None,
+        "archive": archive,
+        "identity": receipt.identity,
+        "kind": receipt.kind,
+        "copied": receipt.copied,
+        "bytes": receipt.bytes,
+        "location": receipt.location,
+        "run": receipt.run,
+        "run_id": one.run_id or None,
         "ours": one.is_ours,
-    }  # fmt: skip
+    }
 
 
 # ----------------------------------------------------------------------------- adopt
@@ -85,12 +102,16 @@ def adopt(
     context: RunContext,
     archive: Annotated[str, typer.Argument(metavar="store|url", help="Which archive of the card.")],
     yes: YesOption = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written, and do nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be written, and do nothing.")
+    ] = False,
 ) -> None:
-    """Say that an archive is this run's: one that is older than run ids, or that of a run directory that was lost.
+    """Say that an archive is this run's: one that is older than run ids, or that of a run directory
+    that was lost.
 
-    An archive knows its run by the id in state/run.json, not by name. One without an id gets this run's; a run
-    directory that was begun again takes the archive's id, unless it has copies of its own elsewhere.
+    An archive knows its run by the id in state/run.json, not by name. One without an id gets this
+    run's; a run directory that was begun again takes the archive's id, unless it has copies of its
+    own elsewhere.
 
     Examples:
       tr11 backup adopt store
@@ -116,10 +137,13 @@ def _adopt(backup: BackupContext, archive: Archive, yes: bool, dry_run: bool) ->
     _show(backup, archive)
     if owner.id:
         typer.echo(
-            f"this run directory goes on as run {short(owner.id)}" + (f", no more as {short(ours)}" if ours else "")
+            f"this run directory goes on as run {short(owner.id)}"
+            + (f", no more as {short(ours)}" if ours else "")
         )
     else:
-        typer.echo(f"{archive.address} gets the id of this run" + (f", {short(ours)}" if ours else ""))
+        typer.echo(
+            f"{archive.address} gets the id of this run" + (f", {short(ours)}" if ours else "")
+        )
     if dry_run:
         say("nothing was changed (--dry-run)")
         return
@@ -130,13 +154,17 @@ def _adopt(backup: BackupContext, archive: Archive, yes: bool, dry_run: bool) ->
     else:
         ours = require_run_id(backup.directory, name)
         give_id(archive, name, ours)
-        backup.journal.write("archive-adopted", archive.address, {"archive": archive.name, "id": ours})
+        backup.journal.write(
+            "archive-adopted", archive.address, {"archive": archive.name, "id": ours}
+        )
     typer.echo("done; next: tr11 backup run")
 
 
 def _require_adoptable(backup: BackupContext, archive: Archive, owner: Owner, ours: str) -> None:
     if owner.run != backup.card.run.name:
-        raise Refusal(f"{archive.address} is the archive of {owner.run!r}; name another place in [backup]")
+        raise Refusal(
+            f"{archive.address} is the archive of {owner.run!r}; name another place in [backup]"
+        )
     copies = read_copies(backup.directory, every_variant=True)
     elsewhere = sorted({copy.address for copy in copies if copy.address != archive.address})
     if owner.id and ours and elsewhere:
@@ -148,4 +176,6 @@ def _require_adoptable(backup: BackupContext, archive: Archive, owner: Owner, ou
 
 def _show(backup: BackupContext, archive: Archive) -> None:
     for receipt in list_receipts(archive, backup.card.run.variant):
-        typer.echo(f"  step {receipt.step:>7}  {receipt.kind:<8} {receipt.identity[:8]}  copied {_day(receipt.copied)}")
+        typer.echo(
+            f"  step {receipt.step:>7}  {receipt.kind:<8} {receipt.identity[:8]}  copied {_day(receipt.copied)}"
+        )

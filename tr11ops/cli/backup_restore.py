@@ -1,4 +1,6 @@
-"""`tr11 backup restore` and `drill`: a copy becomes a checkpoint again, or data; a drill proves that it does."""
+"""`tr11 backup restore` and `drill`: a copy becomes a checkpoint again, or data; a drill proves
+that it does.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +70,12 @@ def list_data(card: RunCard, source: str | None, as_json: bool) -> None:
     value, lines = {}, []
     for archive_name, units in found.items():
         copies = sorted(units.items())
-        value[archive_name] = [{"name": unit, "bytes": made.bytes, "copied": made.copied} for unit, made in copies]
-        shown = [f"{unit}: {size(made.bytes)}, copied {iso_time(made.copied)}" for unit, made in copies]
+        value[archive_name] = [
+            {"name": unit, "bytes": made.bytes, "copied": made.copied} for unit, made in copies
+        ]
+        shown = [
+            f"{unit}: {size(made.bytes)}, copied {iso_time(made.copied)}" for unit, made in copies
+        ]
         lines += [f"{archive_name}: {text}" for text in shown or ["no data set"]]
     answer(as_json, {"schema": SCHEMA, "data": value}, lines)
 
@@ -77,7 +83,8 @@ def list_data(card: RunCard, source: str | None, as_json: bool) -> None:
 def restore_data(
     card: RunCard, name: str, into: Path, source: str | None, dry_run: bool, why: str, as_json: bool
 ) -> None:
-    """Bring a data set back, or "all", from the first archive that has it: every digest is compared, nothing replaced.
+    """Bring a data set back, or "all", from the first archive that has it: every digest is
+    compared, nothing replaced.
 
     The tokenizer becomes a folder of that name in `into`. Raises Refusal.
     """
@@ -89,14 +96,24 @@ def restore_data(
             with closing(backup.opened(key)) as archive:
                 found = newest_copies(archive, card.run.variant)
                 there |= found.keys()
-                wanted = sorted(found.keys() - set(done)) if name == ALL else [name] if name in found else []
+                if name == ALL:
+                    wanted = sorted(found.keys() - set(done))
+                elif name in found:
+                    wanted = [name]
+                else:
+                    wanted = []
                 for unit in wanted:
-                    target = into / unit if unit == "tokenizer" else into
+                    if unit == "tokenizer":
+                        target = into / unit
+                    else:
+                        target = into
                     if not dry_run:
                         _restore(backup, archive, unit, found[unit], target, why)
                     if not as_json:
                         would = "would come" if dry_run else "is restored"
-                        typer.echo(f"{unit} ({size(found[unit].bytes)}) {would} from the {archive.name} into {target}")
+                        typer.echo(
+                            f"{unit} ({size(found[unit].bytes)}) {would} from the {archive.name} into {target}"
+                        )
                     done.append(unit)
             if done and name != ALL:
                 break
@@ -108,7 +125,9 @@ def restore_data(
         emit({"schema": SCHEMA, "dry_run": dry_run, "into": str(into), "data": done})
 
 
-def _restore(backup: BackupContext, archive: Archive, unit: str, receipt: Receipt, target: Path, why: str) -> None:
+def _restore(
+    backup: BackupContext, archive: Archive, unit: str, receipt: Receipt, target: Path, why: str
+) -> None:
     with backup.watch(f"restore {unit}", receipt.bytes) as progress:
         for file in receipt.files:
             try:
@@ -116,7 +135,12 @@ def _restore(backup: BackupContext, archive: Archive, unit: str, receipt: Receip
             except CopyDamaged as error:
                 raise Refusal(f"{error}{recorded(backup, archive, receipt, error)}") from None
     if backup.directory.exists:
-        said = {"archive": archive.name, "data": unit, "location": receipt.location, "into": str(target)}
+        said = {
+            "archive": archive.name,
+            "data": unit,
+            "location": receipt.location,
+            "into": str(target),
+        }
         backup.journal.write("restored", why, said)
 
 
@@ -127,32 +151,52 @@ def _archives(card: RunCard, source: str | None) -> Sequence[str]:
 # ----------------------------------------------------------------------------- the commands
 FromOption = Annotated[
     str | None,
-    typer.Option("--from", metavar="store|url|ADDRESS", help="Default: a sound copy on record, whole ones first."),
+    typer.Option(
+        "--from",
+        metavar="store|url|ADDRESS",
+        help="Default: a sound copy on record, whole ones first.",
+    ),
 ]
 
 
 def restore(
     context: Annotated[RunContext, JSON],
-    step: Annotated[int | None, typer.Argument(metavar="[STEP]", min=0, autocompletion=completion.steps)] = None,
+    step: Annotated[
+        int | None, typer.Argument(metavar="[STEP]", min=0, autocompletion=completion.steps)
+    ] = None,
     into: Annotated[
-        Path | None, typer.Option("--output", "-o", "--into", metavar="DIR", help="It becomes DIR/global_stepN.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", "--into", metavar="DIR", help="It becomes DIR/global_stepN."
+        ),
     ] = None,
     source: FromOption = None,
     kind: KindOption = None,
     file: Annotated[
-        str | None, typer.Option("--file", metavar="PATH", help="Only this file of the copy, put into DIR.")
+        str | None,
+        typer.Option("--file", metavar="PATH", help="Only this file of the copy, put into DIR."),
     ] = None,
     only_list: Annotated[
-        bool, typer.Option("--list", help="Show every copy of STEP there is, with its identity; restore nothing.")
+        bool,
+        typer.Option(
+            "--list", help="Show every copy of STEP there is, with its identity; restore nothing."
+        ),
     ] = False,
     identity: Annotated[
-        str | None, typer.Option("--identity", metavar="DIGITS", help="Which, where several are there: see --list.")
+        str | None,
+        typer.Option(
+            "--identity", metavar="DIGITS", help="Which, where several are there: see --list."
+        ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option("--data", metavar="NAME|all", help="In place of STEP: a data set, or the tokenizer.")
+        str | None,
+        typer.Option(
+            "--data", metavar="NAME|all", help="In place of STEP: a data set, or the tokenizer."
+        ),
     ] = None,
     latest: Annotated[
-        bool, typer.Option("--latest", help="Have DIR/latest name it: a restart from DIR then takes it.")
+        bool,
+        typer.Option("--latest", help="Have DIR/latest name it: a restart from DIR then takes it."),
     ] = False,
     values: Annotated[
         bool | None,
@@ -161,14 +205,18 @@ def restore(
             help="Look at every number: is one NaN or infinite? Exit code 1 if so. Default: where they can be read.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be restored.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be restored.")
+    ] = False,
     why: ReasonOption = "",
 ) -> None:
-    """Bring a checkpoint back: every digest is compared, only what is whole gets its name. Repeat it when cut off.
+    """Bring a checkpoint back: every digest is compared, only what is whole gets its name. Repeat
+    it when cut off.
 
-    A digest says that the bytes are those that were saved, not that the numbers are good: then each is looked at, which
-    takes about a second a GiB (`--no-values` leaves it out). Where one is NaN or infinite, the exit code is 1 and
-    `--latest` moves nothing. With `--values`, so it is where the numbers cannot be read.
+    A digest says that the bytes are those that were saved, not that the numbers are good: then each
+    is looked at, which takes about a second a GiB (`--no-values` leaves it out). Where one is NaN
+    or infinite, the exit code is 1 and `--latest` moves nothing. With `--values`, so it is where
+    the numbers cannot be read.
 
     Nothing that is there is replaced: a checkpoint of that step in DIR stays as it is.
 
@@ -198,10 +246,16 @@ def restore(
     asked = asked_of([step], kind)
     if file is not None and (latest or values):
         other = "--latest" if latest else "--values"
-        raise Refusal(f"--file and {other}: a single file is no checkpoint; leave one out", exit_code=2)
+        raise Refusal(
+            f"--file and {other}: a single file is no checkpoint; leave one out", exit_code=2
+        )
     name = source or _best(card, step, kind, identity)
     require_archives(card, [name], [step], "--from")
-    with archive_errors(), open_backup(card, context.as_json) as backup, closing(backup.opened(name)) as archive:
+    with (
+        archive_errors(),
+        open_backup(card, context.as_json) as backup,
+        closing(backup.opened(name)) as archive,
+    ):
         found = _candidate(backup, archive, step, asked.kind, identity)
         receipt = found.receipt
         _require_use(backup, found, into, file, latest)
@@ -218,11 +272,18 @@ def restore(
             if latest and not refused:
                 _move_latest(backup, into, step, made)
     shown = {
-        "schema": SCHEMA, "dry_run": dry_run, "path": str(made), "step": step, "kind": receipt.kind,
+        "schema": SCHEMA,
+        "dry_run": dry_run,
+        "path": str(made),
+        "step": step,
+        "kind": receipt.kind,
         "values": None if numbers is None else numbers.to_json(),
-    }  # fmt: skip
+    }
     would = "would become" if dry_run else "is now"
-    what = f"({receipt.kind}, {size(receipt.bytes)})" if file is None else f"({receipt.kind}): {file}"
+    if file is None:
+        what = f"({receipt.kind}, {size(receipt.bytes)})"
+    else:
+        what = f"({receipt.kind}): {file}"
     line = f"{archive.address}/{receipt.location} {what} {would} {made}"
     context.emit({**shown, "from": receipt.location, "bytes": receipt.bytes}, [line])
     if numbers is not None:
@@ -232,7 +293,9 @@ def restore(
 
 
 def _numbers_of(made: Path, asked: bool | None) -> ValuesFound | None:
-    """What the numbers are of what was restored, unless that is not wanted. Raises Refusal where it was asked for."""
+    """What the numbers are of what was restored, unless that is not wanted. Raises Refusal where it
+    was asked for.
+    """
     if asked is False:
         return None
     if not asked:
@@ -243,7 +306,9 @@ def _numbers_of(made: Path, asked: bool | None) -> ValuesFound | None:
 
 
 def _why_unreadable(made: Path) -> str:
-    """Why no one need try to read the numbers: there are none, or nothing here reads them. "" where one may."""
+    """Why no one need try to read the numbers: there are none, or nothing here reads them. "" where
+    one may.
+    """
     manifest = Manifest.read(made)
     if manifest is not None and manifest.is_rehearsed:
         return "it is a rehearsal's checkpoint, without tensors"
@@ -268,14 +333,24 @@ def _say_numbers(step: int, numbers: ValuesFound, asked: bool | None, latest: bo
     raise typer.Exit(1)
 
 
-def _require_use(backup: BackupContext, found: Candidate, into: Path, file: str | None, latest: bool) -> None:
+def _require_use(
+    backup: BackupContext, found: Candidate, into: Path, file: str | None, latest: bool
+) -> None:
     """Raise Refusal for a copy that does not belong there, or that no training goes on from."""
     receipt = found.receipt
     if not found.is_ours and (latest or _is_ours(backup, into)):
-        raise Refusal(f"{found}: it is not this run's, so it is not restored into its checkpoints or with --latest")
+        raise Refusal(
+            f"{found}: it is not this run's, so it is not restored into its checkpoints or with --latest"
+        )
     if latest and receipt.kind != "full":
-        raise Refusal("--latest: this copy holds the weights alone, and no training goes on from those")
-    if file is None and receipt.kind != "full" and into.resolve() == backup.card.paths.checkpoints.resolve():
+        raise Refusal(
+            "--latest: this copy holds the weights alone, and no training goes on from those"
+        )
+    if (
+        file is None
+        and receipt.kind != "full"
+        and into.resolve() == backup.card.paths.checkpoints.resolve()
+    ):
         raise Refusal(
             f"--output {into}: this copy holds the weights alone, from which this run does not resume; restore "
             "it into another folder"
@@ -284,7 +359,9 @@ def _require_use(backup: BackupContext, found: Candidate, into: Path, file: str 
 
 def _given(into: Path | None) -> Path:
     if into is None:
-        raise Refusal("restore where to? Give --output DIR (or --list to see what there is)", exit_code=2)
+        raise Refusal(
+            "restore where to? Give --output DIR (or --list to see what there is)", exit_code=2
+        )
     return into
 
 
@@ -293,30 +370,44 @@ def _is_ours(backup: BackupContext, into: Path) -> bool:
 
 
 def _keep_id(backup: BackupContext, found: Candidate, into: Path) -> None:
-    """A run directory without an id into which a checkpoint is restored goes on as the run that made it."""
+    """A run directory without an id into which a checkpoint is restored goes on as the run that
+    made it.
+    """
     if not (found.run_id and _is_ours(backup, into)):
         return
     try:
         if not run_id(backup.directory):
             adopt_run_id(backup.directory, backup.card.run.name, found.run_id)
-            backup.journal.write("run-id-adopted", "a checkpoint of that run was restored", {"id": found.run_id})
+            backup.journal.write(
+                "run-id-adopted", "a checkpoint of that run was restored", {"id": found.run_id}
+            )
     except (OSError, ValueError) as error:
         say(f"the id of the run could not be kept: {error}")
 
 
 def _restored(
-    backup: BackupContext, archive: Archive, found: Candidate, into: Path, file: str | None, why: str
+    backup: BackupContext,
+    archive: Archive,
+    found: Candidate,
+    into: Path,
+    file: str | None,
+    why: str,
 ) -> Path:
     """Do it, and put it in the journal of a run that is here."""
     receipt = found.receipt
-    total = receipt.bytes if file is None else sum(entry.bytes for entry in receipt.files if entry.path == file)
+    if file is None:
+        total = receipt.bytes
+    else:
+        total = sum(entry.bytes for entry in receipt.files if entry.path == file)
     try:
         with backup.watch(f"restore {receipt.step}", total) as progress:
             transfer = backup.transfer(progress)
             if file is not None:
                 made = restore_file(archive, receipt, file, into, transfer)
             else:
-                made = restore_checkpoint(archive, receipt, into, transfer, lambda: _keep_id(backup, found, into))
+                made = restore_checkpoint(
+                    archive, receipt, into, transfer, lambda: _keep_id(backup, found, into)
+                )
     except CopyDamaged as error:
         raise Refusal(f"{error}{recorded(backup, archive, receipt, error)}") from None
     except AlreadyThere as error:
@@ -325,14 +416,21 @@ def _restored(
     if file is None:
         _note_restored(backup, receipt, made)
     if backup.directory.exists:
-        said = {"archive": archive.name, "step": receipt.step, "location": receipt.location, "into": str(made)}
+        said = {
+            "archive": archive.name,
+            "step": receipt.step,
+            "location": receipt.location,
+            "into": str(made),
+        }
         backup.journal.write("restored", why, said)
     return made
 
 
 def _need(backup: BackupContext, into: Path) -> ResumeNeed:
     """What a training that starts from a folder needs: of the run's own, its model."""
-    return ResumeNeed.of(backup.card) if _is_ours(backup, into) else ResumeNeed()
+    if _is_ours(backup, into):
+        return ResumeNeed.of(backup.card)
+    return ResumeNeed()
 
 
 def _require_movable(backup: BackupContext, into: Path, step: int) -> None:
@@ -344,7 +442,9 @@ def _require_movable(backup: BackupContext, into: Path, step: int) -> None:
 
 
 def _move_latest(backup: BackupContext, into: Path, step: int, made: Path) -> None:
-    """Have `latest` name what was restored, by what it is: also a whole copy may be one of weights alone."""
+    """Have `latest` name what was restored, by what it is: also a whole copy may be one of weights
+    alone.
+    """
     try:
         move_latest(into, step, _need(backup, into), time.time())
     except LatestRefused as error:
@@ -352,7 +452,9 @@ def _move_latest(backup: BackupContext, into: Path, step: int, made: Path) -> No
 
 
 def _note_what_is_here(backup: BackupContext, step: int, into: Path, path: str) -> None:
-    """A checkpoint here that is not as the copy: on record as damaged, if it is not as its own manifest says."""
+    """A checkpoint here that is not as the copy: on record as damaged, if it is not as its own
+    manifest says.
+    """
     home = backup.directory.paths.checkpoint(step)
     if _is_ours(backup, into):
         with suppress(OSError):  # the refusal says what matters
@@ -360,32 +462,51 @@ def _note_what_is_here(backup: BackupContext, step: int, into: Path, path: str) 
 
 
 def _note_restored(backup: BackupContext, receipt: Receipt, made: Path) -> None:
-    """What was restored into the run had every digest compared: that is a reading, and clears one that found damage."""
-    if not (_is_ours(backup, made.parent) and all(file.digest or file.path == MANIFEST_FILE for file in receipt.files)):
+    """What was restored into the run had every digest compared: that is a reading, and clears one
+    that found damage.
+    """
+    if not (
+        _is_ours(backup, made.parent)
+        and all(file.digest or file.path == MANIFEST_FILE for file in receipt.files)
+    ):
         return
     with suppress(OSError):  # then it counts as never read
         put_on_record(
             backup.directory,
             DigestRecord(
-                receipt.step, identity_of(made), time.time(), len(receipt.files), receipt.bytes, (), user_name(),
+                receipt.step,
+                identity_of(made),
+                time.time(),
+                len(receipt.files),
+                receipt.bytes,
+                (),
+                user_name(),
                 host_name(),
             ),
-        )  # fmt: skip
+        )
 
 
 def drill(
     context: Annotated[RunContext, JSON],
     source: Annotated[
-        str | None, typer.Option("--from", metavar="store|url", help="Default: wherever the newest whole copy is.")
+        str | None,
+        typer.Option(
+            "--from", metavar="store|url", help="Default: wherever the newest whole copy is."
+        ),
     ] = None,
     into: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", "--into", metavar="DIR", help="Where there is room; default: the run directory."
+            "--output",
+            "-o",
+            "--into",
+            metavar="DIR",
+            help="Where there is room; default: the run directory.",
         ),
     ] = None,
 ) -> None:
-    """Try a restore: the newest verified whole copy, into a fresh folder, read by the trainer, then removed.
+    """Try a restore: the newest verified whole copy, into a fresh folder, read by the trainer, then
+    removed.
 
     The outcome and its date go on record; `tr11 backup status` shows them.
 
@@ -394,10 +515,14 @@ def drill(
       tr11 backup drill --from url --output /scratch/room
     """
     card = context.card
-    archives = require_archives(card, [source] if source else None, [1], "--from" if source else None)
+    archives = require_archives(
+        card, [source] if source else None, [1], "--from" if source else None
+    )
     copy = choose_copy((c for c in _records(card) if c.archive in archives), source)
     if copy is None:
-        raise Refusal(f"there is no whole, sound copy in {' or '.join(archives)} yet; see tr11 backup status")
+        raise Refusal(
+            f"there is no whole, sound copy in {' or '.join(archives)} yet; see tr11 backup status"
+        )
     if into is not None and not into.is_dir():
         raise Refusal(f"--output {into}: there is no such folder", exit_code=2)
     try:
@@ -411,7 +536,10 @@ def drill(
         raise Refusal(f"a drill goes on already: {taken}") from None
     result = "passed" if done.passed else "FAILED"
     took = f"{size(done.bytes)} in {duration(done.seconds)}"
-    context.emit(document(done), [f"drill {result}: step {done.step} from the {done.archive}, {took}: {done.message}"])
+    context.emit(
+        document(done),
+        [f"drill {result}: step {done.step} from the {done.archive}, {took}: {done.message}"],
+    )
     raise typer.Exit(0 if done.passed else 1)
 
 
@@ -420,18 +548,26 @@ def _records(card: RunCard) -> tuple[CopyRecord, ...]:
     try:
         return read_copies(directory_of(card))
     except (OSError, ValueError) as error:
-        raise Refusal(f"the records of copies cannot be read: {error}; name the archive: --from", exit_code=3) from None
+        raise Refusal(
+            f"the records of copies cannot be read: {error}; name the archive: --from", exit_code=3
+        ) from None
 
 
 def _best(card: RunCard, step: int, kind: str | None, identity: str | None) -> str:
     found = [
-        copy for copy in _records(card)
-        if copy.is_sound and copy.kind != "data" and copy.step == step and kind in (None, copy.kind)
+        copy
+        for copy in _records(card)
+        if copy.is_sound
+        and copy.kind != "data"
+        and copy.step == step
+        and kind in (None, copy.kind)
         and copy.archive in ("store", "url")
         and copy.identity.startswith((identity or "").lower())
-    ]  # fmt: skip
+    ]
     if not found:
-        raise Refusal(f"no sound copy of step {step} is on record; name the archive: --from store, url or an address")
+        raise Refusal(
+            f"no sound copy of step {step} is on record; name the archive: --from store, url or an address"
+        )
     best = max(found, key=lambda copy: (copy.kind == "full", copy.archive == "store"))
     say(f"from the {best.archive}: {best.address}")
     return best.archive
@@ -445,7 +581,9 @@ def _candidate(
     except OSError as error:
         raise Refusal(f"which run this is cannot be read: {error}", exit_code=3) from None
     run = backup.card.run
-    return restorable(archive, run.variant, step, kind, run=run.name, run_id=ours, identity=identity)
+    return restorable(
+        archive, run.variant, step, kind, run=run.name, run_id=ours, identity=identity
+    )
 
 
 def _warn(card: RunCard, archive: Archive, receipt: Receipt) -> None:
@@ -456,4 +594,6 @@ def _warn(card: RunCard, archive: Archive, receipt: Receipt) -> None:
         return
     for copy in _records(card):
         if (copy.archive, copy.location) == (archive.name, receipt.location) and copy.damaged:
-            say(f"this copy is on record as damaged ({plain(copy.damaged[0])}): what is read is compared all the same")
+            say(
+                f"this copy is on record as damaged ({plain(copy.damaged[0])}): what is read is compared all the same"
+            )

@@ -18,7 +18,13 @@ from tr11ops.backup.damage import note_damage
 from tr11ops.backup.data_sets import data_states
 from tr11ops.backup.due import Asked
 from tr11ops.backup.ledger import read_archive_state
-from tr11ops.backup.round_values import CARDS_ARCHIVES, BackupContext, RoundPruning, RoundRequest, card_archives
+from tr11ops.backup.round_values import (
+    CARDS_ARCHIVES,
+    BackupContext,
+    RoundPruning,
+    RoundRequest,
+    card_archives,
+)
 from tr11ops.backup.screen_data import data_lines, data_value
 from tr11ops.backup.screen_plan import lines as plan_lines
 from tr11ops.backup.screen_plan import value as plan_value
@@ -29,7 +35,14 @@ from tr11ops.backup.submit import SubmitContext, submit
 from tr11ops.base.errors import PruneBusy, Refusal
 from tr11ops.base.stop_signals import STOP_SIGNALS, StopEvent, obeying
 from tr11ops.checkpoints.prune import Pruner, PruneResult
-from tr11ops.cli.common import directory_of, in_time, kind_to_watch, open_scheduler, require_directory, say
+from tr11ops.cli.common import (
+    directory_of,
+    in_time,
+    kind_to_watch,
+    open_scheduler,
+    require_directory,
+    say,
+)
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, answer, emit
 from tr11ops.cli.progress import ByteProgress
 from tr11ops.cron.scripts import Invocation
@@ -54,15 +67,23 @@ KINDS = ("full", "weights", "spike", "data")
 
 # ----------------------------------------------------------------------------- errors
 def recorded(backup: BackupContext, archive: Archive, receipt: Receipt, error: CopyDamaged) -> str:
-    """Put damage of a copy on record, so that the next round repairs it; returns what to say of that."""
+    """Put damage of a copy on record, so that the next round repairs it; returns what to say of
+    that.
+    """
     if not backup.directory.exists:
         return ""
     try:
         faults = {error.path: error.fault}
-        is_noted = note_damage(backup.directory, backup.journal, archive, receipt, faults, "found by a restore")
+        is_noted = note_damage(
+            backup.directory, backup.journal, archive, receipt, faults, "found by a restore"
+        )
     except (OSError, ValueError) as failure:
         return f"; it could not be put on record: {failure}"
-    return "; the damage is on record, and tr11 backup run repairs it while the checkpoint is here" if is_noted else ""
+    if is_noted:
+        return (
+            "; the damage is on record, and tr11 backup run repairs it while the checkpoint is here"
+        )
+    return ""
 
 
 @contextmanager
@@ -76,11 +97,15 @@ def archive_errors() -> Iterator[None]:
 
 # ----------------------------------------------------------------------------- plan
 def show_plan(card: RunCard, asked: Asked, archives: Sequence[str], as_json: bool) -> None:
-    """Print the plan of a round. Raises Refusal where the records or the checkpoints cannot be read."""
+    """Print the plan of a round. Raises Refusal where the records or the checkpoints cannot be
+    read.
+    """
     directory = directory_of(card)
     names = tuple(name if name in CARDS_ARCHIVES else archive_key(name, card) for name in archives)
 
-    def look() -> tuple[list[CheckpointRow], tuple[CopyRecord, ...], CopyPlan, dict[str, ArchiveState | None]]:
+    def look() -> tuple[
+        list[CheckpointRow], tuple[CopyRecord, ...], CopyPlan, dict[str, ArchiveState | None]
+    ]:
         rows = rows_of(directory)
         copies = read_copies(directory)
         made = plan_of(card, rows, copies, RoundRequest(names, asked))
@@ -96,9 +121,16 @@ def show_plan(card: RunCard, asked: Asked, archives: Sequence[str], as_json: boo
         _require_here(asked.steps, rows, made)
     looks = {key: folder_fault(name, card) for key, name in zip(names, archives, strict=True)}
     faults = {key: fault for key, fault in looks.items() if fault}
-    data = {} if asked.steps else {name: data_states(card, copies, name) for name in names}
+    if asked.steps:
+        data = {}
+    else:
+        data = {name: data_states(card, copies, name) for name in names}
     shown = (card.run.name, card.run.variant, weighed, rates, faults)
-    answer(as_json, {**plan_value(*shown), "data": data_value(data)}, chain(plan_lines(*shown), data_lines(data)))
+    answer(
+        as_json,
+        {**plan_value(*shown), "data": data_value(data)},
+        chain(plan_lines(*shown), data_lines(data)),
+    )
     raise typer.Exit(1 if faults else 0)
 
 
@@ -113,17 +145,26 @@ def _require_here(steps: Sequence[int], rows: Sequence[CheckpointRow], made: Cop
 
 # ----------------------------------------------------------------------------- the commands
 StepsArgument = Annotated[
-    list[int] | None, typer.Argument(metavar="[STEP...]", help="These checkpoints, whatever the card wants.", min=0)
+    list[int] | None,
+    typer.Argument(metavar="[STEP...]", help="These checkpoints, whatever the card wants.", min=0),
 ]
 ArchiveOption = Annotated[
     list[str] | None,
-    typer.Option("--to", metavar="store|url|ADDRESS", help="Only there; an address needs STEP. May be repeated."),
+    typer.Option(
+        "--to",
+        metavar="store|url|ADDRESS",
+        help="Only there; an address needs STEP. May be repeated.",
+    ),
 ]
 KindOption = Annotated[
     str | None,
-    typer.Option("--kind", metavar="full|weights|spike|data", help="Only these; with STEP: what to copy."),
+    typer.Option(
+        "--kind", metavar="full|weights|spike|data", help="Only these; with STEP: what to copy."
+    ),
 ]
-ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; for the journal.")]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Why; for the journal.")
+]
 
 
 def run_copies(
@@ -131,24 +172,42 @@ def run_copies(
     steps: StepsArgument = None,
     to: ArchiveOption = None,
     kind: KindOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and do nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan, and do nothing.")
+    ] = False,
     limit: Annotated[
-        float | None, typer.Option("--limit", metavar="MB/S", help="Default: backup.megabytes_per_second.", min=0.001)
+        float | None,
+        typer.Option(
+            "--limit", metavar="MB/S", help="Default: backup.megabytes_per_second.", min=0.001
+        ),
     ] = None,
     parallel: Annotated[
         int | None,
-        typer.Option("--workers", "--parallel", metavar="N", help="Files at once. Default: backup.parallel.", min=1),
+        typer.Option(
+            "--workers",
+            "--parallel",
+            metavar="N",
+            help="Files at once. Default: backup.parallel.",
+            min=1,
+        ),
     ] = None,
-    no_logs: Annotated[bool, typer.Option("--no-logs", help="Leave logs and TensorBoard events out.")] = False,
-    submit: Annotated[bool, typer.Option("--submit", help="As a job, unless one is queued.")] = False,
+    no_logs: Annotated[
+        bool, typer.Option("--no-logs", help="Leave logs and TensorBoard events out.")
+    ] = False,
+    submit: Annotated[
+        bool, typer.Option("--submit", help="As a job, unless one is queued.")
+    ] = False,
     why: ReasonOption = "",
 ) -> None:
-    """One round: due copies, each read back; logs; the share of re-reading; then prune, where the card wants that.
+    """One round: due copies, each read back; logs; the share of re-reading; then prune, where the
+    card wants that.
 
-    It may be stopped or killed at any moment: the next round goes on from there, in the middle of a file too. Several
-    at once are safe: to each archive one of them copies, the others say who it is.
+    It may be stopped or killed at any moment: the next round goes on from there, in the middle of a
+    file too. Several at once are safe: to each archive one of them copies, the others say who it
+    is.
 
-    Exit code 0: all is copied; 1: a person is needed, or it was stopped; 3: an archive does not answer.
+    Exit code 0: all is copied; 1: a person is needed, or it was stopped; 3: an archive does not
+    answer.
 
     Examples:
       tr11 backup run --dry-run
@@ -166,12 +225,23 @@ def run_copies(
         show_plan(card, asked, archives, context.as_json)
         return
     if submit:
-        words = ["backup", "run", *map(str, steps or ()), *_options(to, kind, limit, parallel, no_logs, why)]
-        _submit(card, context.card_path, context.overrides, words, context.scheduler, context.as_json)
+        words = [
+            "backup",
+            "run",
+            *map(str, steps or ()),
+            *_options(to, kind, limit, parallel, no_logs, why),
+        ]
+        _submit(
+            card, context.card_path, context.overrides, words, context.scheduler, context.as_json
+        )
         return
 
-    reading: Any = "none" if asked.steps else "share"
-    request = RoundRequest(archives, asked, logs=not no_logs and not asked.steps, reading=reading, why=why)
+    reading: Any = "share"
+    if asked.steps:
+        reading = "none"
+    request = RoundRequest(
+        archives, asked, logs=not no_logs and not asked.steps, reading=reading, why=why
+    )
     with open_backup(card, context.as_json) as backup:
         done = run_round(backup, request)
         pruned = None
@@ -184,17 +254,23 @@ def read_back(
     context: Annotated[RunContext, JSON],
     steps: StepsArgument = None,
     source: Annotated[
-        list[str] | None, typer.Option("--from", metavar="store|url|ADDRESS", help="Only this archive.")
+        list[str] | None,
+        typer.Option("--from", metavar="store|url|ADDRESS", help="Only this archive."),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every byte of every copy; the default.")] = False,
-    due: Annotated[bool, typer.Option("--due", help="This round's share of the rotation alone; for cron.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every byte of every copy; the default.")
+    ] = False,
+    due: Annotated[
+        bool, typer.Option("--due", help="This round's share of the rotation alone; for cron.")
+    ] = False,
 ) -> None:
     """Read copies back from their archives, every byte, and compare them with their receipts.
 
-    Damage goes on record: status and alerts tell of it, and the next `tr11 backup run` repairs it from the run
-    directory. A long reading may be stopped: what was read is on record.
+    Damage goes on record: status and alerts tell of it, and the next `tr11 backup run` repairs it
+    from the run directory. A long reading may be stopped: what was read is on record.
 
-    Exit code 0: all is as it was copied; 1: something is not, or it was stopped; 3: an archive does not answer.
+    Exit code 0: all is as it was copied; 1: something is not, or it was stopped; 3: an archive does
+    not answer.
 
     Examples:
       tr11 backup verify
@@ -206,14 +282,22 @@ def read_back(
     archives = require_archives(card, source, (1,), "--from")
     context.require_mounted()
     require_directory(directory)
-    reading: Any = "share" if due else "all"
-    request = RoundRequest(archives, asked_of(steps, None), copies=False, logs=False, reading=reading)
+    reading: Any = "all"
+    if due:
+        reading = "share"
+    request = RoundRequest(
+        archives, asked_of(steps, None), copies=False, logs=False, reading=reading
+    )
     with open_backup(card, context.as_json) as backup:
         done = run_round(backup, request)
     damaged = {copy.step for tally in done.tallies for copy in tally.damaged}
-    unread = sorted(set(steps or ()) - damaged - {step for tally in done.tallies for step in tally.read_steps})
+    unread = sorted(
+        set(steps or ()) - damaged - {step for tally in done.tallies for step in tally.read_steps}
+    )
     if unread and not any(tally.faults or tally.busy or tally.is_stopped for tally in done.tallies):
-        raise Refusal(f"step {unread[0]}: there is no copy of it in {' or '.join(archives)}; see tr11 backup status")
+        raise Refusal(
+            f"step {unread[0]}: there is no copy of it in {' or '.join(archives)}; see tr11 backup status"
+        )
     _finish(done, None, context.as_json, if_busy=3)
 
 
@@ -228,24 +312,37 @@ def asked_of(steps: Sequence[int] | None, kind: str | None) -> Asked:
 
 
 def require_archives(
-    card: RunCard, named: Sequence[str] | None, steps: Sequence[int] | None, option: str | None = "--to"
+    card: RunCard,
+    named: Sequence[str] | None,
+    steps: Sequence[int] | None,
+    option: str | None = "--to",
 ) -> tuple[str, ...]:
     """The archives that are meant: those named, else the card's. Raises Refusal.
 
-    `option` names others than the card's, for the STEPs given; None where the command has no such option.
+    `option` names others than the card's, for the STEPs given; None where the command has no such
+    option.
     """
     ours = card_archives(card)
     if not named and not ours:
-        other = f", or give {option} with a STEP" if option else ""
+        other = ""
+        if option:
+            other = f", or give {option} with a STEP"
         raise Refusal(f"the run card names no archive: set backup.store or backup.url{other}", 2)
     for name in named or ():
         if "@" in name or "?" in name:  # before any message repeats it
-            raise Refusal(f"{option}: an address with credentials would be seen by everyone here; use a file", 2)
+            raise Refusal(
+                f"{option}: an address with credentials would be seen by everyone here; use a file",
+                2,
+            )
         if name in CARDS_ARCHIVES and name not in ours:
             raise Refusal(f"{option} {name}: backup.{name} is not set in the run card", exit_code=2)
         if name not in CARDS_ARCHIVES and not steps:
-            raise Refusal(f"{option} {name}: is not of the card, so name the STEPs to copy there", exit_code=2)
-    return tuple(dict.fromkeys(named)) if named else ours
+            raise Refusal(
+                f"{option} {name}: is not of the card, so name the STEPs to copy there", exit_code=2
+            )
+    if named:
+        return tuple(dict.fromkeys(named))
+    return ours
 
 
 def _changed(card: RunCard, limit: float | None, parallel: int | None) -> RunCard:
@@ -254,15 +351,27 @@ def _changed(card: RunCard, limit: float | None, parallel: int | None) -> RunCar
         changes["megabytes_per_second"] = limit
     if parallel is not None:
         changes["parallel"] = parallel
-    return card.model_copy(update={"backup": card.backup.model_copy(update=changes)}) if changes else card
+    if changes:
+        return card.model_copy(update={"backup": card.backup.model_copy(update=changes)})
+    return card
 
 
 def _options(
-    to: Sequence[str] | None, kind: str | None, limit: float | None, parallel: int | None, no_logs: bool, why: str
+    to: Sequence[str] | None,
+    kind: str | None,
+    limit: float | None,
+    parallel: int | None,
+    no_logs: bool,
+    why: str,
 ) -> Iterator[str]:
     for name in to or ():
         yield from ("--to", name)
-    for option, given in (("--kind", kind), ("--limit", limit), ("--workers", parallel), ("--reason", why)):
+    for option, given in (
+        ("--kind", kind),
+        ("--limit", limit),
+        ("--workers", parallel),
+        ("--reason", why),
+    ):
         if given:
             yield from (option, f"{given}")
     if no_logs:
@@ -272,7 +381,9 @@ def _options(
 # ----------------------------------------------------------------------------- where it happens
 @contextmanager
 def open_backup(card: RunCard, is_quiet: bool) -> Iterator[BackupContext]:
-    """Where rounds happen, with progress on stderr; TERM, Ctrl-C and USR1 end the round soon and in order."""
+    """Where rounds happen, with progress on stderr; TERM, Ctrl-C and USR1 end the round soon and in
+    order.
+    """
     directory = directory_of(card)
 
     def watch(what: str, total: int) -> ByteProgress:
@@ -310,28 +421,47 @@ def _prune(card: RunCard, backup: BackupContext) -> PruneResult | None:
     return None
 
 
-def _submit(card: RunCard, path: Path, overrides: Sequence[str], words: list[str], kind: str, as_json: bool) -> None:
+def _submit(
+    card: RunCard, path: Path, overrides: Sequence[str], words: list[str], kind: str, as_json: bool
+) -> None:
     directory = directory_of(card)
     folder = Path.cwd()
-    invocation = Invocation(card, (folder / path).absolute(), tuple(overrides or ()), folder, dict(os.environ))
-    submit_context = SubmitContext(invocation, directory, open_scheduler(kind_to_watch(directory, kind)), tuple(words))
+    invocation = Invocation(
+        card, (folder / path).absolute(), tuple(overrides or ()), folder, dict(os.environ)
+    )
+    submit_context = SubmitContext(
+        invocation, directory, open_scheduler(kind_to_watch(directory, kind)), tuple(words)
+    )
     try:
         queued = submit(submit_context)
     except ValueError as error:
         raise Refusal(str(error)) from None
     if queued.is_new:
-        Journal(directory.journal).write("backup-submitted", "", {"job": queued.job_id, "words": words})
+        Journal(directory.journal).write(
+            "backup-submitted", "", {"job": queued.job_id, "words": words}
+        )
     if as_json:
-        values = {"schema": SCHEMA, "job_id": queued.job_id, "new": queued.is_new, "state": queued.state or None}
+        values = {
+            "schema": SCHEMA,
+            "job_id": queued.job_id,
+            "new": queued.is_new,
+            "state": queued.state or None,
+        }
         emit(values)
         return
     new = f"job {queued.job_id} makes the round; its output: {directory.paths.state / 'backup' / 'slurm'}"
-    say(new if queued.is_new else f"job {queued.job_id} is there already ({queued.state}): nothing was submitted")
+    say(
+        new
+        if queued.is_new
+        else f"job {queued.job_id} is there already ({queued.state}): nothing was submitted"
+    )
 
 
 # ----------------------------------------------------------------------------- what came of it
 def _finish(done: RoundResult, pruned: PruneResult | None, as_json: bool, if_busy: int) -> None:
-    """Print it and leave. `if_busy`: the exit code where another process is at it, and all else is fine."""
+    """Print it and leave. `if_busy`: the exit code where another process is at it, and all else is
+    fine.
+    """
     busy = if_busy if any(tally.busy for tally in done.tallies) else 0
     code = max(done.exit_code, 1 if pruned is not None and pruned.failed else 0) or busy
     shown = None

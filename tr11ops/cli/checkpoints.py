@@ -17,7 +17,15 @@ from tr11ops.base.errors import Refusal
 from tr11ops.base.units import counted, size
 from tr11ops.checkpoints.verify import verify as read_checkpoint
 from tr11ops.cli import completion
-from tr11ops.cli.checkpoints_keep import find_checkpoint, list_checkpoints, open_catalogue, pin, prune, remove, unpin
+from tr11ops.cli.checkpoints_keep import (
+    find_checkpoint,
+    list_checkpoints,
+    open_catalogue,
+    pin,
+    prune,
+    remove,
+    unpin,
+)
 from tr11ops.cli.common import directory_of, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.progress import ByteProgress
@@ -52,7 +60,8 @@ DAY = 86400.0
 
 # ----------------------------------------------------------------------------- values
 class ValuesFound(Record):
-    """What the numbers of one checkpoint are. `not_finite`: part and name of each tensor with NaN or infinity.
+    """What the numbers of one checkpoint are. `not_finite`: part and name of each tensor with NaN
+    or infinity.
 
     `fault`: why it could not be looked at, in one line.
     """
@@ -71,7 +80,9 @@ class ValuesFound(Record):
         if not self.not_finite:
             return f"numbers finite, {self.tensors} tensors"
         named = ", ".join(f"{name} ({part})" for part, name in self.not_finite[:SHOWN])
-        more = f" and {len(self.not_finite) - SHOWN} more" if len(self.not_finite) > SHOWN else ""
+        more = ""
+        if len(self.not_finite) > SHOWN:
+            more = f" and {len(self.not_finite) - SHOWN} more"
         return f"NaN or infinity in {named}{more}: no training goes on well from it; go back to an older one"
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +94,9 @@ class ValuesFound(Record):
 
 
 def look_at_values(places: Sequence[Path]) -> Mapping[Path, ValuesFound]:
-    """Every number of these checkpoints, with a bar on a terminal. Raises Refusal where the child gives no answer."""
+    """Every number of these checkpoints, with a bar on a terminal. Raises Refusal where the child
+    gives no answer.
+    """
     if not places:
         return {}
     answer = ask_checkpoint_module(["values", "--json", "--", *map(str, places)])
@@ -101,26 +114,37 @@ def verify(
     context: Annotated[RunContext, JSON],
     steps: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[STEP...]", help="Numbers of steps, or `latest`.", autocompletion=completion.steps),
+        typer.Argument(
+            metavar="[STEP...]",
+            help="Numbers of steps, or `latest`.",
+            autocompletion=completion.steps,
+        ),
     ] = None,
     *,
     everything: Annotated[bool, typer.Option("--all", help="Every checkpoint.")] = False,
     stale: Annotated[
         float | None,
-        typer.Option("--stale", min=0.0, metavar="DAYS", help="Those that no one has read for so long, or ever."),
+        typer.Option(
+            "--stale",
+            min=0.0,
+            metavar="DAYS",
+            help="Those that no one has read for so long, or ever.",
+        ),
     ] = None,
     parallel: Annotated[
-        int, typer.Option("--workers", "--parallel", min=1, max=256, metavar="N", help="Files at once.")
+        int,
+        typer.Option("--workers", "--parallel", min=1, max=256, metavar="N", help="Files at once."),
     ] = 8,
     values: Annotated[
         bool, typer.Option("--values", help="Then look at every number: is one NaN or infinite?")
     ] = False,
 ) -> None:
-    """Read every byte, compare with the manifest's digests, and put the result on record for everyone.
+    """Read every byte, compare with the manifest's digests, and put the result on record for
+    everyone.
 
-    Ctrl-C loses nothing that is finished: `--stale 1` then goes on with the rest. Whole bytes may be NaN: `--values`
-    reads all once more and looks. Exit code 1: a file differs, or a number is not finite; 3: one could not be read,
-    or it changed meanwhile.
+    Ctrl-C loses nothing that is finished: `--stale 1` then goes on with the rest. Whole bytes may
+    be NaN: `--values` reads all once more and looks. Exit code 1: a file differs, or a number is
+    not finite; 3: one could not be read, or it changed meanwhile.
 
     Examples:
       tr11 checkpoints verify latest
@@ -136,8 +160,13 @@ def verify(
     try:
         readings = read_them(directory_of(card), chosen, parallel, context.as_json)
     except KeyboardInterrupt:
-        raise Refusal("interrupted; what was read whole is on record, and `verify --stale 1` goes on") from None
-    numbers = _values(chosen, readings) if values else {}
+        raise Refusal(
+            "interrupted; what was read whole is on record, and `verify --stale 1` goes on"
+        ) from None
+    if values:
+        numbers = _values(chosen, readings)
+    else:
+        numbers = {}
     for step, found in numbers.items():
         say(f"step {step}: {'' if found.is_sound else 'BAD '}{found}")
     if context.as_json:
@@ -155,37 +184,55 @@ def verify(
         if not values and any(reading.result == "fine" for reading in readings):
             say(NOT_LOOKED_AT)
     else:
-        print("nothing to read" + ("" if stale is None else f": all were read in the last {counted(stale, 'day')}"))
+        print(
+            "nothing to read"
+            + ("" if stale is None else f": all were read in the last {counted(stale, 'day')}")
+        )
     is_sound = all(found.is_sound for found in numbers.values())
     raise typer.Exit(_verdict(readings, named=bool(steps)) if is_sound else 1)
 
 
-def _values(chosen: Sequence[CatalogueEntry], readings: Sequence[VerifyResult]) -> dict[int, ValuesFound]:
-    """What the numbers are of those whose bytes could be read, by step; damaged files are named already."""
-    readable = {reading.step for reading in readings if reading.result in {"fine", "nothing to compare"}}
+def _values(
+    chosen: Sequence[CatalogueEntry], readings: Sequence[VerifyResult]
+) -> dict[int, ValuesFound]:
+    """What the numbers are of those whose bytes could be read, by step; damaged files are named
+    already.
+    """
+    readable = {
+        reading.step for reading in readings if reading.result in {"fine", "nothing to compare"}
+    }
     places = {Path(entry.path): entry.step for entry in chosen if entry.step in readable}
     return {places[place]: found for place, found in look_at_values(list(places)).items()}
 
 
-def _chosen(catalogue: Catalogue, steps: Sequence[str] | None, stale: float | None) -> list[CatalogueEntry]:
+def _chosen(
+    catalogue: Catalogue, steps: Sequence[str] | None, stale: float | None
+) -> list[CatalogueEntry]:
     if steps:
         return [find_checkpoint(catalogue, text) for text in dict.fromkeys(steps)]
     if stale is None:
         return list(catalogue.checkpoints)
     now = time.time()
-    return [entry for entry in catalogue.checkpoints if entry.manifest == "read" and _is_stale(entry, now, stale * DAY)]
+    return [
+        entry
+        for entry in catalogue.checkpoints
+        if entry.manifest == "read" and _is_stale(entry, now, stale * DAY)
+    ]
 
 
 def _is_stale(entry: CatalogueEntry, now: float, seconds: float) -> bool:
     if not isinstance(entry.digests, DigestRecord):
         return True
-    return not 0.0 <= now - entry.digests.time < seconds  # a record of the future was made by a wrong clock
+    # a record of the future was made by a wrong clock
+    return not 0.0 <= now - entry.digests.time < seconds
 
 
 def read_them(
     directory: RunDirectory, chosen: Sequence[CatalogueEntry], parallel: int, quiet: bool
 ) -> list[VerifyResult]:
-    """Read every byte of these, show how far it is, say and record what was found. Raises KeyboardInterrupt."""
+    """Read every byte of these, show how far it is, say and record what was found. Raises
+    KeyboardInterrupt.
+    """
     stop = threading.Event()
     readings: list[VerifyResult] = []
     total = sum(entry.bytes for entry in chosen)
@@ -194,7 +241,8 @@ def read_them(
             progress.describe(f"step {entry.step}")
             before = progress.done
             reading = read_checkpoint(entry, parallel, progress.advance, stop, user_name())
-            progress.advance(entry.bytes - (progress.done - before))  # what was not read of it is not left either
+            # what was not read of it is not left either
+            progress.advance(entry.bytes - (progress.done - before))
             readings.append(reading)
             if reading.record is not None:
                 _put_on_record(directory, reading.record, progress)
@@ -205,17 +253,24 @@ def read_them(
 
 
 def _put_on_record(directory: RunDirectory, record: DigestRecord, progress: ByteProgress) -> None:
-    """Keep a result; a journal or a state folder that cannot be written is said, and the reading goes on."""
+    """Keep a result; a journal or a state folder that cannot be written is said, and the reading
+    goes on.
+    """
     try:
         put_on_record(directory, record)
     except OSError as error:
-        progress.say(f"tr11: step {record.step}: the result cannot be recorded: {error.strerror or error}")
+        progress.say(
+            f"tr11: step {record.step}: the result cannot be recorded: {error.strerror or error}"
+        )
 
 
 def _lines(reading: VerifyResult, entry: CatalogueEntry) -> list[str]:
     """What to say of one reading: one line for each bad file, else one."""
     head = f"step {reading.step}:"
-    more = [f"{head} {reading.why}"] if reading.bad and reading.why else []
+    if reading.bad and reading.why:
+        more = [f"{head} {reading.why}"]
+    else:
+        more = []
     if reading.bad:
         return [*(f"{head} BAD {line}" for line in reading.bad), *more]
     if reading.result == "fine":
@@ -237,12 +292,16 @@ def _summary(readings: Sequence[VerifyResult]) -> str:
 
 
 def _verdict(readings: Sequence[VerifyResult], named: bool) -> int:
-    """The exit code. Of all checkpoints, those that cannot be judged at all are no fault; of named ones they are."""
+    """The exit code. Of all checkpoints, those that cannot be judged at all are no fault; of named
+    ones they are.
+    """
     results = {reading.result for reading in readings}
     if "bad" in results:
         return 1
     missing = {"unread", "changed", *(("gone", "nothing to compare") if named else ())}
-    return 3 if results & missing else 0
+    if results & missing:
+        return 3
+    return 0
 
 
 # ----------------------------------------------------------------------------- the commands
@@ -261,13 +320,16 @@ app = typer.Typer(
 Step = Annotated[
     str,
     typer.Argument(
-        metavar="STEP", help="A step's number, `latest`, or the path of its folder.", autocompletion=completion.steps
+        metavar="STEP",
+        help="A step's number, `latest`, or the path of its folder.",
+        autocompletion=completion.steps,
     ),
 ]
 
 
 def resolve_step(card: RunCard, text: str) -> Path:
-    """The folder that STEP means in the card's run: a number, `latest`, or a path. Raises Refusal when it is not there.
+    """The folder that STEP means in the card's run: a number, `latest`, or a path. Raises Refusal
+    when it is not there.
 
     Only that the folder exists is looked at, not what is in it.
     """
@@ -275,33 +337,47 @@ def resolve_step(card: RunCard, text: str) -> Path:
     if named is not None:
         return named
     folder = directory_of(card).paths.checkpoints
-    step = _latest(folder) if text == LATEST_FILE else _number(text)
+    if text == LATEST_FILE:
+        step = _latest(folder)
+    else:
+        step = _number(text)
     place = folder / checkpoint_name(step)
     if not place.is_dir():
         known = checkpoint_steps(folder)
-        which = f"there are {_abridged(known)}" if known else "there is none yet"
+        if known:
+            which = f"there are {_abridged(known)}"
+        else:
+            which = "there is none yet"
         raise Refusal(f"{place} does not exist; {which} (tr11 checkpoints list)")
     return place.resolve()
 
 
 def existing_path(text: str) -> Path | None:
-    """The folder that `text` names by itself, without a card; None when it must be a step of the run.
+    """The folder that `text` names by itself, without a card; None when it must be a step of the
+    run.
 
     Raises Refusal when it is a path and nothing is there.
     """
     path = Path(text).expanduser()
     if "/" in text or text in {".", ".."}:
         if not path.is_dir():
-            raise Refusal(f"{path} is not a folder; give a step, {LATEST_FILE}, or the path of a global_stepN folder")
+            raise Refusal(
+                f"{path} is not a folder; give a step, {LATEST_FILE}, or the path of a global_stepN folder"
+            )
         return path.resolve()
     is_step = not text or text == LATEST_FILE or (text.isascii() and text.isdecimal())
-    return path.resolve() if not is_step and path.is_dir() else None
+    if not is_step and path.is_dir():
+        return path.resolve()
+    return None
 
 
 def _number(text: str) -> int:
     step = int(text) if text.isascii() and text.isdecimal() else checkpoint_step(text)
     if step is None:
-        raise Refusal(f"STEP = {text!r}: is not a step; use a number, {LATEST_FILE}, or a folder's path", exit_code=2)
+        raise Refusal(
+            f"STEP = {text!r}: is not a step; use a number, {LATEST_FILE}, or a folder's path",
+            exit_code=2,
+        )
     return step
 
 
@@ -311,13 +387,17 @@ def _latest(folder: Path) -> int:
     except ValueError as error:
         raise Refusal(f"{error}; give the step's number instead") from None
     if step is None:
-        raise Refusal(f"{folder / LATEST_FILE} does not exist: nothing was saved there yet, or it was lost")
+        raise Refusal(
+            f"{folder / LATEST_FILE} does not exist: nothing was saved there yet, or it was lost"
+        )
     return step
 
 
 def _abridged(steps: list[int]) -> str:
     shown = ", ".join(map(str, steps[-4:]))
-    return shown if len(steps) <= 4 else f"{len(steps)} of them, the newest {shown}"
+    if len(steps) <= 4:
+        return shown
+    return f"{len(steps)} of them, the newest {shown}"
 
 
 def _place(text: str, context: RunContext) -> str:
@@ -348,11 +428,18 @@ def inspect(
     *,
     tensors: Annotated[
         str | None,
-        typer.Option("--tensors", metavar="PATTERN", help="Show numbers of tensors whose name fits, e.g. '*norm*'."),
+        typer.Option(
+            "--tensors",
+            metavar="PATTERN",
+            help="Show numbers of tensors whose name fits, e.g. '*norm*'.",
+        ),
     ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare every file's digest: reads all bytes.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare every file's digest: reads all bytes.")
+    ] = False,
 ) -> None:
-    """What a checkpoint holds: facts, files, tensors with their least, greatest and mean value and norm.
+    """What a checkpoint holds: facts, files, tensors with their least, greatest and mean value and
+    norm.
 
     Exit code 1 when a file is missing, short or changed.
 
@@ -366,18 +453,27 @@ def inspect(
 def diff(
     ctx: typer.Context,
     context: Annotated[RunContext, JSON],
-    a: Annotated[str, typer.Argument(metavar="A", help="A step, `latest`, a checkpoint's folder, or dumps.")],
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="A step, `latest`, a checkpoint's folder, or dumps.")
+    ],
     b: Annotated[str, typer.Argument(metavar="B", help="What to compare it with.")],
     *,
     tolerance: Annotated[
         float,
-        typer.Option("--tolerance", min=0.0, metavar="X", help="Allowed |a - b|, relative to the tensor's greatest."),
+        typer.Option(
+            "--tolerance",
+            min=0.0,
+            metavar="X",
+            help="Allowed |a - b|, relative to the tensor's greatest.",
+        ),
     ] = 0.0,
 ) -> None:
-    """Compare two states number by number, name where they first differ, and say which kind of fault that is.
+    """Compare two states number by number, name where they first differ, and say which kind of
+    fault that is.
 
-    A and B may be checkpoints of any layout and shape, or folders of debug dumps, whole or fingerprints. Dumps of one
-    folder: FOLDER:ITERATION:MOMENT, such as a:805:after-iteration. Exit code 0: equal, 1: different.
+    A and B may be checkpoints of any layout and shape, or folders of debug dumps, whole or
+    fingerprints. Dumps of one folder: FOLDER:ITERATION:MOMENT, such as a:805:after-iteration. Exit
+    code 0: equal, 1: different.
 
     Examples:
       tr11 checkpoints diff 800 latest
@@ -394,7 +490,8 @@ def _state(text: str, context: RunContext) -> str:
     return _place(text, context)
 
 
-# ----------------------------------------------------------------------------- turn one into another
+# ----------------------------------------------------------------------------- turn one into
+# another
 @app.command()
 def export(
     ctx: typer.Context,
@@ -404,34 +501,56 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write.")],
     to: Annotated[
         str,
-        typer.Option("--format", "--to", metavar="hf", help="hf: the Hugging Face architecture that the model is."),
+        typer.Option(
+            "--format",
+            "--to",
+            metavar="hf",
+            help="hf: the Hugging Face architecture that the model is.",
+        ),
     ] = "hf",
     dtype: Annotated[
-        str | None, typer.Option("--dtype", metavar="bf16|fp32|fp16", help="Else as the checkpoint's weights.")
+        str | None,
+        typer.Option("--dtype", metavar="bf16|fp32|fp16", help="Else as the checkpoint's weights."),
     ] = None,
     max_shard_size: Annotated[
-        str, typer.Option("--max-shard-size", metavar="SIZE", help="Of the tensors in one file: 5GB, 500MB.")
+        str,
+        typer.Option(
+            "--max-shard-size", metavar="SIZE", help="Of the tensors in one file: 5GB, 500MB."
+        ),
     ] = "5GB",
     tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", metavar="PATH", help="Folder with tokenizer.json; else the card's.")
+        Path | None,
+        typer.Option(
+            "--tokenizer", metavar="PATH", help="Folder with tokenizer.json; else the card's."
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export in DIR.")] = False,
-    verify: Annotated[bool, typer.Option(help="Compare the digests of the weights first; reads them twice.")] = True,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an earlier export in DIR.")
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option(help="Compare the digests of the weights first; reads them twice.")
+    ] = True,
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face model: config, weights, tokenizer.
 
     A BLOOM, Llama or Qwen3, a Megatron-BERT, or a Blenderbot (T5), as the model is.
 
-    The folder appears whole or not at all. Memory does not grow with the model. STEP as a path needs no card; the
-    card then says what the checkpoint does not: tokenizer, epsilon of the LayerNorms.
+    The folder appears whole or not at all. Memory does not grow with the model. STEP as a path
+    needs no card; the card then says what the checkpoint does not: tokenizer, epsilon of the
+    LayerNorms.
 
     Examples:
       tr11 checkpoints export latest -o bloom-tiny
       tr11 checkpoints export 95000 -o bloom --dtype bf16 --max-shard-size 10GB --run tr11-176B-ml
     """
     named = existing_path(step)
-    card = context.card if named is None or context.run is not None else None
-    place = named if named is not None or card is None else resolve_step(card, step)
+    card = None
+    if named is None or context.run is not None:
+        card = context.card
+    if named is not None or card is None:
+        place = named
+    else:
+        place = resolve_step(card, step)
     with _card_file(card) as card_option:
         _run(ctx, step=place, **card_option)
 
@@ -440,16 +559,19 @@ def export(
 def import_(
     ctx: typer.Context,
     context: Annotated[RunContext, JSON],
-    folder: Annotated[Path, typer.Argument(metavar="HF_DIR", help="Folder with config.json and the weights.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="HF_DIR", help="Folder with config.json and the weights.")
+    ],
 ) -> None:
     """Make the first checkpoint of a run from a Hugging Face model, so that a training starts.
 
     A BLOOM, Llama, Qwen3 or Megatron-BERT.
 
-    Weights in the card's precision, fp32 masters equal to the model's own numbers, empty moments, step 0. The card's
-    model must be that of HF_DIR, and the run must hold no checkpoint yet. Reads .safetensors and pytorch_model*.bin.
-    Where the card pads the vocabulary otherwise (tokenizer.vocabulary_size is then needed), padding rows are of
-    zeros; an export leaves such rows out again.
+    Weights in the card's precision, fp32 masters equal to the model's own numbers, empty moments,
+    step 0. The card's model must be that of HF_DIR, and the run must hold no checkpoint yet. Reads
+    .safetensors and pytorch_model*.bin. Where the card pads the vocabulary otherwise
+    (tokenizer.vocabulary_size is then needed), padding rows are of zeros; an export leaves such
+    rows out again.
 
     Examples:
       tr11 checkpoints import bloom-560m --run my-card.toml
@@ -460,12 +582,16 @@ def import_(
 
 @contextmanager
 def _card_file(card: RunCard | None) -> Generator[dict[str, str]]:
-    """The child's option for the resolved card, which lies in a file of its own meanwhile; no option without a card."""
+    """The child's option for the resolved card, which lies in a file of its own meanwhile; no
+    option without a card.
+    """
     if card is None:
         yield {}
         return
 
-    with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="tr11-card-", encoding="utf-8") as stream:
+    with tempfile.NamedTemporaryFile(
+        "w", suffix=".json", prefix="tr11-card-", encoding="utf-8"
+    ) as stream:
         stream.write(dumps(resolved(card)))
         stream.flush()
         yield {"card": stream.name}
@@ -477,22 +603,38 @@ def reshape(
     context: Annotated[RunContext, JSON],
     step: Step,
     *,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for global_stepN and latest.")],
-    layout: Annotated[str, typer.Option("--format", metavar="tr11|deepspeed", help="Layout to write.")] = "tr11",
-    tensor: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel degree; else the checkpoint's.")] = None,
-    pipeline: Annotated[int | None, typer.Option(min=1, help="Stages; else the checkpoint's.")] = None,
-    data: Annotated[int | None, typer.Option(min=1, help="Data-parallel degree; else the checkpoint's.")] = None,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder for global_stepN and latest."),
+    ],
+    layout: Annotated[
+        str, typer.Option("--format", metavar="tr11|deepspeed", help="Layout to write.")
+    ] = "tr11",
+    tensor: Annotated[
+        int | None, typer.Option(min=1, help="Tensor-parallel degree; else the checkpoint's.")
+    ] = None,
+    pipeline: Annotated[
+        int | None, typer.Option(min=1, help="Stages; else the checkpoint's.")
+    ] = None,
+    data: Annotated[
+        int | None, typer.Option(min=1, help="Data-parallel degree; else the checkpoint's.")
+    ] = None,
     latest: Annotated[
         bool, typer.Option("--latest", help="Have DIR/latest name it, also where it names another.")
     ] = False,
-    weights_only: Annotated[bool, typer.Option("--weights-only", help="Leave the optimizer's state out.")] = False,
-    verify: Annotated[bool, typer.Option(help="Compare all digests first; reads everything twice.")] = True,
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="Leave the optimizer's state out.")
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option(help="Compare all digests first; reads everything twice.")
+    ] = True,
 ) -> None:
-    """Write a checkpoint in the other layout; in DeepSpeed's, for the topology that its engine will have.
+    """Write a checkpoint in the other layout; in DeepSpeed's, for the topology that its engine will
+    have.
 
-    A restart of tr11 on another shape needs no reshape: it is just a load, from either layout. One file of the new
-    checkpoint is in memory at a time. DIR/global_stepN must not exist, DIR/latest is left as it is without
-    --latest, and DIR must not hold another model's checkpoints.
+    A restart of tr11 on another shape needs no reshape: it is just a load, from either layout. One
+    file of the new checkpoint is in memory at a time. DIR/global_stepN must not exist, DIR/latest
+    is left as it is without --latest, and DIR must not hold another model's checkpoints.
 
     Examples:
       tr11 checkpoints reshape 95000 -o reshaped --format deepspeed --tensor 4 --pipeline 12 --data 4

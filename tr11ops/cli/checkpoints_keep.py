@@ -42,20 +42,35 @@ def prune(
     *,
     keep: Annotated[
         int | None,
-        typer.Option("--keep", min=2, metavar="N", help="Newest that stay; else the card's backup.keep_latest."),
+        typer.Option(
+            "--keep",
+            min=2,
+            metavar="N",
+            help="Newest that stay; else the card's backup.keep_latest.",
+        ),
     ] = None,
     set_aside: Annotated[
-        bool, typer.Option("--set-aside", help="Also what roll-backs set aside (global_stepN.discarded).")
+        bool,
+        typer.Option(
+            "--set-aside", help="Also what roll-backs set aside (global_stepN.discarded)."
+        ),
     ] = False,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it goes into the journal.")] = "",
-    everything: Annotated[bool, typer.Option("--all", help="Show each one that is kept, too.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and change nothing.")] = False,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why; it goes into the journal.")
+    ] = "",
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show each one that is kept, too.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be removed, and change nothing.")
+    ] = False,
     yes: YesOption = False,
 ) -> None:
     """Remove checkpoints that the card's backup section does not keep, after showing each and why.
 
-    Never the last two complete, nor one that is pinned, in use, or lacks a copy that the card wants and that was read
-    back. A removal that was cut off is finished by the next prune. Exit code 1: something would not go.
+    Never the last two complete, nor one that is pinned, in use, or lacks a copy that the card wants
+    and that was read back. A removal that was cut off is finished by the next prune. Exit code 1:
+    something would not go.
 
     Examples:
       tr11 checkpoints prune --dry-run --all
@@ -72,19 +87,26 @@ def remove(
     steps: Annotated[
         list[str],
         typer.Argument(
-            metavar="STEP...", help="Steps, or names of folders beside them.", autocompletion=completion.steps
+            metavar="STEP...",
+            help="Steps, or names of folders beside them.",
+            autocompletion=completion.steps,
         ),
     ],
     *,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it goes into the journal.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and change nothing.")] = False,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why; it goes into the journal.")
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be removed, and change nothing.")
+    ] = False,
     yes: YesOption = False,
 ) -> None:
-    """Remove these checkpoints by the rules of prune: never one that is in use, pinned, or lacks a wanted copy.
+    """Remove these checkpoints by the rules of prune: never one that is in use, pinned, or lacks a
+    wanted copy.
 
-    Of those rules only backup.keep_latest is set aside: the last two complete ones stay. A superseded or discarded
-    folder (see `tr11 checkpoints list`) goes by its whole name, and lacks no copy then. Exit code 1: one stays, and why
-    is said.
+    Of those rules only backup.keep_latest is set aside: the last two complete ones stay. A
+    superseded or discarded folder (see `tr11 checkpoints list`) goes by its whole name, and lacks
+    no copy then. Exit code 1: one stays, and why is said.
 
     Examples:
       tr11 checkpoints remove 31200 --reason "its weights rotted, restored elsewhere"
@@ -114,7 +136,13 @@ def _planned(pruner: Pruner) -> PrunePlan:
 
 
 def _carry_out(
-    pruner: Pruner, plan: PrunePlan, everything: bool, dry_run: bool, yes: bool, as_json: bool, code: int = 0
+    pruner: Pruner,
+    plan: PrunePlan,
+    everything: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    code: int = 0,
 ) -> None:
     """Show the plan, ask, and do it; `code` is the exit code when all went well."""
     if not as_json:
@@ -132,7 +160,9 @@ def _carry_out(
         emit(_result_document(plan, result, everything), indent=None)
     else:
         _conclude(result)
-    raise typer.Exit(1 if result.failed else 3 if doubted else code)
+    if result.failed:
+        raise typer.Exit(1)
+    raise typer.Exit(3 if doubted else code)
 
 
 def _show(plan: PrunePlan, everything: bool) -> None:
@@ -166,7 +196,9 @@ def _remove(pruner: Pruner, plan: PrunePlan, quiet: bool) -> PruneResult:
         except PruneBusy as error:
             raise Refusal(f"nothing was removed: {error}") from None
         except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
+            where = ""
+            if error.filename:
+                where = f"{error.filename}: "
             raise Refusal(
                 f"nothing was removed, because it cannot be recorded: {where}{error.strerror or error}"
             ) from None
@@ -174,7 +206,9 @@ def _remove(pruner: Pruner, plan: PrunePlan, quiet: bool) -> PruneResult:
 
 def _line(outcome: RemovalOutcome) -> str:
     words = {"removed": "removed", "kept": "kept after all", "failed": "NOT REMOVED"}
-    return f"{outcome.name}: {words[outcome.result]}" + (f": {outcome.text}" if outcome.result != "removed" else "")
+    return f"{outcome.name}: {words[outcome.result]}" + (
+        f": {outcome.text}" if outcome.result != "removed" else ""
+    )
 
 
 def _conclude(result: PruneResult) -> None:
@@ -211,7 +245,10 @@ def _result_document(plan: PrunePlan, result: PruneResult, everything: bool) -> 
 
 # ----------------------------------------------------------------------------- the commands
 Step = Annotated[
-    str, typer.Argument(metavar="STEP", help="A step's number, or `latest`.", autocompletion=completion.steps)
+    str,
+    typer.Argument(
+        metavar="STEP", help="A step's number, or `latest`.", autocompletion=completion.steps
+    ),
 ]
 
 
@@ -219,10 +256,12 @@ Step = Annotated[
 def list_checkpoints(
     context: Annotated[RunContext, JSON],
 ) -> None:
-    """What the run has saved: whether it is whole, was read, is copied, is pinned, and what uses it.
+    """What the run has saved: whether it is whole, was read, is copied, is pinned, and what uses
+    it.
 
-    Sizes of files are compared with the manifest; tr11 checkpoints verify reads every byte. Exit code 1 when `latest`
-    names nothing, or a checkpoint from which no training resumes; 3 when something could not be read.
+    Sizes of files are compared with the manifest; tr11 checkpoints verify reads every byte. Exit
+    code 1 when `latest` names nothing, or a checkpoint from which no training resumes; 3 when
+    something could not be read.
 
     Examples:
       tr11 checkpoints list --run demo
@@ -238,20 +277,28 @@ def list_checkpoints(
         print(f"no checkpoint in {catalogue.folder}")
     if catalogue.fault:
         say(f"tr11: {catalogue.fault}")
-    unread = [read_error for read_error in catalogue.read_errors if not read_error.startswith("latest: ")]
+    unread = [
+        read_error for read_error in catalogue.read_errors if not read_error.startswith("latest: ")
+    ]
     for read_error in unread:
         say(f"tr11: not known, so nothing may be removed: {read_error}")
-    raise typer.Exit(1 if catalogue.fault else 3 if unread else 0)
+    if catalogue.fault:
+        raise typer.Exit(1)
+    raise typer.Exit(3 if unread else 0)
 
 
 def open_catalogue(card: RunCard) -> Catalogue:
     """Everything that is known of a run's checkpoints. Raises Refusal when they cannot be listed."""
     directory = directory_of(card)
     try:
-        return read_catalogue(directory, Clocks(time.time()), card.checkpoint.load, need=ResumeNeed.of(card))
+        return read_catalogue(
+            directory, Clocks(time.time()), card.checkpoint.load, need=ResumeNeed.of(card)
+        )
     except OSError as error:
         folder = directory.paths.checkpoints
-        raise Refusal(f"{folder} cannot be read: {error.strerror or error}; nothing may be concluded", 3) from None
+        raise Refusal(
+            f"{folder} cannot be read: {error.strerror or error}; nothing may be concluded", 3
+        ) from None
 
 
 def _document(catalogue: Catalogue) -> dict[str, Any]:
@@ -277,14 +324,23 @@ def find_checkpoint(catalogue: Catalogue, text: str) -> CatalogueEntry:
     if entry is None:
         known = [entry.step for entry in catalogue.checkpoints]
         newest = ", ".join(map(str, known[-4:]))
-        which = f"there are {len(known)}, the newest {newest}" if known else "there is none yet"
-        raise Refusal(f"{catalogue.folder / checkpoint_name(step)} does not exist; {which} (tr11 checkpoints list)")
+        if known:
+            which = f"there are {len(known)}, the newest {newest}"
+        else:
+            which = "there is none yet"
+        raise Refusal(
+            f"{catalogue.folder / checkpoint_name(step)} does not exist; {which} (tr11 checkpoints list)"
+        )
     return entry
 
 
 def find_folder(catalogue: Catalogue, text: str) -> str:
-    """The name of the folder that a person means: a step's, or one beside them by its whole name. Raises Refusal."""
-    quarantined = next((quarantined for quarantined in catalogue.quarantined if quarantined.name == text), None)
+    """The name of the folder that a person means: a step's, or one beside them by its whole name.
+    Raises Refusal.
+    """
+    quarantined = next(
+        (quarantined for quarantined in catalogue.quarantined if quarantined.name == text), None
+    )
     if quarantined is None:
         return find_checkpoint(catalogue, text).name
     if quarantined.kind not in {"discarded", "superseded"}:
@@ -298,11 +354,19 @@ def step_number(text: str, catalogue: Catalogue) -> int:
     """The step that a person means, whether it is there or not. Raises Refusal."""
     if text == LATEST_FILE:
         if catalogue.latest is None:
-            raise Refusal(f"{catalogue.folder / LATEST_FILE} names no step; give the step's number instead")
+            raise Refusal(
+                f"{catalogue.folder / LATEST_FILE} names no step; give the step's number instead"
+            )
         return catalogue.latest
-    step = int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else checkpoint_step(text)
+    step = (
+        int(text)
+        if text.isascii() and text.isdecimal() and len(text) < 12
+        else checkpoint_step(text)
+    )
     if step is None:
-        raise Refusal(f"STEP = {text[:40]!r}: is not a step; use a number or {LATEST_FILE}", exit_code=2)
+        raise Refusal(
+            f"STEP = {text[:40]!r}: is not a step; use a number or {LATEST_FILE}", exit_code=2
+        )
     return step
 
 
@@ -311,7 +375,9 @@ def pin(
     context: Annotated[RunContext, JSON],
     step: Step,
     *,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; others read it.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why; others read it.")
+    ] = "",
 ) -> None:
     """Keep a checkpoint here, whatever the policy says, until someone unpins it.
 
@@ -329,7 +395,10 @@ def pin(
         raise _unwritten(error) from None
     if is_new:
         _note(
-            directory, "checkpoint-pinned", f"{checkpoint_name(entry.step)}: {reason or 'no reason given'}", entry.step
+            directory,
+            "checkpoint-pinned",
+            f"{checkpoint_name(entry.step)}: {reason or 'no reason given'}",
+            entry.step,
         )
     if entry.no_resume:
         say(f"tr11: no training resumes from step {entry.step}: {entry.no_resume}")
@@ -361,7 +430,10 @@ def unpin(
 
 
 def _unwritten(error: OSError | ValueError) -> Refusal:
-    why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+    if isinstance(error, OSError):
+        why = error.strerror or str(error)
+    else:
+        why = str(error)
     return Refusal(f"the pins were not changed: {why}")
 
 
@@ -374,4 +446,6 @@ def _note(directory: RunDirectory, kind: str, why: str, step: int) -> None:
 
 
 def _tell(context: RunContext, step: int, what: str) -> None:
-    context.emit({"schema": SCHEMA, "step": step, "result": what}, [f"step {step}: {what}"], indent=None)
+    context.emit(
+        {"schema": SCHEMA, "step": step, "result": what}, [f"step {step}: {what}"], indent=None
+    )

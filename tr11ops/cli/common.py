@@ -45,7 +45,9 @@ RunOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one key of the card; may be repeated."),
+    typer.Option(
+        "--set", metavar="SECTION.KEY=VALUE", help="Override one key of the card; may be repeated."
+    ),
 ]
 SchedulerOption = Annotated[
     str,
@@ -58,14 +60,24 @@ SchedulerOption = Annotated[
     ),
 ]
 EndpointOption = Annotated[
-    str | None, typer.Option("--endpoint", metavar="URL", help="With --remote: another hub. Else $HF_ENDPOINT.")
+    str | None,
+    typer.Option(
+        "--endpoint", metavar="URL", help="With --remote: another hub. Else $HF_ENDPOINT."
+    ),
 ]
 VariantOption = Annotated[
-    str | None, typer.Option("--variant", metavar="NAME", help="With --remote: one of several trainings in it.")
+    str | None,
+    typer.Option(
+        "--variant", metavar="NAME", help="With --remote: one of several trainings in it."
+    ),
 ]
 SinceOption = Annotated[
     str | None,
-    typer.Option("--since", metavar="TIME", help="Only what came after: 12h, 3d, 14:30, 2022-05-01, 2022-05-01T14:30."),
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help="Only what came after: 12h, 3d, 14:30, 2022-05-01, 2022-05-01T14:30.",
+    ),
 ]
 
 
@@ -73,22 +85,33 @@ def timeout_option(text: str, unit: str = "s") -> Any:
     """`--timeout`, everywhere a length of time: 90s, 45m, 2h. A bare number is in `unit`."""
     words = {"s": "seconds", "m": "minutes"}[unit]
     return typer.Option(
-        "--timeout", parser=partial(span_option, unit=unit), metavar="TIME", help=f"{text} 90s, 45m; bare: {words}."
+        "--timeout",
+        parser=partial(span_option, unit=unit),
+        metavar="TIME",
+        help=f"{text} 90s, 45m; bare: {words}.",
     )
 
 
 def span_option(text: object, unit: str = "s") -> float:
-    """Seconds of an option that takes a length of time; a bare number is in `unit`. Raises BadParameter."""
+    """Seconds of an option that takes a length of time; a bare number is in `unit`. Raises
+    BadParameter.
+    """
     try:
         return span_seconds(str(text), unit)
     except ValueError as error:
         raise typer.BadParameter(f"{text} {error}") from None
 
 
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the journal.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object with a schema number.")]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the journal.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object with a schema number.")
+]
 
 
 def card_path(run: str | None) -> Path:
@@ -100,16 +123,24 @@ def card_path(run: str | None) -> Path:
 
 def has_card(run: str | None) -> bool:
     """Whether the command line means any card: --run, $TR11_RUN, or tr11.toml in this folder."""
-    return run is not None or bool(os.environ.get("TR11_RUN")) or (Path.cwd() / "tr11.toml").is_file()
+    return (
+        run is not None or bool(os.environ.get("TR11_RUN")) or (Path.cwd() / "tr11.toml").is_file()
+    )
 
 
 def named_card(run: str | None) -> str:
-    """What a message read in another shell must give as `--run`; "" where the folder's own card is meant."""
+    """What a message read in another shell must give as `--run`; "" where the folder's own card is
+    meant.
+    """
     return run or os.environ.get("TR11_RUN", "")
 
 
-def read_card(run: str | None, overrides: Sequence[str] | None = None, keep_undefined: bool = False) -> RunCard:
-    """The card that the command line means, completed and checked. Raises CardError with every problem."""
+def read_card(
+    run: str | None, overrides: Sequence[str] | None = None, keep_undefined: bool = False
+) -> RunCard:
+    """The card that the command line means, completed and checked. Raises CardError with every
+    problem.
+    """
     from tr11ops.runcard.card import load_card
 
     return load_card(card_path(run), overrides or (), os.environ, keep_undefined=keep_undefined)
@@ -138,7 +169,8 @@ def looking(scheduler: Scheduler) -> Scheduler:
 
 
 def in_time(work: Callable[[], T], seconds: float | None = None, hint: str = "") -> T:
-    """What `work` returns, within the deadline of a look. Raises Refusal with exit code 3 where it is late.
+    """What `work` returns, within the deadline of a look. Raises Refusal with exit code 3 where it
+    is late.
 
     `hint` says what may be done all the same.
     """
@@ -165,11 +197,14 @@ def nothing_there(directory: RunDirectory, code: int = 1) -> Refusal:
 
 
 def not_mounted(directory: RunDirectory, why: str) -> Refusal:
-    """Where the run directory that is seen is not the one that the jobs were queued from: all of it is unknown."""
+    """Where the run directory that is seen is not the one that the jobs were queued from: all of it
+    is unknown.
+    """
     from tr11ops.observe.mounted import ways_to_see
 
     return Refusal(
-        f"nothing was changed: {why}; mount it, then type this again ({ways_to_see(directory)})", exit_code=3
+        f"nothing was changed: {why}; mount it, then type this again ({ways_to_see(directory)})",
+        exit_code=3,
     )
 
 
@@ -190,17 +225,25 @@ _NOT_WITHIN = "within {:g} s: a file system that it lies on, or the scheduler, d
 
 def kind_to_watch(directory: RunDirectory, kind: str) -> str:
     """Where a run is looked for: where it was submitted to, unless `--scheduler` names another."""
-    recorded = directory.recorded_scheduler() if kind == "auto" else None
-    return recorded if recorded in CLUSTERS else kind
+    recorded = None
+    if kind == "auto":
+        recorded = directory.recorded_scheduler()
+    if recorded in CLUSTERS:
+        return recorded
+    return kind
 
 
 def open_reader(directory: RunDirectory, kind: str) -> Scheduler | Unknown:
-    """The scheduler that a run is looked for on; why there is none, where looking goes on without it."""
+    """The scheduler that a run is looked for on; why there is none, where looking goes on without
+    it.
+    """
     return open_if_there(kind_to_watch(directory, kind))
 
 
 def open_if_there(kind: str) -> Scheduler | Unknown:
-    """The scheduler that `--scheduler` names, or why it is not here. Raises Refusal for an unknown word."""
+    """The scheduler that `--scheduler` names, or why it is not here. Raises Refusal for an unknown
+    word.
+    """
     from tr11ops.base.errors import SchedulerError
     from tr11ops.base.observed import Unknown
 
@@ -229,13 +272,17 @@ def is_terminal() -> bool:
 
 
 def require_answer(yes: bool) -> None:
-    """Raises Refusal where someone must be asked and no one can be; for what takes long before it can ask."""
+    """Raises Refusal where someone must be asked and no one can be; for what takes long before it
+    can ask.
+    """
     if not yes and not is_terminal():
         raise Refusal("no one can be asked here (not a terminal): add --yes", exit_code=2)
 
 
 def agree(question: str, yes: bool) -> None:
-    """Ask before something is done. Raises Refusal when the answer is no, or when no one can be asked."""
+    """Ask before something is done. Raises Refusal when the answer is no, or when no one can be
+    asked.
+    """
     require_answer(yes)
     if not yes and not typer.confirm(question, default=False, err=True):
         raise Refusal("nothing was changed")

@@ -37,12 +37,20 @@ MOST_RUNS = 8
 FromOption = Annotated[
     str | None,
     typer.Option(
-        "--from", metavar="PLACE", show_default=False, help="From there on: an iteration, or 3Msamples, 50Btokens."
+        "--from",
+        metavar="PLACE",
+        show_default=False,
+        help="From there on: an iteration, or 3Msamples, 50Btokens.",
     ),
 ]
 ToOption = Annotated[
     str | None,
-    typer.Option("--to", metavar="PLACE", show_default=False, help="Up to there; in the same words as --from."),
+    typer.Option(
+        "--to",
+        metavar="PLACE",
+        show_default=False,
+        help="Up to there; in the same words as --from.",
+    ),
 ]
 
 
@@ -67,14 +75,18 @@ class NamedCourse(Record):
     path: Path
 
     def steps(self) -> Iterator[LoggedStep]:
-        """Every step of it, one at a time. Raises Refusal, with exit code 3, where it cannot be read or holds none."""
+        """Every step of it, one at a time. Raises Refusal, with exit code 3, where it cannot be
+        read or holds none.
+        """
         is_empty = True
         try:
             for step in logged_steps(self.path):
                 is_empty = False
                 yield step
         except OSError as error:
-            raise Refusal(f"{self.path}: cannot be read: {error.strerror or error}", exit_code=3) from None
+            raise Refusal(
+                f"{self.path}: cannot be read: {error.strerror or error}", exit_code=3
+            ) from None
         except ValueError as error:
             raise Refusal(str(error), exit_code=3) from None
         if is_empty:
@@ -82,7 +94,8 @@ class NamedCourse(Record):
 
 
 def course_named(text: str) -> NamedCourse:
-    """The course that `text` means: a log file, a folder with a card or a run in it, a card's path or shipped name.
+    """The course that `text` means: a log file, a folder with a card or a run in it, a card's path
+    or shipped name.
 
     Raises CardError for a card that cannot be read; Refusal where nothing has been logged.
     """
@@ -90,12 +103,16 @@ def course_named(text: str) -> NamedCourse:
     if path.is_dir():
         if (path / "tr11.toml").is_file():
             return course_of(read_card(str(path / "tr11.toml")))
-        found = sorted(path.glob("*-logs/logs/*/metrics.jsonl")) or sorted(path.glob("metrics.jsonl"))
+        found = sorted(path.glob("*-logs/logs/*/metrics.jsonl")) or sorted(
+            path.glob("metrics.jsonl")
+        )
         if not found:
             raise Refusal(f"{text}: holds neither a tr11.toml nor the logs of a run", exit_code=2)
         if len(found) > 1:
             names = ", ".join(str(one) for one in found[:3])
-            raise Refusal(f"{text}: holds {len(found)} courses; name one of them, e.g. {names}", exit_code=2)
+            raise Refusal(
+                f"{text}: holds {len(found)} courses; name one of them, e.g. {names}", exit_code=2
+            )
         return NamedCourse(path.resolve().name, found[0])
     if path.exists() and path.suffix != ".toml":
         return NamedCourse(path.name, path)
@@ -105,7 +122,9 @@ def course_named(text: str) -> NamedCourse:
 
 
 def course_of(card: RunCard) -> NamedCourse:
-    """The course that a card's run has logged. Raises Refusal, with exit code 3, where it has not trained yet."""
+    """The course that a card's run has logged. Raises Refusal, with exit code 3, where it has not
+    trained yet.
+    """
     paths = directory_of(card).paths
     log = next((path for path in (paths.metrics, paths.main_log) if path.exists()), None)
     if log is None:
@@ -120,26 +139,42 @@ WIDTH, PLOT_LINES = 79, 14
 def compare_runs(
     *,
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN RUN...", help="Logs, metrics.jsonl, cards or run directories.")
+        list[str],
+        typer.Argument(metavar="RUN RUN...", help="Logs, metrics.jsonl, cards or run directories."),
     ],
-    by: Annotated[CurveAxis, typer.Option("--by", help="What the runs are laid beside each other by.")] = "iteration",
+    by: Annotated[
+        CurveAxis, typer.Option("--by", help="What the runs are laid beside each other by.")
+    ] = "iteration",
     value: Annotated[CurveValue, typer.Option("--value", help="What is compared.")] = "loss",
     first: FromOption = None,
     last: ToOption = None,
-    rows: Annotated[int, typer.Option("--rows", metavar="COUNT", min=1, max=1000, help="Rows of the table.")] = ROWS,
+    rows: Annotated[
+        int, typer.Option("--rows", metavar="COUNT", min=1, max=1000, help="Rows of the table.")
+    ] = ROWS,
     lines: Annotated[
-        int, typer.Option("--smooth", metavar="LINES", min=1, max=10_000, help="A row is the mean of so many lines.")
+        int,
+        typer.Option(
+            "--smooth",
+            metavar="LINES",
+            min=1,
+            max=10_000,
+            help="A row is the mean of so many lines.",
+        ),
     ] = LINES,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE.html", help="Write a page with the curves there.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE.html", help="Write a page with the curves there."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Lay the curves of runs over each other: a table, a plot, and how the others differ from the first.
+    """Lay the curves of runs over each other: a table, a plot, and how the others differ from the
+    first.
 
-    `~` marks a difference that may be noise: less than two standard errors. Hours are hours of training, without waits.
-    What was done again after a restart counts once, as it was done last. --from and --to zoom in: table, plot and page
-    hold the steps between them, both included.
+    `~` marks a difference that may be noise: less than two standard errors. Hours are hours of
+    training, without waits. What was done again after a restart counts once, as it was done last.
+    --from and --to zoom in: table, plot and page hold the steps between them, both included.
 
     Examples:
       tr11 compare main.toml embedding-norm.toml
@@ -159,7 +194,9 @@ def compare_runs(
     except ValueError as error:
         raise Refusal(f"{value} by {by}: {error}", exit_code=3) from None
     if output is not None:
-        page = page_of_comparison(curves, compared, by, value, timestamp(time.time(), None), str(within))
+        page = page_of_comparison(
+            curves, compared, by, value, timestamp(time.time(), None), str(within)
+        )
         try:
             write_atomically(output, render(page))
         except OSError as error:
@@ -174,7 +211,8 @@ def _with_names_of_their_own(courses: Sequence[NamedCourse]) -> list[NamedCourse
     """Two of one name are told apart by their paths."""
     names = [course.name for course in courses]
     return [
-        NamedCourse(str(course.path), course.path) if names.count(course.name) > 1 else course for course in courses
+        NamedCourse(str(course.path), course.path) if names.count(course.name) > 1 else course
+        for course in courses
     ]
 
 
@@ -186,7 +224,9 @@ def _screen(
     value: str,
     within: CurveRange,
 ) -> Iterator[str]:
-    yield " ".join(filter(None, (f"{value} by {axis}, means of {compared.lines} lines", str(within))))
+    yield " ".join(
+        filter(None, (f"{value} by {axis}, means of {compared.lines} lines", str(within)))
+    )
     for letter, course in zip(ascii_uppercase, courses, strict=False):
         yield f"  {letter}  {course.name}"
     yield ""
@@ -199,7 +239,10 @@ def comparison_lines(compared: CurveComparison, axis: str) -> Iterator[str]:
     """The table, a column for each run by its letter, and a sentence for each run but the first."""
     letters = ascii_uppercase[: len(compared.names)]
     head = [axis, *letters, *(f"{letter}-A" for letter in letters[1:])]
-    table = [head, *(comparison_cells(compared, index, axis) for index in range(len(compared.rows)))]
+    table = [
+        head,
+        *(comparison_cells(compared, index, axis) for index in range(len(compared.rows))),
+    ]
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
     for row in table:
         yield "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True))
@@ -209,7 +252,11 @@ def comparison_lines(compared: CurveComparison, axis: str) -> Iterator[str]:
 
 
 def _document(
-    courses: Sequence[NamedCourse], compared: CurveComparison, axis: str, value: str, within: CurveRange
+    courses: Sequence[NamedCourse],
+    compared: CurveComparison,
+    axis: str,
+    value: str,
+    within: CurveRange,
 ) -> dict[str, object]:
     return {
         "schema": SCHEMA,
@@ -230,7 +277,9 @@ def comparison_document(compared: CurveComparison, axis: str) -> dict[str, objec
                 "x": row.x,
                 "levels": [finite(level.mean) for level in row.levels],
                 "errors": [finite(level.error) for level in row.levels],
-                "differences": [finite(row.difference(index)) for index in range(1, len(row.levels))],
+                "differences": [
+                    finite(row.difference(index)) for index in range(1, len(row.levels))
+                ],
                 "sure": [row.is_sure(index) for index in range(1, len(row.levels))],
             }
             for row in compared.rows

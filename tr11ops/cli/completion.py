@@ -1,4 +1,6 @@
-"""What the shell offers for the value of an option or an argument. What cannot be read is not offered."""
+"""What the shell offers for the value of an option or an argument. What cannot be read is not
+offered.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ SECONDS = 2.0  # a person waits for the next key
 
 def _offered(find: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
     try:
-        return sorted(word for word in within(SECONDS, lambda: list(find())) if word.startswith(incomplete))
-    except Exception:  # a card that is wrong, a scheduler that is silent: the command itself will say so
+        return sorted(
+            word for word in within(SECONDS, lambda: list(find())) if word.startswith(incomplete)
+        )
+    except (
+        Exception
+    ):  # a card that is wrong, a scheduler that is silent: the command itself will say so
         return []
 
 
@@ -39,7 +45,10 @@ def cards(incomplete: str) -> list[str]:
     from tr11ops.runcard.find import shipped_cards
 
     folder, _, begun = incomplete.rpartition("/")
-    here = Path(folder) if folder or incomplete.startswith("/") else Path()
+    if folder or incomplete.startswith("/"):
+        here = Path(folder)
+    else:
+        here = Path()
 
     def files() -> Iterable[str]:
         prefix = incomplete[: len(incomplete) - len(begun)]
@@ -74,7 +83,9 @@ def nodes(ctx: typer.Context, incomplete: str) -> list[str]:
     def find() -> Iterable[str]:
         from tr11ops.cluster.select import choose_scheduler
 
-        return [node.name for node in choose_scheduler(ctx.params.get("scheduler") or "auto").nodes()]
+        return [
+            node.name for node in choose_scheduler(ctx.params.get("scheduler") or "auto").nodes()
+        ]
 
     return _offered(find, incomplete)
 

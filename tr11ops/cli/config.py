@@ -42,12 +42,16 @@ app = typer.Typer(
 def show(
     context: Annotated[RunContext, JSON],
     is_resolved: Annotated[
-        bool, typer.Option("--resolved", help="With every default, variables put in, paths made absolute.")
+        bool,
+        typer.Option(
+            "--resolved", help="With every default, variables put in, paths made absolute."
+        ),
     ] = False,
 ) -> None:
     """Print the run card as TOML, with what --set changes.
 
-    With --resolved, a variable that is not defined here stays as written. What a key means: `tr11 config explain`.
+    With --resolved, a variable that is not defined here stays as written. What a key means: `tr11
+    config explain`.
 
     Examples:
       tr11 config show --run demo
@@ -64,21 +68,27 @@ def show(
         if problems:
             raise CardError("command line", problems)
         derived = None
-    document = {"schema": SCHEMA, "path": str(path), "resolved": is_resolved, "card": tables, "derived": derived}
+    document = {
+        "schema": SCHEMA,
+        "path": str(path),
+        "resolved": is_resolved,
+        "card": tables,
+        "derived": derived,
+    }
     context.emit(document, [write_card(_without_none(tables), {}, [str(path)]).rstrip("\n")])
 
 
 def _without_none(tables: dict[str, Any]) -> dict[str, Any]:
     """TOML has no null: a key that is not set is left out."""
-    return {
-        name: _without_none(value)
-        if isinstance(value, dict)
-        else [_without_none(item) if isinstance(item, dict) else item for item in value]
-        if isinstance(value, list)
-        else value
-        for name, value in tables.items()
-        if value is not None
-    }
+    return {name: _written(value) for name, value in tables.items() if value is not None}
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _without_none(value)
+    if isinstance(value, list):
+        return [_written(item) for item in value]
+    return value
 
 
 # ----------------------------------------------------------------------------- what a key means
@@ -106,8 +116,16 @@ def explain(
     """
     sections = list(card_sections())
     if key is None:
-        document = {"schema": SCHEMA, "sections": [_section_object(section) for section in sections], "keys": []}
-        answer(as_json, document, _shown(line for section in sections for line in _section_lines(section)))
+        document = {
+            "schema": SCHEMA,
+            "sections": [_section_object(section) for section in sections],
+            "keys": [],
+        }
+        answer(
+            as_json,
+            document,
+            _shown(line for section in sections for line in _section_lines(section)),
+        )
         return
     shown, keys = _meant(key.strip("[]"), sections)
     document = {
@@ -119,7 +137,9 @@ def explain(
 
 
 def _meant(word: str, sections: Sequence[CardSection]) -> tuple[list[CardSection], list[CardKey]]:
-    """The section of that name with its keys, or the keys of that name. Raises Refusal where there is neither."""
+    """The section of that name with its keys, or the keys of that name. Raises Refusal where there
+    is neither.
+    """
     section = next((one for one in sections if one.name == word), None)
     if section is not None:
         return [section], list(section.keys)
@@ -128,17 +148,24 @@ def _meant(word: str, sections: Sequence[CardSection]) -> tuple[list[CardSection
     if keys:
         return [], keys
     near = _near(word, sections, every)
-    hint = f"did you mean {', '.join(near)}?" if near else "`tr11 config explain` lists the sections"
+    if near:
+        hint = f"did you mean {', '.join(near)}?"
+    else:
+        hint = "`tr11 config explain` lists the sections"
     raise Refusal(f"KEY {word!r}: the run card has no such key or section; {hint}", exit_code=2)
 
 
 def _near(word: str, sections: Sequence[CardSection], keys: Sequence[CardKey]) -> list[str]:
     """What is spelt like it, with its section; a key alone is compared with keys alone."""
-    names = {key.dotted: [key.dotted] for key in keys} | {section.name: [section.name] for section in sections}
+    names = {key.dotted: [key.dotted] for key in keys} | {
+        section.name: [section.name] for section in sections
+    }
     if "." not in word:
         for key in keys:
             names.setdefault(key.name, []).append(key.dotted)
-    found = [place for name in difflib.get_close_matches(word, names, MOST_NEAR) for place in names[name]]
+    found = [
+        place for name in difflib.get_close_matches(word, names, MOST_NEAR) for place in names[name]
+    ]
     return list(dict.fromkeys(found))[:MOST_NEAR]
 
 
@@ -160,14 +187,22 @@ def _shown(lines: Iterable[str]) -> Iterator[str]:
 
 def _value(key: CardKey) -> str:
     """What a key's value may be, and what it is where the card does not say."""
-    what = f"{key.kind}, a path" if key.is_path else key.kind
+    if key.is_path:
+        what = f"{key.kind}, a path"
+    else:
+        what = key.kind
     if key.is_required:
         return f"{what}; required"
-    return f"{what}; default {key.default_text}" if key.default_text else f"{what}; not set by default"
+    if key.default_text:
+        return f"{what}; default {key.default_text}"
+    return f"{what}; not set by default"
 
 
 def _section_lines(section: CardSection) -> Iterator[str]:
-    name = f"[[{section.name}]]" if section.is_list else f"[{section.name}]"
+    if section.is_list:
+        name = f"[[{section.name}]]"
+    else:
+        name = f"[{section.name}]"
     yield from textwrap.wrap(f"{name}  {section.text}", WIDTH, subsequent_indent="  ")
 
 

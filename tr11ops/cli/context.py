@@ -1,7 +1,8 @@
 """One run as a command line means it, and the one way in which a command answers.
 
-A command takes one `RunContext`; `with_run_options` gives it the options that name a run. They are declared here
-alone: --run, --set and --scheduler always; --json, --yes, --dry-run and --reason where the parameter asks for them.
+A command takes one `RunContext`; `with_run_options` gives it the options that name a run. They are
+declared here alone: --run, --set and --scheduler always; --json, --yes, --dry-run and --reason
+where the parameter asks for them.
 """
 
 from __future__ import annotations
@@ -44,13 +45,16 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.paths import RunDirectory
 
-RUN_NAMES = frozenset({"run", "overrides", "scheduler"})  # of the options that every command with a RunContext has
+# of the options that every command with a RunContext has
+RUN_NAMES = frozenset({"run", "overrides", "scheduler"})
 # Of the options that a command has besides: Annotated[RunContext, JSON, SCHEDULER].
 JSON, SCHEDULER, YES, DRY_RUN, REASON = "as_json", "scheduler", "yes", "dry_run", "reason"
 
 
 class RunContext(Record, dict=True):
-    """The run that a command line means. Card and directory are read when they are first asked for, once."""
+    """The run that a command line means. Card and directory are read when they are first asked for,
+    once.
+    """
 
     run: str | None = None  # as it was typed
     overrides: tuple[str, ...] = ()
@@ -97,17 +101,20 @@ class RunContext(Record, dict=True):
         return self.card, self.directory
 
     def require_mounted(self) -> None:
-        """Raises Refusal, with exit code 3, where what is seen is not the directory that the run's jobs came from.
+        """Raises Refusal, with exit code 3, where what is seen is not the directory that the run's
+        jobs came from.
 
-        There nothing is missing, nothing is new, and nothing may be removed. The scheduler is asked only where no
-        launch is on record.
+        There nothing is missing, nothing is new, and nothing may be removed. The scheduler is asked
+        only where no launch is on record.
         """
         why = self.why_unmounted()
         if why:
             raise not_mounted(self.directory, why)
 
     def why_unmounted(self) -> str:
-        """Why what is seen is not the directory that the run's jobs were queued from; "" where it is."""
+        """Why what is seen is not the directory that the run's jobs were queued from; "" where it
+        is.
+        """
         from tr11ops.base.observed import Unknown
         from tr11ops.observe.mounted import look_for_directory
 
@@ -116,13 +123,18 @@ class RunContext(Record, dict=True):
             self.directory, reader if isinstance(reader, Unknown) else looking(reader), time.time()
         )
 
-    def emit(self, document: Mapping[str, Any] | None, lines: Iterable[str] = (), indent: int | None = 1) -> None:
+    def emit(
+        self, document: Mapping[str, Any] | None, lines: Iterable[str] = (), indent: int | None = 1
+    ) -> None:
         """The command's answer: the document with --json, if there is one, else the lines."""
         answer(self.as_json, document, lines, indent)
 
 
 def answer(
-    as_json: bool, document: Mapping[str, Any] | None, lines: Iterable[str] = (), indent: int | None = 1
+    as_json: bool,
+    document: Mapping[str, Any] | None,
+    lines: Iterable[str] = (),
+    indent: int | None = 1,
 ) -> None:
     """A command's answer, for one without a RunContext."""
     if as_json and document is not None:
@@ -133,7 +145,9 @@ def answer(
 
 
 def emit(document: Mapping[str, Any], indent: int | None = 1) -> None:
-    """One JSON document on standard output; `indent` None for one line of a stream. What JSON cannot say is null."""
+    """One JSON document on standard output; `indent` None for one line of a stream. What JSON
+    cannot say is null.
+    """
     try:
         text = json.dumps(document, indent=indent, allow_nan=False)
     except ValueError:
@@ -147,12 +161,16 @@ def _finite(value: Any) -> Any:
         return {name: _finite(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 # ----------------------------------------------------------------------------- the options
 # Every command about a run takes it, so that one line of options does for all; a page shows it where it counts.
-_UnusedScheduler = Annotated[str, typer.Option("--scheduler", hidden=True, callback=check_scheduler_word)]
+_UnusedScheduler = Annotated[
+    str, typer.Option("--scheduler", hidden=True, callback=check_scheduler_word)
+]
 _OPTIONS: Mapping[str, tuple[Any, Any]] = {
     "yes": (YesOption, False),
     "dry_run": (DryRunOption, False),
@@ -165,7 +183,8 @@ _OPTIONS: Mapping[str, tuple[Any, Any]] = {
 
 
 def with_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command as the parser takes it: its RunContext is made of options of their own, which come last on its page.
+    """The command as the parser takes it: its RunContext is made of options of their own, which
+    come last on its page.
 
     A command without a RunContext, or that has its options already, comes back as it is.
     """
@@ -188,9 +207,13 @@ def with_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(**values, **{parameter: RunContext(**given)})
 
     own = [one for name, one in inspect.signature(command).parameters.items() if name != parameter]
-    own = [one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+    own = [
+        one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY) for one in own
+    ]
     more = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
         for name, (annotation, default) in options.items()
     ]
     with_options.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
@@ -199,8 +222,12 @@ def with_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flags(hint: Any) -> tuple[str, ...] | None:
-    """What a RunContext's annotation asks for besides --run and --set; None for another parameter's."""
+    """What a RunContext's annotation asks for besides --run and --set; None for another
+    parameter's.
+    """
     if hint is RunContext:
         return ()
     arguments = get_args(hint)
-    return arguments[1:] if get_origin(hint) is Annotated and arguments[0] is RunContext else None
+    if get_origin(hint) is Annotated and arguments[0] is RunContext:
+        return arguments[1:]
+    return None

@@ -72,13 +72,18 @@ def list_jobs(
     card = context.card_with_undefined()
     jobs = jobs_of(card, context.run)
     for name in unknown_skips(card, jobs):
-        say(f"cron.skip: {name!r} is no periodic job, there are {', '.join(job.name for job in jobs)}")
+        say(
+            f"cron.skip: {name!r} is no periodic job, there are {', '.join(job.name for job in jobs)}"
+        )
     if context.as_json:
         emit({"schema": SCHEMA, "jobs": [_job_values(job) for job in jobs]})
         return
     made = table("JOB", "WHEN", "COMMAND", "WHAT")
     for job in jobs:
-        when = f"not: {job.unwanted}" if job.unwanted else str(job.schedule)
+        if job.unwanted:
+            when = f"not: {job.unwanted}"
+        else:
+            when = str(job.schedule)
         made.add_row(job.name, when, job.command_words, job.what)
     show(made)
 
@@ -101,9 +106,12 @@ def _job_values(job: PeriodicJob) -> dict[str, Any]:
 def run_jobs(
     context: Annotated[RunContext, JSON],
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="This job, now, whether it is due or not.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="This job, now, whether it is due or not."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Run what is due now, and leave; cron calls this.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Run what is due now, and leave; cron calls this.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only what went wrong.")] = False,
     way: Annotated[str, typer.Option("--way", hidden=True)] = "",
     chain: Annotated[str, typer.Option("--chain", hidden=True)] = "",
@@ -112,11 +120,13 @@ def run_jobs(
 
     The job that runs at that moment is waited for; a second signal ends it too.
 
-    The launched cells of a study of this card are watched too (`pulse --no-act`): `tr11 sweep resume` takes them up.
-    A cell that shall have a run's other jobs too gets a `tr11 cron run --run CELL/tr11.toml` of its own.
+    The launched cells of a study of this card are watched too (`pulse --no-act`): `tr11 sweep
+    resume` takes them up. A cell that shall have a run's other jobs too gets a `tr11 cron run --run
+    CELL/tr11.toml` of its own.
 
-    A run directory that is not mounted, or not there, is what a watchdog is for: `pulse` goes on, tells people, and is
-    recorded on this machine; nothing is made in the directory's place, and the other jobs wait for it.
+    A run directory that is not mounted, or not there, is what a watchdog is for: `pulse` goes on,
+    tells people, and is recorded on this machine; nothing is made in the directory's place, and the
+    other jobs wait for it.
 
     Several of these, on any hosts and beside the other ways, start each round once.
 
@@ -130,7 +140,9 @@ def run_jobs(
     card = context.card
     jobs = jobs_of(card, context.run)
     if name is not None and once:
-        raise Refusal(f"NAME and --once: leave one out; `tr11 cron run {name}` runs it now", exit_code=2)
+        raise Refusal(
+            f"NAME and --once: leave one out; `tr11 cron run {name}` runs it now", exit_code=2
+        )
     usual = "daemon"
     if once:
         usual = "once"
@@ -154,15 +166,21 @@ def run_jobs(
             chosen: tuple[PeriodicJob, ...] = (find_job(jobs, name),)
         except ValueError as error:
             raise Refusal(f"NAME: {error}", exit_code=2) from None
+    elif chain:
+        chosen = of_chain(jobs, "daily" if chain == "daily" else "hourly")
     else:
-        chosen = of_chain(jobs, "daily" if chain == "daily" else "hourly") if chain else wanted(jobs)
-    rounds = () if cron_context is None else run_rounds(cron_context, chosen, forced=name is not None)
+        chosen = wanted(jobs)
+    rounds = (
+        () if cron_context is None else run_rounds(cron_context, chosen, forced=name is not None)
+    )
     of_cells: tuple[tuple[str, CronRound], ...] = ()
     if (name is None and chain != "daily") or name == WATCHING:
         with obeying(lambda _: must_end.set()):
             of_cells = tuple(run_cell_rounds(cells(), forced=name is not None))
     _show_rounds(rounds, of_cells, cron_context, quiet, context.as_json)
-    raise typer.Exit(max((exit_code(done) for done in (*rounds, *(done for _, done in of_cells))), default=0))
+    raise typer.Exit(
+        max((exit_code(done) for done in (*rounds, *(done for _, done in of_cells))), default=0)
+    )
 
 
 def _run_daemon(
@@ -172,7 +190,9 @@ def _run_daemon(
     context: RunContext,
     cells: Callable[[], Iterator[WatchedCell]],
 ) -> None:
-    """Until a signal: the run's jobs where it has a directory, and the cells of its card's studies beside them."""
+    """Until a signal: the run's jobs where it has a directory, and the cells of its card's studies
+    beside them.
+    """
     ended = StopEvent()
     beside = threading.Thread(target=_watch_cells, args=(cells, ended), name="cells")
     names = [cell.name for cell in cells()]
@@ -192,11 +212,18 @@ def _run_daemon(
     say("ended")
 
 
-def _run_jobs(cron_context: CronContext, card: RunCard, jobs: tuple[PeriodicJob, ...], context: RunContext) -> None:
-    from tr11ops.cron.daemon import Daemon  # its library costs more than a round, and nothing but the daemon needs it
+def _run_jobs(
+    cron_context: CronContext, card: RunCard, jobs: tuple[PeriodicJob, ...], context: RunContext
+) -> None:
+    # its library costs more than a round, and nothing but the daemon needs it
+    from tr11ops.cron.daemon import Daemon
 
-    daemon = Daemon(cron_context, jobs, lambda text: say(f"{stamp(time.time())} {text}"), _reloader(context))
-    say(f"running {', '.join(job.name for job in jobs) or 'nothing'} of {card.run.name}; Ctrl-C ends it")
+    daemon = Daemon(
+        cron_context, jobs, lambda text: say(f"{stamp(time.time())} {text}"), _reloader(context)
+    )
+    say(
+        f"running {', '.join(job.name for job in jobs) or 'nothing'} of {card.run.name}; Ctrl-C ends it"
+    )
     with obeying(lambda _: daemon.stop()):
         daemon.run()
 
@@ -205,7 +232,9 @@ def _watch_cells(cells: Callable[[], Iterator[WatchedCell]], ended: StopEvent) -
     """What is due of the cells, again and again; of studies that are made meanwhile too."""
     while not ended.is_set():
         try:
-            for name, done in run_cell_rounds(itertools.takewhile(lambda _: not ended.is_set(), cells())):
+            for name, done in run_cell_rounds(
+                itertools.takewhile(lambda _: not ended.is_set(), cells())
+            ):
                 say(f"{stamp(time.time())} {name}: {done.line}")
         except (OSError, ValueError) as error:
             say(f"{stamp(time.time())} the studies cannot be read: {cause(error)}")
@@ -220,10 +249,13 @@ def _reloader(context: RunContext) -> Callable[[], tuple[PeriodicJob, ...] | Non
     def reload() -> tuple[PeriodicJob, ...] | None:
         [(before, card, jobs)] = seen
         now = path.stat().st_mtime_ns
-        card = card if now == before else read_card(context.run, context.overrides)
+        if now != before:
+            card = read_card(context.run, context.overrides)
         found = wanted(jobs_of(card, context.run))
         seen[:] = [(now, card, found)]
-        return None if found == jobs else found
+        if found == jobs:
+            return None
+        return found
 
     return reload
 
@@ -236,7 +268,9 @@ def _show_rounds(
     as_json: bool,
 ) -> None:
     if as_json:
-        values = [_round_object(done, None) for done in rounds] + [_round_object(done, cell) for cell, done in of_cells]
+        values = [_round_object(done, None) for done in rounds] + [
+            _round_object(done, cell) for cell, done in of_cells
+        ]
         emit({"schema": SCHEMA, "rounds": values})
         return
     shown = [done for done in rounds if not quiet or exit_code(done)]
@@ -258,7 +292,9 @@ def _round_object(done: CronRound, cell: str | None) -> dict[str, Any]:
     """One round for --json; with `cell` where it is one of a study."""
     code = None if done.state is None else done.state.exit_code
     value = {"job": done.name, "result": done.result, "why": done.why, "exit_code": code}
-    return value if cell is None else {**value, "cell": cell}
+    if cell is None:
+        return value
+    return {**value, "cell": cell}
 
 
 # ----------------------------------------------------------------------------- status
@@ -277,9 +313,13 @@ def status(
     card = context.card
     now = time.time()
     seen = look(
-        card, jobs_of(card, context.run), directory_of(card), lambda: open_scheduler("slurm"), now,
+        card,
+        jobs_of(card, context.run),
+        directory_of(card),
+        lambda: open_scheduler("slurm"),
+        now,
         lambda: in_crontab(context),
-    )  # fmt: skip
+    )
     if context.as_json:
         emit(_status_values(seen))
     else:
@@ -290,7 +330,13 @@ def status(
 def _show_status(seen: CronView, now: float) -> None:
     print(plain_text(seen.verdict))
     for problem in seen.problems:
-        print(plain_text(f"  {problem.text}" if len(seen.problems) > 1 else f"  type: {for_this_card(problem.fix)}"))
+        print(
+            plain_text(
+                f"  {problem.text}"
+                if len(seen.problems) > 1
+                else f"  type: {for_this_card(problem.fix)}"
+            )
+        )
         if len(seen.problems) > 1:
             print(plain_text(f"    type: {for_this_card(problem.fix)}"))
     for text in seen.unknown if seen.problems else seen.unknown[1:]:  # the headline has the first
@@ -307,10 +353,18 @@ def _row_words(row: JobRow, now: float) -> tuple[str, ...]:
     state = row.state
     if row.job.unwanted:
         return row.job.name, "", "", "not wanted", "", row.job.unwanted
-    due = "overdue" if row.is_overdue else "now" if row.next_due <= now else f"in {duration(row.next_due - now)}"
+    if row.is_overdue:
+        due = "overdue"
+    elif row.next_due <= now:
+        due = "now"
+    else:
+        due = f"in {duration(row.next_due - now)}"
     if state is None:
         return row.job.name, "never", "", "", due, ""
-    took = "" if state.ended is None else duration(state.ended - state.started)
+    if state.ended is None:
+        took = ""
+    else:
+        took = duration(state.ended - state.started)
     return (
         row.job.name,
         f"{duration(now - state.started)} ago",
@@ -323,9 +377,26 @@ def _row_words(row: JobRow, now: float) -> tuple[str, ...]:
 
 def _chain_words(row: ChainRow, now: float) -> tuple[str, ...]:
     name, due = f"{row.chain.name} chain", row.chain.next_due
-    result = "dead" if row.fault and row.link is None else "stuck" if row.fault else "fine" if row.link else "unknown"
-    when = f"in {duration(due - now)}" if due > now else f"since {duration(now - due)}"
-    return name, f"{duration(now - row.chain.time)} ago", "", result, when, f"job {row.chain.job_id}"
+    if row.fault and row.link is None:
+        result = "dead"
+    elif row.fault:
+        result = "stuck"
+    elif row.link:
+        result = "fine"
+    else:
+        result = "unknown"
+    if due > now:
+        when = f"in {duration(due - now)}"
+    else:
+        when = f"since {duration(now - due)}"
+    return (
+        name,
+        f"{duration(now - row.chain.time)} ago",
+        "",
+        result,
+        when,
+        f"job {row.chain.job_id}",
+    )
 
 
 def _status_values(seen: CronView) -> dict[str, Any]:
@@ -345,10 +416,17 @@ def _status_values(seen: CronView) -> dict[str, Any]:
             for row in seen.rows
         ],
         "chains": [
-            {**document(row.chain), "state": row.link.job.state.lower() if row.link else None, "fault": row.fault}
+            {
+                **document(row.chain),
+                "state": row.link.job.state.lower() if row.link else None,
+                "fault": row.fault,
+            }
             for row in seen.chains
         ],
-        "problems": [{"text": problem.text, "command": for_this_card(problem.fix)} for problem in seen.problems],
+        "problems": [
+            {"text": problem.text, "command": for_this_card(problem.fix)}
+            for problem in seen.problems
+        ],
         "unknown": list(seen.unknown),
     }
 

@@ -47,7 +47,11 @@ SCHEMA = 1
 
 WayOption = Annotated[
     str | None,
-    typer.Option("--way", metavar="crontab|slurm|scrontab", help="Default: the way in use, else crontab, else Slurm."),
+    typer.Option(
+        "--way",
+        metavar="crontab|slurm|scrontab",
+        help="Default: the way in use, else crontab, else Slurm.",
+    ),
 ]
 RoundSecondsOption = Annotated[int | None, typer.Option("--round-seconds", hidden=True, min=1)]
 
@@ -59,7 +63,8 @@ def install(
 ) -> None:
     """Have the periodic jobs run by themselves. Type it again to repair what is broken.
 
-    [bold]crontab[/bold]: a line in your crontab on this machine; on a login node it is the best way.
+    [bold]crontab[/bold]: a line in your crontab on this machine; on a login node it is the best
+    way.
 
     [bold]slurm[/bold]: small jobs that queue themselves, in a partition without GPUs.
 
@@ -108,12 +113,16 @@ def remove(
 def opened(context: RunContext) -> tuple[Invocation, RunDirectory, tuple[PeriodicJob, ...]]:
     """What a command line means. Raises CardError."""
     card, folder = context.card, Path.cwd()
-    invocation = Invocation(card, folder / context.card_path, context.overrides, folder, dict(os.environ))
+    invocation = Invocation(
+        card, folder / context.card_path, context.overrides, folder, dict(os.environ)
+    )
     return invocation, context.directory, jobs_of(card, context.run)
 
 
 def jobs_of(card: RunCard, run: str | None) -> tuple[PeriodicJob, ...]:
-    """Every periodic job of a card, and the scripts beside it and in the run directory. Raises CardError."""
+    """Every periodic job of a card, and the scripts beside it and in the run directory. Raises
+    CardError.
+    """
     return every_job(card, directory_of(card), (Path.cwd() / card_path(run)).parent)
 
 
@@ -135,7 +144,9 @@ def _way(way: str | None, directory: RunDirectory, installing: bool) -> str:
         return "crontab"
     if has_slurm():
         return "slurm"
-    raise Refusal("there is neither Slurm nor crontab on this machine: keep `tr11 cron run` running in a terminal")
+    raise Refusal(
+        "there is neither Slurm nor crontab on this machine: keep `tr11 cron run` running in a terminal"
+    )
 
 
 def chain_context(
@@ -147,23 +158,33 @@ def chain_context(
     placement: Placement | None = None,
 ) -> ChainContext:
     """One chain. `placement` is where its links run; a link's own, where it is a link that asks."""
-    chain: ChainName = "hourly" if name == "hourly" else "daily"
+    chain: ChainName = "daily"
+    if name == "hourly":
+        chain = "hourly"
     rehearsal = ("--round-seconds", str(round_seconds)) if round_seconds else ()
     words = ("--kept-card", str(kept_card_path(directory)), *rehearsal)
-    schedule = Every(round_seconds) if round_seconds else chain_schedule(invocation.card, jobs, chain)
+    schedule = (
+        Every(round_seconds) if round_seconds else chain_schedule(invocation.card, jobs, chain)
+    )
     scheduler, where = open_scheduler("slurm"), placement or Placement()
-    return ChainContext(chain, schedule, invocation, directory, scheduler, say, words=words, placement=where)
+    return ChainContext(
+        chain, schedule, invocation, directory, scheduler, say, words=words, placement=where
+    )
 
 
 def _run_crontab(
     way: str, invocation: Invocation, directory: RunDirectory, jobs: tuple[PeriodicJob, ...]
 ) -> RunCrontab:
-    program: Program = "scrontab" if way == "scrontab" else "crontab"
+    program: Program = "crontab"
+    if way == "scrontab":
+        program = "scrontab"
     return RunCrontab(program, invocation, directory, jobs)
 
 
 def in_crontab(context: RunContext) -> bool:
-    """Whether the user's crontab on this machine has the run's lines; False where it cannot be read."""
+    """Whether the user's crontab on this machine has the run's lines; False where it cannot be
+    read.
+    """
     invocation, directory, jobs = opened(context)
     try:
         return is_installed(_run_crontab("crontab", invocation, directory, jobs))
@@ -184,16 +205,26 @@ def keep_card(invocation: Invocation, directory: RunDirectory) -> None:
 
 
 def _chains_to_install(
-    context: RunContext, invocation: Invocation, jobs: tuple[PeriodicJob, ...], round_seconds: int | None
+    context: RunContext,
+    invocation: Invocation,
+    jobs: tuple[PeriodicJob, ...],
+    round_seconds: int | None,
 ) -> Change:
-    """Jobs that queue themselves, in a partition that takes them. Raises NoPartition, SchedulerError."""
+    """Jobs that queue themselves, in a partition that takes them. Raises NoPartition,
+    SchedulerError.
+    """
     directory, placement = context.directory, _placement(invocation)
-    every = [chain_context(name, invocation, directory, jobs, round_seconds, placement) for name in CHAINS]
+    every = [
+        chain_context(name, invocation, directory, jobs, round_seconds, placement)
+        for name in CHAINS
+    ]
     chains = [chain for chain in every if of_chain(jobs, chain.name)]
     lines = []
     for chain in chains:
         names = ", ".join(job.name for job in of_chain(jobs, chain.name))
-        lines.append(f"{chain.job_name}: {chain.schedule}, in partition {placement.partition}, runs {names}")
+        lines.append(
+            f"{chain.job_name}: {chain.schedule}, in partition {placement.partition}, runs {names}"
+        )
     if placement.note:
         lines.append(f"  {placement.note}; a crontab on a login node does not: --way crontab")
     lines += _changed_intervals(directory, jobs)
@@ -205,18 +236,25 @@ def _chains_to_install(
         links = []
         for chain in chains:
             link = have_chain(chain)
-            say(f"{chain.job_name}: job {link.job_id}" + ("" if link.is_new else ", it was there already"))
+            say(
+                f"{chain.job_name}: job {link.job_id}"
+                + ("" if link.is_new else ", it was there already")
+            )
             links.append(link)
         new = [link.job_id for link in links if link.is_new]
         if new:
             _note(directory, "cron-installed", "slurm", {"jobs": new})
-        return _outcome(context, "installed" if new else "unchanged", "slurm", [link.job_id for link in links])
+        return _outcome(
+            context, "installed" if new else "unchanged", "slurm", [link.job_id for link in links]
+        )
 
     question = "Have these jobs queue themselves?" if chains else ""
     return Change(lines, question, apply, _outcome(context, "would-install", "slurm"))
 
 
-def _chains_to_end(context: RunContext, invocation: Invocation, jobs: tuple[PeriodicJob, ...]) -> Change:
+def _chains_to_end(
+    context: RunContext, invocation: Invocation, jobs: tuple[PeriodicJob, ...]
+) -> Change:
     """Both chains end."""
     directory = context.directory
 
@@ -234,9 +272,13 @@ def _chains_to_end(context: RunContext, invocation: Invocation, jobs: tuple[Peri
 
 
 def _placement(invocation: Invocation) -> Placement:
-    """Where the chains' jobs shall run. Raises NoPartition where nothing tells, SchedulerUnreachable."""
+    """Where the chains' jobs shall run. Raises NoPartition where nothing tells,
+    SchedulerUnreachable.
+    """
     scheduler, section = open_scheduler("slurm"), invocation.card.cron
-    seconds = max(parse_time_limit(section.hourly_time_limit), parse_time_limit(section.daily_time_limit))
+    seconds = max(
+        parse_time_limit(section.hourly_time_limit), parse_time_limit(section.daily_time_limit)
+    )
     return choose_placement(invocation.card, scheduler.partitions(), scheduler.nodes(), seconds)
 
 
@@ -245,8 +287,14 @@ def _changed_intervals(directory: RunDirectory, jobs: tuple[PeriodicJob, ...]) -
     lines = []
     for job in jobs:
         last = known(read_job(directory, job.name), None)
-        if last is not None and not job.unwanted and last.interval_seconds != job.schedule.period_seconds:
-            lines.append(f"{job.name}: {job.schedule} from now on; it was every {duration(last.interval_seconds)}")
+        if (
+            last is not None
+            and not job.unwanted
+            and last.interval_seconds != job.schedule.period_seconds
+        ):
+            lines.append(
+                f"{job.name}: {job.schedule} from now on; it was every {duration(last.interval_seconds)}"
+            )
     return lines
 
 
@@ -267,7 +315,9 @@ def _crontab_change(
         _note(crontab.directory, f"cron-{past}", program, {})
         return _outcome(context, past, program)
 
-    question = f"Change your {program}?" if change.difference else ""
+    question = ""
+    if change.difference:
+        question = f"Change your {program}?"
     preview = _outcome(context, f"would-{action}" if change.difference else "unchanged", program)
     return Change(lines, question, apply, preview)
 

@@ -49,12 +49,16 @@ RETRY_SECONDS = 20.0
 
 # ----------------------------------------------------------------------------- rounds
 def cron_context_of(
-    card: RunCard, path: Path, overrides: Sequence[str] | None, way: str, must_end: StopEvent | None = None
+    card: RunCard,
+    path: Path,
+    overrides: Sequence[str] | None,
+    way: str,
+    must_end: StopEvent | None = None,
 ) -> CronContext:
     """Where rounds run. Raises Refusal where nothing was launched.
 
-    One that is not there is watched all the same, unless nothing at all tells that there was one: whoever installed
-    the periodic jobs has seen it.
+    One that is not there is watched all the same, unless nothing at all tells that there was one:
+    whoever installed the periodic jobs has seen it.
     """
     directory = directory_of(card)
     if way not in WAYS and is_never_launched(directory):
@@ -67,13 +71,17 @@ def cron_context_of(
         folder=Path.cwd(),
         environment={**child_environment(os.environ), "TR11_RUN": str(path)},
         command=lambda job: (
-            tr11_command(job.words, path, overrides or ()) if job.script is None else script_command(job.script)
+            tr11_command(job.words, path, overrides or ())
+            if job.script is None
+            else script_command(job.script)
         ),
     )
 
 
 def is_never_launched(directory: RunDirectory) -> bool:
-    """Whether nothing tells of a run: the scheduler is asked only where there is no directory, and no rounds of it."""
+    """Whether nothing tells of a run: the scheduler is asked only where there is no directory, and
+    no rounds of it.
+    """
     if directory.exists or existing_fallback(directory) is not None:
         return False
     return was_never_launched(directory, open_reader(directory, "auto"))
@@ -87,8 +95,11 @@ class WatchedCell(Record):
     jobs: tuple[PeriodicJob, ...]
 
 
-def watched_cells(card: RunCard, path: Path, way: str, must_end: StopEvent) -> Iterator[WatchedCell]:
-    """The launched cells of every study that was planned from this card; one that is damaged is left out.
+def watched_cells(
+    card: RunCard, path: Path, way: str, must_end: StopEvent
+) -> Iterator[WatchedCell]:
+    """The launched cells of every study that was planned from this card; one that is damaged is
+    left out.
 
     They are looked for each time.
     A cell is watched by `pulse` alone, which only tells: what goes on in a study is decided by `tr11 sweep resume`.
@@ -116,13 +127,19 @@ def watched_cells(card: RunCard, path: Path, way: str, must_end: StopEvent) -> I
                 yield WatchedCell(f"{manifest.name}/{cell.name}", context, jobs)
 
 
-def run_rounds(cron_context: CronContext, jobs: tuple[PeriodicJob, ...], forced: bool = False) -> tuple[CronRound, ...]:
-    """Run what is due, or all of it. A signal ends what runs, which is recorded, and starts nothing more."""
+def run_rounds(
+    cron_context: CronContext, jobs: tuple[PeriodicJob, ...], forced: bool = False
+) -> tuple[CronRound, ...]:
+    """Run what is due, or all of it. A signal ends what runs, which is recorded, and starts nothing
+    more.
+    """
     with obeying(lambda _: cron_context.must_end.set()):
         return _rounds(cron_context, jobs, forced)
 
 
-def run_cell_rounds(cells: Iterable[WatchedCell], forced: bool = False) -> Iterator[tuple[str, CronRound]]:
+def run_cell_rounds(
+    cells: Iterable[WatchedCell], forced: bool = False
+) -> Iterator[tuple[str, CronRound]]:
     """The rounds of cells, each with the cell's name; `forced`: due or not."""
     for cell in cells:
         if cell.context.must_end.is_set():
@@ -131,15 +148,21 @@ def run_cell_rounds(cells: Iterable[WatchedCell], forced: bool = False) -> Itera
             yield cell.name, done
 
 
-def _rounds(cron_context: CronContext, jobs: tuple[PeriodicJob, ...], forced: bool) -> tuple[CronRound, ...]:
+def _rounds(
+    cron_context: CronContext, jobs: tuple[PeriodicJob, ...], forced: bool
+) -> tuple[CronRound, ...]:
     if forced:
         return tuple(run_job(cron_context, job, forced=True) for job in jobs)
     return run_due(cron_context, jobs)
 
 
 def exit_code(done: CronRound) -> int:
-    """What a command that ran one round returns: 1 for a failure. What a job found is in the job's own record."""
-    return 1 if done.result in {"failed", "not recorded"} else 0
+    """What a command that ran one round returns: 1 for a failure. What a job found is in the job's
+    own record.
+    """
+    if done.result in {"failed", "not recorded"}:
+        return 1
+    return 0
 
 
 # ----------------------------------------------------------------------------- the commands
@@ -153,15 +176,20 @@ def link(
 ) -> None:
     """What one link of a chain runs; the batch script of `tr11 cron install --way slurm` calls it.
 
-    A run directory that is not mounted here ends no chain: exit code 3, and the next link looks again.
+    A run directory that is not mounted here ends no chain: exit code 3, and the next link looks
+    again.
     """
     began = time.monotonic()
     invocation, directory, jobs = _opened_or_kept(context, kept_card)
     number = os.environ.get("SLURM_JOB_ID", "")
     if chain not in {"hourly", "daily"} or not number.isdigit():
-        raise Refusal("only the batch script of a chain calls this; see tr11 cron install", exit_code=2)
+        raise Refusal(
+            "only the batch script of a chain calls this; see tr11 cron install", exit_code=2
+        )
     memory = os.environ.get("SLURM_MEM_PER_NODE", "")
-    here = Placement(os.environ.get("SLURM_JOB_PARTITION") or None, int(memory) if memory.isdigit() else None)
+    here = Placement(
+        os.environ.get("SLURM_JOB_PARTITION") or None, int(memory) if memory.isdigit() else None
+    )
     own = chain_context(
         chain, invocation, directory, jobs, round_seconds, here
     )  # the next link runs where this one does
@@ -174,7 +202,8 @@ def link(
         say(f"leaving: {begun.leave}")
         return
     rounds = replace(
-        cron_context_of(invocation.card, invocation.card_path, context.overrides, "slurm"), seconds_left=seconds_left
+        cron_context_of(invocation.card, invocation.card_path, context.overrides, "slurm"),
+        seconds_left=seconds_left,
     )
     if begun.unseen:
         _watch_unseen(rounds, begun, of_chain(jobs, own.name))
@@ -188,7 +217,9 @@ def link(
     if own.name == "hourly":
         cells = (
             replace(cell, context=replace(cell.context, seconds_left=seconds_left))
-            for cell in watched_cells(invocation.card, invocation.card_path, "slurm", rounds.must_end)
+            for cell in watched_cells(
+                invocation.card, invocation.card_path, "slurm", rounds.must_end
+            )
         )
         with obeying(lambda _: rounds.must_end.set()):
             for name, one in run_cell_rounds(cells):
@@ -201,37 +232,57 @@ def link(
 
 
 def _watch_unseen(rounds: CronContext, begun: Begun, jobs: tuple[PeriodicJob, ...]) -> NoReturn:
-    """What only looks and tells is run, and recorded on this machine; nothing else is begun. Raises Refusal."""
+    """What only looks and tells is run, and recorded on this machine; nothing else is begun. Raises
+    Refusal.
+    """
 
     def why_not_there() -> str:
         return begun.unseen
 
-    run_rounds(replace(rounds, why_not_there=why_not_there), tuple(job for job in jobs if job.watches))
-    follows = f"the next link is job {begun.successor}" if begun.successor else "the next link is not queued"
+    run_rounds(
+        replace(rounds, why_not_there=why_not_there), tuple(job for job in jobs if job.watches)
+    )
+    if begun.successor:
+        follows = f"the next link is job {begun.successor}"
+    else:
+        follows = "the next link is not queued"
     raise Refusal(f"{begun.unseen}; {follows}", exit_code=3)
 
 
 def prune_outputs(directory: RunDirectory, now: float, days: float = 14) -> None:
-    """Remove the output files of links that are older than so many days. What cannot be removed stays."""
+    """Remove the output files of links that are older than so many days. What cannot be removed
+    stays.
+    """
     for path in (cron_folder(directory) / "slurm").glob("cron-*.out"):
         with suppress(OSError):
             if path.stat().st_mtime < now - days * 86_400:
                 path.unlink()
 
 
-def _opened_or_kept(context: RunContext, kept: Path | None) -> tuple[Invocation, RunDirectory, tuple[PeriodicJob, ...]]:
-    """As `opened`; a card that was broken by an edit must not end the chain, so its last good form stands in.
+def _opened_or_kept(
+    context: RunContext, kept: Path | None
+) -> tuple[Invocation, RunDirectory, tuple[PeriodicJob, ...]]:
+    """As `opened`; a card that was broken by an edit must not end the chain, so its last good form
+    stands in.
 
     The jobs read the card as it is, and fail: that is then a finding.
     """
     try:
         return opened(context)
     except CardError as error:
-        value = read_json(kept) if kept is not None else None
+        value = None
+        if kept is not None:
+            value = read_json(kept)
         if kept is None or value is None:
             raise
         say(f"{error}\nthe chain goes on with the card as it last was: {kept}")
         card = card_from_resolved(value, str(kept))
         folder = Path.cwd()
-        invocation = Invocation(card, folder / (context.run or ""), context.overrides, folder, dict(os.environ))
-        return invocation, directory_of(card), every_job(card, directory_of(card), invocation.card_path.parent)
+        invocation = Invocation(
+            card, folder / (context.run or ""), context.overrides, folder, dict(os.environ)
+        )
+        return (
+            invocation,
+            directory_of(card),
+            every_job(card, directory_of(card), invocation.card_path.parent),
+        )

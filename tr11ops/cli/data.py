@@ -1,4 +1,6 @@
-"""`tr11 data`: make, index and look at training data. The work is done by `python -m trainer.data`, as a child."""
+"""`tr11 data`: make, index and look at training data. The work is done by `python -m trainer.data`,
+as a child.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,37 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="The result as one JSON object.")]
-Force = Annotated[bool, typer.Option("--force", help="Also where it is up to date, or this command did not make it.")]
-JsonKey = Annotated[str, typer.Option("--json-key", metavar="KEY", help="Key of the text in each JSON object.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Also where it is up to date, or this command did not make it."),
+]
+JsonKey = Annotated[
+    str, typer.Option("--json-key", metavar="KEY", help="Key of the text in each JSON object.")
+]
 TokenizerType = Annotated[
-    str, typer.Option(metavar="TYPE", help="huggingface, gpt2_bpe, bert_wordpiece or bert_wordpiece_lower.")
+    str,
+    typer.Option(
+        metavar="TYPE", help="huggingface, gpt2_bpe, bert_wordpiece or bert_wordpiece_lower."
+    ),
 ]
 LearntType = Annotated[
     str,
-    typer.Option(metavar="TYPE", help="huggingface (byte-level BPE), bert_wordpiece or bert_wordpiece_lower."),
+    typer.Option(
+        metavar="TYPE", help="huggingface (byte-level BPE), bert_wordpiece or bert_wordpiece_lower."
+    ),
 ]
-VocabFile = Annotated[Path | None, typer.Option(help="vocab.json of gpt2_bpe, vocab.txt of bert_wordpiece.")]
+VocabFile = Annotated[
+    Path | None, typer.Option(help="vocab.json of gpt2_bpe, vocab.txt of bert_wordpiece.")
+]
 MergeFile = Annotated[Path | None, typer.Option(help="merges.txt of gpt2_bpe.")]
 MaxLine = Annotated[
-    int, typer.Option("--max-line-mib", metavar="MIB", min=1, help="Refuse longer lines; one takes 180 times its size.")
+    int,
+    typer.Option(
+        "--max-line-mib",
+        metavar="MIB",
+        min=1,
+        help="Refuse longer lines; one takes 180 times its size.",
+    ),
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes; all cores if not given.")]
 
@@ -51,7 +71,10 @@ def _run(ctx: typer.Context, **instead: object) -> NoReturn:
 def corpus(
     ctx: typer.Context,
     out: Annotated[
-        Path, typer.Option("--output", "-o", "--out", help="File to write: one JSON object {text, source} a line.")
+        Path,
+        typer.Option(
+            "--output", "-o", "--out", help="File to write: one JSON object {text, source} a line."
+        ),
     ],
     min_bytes: Annotated[int, typer.Option(min=1, help="Least UTF-8 bytes of text.")] = 20_000_000,
     force: Force = False,
@@ -59,8 +82,8 @@ def corpus(
 ) -> None:
     """Build a real corpus from text that every Python installation carries.
 
-    Documentation topics, docstrings and sources of the standard library, then of installed packages, without
-    duplicates. The same installation gives the same file.
+    Documentation topics, docstrings and sources of the standard library, then of installed
+    packages, without duplicates. The same installation gives the same file.
 
     Examples:
       tr11 data corpus --output data/corpus.jsonl
@@ -72,17 +95,27 @@ def corpus(
 def tokenizer(
     ctx: typer.Context,
     *,
-    corpus: Annotated[Path, typer.Option(help="JSON lines to learn from, plain or .gz, .xz, .zst.")],
-    out: Annotated[Path, typer.Option("--output", "-o", "--out", help="Folder for tokenizer.json or vocab.txt.")],
+    corpus: Annotated[
+        Path, typer.Option(help="JSON lines to learn from, plain or .gz, .xz, .zst.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("--output", "-o", "--out", help="Folder for tokenizer.json or vocab.txt."),
+    ],
     tokenizer_type: LearntType = "huggingface",
-    vocab_size: Annotated[int, typer.Option(min=1, help="Tokens in all, special ones and bytes too.")] = 4096,
+    vocab_size: Annotated[
+        int, typer.Option(min=1, help="Tokens in all, special ones and bytes too.")
+    ] = 4096,
     json_key: JsonKey = "text",
-    special_token: Annotated[list[str] | None, typer.Option(help="One more special token; may be repeated.")] = None,
+    special_token: Annotated[
+        list[str] | None, typer.Option(help="One more special token; may be repeated.")
+    ] = None,
     max_line_mib: MaxLine = 16,
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Learn a tokenizer: byte-level BPE (any text can be encoded; <|endoftext|> is id 0), or WordPiece for BERT and T5.
+    """Learn a tokenizer: byte-level BPE (any text can be encoded; <|endoftext|> is id 0), or
+    WordPiece for BERT and T5.
 
     Examples:
       tr11 data tokenizer --corpus data/corpus.jsonl --vocab-size 4096 --output data/tokenizer
@@ -96,18 +129,29 @@ def preprocess(
     ctx: typer.Context,
     *,
     input: Annotated[Path, typer.Option("--input", help="JSON lines, plain or .gz, .xz, .zst.")],
-    output_prefix: Annotated[str, typer.Option(metavar="PREFIX", help="Writes PREFIX_KEY_document.bin and .idx.")],
-    tokenizer: Annotated[Path | None, typer.Option(help="Folder with tokenizer.json, or that file.")] = None,
+    output_prefix: Annotated[
+        str, typer.Option(metavar="PREFIX", help="Writes PREFIX_KEY_document.bin and .idx.")
+    ],
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder with tokenizer.json, or that file.")
+    ] = None,
     tokenizer_type: TokenizerType = "huggingface",
     vocab_file: VocabFile = None,
     merge_file: MergeFile = None,
     workers: Workers = None,
-    append_eod: Annotated[bool, typer.Option(help="End each document with the end-of-document token.")] = True,
+    append_eod: Annotated[
+        bool, typer.Option(help="End each document with the end-of-document token.")
+    ] = True,
     json_key: JsonKey = "text",
     split_sentences: Annotated[
-        bool, typer.Option("--split-sentences", help="One sequence a sentence; writes PREFIX_KEY_sentence.")
+        bool,
+        typer.Option(
+            "--split-sentences", help="One sequence a sentence; writes PREFIX_KEY_sentence."
+        ),
     ] = False,
-    keep_newlines: Annotated[bool, typer.Option("--keep-newlines", help="Line ends stay with their sentence.")] = False,
+    keep_newlines: Annotated[
+        bool, typer.Option("--keep-newlines", help="Line ends stay with their sentence.")
+    ] = False,
     skip_bad_lines: Annotated[
         bool, typer.Option("--skip-bad-lines", help="Leave faulty lines out, and say so.")
     ] = False,
@@ -115,10 +159,11 @@ def preprocess(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Tokenize JSON lines into the memory-mapped format that Megatron reads, in the order of the lines.
+    """Tokenize JSON lines into the memory-mapped format that Megatron reads, in the order of the
+    lines.
 
-    The pair appears whole or not at all, and is kept when it is up to date. A line above --max-line-mib is faulty.
-    After an interruption the same command goes on from what was finished.
+    The pair appears whole or not at all, and is kept when it is up to date. A line above
+    --max-line-mib is faulty. After an interruption the same command goes on from what was finished.
 
     Examples:
       tr11 data preprocess --input data/corpus.jsonl --tokenizer data/tokenizer --output-prefix data/demo
@@ -130,8 +175,12 @@ def preprocess(
 @app.command()
 def merge(
     ctx: typer.Context,
-    prefixes: Annotated[list[str], typer.Argument(metavar="PREFIX...", help="Pairs to join, in this order.")],
-    output_prefix: Annotated[str, typer.Option(metavar="PREFIX", help="Prefix of the joined pair.")],
+    prefixes: Annotated[
+        list[str], typer.Argument(metavar="PREFIX...", help="Pairs to join, in this order.")
+    ],
+    output_prefix: Annotated[
+        str, typer.Option(metavar="PREFIX", help="Prefix of the joined pair.")
+    ],
     force: Force = False,
     json: Json = False,
 ) -> None:
@@ -147,15 +196,22 @@ def merge(
 def index(
     ctx: typer.Context,
     *,
-    data: Annotated[list[str], typer.Argument(metavar="PREFIX | WEIGHT PREFIX...", help="One pair, or a mixture.")],
+    data: Annotated[
+        list[str],
+        typer.Argument(metavar="PREFIX | WEIGHT PREFIX...", help="One pair, or a mixture."),
+    ],
     seq_length: Annotated[int, typer.Option(min=1, help="Tokens in a sample.")],
     train_samples: Annotated[int, typer.Option(min=0, help="Samples of the whole training.")],
     valid_samples: Annotated[int, typer.Option(min=0)] = 0,
     test_samples: Annotated[int, typer.Option(min=0)] = 0,
     split: Annotated[str, typer.Option(help="Shares of training, validation, test.")] = "949,50,1",
     seed: Annotated[int, typer.Option(min=0)] = 1234,
-    vocab_size: Annotated[int | None, typer.Option(min=1, help="Refuse tokens outside this vocabulary.")] = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="Folder for the maps; beside each pair if not given.")] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=1, help="Refuse tokens outside this vocabulary.")
+    ] = None,
+    cache_dir: Annotated[
+        Path | None, typer.Option(help="Folder for the maps; beside each pair if not given.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Build the index maps beforehand, so that no node of a large training waits for them.
@@ -170,7 +226,9 @@ def index(
 def inspect(
     ctx: typer.Context,
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="A pair, without .bin or .idx.")],
-    tokenizer: Annotated[Path | None, typer.Option(help="Decode the beginnings with it, check the vocabulary.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Decode the beginnings with it, check the vocabulary.")
+    ] = None,
     sequences: Annotated[int, typer.Option(min=0, help="Beginnings to show.")] = 3,
     json: Json = False,
 ) -> None:
@@ -186,26 +244,43 @@ def inspect(
 def check(
     ctx: typer.Context,
     *,
-    prefixes: Annotated[list[str], typer.Argument(metavar="PREFIX...", help="Pairs; with --raw one file of lines.")],
-    raw: Annotated[bool, typer.Option("--raw", help="Check JSON lines, before they are tokenized.")] = False,
+    prefixes: Annotated[
+        list[str], typer.Argument(metavar="PREFIX...", help="Pairs; with --raw one file of lines.")
+    ],
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Check JSON lines, before they are tokenized.")
+    ] = False,
     json_key: JsonKey = "text",
-    tokenizer: Annotated[Path | None, typer.Option(help="Report tokens it lacks, and its end token in a text.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Report tokens it lacks, and its end token in a text.")
+    ] = None,
     tokenizer_type: TokenizerType = "huggingface",
     vocab_file: VocabFile = None,
     merge_file: MergeFile = None,
-    vocab_size: Annotated[int | None, typer.Option(min=1, help="The same, of a vocabulary of this size.")] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=1, help="The same, of a vocabulary of this size.")
+    ] = None,
     storm_length: Annotated[
-        int, typer.Option(min=1, help="Least length of a document that is reported for being mostly one symbol.")
+        int,
+        typer.Option(
+            min=1, help="Least length of a document that is reported for being mostly one symbol."
+        ),
     ] = 64,
-    storm_run: Annotated[int, typer.Option(min=1, help="Report one symbol so many times in a row.")] = 512,
-    longest: Annotated[int, typer.Option(min=1, help="Report documents of this length or more.")] = 1_000_000,
+    storm_run: Annotated[
+        int, typer.Option(min=1, help="Report one symbol so many times in a row.")
+    ] = 512,
+    longest: Annotated[
+        int, typer.Option(min=1, help="Report documents of this length or more.")
+    ] = 1_000_000,
     max_line_mib: MaxLine = 16,
     workers: Workers = None,
-    temporary: Annotated[Path | None, typer.Option(help="Folder for digests, 28 bytes a document.")] = None,
+    temporary: Annotated[
+        Path | None, typer.Option(help="Folder for digests, 28 bytes a document.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Look for what spoils a training: storms of one symbol (such as backslashes), documents that are there twice,
-    empty ones and overlong ones, tokens outside the vocabulary, damaged files.
+    """Look for what spoils a training: storms of one symbol (such as backslashes), documents that
+    are there twice, empty ones and overlong ones, tokens outside the vocabulary, damaged files.
 
     Lengths are in tokens, with --raw in characters. Exit code 1 when something is found.
 
@@ -222,22 +297,29 @@ def text(
     context: RunContext,
     *,
     samples: Annotated[
-        str | None, typer.Option(metavar="FIRST-LAST", help="Consumed samples, counted from 0, both included.")
+        str | None,
+        typer.Option(metavar="FIRST-LAST", help="Consumed samples, counted from 0, both included."),
     ] = None,
     iterations: Annotated[
-        str | None, typer.Option(metavar="FIRST-LAST", help="Instead: iterations, as the log counts them.")
+        str | None,
+        typer.Option(metavar="FIRST-LAST", help="Instead: iterations, as the log counts them."),
     ] = None,
-    tokens: Annotated[bool, typer.Option("--ids", "--tokens", help="Token ids, without the text.")] = False,
+    tokens: Annotated[
+        bool, typer.Option("--ids", "--tokens", help="Token ids, without the text.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Show what the training of a card read: text, data set and documents of each sample, by the training's own code.
+    """Show what the training of a card read: text, data set and documents of each sample, by the
+    training's own code.
 
     Examples:
       tr11 data text --iterations 31214-31219 --run my-card.toml
       tr11 data text --samples 0-3 --ids
     """
     card = context.card
-    with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="tr11-card-", encoding="utf-8") as stream:
+    with tempfile.NamedTemporaryFile(
+        "w", suffix=".json", prefix="tr11-card-", encoding="utf-8"
+    ) as stream:
         stream.write(dumps(resolved(card)))
         stream.flush()
         _run(
@@ -265,13 +347,16 @@ def ratios(
             show_default=False,
         ),
     ] = None,
-    output: Annotated[Path, typer.Option(metavar="FILE", help="File of quoted groups, for data.*_groups_file.")],
+    output: Annotated[
+        Path, typer.Option(metavar="FILE", help="File of quoted groups, for data.*_groups_file.")
+    ],
     json: Json = False,
 ) -> None:
-    """Write the file of groups of a training or a test, or of a validation: the mixture, and each language by itself.
+    """Write the file of groups of a training or a test, or of a validation: the mixture, and each
+    language by itself.
 
-    The file appears whole, and several processes may write it at once. Where there is a test, give all three files
-    the same --shares.
+    The file appears whole, and several processes may write it at once. Where there is a test, give
+    all three files the same --shares.
 
     Examples:
       tr11 data ratios --dataset-ratios-path ratios.json --split valid --output valid-splits.txt
@@ -284,11 +369,17 @@ def probabilities(
     ctx: typer.Context,
     *,
     prefixes: Annotated[list[str], typer.Argument(metavar="PREFIX...", help="Pairs.")],
-    alpha: Annotated[float, typer.Option(help="Exponent of a set's part of all tokens; below 1 lifts small sets.")],
-    output: Annotated[Path | None, typer.Option(metavar="JSON", help="Write them as a list of ratios.")] = None,
+    alpha: Annotated[
+        float,
+        typer.Option(help="Exponent of a set's part of all tokens; below 1 lifts small sets."),
+    ],
+    output: Annotated[
+        Path | None, typer.Option(metavar="JSON", help="Write them as a list of ratios.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Shares of data sets in a mixture: each one's part of all tokens to the power of alpha, normalised.
+    """Shares of data sets in a mixture: each one's part of all tokens to the power of alpha,
+    normalised.
 
     Examples:
       tr11 data probabilities --alpha 0.3 data/en_text_document data/fr_text_document --output ratios.json

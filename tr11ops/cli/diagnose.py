@@ -36,14 +36,23 @@ def diagnose(
     context: Annotated[RunContext, JSON],
     *,
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE...", show_default=False, help="Logs; .gz and rotated ones too.")
+        list[Path] | None,
+        typer.Argument(
+            metavar="FILE...", show_default=False, help="Logs; .gz and rotated ones too."
+        ),
     ] = None,
     job: Annotated[
-        str | None, typer.Option("--job", "--attempt", metavar="ID", help="This attempt of the run, e.g. 1234_7.")
+        str | None,
+        typer.Option(
+            "--job", "--attempt", metavar="ID", help="This attempt of the run, e.g. 1234_7."
+        ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Judge every launch in the logs, not the last alone.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Judge every launch in the logs, not the last alone.")
+    ] = False,
 ) -> None:
-    """Say what ended a training, who is to blame, whether a restart helps, each with its confidence, and what to do.
+    """Say what ended a training, who is to blame, whether a restart helps, each with its
+    confidence, and what to do.
 
     The first cause is told apart from what followed from it, with the line that says so.
 
@@ -73,15 +82,22 @@ def diagnose(
     else:
         found = [_last_launch(sight, job)]
     if sight.silence:
-        say(f"tr11: {sight.silence}: how the run stands now is not known, and what to do is said in general")
-    more = {"launches": [one.document() for one in found]} if every else {}
+        say(
+            f"tr11: {sight.silence}: how the run stands now is not known, and what to do is said in general"
+        )
+    if every:
+        more = {"launches": [one.document() for one in found]}
+    else:
+        more = {}
     context.emit({**found[-1].document(), **more}, _lines(found))
     if any(one.step.value != "none" for one in found[-1:]):
         raise typer.Exit(NEEDS_PERSON)
 
 
 class _Sight:
-    """How the run stands now, looked at once, and only where that is asked for. A silent scheduler costs seconds."""
+    """How the run stands now, looked at once, and only where that is asked for. A silent scheduler
+    costs seconds.
+    """
 
     def __init__(self, context: RunContext) -> None:
         self.context = context
@@ -108,7 +124,9 @@ class _Sight:
         card, directory = self.context.card, self.context.directory
         facts = facts_of(card, self.context.run or "")
         try:
-            seen = in_time(lambda: assess(directory, facts, self.scheduler, lambda _: ExtraObservations()))
+            seen = in_time(
+                lambda: assess(directory, facts, self.scheduler, lambda _: ExtraObservations())
+            )
         except Refusal as error:
             self.silence = str(error)
             return None
@@ -148,7 +166,9 @@ def _given(files: list[Path]) -> list[Path]:
 
 
 def _as_old_as(found: Diagnosis, files: list[Path]) -> Diagnosis:
-    """The diagnosis of a log that ends on a whole step: it says that nothing is to be done only while it is written."""
+    """The diagnosis of a log that ends on a whole step: it says that nothing is to be done only
+    while it is written.
+    """
     if not found.signs.runs_on:
         return found
     silent = time.time() - max(path.stat().st_mtime for path in files)
@@ -167,7 +187,9 @@ def _every_launch(context: RunContext, job: str | None) -> list[Diagnosis]:
     attempt = attempt_named(directory, job)
     found = [one for one in found if one.launch == attempt]
     if not found:
-        raise Refusal(f"--job {job}: {directory.paths.main_log} tells of none of its launches", exit_code=2)
+        raise Refusal(
+            f"--job {job}: {directory.paths.main_log} tells of none of its launches", exit_code=2
+        )
     return found
 
 
@@ -180,7 +202,9 @@ def _last_launch(sight: _Sight, job: str | None) -> Diagnosis:
         return found
     found = _by_logs(directory, attempt, is_named=job is not None)
     living = _living(sight, found, attempt)
-    return living if living is not None else _with_advice(sight, _with_conclusion(sight, found))
+    if living is not None:
+        return living
+    return _with_advice(sight, _with_conclusion(sight, found))
 
 
 def _newest_attempt(directory: RunDirectory) -> str | None:
@@ -188,13 +212,17 @@ def _newest_attempt(directory: RunDirectory) -> str | None:
     from tr11ops.observe.snapshot import newest_attempt
 
     newest = newest_attempt(known(read_attempts(directory.paths), ()))
-    return None if newest is None else newest.job_id
+    if newest is None:
+        return None
+    return newest.job_id
 
 
 def _by_logs(directory: RunDirectory, attempt: str, is_named: bool) -> Diagnosis:
-    """What the logs say of an attempt's last launch: the main log, or the workers' own where the attempt was named.
+    """What the logs say of an attempt's last launch: the main log, or the workers' own where the
+    attempt was named.
 
-    The other one is asked where the first says nothing of it, and where no agent is left that has told of its end.
+    The other one is asked where the first says nothing of it, and where no agent is left that has
+    told of its end.
     """
     from tr11ops.diagnose.attribution.conclusion import of_record, read_launch
     from tr11ops.diagnose.look import LaunchNumber, diagnose_launch, nothing_known
@@ -203,16 +231,24 @@ def _by_logs(directory: RunDirectory, attempt: str, is_named: bool) -> Diagnosis
     folder = directory.paths.attempt(attempt)
     record = read_launch(folder, None)
     workers = sorted({path for _, _, path in directory.worker_logs(attempt)})
-    main = [directory.paths.main_log] if directory.paths.main_log.is_file() else []
+    if directory.paths.main_log.is_file():
+        main = [directory.paths.main_log]
+    else:
+        main = []
     if record is None:
         if workers:
             [found] = _judged(workers, every=False)
             return replace(found, launch=attempt)
         if not is_named or known(observed(lambda: AttemptVerdict.read(folder)), None) is not None:
             return nothing_known(attempt)
-        raise Refusal(f"--job {attempt}: neither a log nor a record of this attempt is there", exit_code=2)
+        raise Refusal(
+            f"--job {attempt}: neither a log nor a record of this attempt is there", exit_code=2
+        )
     which = LaunchNumber(attempt, record.launch, record.start)
-    sources = [workers, main] if is_named else [main, workers]
+    if is_named:
+        sources = [workers, main]
+    else:
+        sources = [main, workers]
     if is_named and of_record(record) is None:
         sources = [[*workers, *main]]
     for paths in sources:
@@ -230,7 +266,9 @@ def _main_log(directory: RunDirectory) -> Path:
 
 
 def _living(sight: _Sight, found: Diagnosis, attempt: str) -> Diagnosis | None:
-    """The answer for an attempt that trains and is well now, where its log tells of no fault; None for any other."""
+    """The answer for an attempt that trains and is well now, where its log tells of no fault; None
+    for any other.
+    """
     from tr11ops.diagnose.attribution.conclusion import read_launch
     from tr11ops.diagnose.signature import FaultClass, NextStep
     from tr11ops.observe.derived import identifiers
@@ -242,16 +280,25 @@ def _living(sight: _Sight, found: Diagnosis, attempt: str) -> Diagnosis | None:
     if seen is None:
         return None
     jobs = [one for one in seen.snapshot.active_jobs if attempt in identifiers(one)]
-    if not jobs or seen.verdict.exit_code or seen.verdict.word not in {VerdictWord.HEALTHY, VerdictWord.STARTING}:
+    if (
+        not jobs
+        or seen.verdict.exit_code
+        or seen.verdict.word not in {VerdictWord.HEALTHY, VerdictWord.STARTING}
+    ):
         return None
     why = f"{seen.verdict.why[:1].upper()}{seen.verdict.why[1:]}. Its log tells of no fault."
     before = read_launch(sight.context.directory.paths.attempt(attempt), (found.number or 1) - 1)
     if before is not None and before.summary:
         why += f" Launch {before.launch}, the one before, ended: {before.summary}."
     return replace(
-        found, fault=FaultClass.RUNNING, step=NextStep.NONE, confidence=1.0, launch=attempt, label=jobs[0].job_id,
+        found,
+        fault=FaultClass.RUNNING,
+        step=NextStep.NONE,
+        confidence=1.0,
+        launch=attempt,
+        label=jobs[0].job_id,
         explanation=why,
-    )  # fmt: skip
+    )
 
 
 def _with_advice(sight: _Sight, found: Diagnosis) -> Diagnosis:
@@ -267,7 +314,9 @@ def _with_advice(sight: _Sight, found: Diagnosis) -> Diagnosis:
 
 
 def _with_conclusion(sight: _Sight, found: Diagnosis) -> Diagnosis:
-    """The same with what the records of its attempt say of cause, node and blame, where there are any."""
+    """The same with what the records of its attempt say of cause, node and blame, where there are
+    any.
+    """
     from tr11ops.diagnose.attribution.conclusion import conclude
     from tr11ops.diagnose.attribution.joined import joined
 
@@ -283,16 +332,22 @@ def _with_conclusion(sight: _Sight, found: Diagnosis) -> Diagnosis:
         lambda: _step_code(sight, attempt),
         lambda: _job_word(sight, directory, attempt),
     )
-    return found if conclusion is None else joined(found, conclusion)
+    if conclusion is None:
+        return found
+    return joined(found, conclusion)
 
 
 def _step_code(sight: _Sight, attempt: str) -> int | None:
     job = sight.job(attempt)
-    return None if job is None else job.derived_exit_code
+    if job is None:
+        return None
+    return job.derived_exit_code
 
 
 def _job_word(sight: _Sight, directory: RunDirectory, attempt: str) -> JobWord:
-    """What the scheduler, or an alert, says of an attempt's job: is it over, had it lost its batch script's node?"""
+    """What the scheduler, or an alert, says of an attempt's job: is it over, had it lost its batch
+    script's node?
+    """
     from tr11ops.cluster.base import JobState
     from tr11ops.diagnose.attribution.conclusion import JobWord
     from tr11ops.goodput.attempts import lost_hosts
@@ -303,9 +358,14 @@ def _job_word(sight: _Sight, directory: RunDirectory, attempt: str) -> JobWord:
     is_over = job is not None and not job.state.is_active
     nodes = read_details(directory.paths.attempt(attempt) / "attempt.json").get("nodes") or [""]
     if job is not None and job.state is JobState.NODE_FAIL:
-        return JobWord(is_over, f"the scheduler ended job {job.job_id} for a node's failure ({job.state})")
+        return JobWord(
+            is_over, f"the scheduler ended job {job.job_id} for a node's failure ({job.state})"
+        )
     if job is not None and job.nodes and nodes[0] and nodes[0] not in job.nodes:
-        return JobWord(is_over, f"the scheduler has taken {nodes[0]}, its batch script's node, from job {job.job_id}")
+        return JobWord(
+            is_over,
+            f"the scheduler has taken {nodes[0]}, its batch script's node, from job {job.job_id}",
+        )
     if lost_hosts(read_journal(directory.journal)) & {attempt, label}:
         return JobWord(is_over, f"an alert told that job {label} had lost its batch script's node")
     return JobWord(is_over)

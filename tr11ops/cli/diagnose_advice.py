@@ -1,4 +1,6 @@
-"""What can be typed now about an ended launch, in place of a step's general words: by how the run stands. Pure."""
+"""What can be typed now about an ended launch, in place of a step's general words: by how the run
+stands. Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tr11ops.rundir.exclusion_limit import way_past
 
 
 def advice(snapshot: Snapshot, found: Diagnosis) -> str:
-    """The command that holds for this run at this moment, with its reason; "" where the step's own words do."""
+    """The command that holds for this run at this moment, with its reason; "" where the step's own
+    words do.
+    """
     if found.conclusion is None:
         return ""
     judged = found.conclusion.found
@@ -32,11 +36,16 @@ def advice(snapshot: Snapshot, found: Diagnosis) -> str:
 
 
 def with_advice(found: Diagnosis, said: str) -> Diagnosis:
-    """The diagnosis with that advice: a run that a person stopped while its losses were no numbers had no clean end."""
+    """The diagnosis with that advice: a run that a person stopped while its losses were no numbers
+    had no clean end.
+    """
     conclusion = found.conclusion
     if said and conclusion is not None and conclusion.found.kind is Kind.OPERATOR:
-        conclusion = replace(conclusion, found=replace(conclusion.found, restart=None))  # it knew of no fault
-        found = replace(found, fault=FaultClass.NUMERICS, step=NextStep.ROLLBACK_AND_SKIP, conclusion=conclusion)
+        # it knew of no fault
+        conclusion = replace(conclusion, found=replace(conclusion.found, restart=None))
+        found = replace(
+            found, fault=FaultClass.NUMERICS, step=NextStep.ROLLBACK_AND_SKIP, conclusion=conclusion
+        )
     return replace(found, advice=said)
 
 

@@ -1,4 +1,6 @@
-"""`tr11 doctor`: everything that a launch would look at, and this machine besides; nothing is launched."""
+"""`tr11 doctor`: everything that a launch would look at, and this machine besides; nothing is
+launched.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +33,24 @@ def doctor(
     context: Annotated[RunContext, SCHEDULER, JSON],
     *,
     array: Annotated[
-        str | None, typer.Option("--array", metavar="1-10", help="As if so many attempts were launched.")
+        str | None,
+        typer.Option("--array", metavar="1-10", help="As if so many attempts were launched."),
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Compare every byte of the checkpoint with its manifest, not only sizes.")
+        bool,
+        typer.Option(
+            "--verify",
+            help="Compare every byte of the checkpoint with its manifest, not only sizes.",
+        ),
     ] = False,
 ) -> None:
-    """Is everything in place to launch a card from here? Nothing is launched, and nothing left behind.
+    """Is everything in place to launch a card from here? Nothing is launched, and nothing left
+    behind.
 
     Without a card, this machine and its scheduler alone are looked at.
 
-    Exit code 0: all is well, or there are warnings; 1: something is in the way; 2: wrong card or option; 3: no answer
-    from the scheduler.
+    Exit code 0: all is well, or there are warnings; 1: something is in the way; 2: wrong card or
+    option; 3: no answer from the scheduler.
 
     Examples:
       tr11 doctor
@@ -51,7 +59,11 @@ def doctor(
     job, checks = _look(context, array, verify)
     code = verdict(checks)
     if context.as_json:
-        value = {"schema": DOCTOR_SCHEMA, "exit_code": code, "card": job.card.run.name if job else None}
+        value = {
+            "schema": DOCTOR_SCHEMA,
+            "exit_code": code,
+            "card": job.card.run.name if job else None,
+        }
         emit({**value, "checks": checks_value(checks)})
     else:
         show_checks(checks)
@@ -63,7 +75,9 @@ def doctor(
     raise typer.Exit(code)
 
 
-def _look(context: RunContext, array: str | None, verify: bool) -> tuple[LaunchJob | None, list[PreflightCheck]]:
+def _look(
+    context: RunContext, array: str | None, verify: bool
+) -> tuple[LaunchJob | None, list[PreflightCheck]]:
     """The launch that a card means, None where no card is known, and all checks."""
     if not context.has_card:
         edge = open_scheduler(context.scheduler)
@@ -77,7 +91,9 @@ def _look(context: RunContext, array: str | None, verify: bool) -> tuple[LaunchJ
     setup = setup_checks(job.card, uses_slurm, os.environ)
     # A run that is under way is no fault of anything; a launch of it would be refused all the same.
     healthy = (
-        replace(check, level=Level.WARNING) if check.name == "queue" and check.level is Level.REFUSED else check
+        replace(check, level=Level.WARNING)
+        if check.name == "queue" and check.level is Level.REFUSED
+        else check
         for check in view.checks
     )
     return job, [*machine, *setup, *healthy]

@@ -1,4 +1,6 @@
-"""`tr11 drill`: prove on this cluster, with this card, that a stop signal saves in whatever phase it comes."""
+"""`tr11 drill`: prove on this cluster, with this card, that a stop signal saves in whatever phase
+it comes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ import typer
 
 from tr11ops.base.errors import Refusal, SchedulerError
 from tr11ops.base.units import counted
-from tr11ops.cli.common import DryRunOption, YesOption, agree, directory_of, open_scheduler, say, timeout_option
+from tr11ops.cli.common import (
+    DryRunOption,
+    YesOption,
+    agree,
+    directory_of,
+    open_scheduler,
+    say,
+    timeout_option,
+)
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.terminal import drawing_console
 from tr11ops.launch.drill import NAMES, Drill, PhaseResult, overrides_for, phases_of, proof
@@ -33,16 +43,18 @@ def drill(
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     time_limit: Annotated[
-        str, typer.Option("--time-limit", metavar="HH:MM:SS", help="Of each of the rehearsal's tasks.")
+        str,
+        typer.Option("--time-limit", metavar="HH:MM:SS", help="Of each of the rehearsal's tasks."),
     ] = "00:30:00",
     timeout: Annotated[float, timeout_option("Give up after this long, queueing included.")] = 7200,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the rehearsal's checkpoints.")] = False,
 ) -> None:
     """Prove that a stop signal saves in every phase, before the scheduler would kill.
 
-    Submits a short rehearsal of the card, in a directory of its own beside the run's: one array task for each phase
-    (start-up, training, evaluation, saving, data wait). Each is held in its phase until the signal has come, and must
-    then leave a whole checkpoint within slurm.signal_seconds_before_limit. The proof is kept in state/drills.
+    Submits a short rehearsal of the card, in a directory of its own beside the run's: one array
+    task for each phase (start-up, training, evaluation, saving, data wait). Each is held in its
+    phase until the signal has come, and must then leave a whole checkpoint within
+    slurm.signal_seconds_before_limit. The proof is kept in state/drills.
 
     Examples:
       tr11 drill --run setup-test-n2
@@ -56,9 +68,14 @@ def drill(
     phases, left_out = phases_of(card)
     margin = card.slurm.signal_seconds_before_limit
     if not margin:
-        raise Refusal("slurm.signal_seconds_before_limit is not set, so no signal comes before the kill", exit_code=2)
+        raise Refusal(
+            "slurm.signal_seconds_before_limit is not set, so no signal comes before the kill",
+            exit_code=2,
+        )
     changes = [*(context.overrides), *overrides_for(place, phases, time_limit)]
-    say(f"rehearsal: {counted(card.slurm.nodes, 'node')}, {counted(len(phases), 'task')}, in {place}")
+    say(
+        f"rehearsal: {counted(card.slurm.nodes, 'node')}, {counted(len(phases), 'task')}, in {place}"
+    )
     for phase in phases:
         say(f"  {NAMES[phase]}: USR1 to the batch script; a whole checkpoint within {margin} s")
     for phase, why in left_out.items():
@@ -79,7 +96,11 @@ def drill(
         if len(results) < len(phases) or not all(result.is_fine for result in results):
             _cancel(edge, job_id)
     results += tuple(PhaseResult(phase, skipped=why) for phase, why in left_out.items())
-    value = proof(card, results, {"time": began, "seconds": time.time() - began, "job_id": job_id, "scheduler": kind})
+    value = proof(
+        card,
+        results,
+        {"time": began, "seconds": time.time() - began, "job_id": job_id, "scheduler": kind},
+    )
     kept = main.paths.state / "drills" / f"{stamp}.json"
     make_shared(kept.parent)
     write_json(kept, value)
@@ -94,19 +115,37 @@ def drill(
 
 
 def _launch(path: Path, changes: list[str], tasks: int, scheduler: str) -> tuple[str, str]:
-    """Submit the rehearsal as `tr11 launch` does; returns the job's number and the scheduler. Raises Refusal."""
-    command = [sys.executable, "-c", "from tr11ops.cli.main import run; run()", "launch", "--run", str(path)]
+    """Submit the rehearsal as `tr11 launch` does; returns the job's number and the scheduler.
+    Raises Refusal.
+    """
+    command = [
+        sys.executable,
+        "-c",
+        "from tr11ops.cli.main import run; run()",
+        "launch",
+        "--run",
+        str(path),
+    ]
     command += ["--array", f"1-{tasks}", "--scheduler", scheduler, "--reason", "drill", "--json"]
     command += [word for change in changes for word in ("--set", change)]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=LAUNCH_SECONDS, check=False, env=_environment()
+        command,
+        capture_output=True,
+        text=True,
+        timeout=LAUNCH_SECONDS,
+        check=False,
+        env=_environment(),
     )
     try:
         value: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         value = {}
     if done.returncode or not value.get("submitted"):
-        faults = [f"{check['name']}: {check['text']}" for check in value.get("checks", ()) if _is_in_the_way(check)]
+        faults = [
+            f"{check['name']}: {check['text']}"
+            for check in value.get("checks", ())
+            if _is_in_the_way(check)
+        ]
         why = "; ".join(faults) or " ".join(done.stderr.split()) or "no reason was given"
         raise Refusal(f"the rehearsal was not submitted: {why}", exit_code=done.returncode or 1)
     return str(value["job_id"]), str(value["scheduler"])
@@ -118,11 +157,16 @@ def _is_in_the_way(check: dict[str, Any]) -> bool:
 
 def _environment() -> dict[str, str]:
     root = str(Path(__file__).resolve().parents[2])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
+    }
 
 
 def _cancel(edge: Any, job_id: str) -> None:
-    """Leave nothing of the rehearsal behind, however the drill ended. A task that is over is not touched."""
+    """Leave nothing of the rehearsal behind, however the drill ended. A task that is over is not
+    touched.
+    """
     try:
         edge.cancel(job_id)
     except SchedulerError as error:
@@ -134,13 +178,22 @@ def _table(results: tuple[PhaseResult, ...], kept: Path, place: Path) -> None:
 
     table = Table(title="A stop signal in each phase", title_justify="left")
     for name in ("phase", "left at", "checkpoint", "saved", "left", "allowed", "verdict"):
-        table.add_column(name, justify="left" if name in {"phase", "verdict"} else "right", no_wrap=True)
+        table.add_column(
+            name, justify="left" if name in {"phase", "verdict"} else "right", no_wrap=True
+        )
     for result in results:
-        words = "left out" if result.skipped else "ok" if result.is_fine else "FAILED"
+        if result.skipped:
+            words = "left out"
+        elif result.is_fine:
+            words = "ok"
+        else:
+            words = "FAILED"
         table.add_row(
             NAMES[result.phase],
             _shown(result.iteration),
-            "none due" if result.phase == "starting" and result.is_fine else _shown(result.checkpoint),
+            "none due"
+            if result.phase == "starting" and result.is_fine
+            else _shown(result.checkpoint),
             _seconds(result.saved_after),
             _seconds(result.left_after),
             _seconds(result.margin or None),
@@ -156,8 +209,12 @@ def _table(results: tuple[PhaseResult, ...], kept: Path, place: Path) -> None:
 
 
 def _shown(number: int | None) -> str:
-    return "-" if number is None else str(number)
+    if number is None:
+        return "-"
+    return str(number)
 
 
 def _seconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.1f} s"
+    if seconds is None:
+        return "-"
+    return f"{seconds:.1f} s"

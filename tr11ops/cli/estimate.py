@@ -34,20 +34,31 @@ def estimate(
     context: Annotated[RunContext, JSON],  # options of a command line: typer calls it by name
     seconds_per_iteration: Annotated[
         float | None,
-        typer.Option("--seconds-per-iteration", metavar="S", help="A step of the full batch takes S seconds."),
+        typer.Option(
+            "--seconds-per-iteration", metavar="S", help="A step of the full batch takes S seconds."
+        ),
     ] = None,
     tflops: Annotated[
-        float | None, typer.Option("--tflops", metavar="T", help="Each GPU does T TFLOPs (recomputation counted).")
+        float | None,
+        typer.Option(
+            "--tflops", metavar="T", help="Each GPU does T TFLOPs (recomputation counted)."
+        ),
     ] = None,
-    array: Annotated[str, typer.Option("--array", metavar="1-10", help="How far these array tasks go.")] = "1-10",
-    all_levels: Annotated[bool, typer.Option("--levels", help="Show every level of the batch ramp.")] = False,
+    array: Annotated[
+        str, typer.Option("--array", metavar="1-10", help="How far these array tasks go.")
+    ] = "1-10",
+    all_levels: Annotated[
+        bool, typer.Option("--levels", help="Show every level of the batch ramp.")
+    ] = False,
 ) -> None:
-    """Every number that follows from a run card, and from the steps that the run has measured so far; nothing is run.
+    """Every number that follows from a run card, and from the steps that the run has measured so
+    far; nothing is run.
 
-    Variables that are not defined here are left as they are. Before its first steps, a run's GPUs are taken to reach
-    what the 176B training reached on A100, and other kinds (slurm.gpu_kind) the same share of their peak. Where there
-    is no Slurm, GPUs that the card does not name are this machine's. Times on GPUs of an unknown kind, and of models of
-    less than 1,024 features, are unknown.
+    Variables that are not defined here are left as they are. Before its first steps, a run's GPUs
+    are taken to reach what the 176B training reached on A100, and other kinds (slurm.gpu_kind) the
+    same share of their peak. Where there is no Slurm, GPUs that the card does not name are this
+    machine's. Times on GPUs of an unknown kind, and of models of less than 1,024 features, are
+    unknown.
 
     Examples:
       tr11 estimate --run tr11-176B-ml
@@ -56,9 +67,13 @@ def estimate(
     """
     for option, value in (("--seconds-per-iteration", seconds_per_iteration), ("--tflops", tflops)):
         if value is not None and not (math.isfinite(value) and 1e-9 <= value <= 1e9):
-            raise Refusal(f"{option} {value:g}: must be a number above zero, such as 105", exit_code=2)
+            raise Refusal(
+                f"{option} {value:g}: must be a number above zero, such as 105", exit_code=2
+            )
     if seconds_per_iteration is not None and tflops is not None:
-        raise Refusal("--seconds-per-iteration and --tflops say the same thing: give one of them", exit_code=2)
+        raise Refusal(
+            "--seconds-per-iteration and --tflops say the same thing: give one of them", exit_code=2
+        )
     tasks = len(parse_attempts(array))
     card = context.card_with_undefined()
     if card.slurm.gpus_per_node and not has_slurm():
@@ -73,11 +88,17 @@ def estimate(
     for table in tables(found, all_levels):
         console.print(table)
     for warning in found.warnings:
-        say(textwrap.fill(f"warning: {warning}", WIDTH, break_long_words=False, break_on_hyphens=False))
+        say(
+            textwrap.fill(
+                f"warning: {warning}", WIDTH, break_long_words=False, break_on_hyphens=False
+            )
+        )
 
 
 def _steps(card: RunCard) -> list[tuple[int, float]]:
-    """Steps of the run as (iteration, seconds); none where it has not begun, or its log cannot be read."""
+    """Steps of the run as (iteration, seconds); none where it has not begun, or its log cannot be
+    read.
+    """
     try:
         steps = read_metrics(card.paths.metrics).steps
     except OSError as error:
@@ -103,7 +124,14 @@ def tables(found: Estimate, all_levels: bool = False) -> list[Table]:
 def _table(title: str, rows: Iterable[Row], names: int = 25) -> Table:
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, width=WIDTH)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        show_header=False,
+        width=WIDTH,
+    )
     table.add_column(width=names, no_wrap=True)
     table.add_column(width=17, justify="right", no_wrap=True)
     table.add_column(style="dim", overflow="fold")
@@ -114,7 +142,9 @@ def _table(title: str, rows: Iterable[Row], names: int = 25) -> Table:
 
 def _size_rows(found: Estimate) -> list[Row]:
     count = found.parameters
-    decoder = f", {count.decoder_block:,} one of the decoder" if count.decoder_block else ""
+    decoder = ""
+    if count.decoder_block:
+        decoder = f", {count.decoder_block:,} one of the decoder"
     degrees = f"tensor {found.tensor_parallel} x pipeline {found.pipeline_parallel} x data {found.data_parallel}"
     rows = [
         ("parameters", f"{count.total:,}", f"{count.block:,} a block{decoder}"),
@@ -124,12 +154,27 @@ def _size_rows(found: Estimate) -> list[Row]:
     if found.stages is not None:
         heaviest = max(found.stages, key=lambda stage: stage.parameters_per_worker)
         blocks = sorted({stage.blocks for stage in found.stages})
-        shown = f"{blocks[0]} to {blocks[-1]}" if len(blocks) > 1 else str(blocks[0])
-        rows.append(("blocks a stage", shown, f"up to {heaviest.parameters_per_worker:,} on a worker"))
+        if len(blocks) > 1:
+            shown = f"{blocks[0]} to {blocks[-1]}"
+        else:
+            shown = str(blocks[0])
+        rows.append(
+            ("blocks a stage", shown, f"up to {heaviest.parameters_per_worker:,} on a worker")
+        )
     if found.busiest_stage_excess is not None and found.pipeline_parallel > 1:
-        rows.append(("busiest stage", f"+{found.busiest_stage_excess:.1%}", "operations over the mean stage's"))
+        rows.append(
+            (
+                "busiest stage",
+                f"+{found.busiest_stage_excess:.1%}",
+                "operations over the mean stage's",
+            )
+        )
     kernel = found.attention
-    name: str = "refused" if kernel.refusal else kernel.name
+    name: str
+    if kernel.refusal:
+        name = "refused"
+    else:
+        name = kernel.name
     remark = kernel.refusal or kernel.why or kernel.what
     if found.gpu_is_unknown:
         name, remark = "unknown", f"set slurm.gpu_kind; on an A100: {name}"
@@ -144,11 +189,27 @@ def _step_rows(found: Estimate) -> list[Row]:
         ("samples", f"{found.trained_samples:,}", f"of {found.train_samples:,} asked for"),
         ("tokens", f"{found.tokens:,}", ""),
         *_first_loss(found),
-        ("global batch", f"{first.global_batch_size:,} to {full.global_batch_size:,}", f"{len(found.levels)} levels"),
-        ("accumulation steps", f"{first.gradient_accumulation_steps:,} to {full.gradient_accumulation_steps:,}", ""),
+        (
+            "global batch",
+            f"{first.global_batch_size:,} to {full.global_batch_size:,}",
+            f"{len(found.levels)} levels",
+        ),
+        (
+            "accumulation steps",
+            f"{first.gradient_accumulation_steps:,} to {full.gradient_accumulation_steps:,}",
+            "",
+        ),
         ("pipeline bubble", f"{first.bubble_share:.1%} to {full.bubble_share:.1%}", "of a step"),
-        ("model FLOPs a step", f"{found.model_flops_per_iteration:.4e}", f"{found.total_model_flops:.4e} in all"),
-        ("hardware FLOPs a step", f"{found.hardware_flops_per_iteration:.4e}", "recomputation counted"),
+        (
+            "model FLOPs a step",
+            f"{found.model_flops_per_iteration:.4e}",
+            f"{found.total_model_flops:.4e} in all",
+        ),
+        (
+            "hardware FLOPs a step",
+            f"{found.hardware_flops_per_iteration:.4e}",
+            "recomputation counted",
+        ),
     ]
 
 
@@ -160,7 +221,9 @@ def _first_loss(found: Estimate) -> Iterable[Row]:
 def _rates(found: Estimate) -> Table:
     from rich.table import Table
 
-    table = Table(title="Learning rate", title_justify="left", title_style="bold", box=None, width=WIDTH)
+    table = Table(
+        title="Learning rate", title_justify="left", title_style="bold", box=None, width=WIDTH
+    )
     table.add_column("after", width=26)
     for name in ("iteration", "samples", "rate"):
         table.add_column(name, justify="right")
@@ -177,12 +240,20 @@ def _ramp(found: Estimate, all_levels: bool) -> Table | None:
     levels = found.levels
     if len(levels) == 1:
         return None
-    times = {level.batch_size: level for level in found.duration.levels} if found.duration else {}
+    if found.duration:
+        times = {level.batch_size: level for level in found.duration.levels}
+    else:
+        times = {}
     bubbles = {step.global_batch_size: step.bubble_share for step in found.level_steps}
     middle = len(levels) // 2
     few = all_levels or len(levels) <= 9
-    shown = levels if few else (*levels[:3], *levels[middle - 1 : middle + 2], *levels[-3:])
-    table = Table(title="Batch ramp", title_justify="left", title_style="bold", box=None, width=WIDTH)
+    if few:
+        shown = levels
+    else:
+        shown = (*levels[:3], *levels[middle - 1 : middle + 2], *levels[-3:])
+    table = Table(
+        title="Batch ramp", title_justify="left", title_style="bold", box=None, width=WIDTH
+    )
     timed = ("s each", "hours", "") if times else ()
     names = ("batch", "from step", "iterations", "samples before", "bubble", *timed)
     for name in names:
@@ -195,7 +266,11 @@ def _ramp(found: Estimate, all_levels: bool) -> Table | None:
         row += [f"{level.consumed_samples:,}", f"{bubbles[level.batch_size]:.1%}"]
         if level.batch_size in times:
             time = times[level.batch_size]
-            row += [f"{time.seconds_per_iteration:,.1f}", f"{time.hours:,.2f}", "measured" if time.measured else ""]
+            row += [
+                f"{time.seconds_per_iteration:,.1f}",
+                f"{time.hours:,.2f}",
+                "measured" if time.measured else "",
+            ]
         table.add_row(*row)
         previous = level
     return table
@@ -203,7 +278,10 @@ def _ramp(found: Estimate, all_levels: bool) -> Table | None:
 
 def _byte_rows(found: Estimate) -> list[Row]:
     files = found.checkpoint_files
-    count = "saved by the clock" if found.checkpoints is None else f"{found.checkpoints:,} at this interval"
+    if found.checkpoints is None:
+        count = "saved by the clock"
+    else:
+        count = f"{found.checkpoints:,} at this interval"
     rows = [
         ("checkpoint", size(found.checkpoint_bytes), count),
         ("weights alone", size(found.weight_bytes), ""),
@@ -215,9 +293,17 @@ def _byte_rows(found: Estimate) -> list[Row]:
         ("training state, unsharded", size(found.training_bytes), "weights, gradients, optimizer"),
     ]
     if found.save_copy_bytes is not None:
-        rows.append(("  copied by a save", size(found.save_copy_bytes), "of each node's host memory"))
+        rows.append(
+            ("  copied by a save", size(found.save_copy_bytes), "of each node's host memory")
+        )
     if found.worker_state_bytes is not None:
-        rows.append(("  on a worker, at most", size(found.worker_state_bytes), "ZeRO stage 1; no activations"))
+        rows.append(
+            (
+                "  on a worker, at most",
+                size(found.worker_state_bytes),
+                "ZeRO stage 1; no activations",
+            )
+        )
     return rows
 
 
@@ -234,7 +320,9 @@ def _memory(found: Estimate) -> Table | None:
     layers = sum(stage.blocks for stage in found.stages or ())
     total = ("at the peak", size(memory.total), limit)
     least = found.least_recomputed_blocks
-    fits = f"{'none' if least is None else least} would fit" if found.gpu_memory_gb is not None else ""
+    fits = ""
+    if found.gpu_memory_gb is not None:
+        fits = f"{'none' if least is None else least} would fit"
     recomputed = ("blocks recomputed", f"{found.recomputed_blocks} of {layers}", fits)
     title = f"Memory of a worker of stage {memory.stage}, micro batch {memory.micro_batch}"
     return _table(title, [total, *rows, recomputed], 42)
@@ -252,7 +340,11 @@ def _time_rows(found: Duration | None, why_unknown: str) -> list[Row]:
         ),
         ("training", duration(found.days * 86400), "without waits, faults, saves"),
         ("  in the batch ramp", duration(found.ramp_hours * 3600), ""),
-        ("  by the rule of thumb", duration(found.rule_of_thumb_days * 86400), "see docs/estimate.md"),
+        (
+            "  by the rule of thumb",
+            duration(found.rule_of_thumb_days * 86400),
+            "see docs/estimate.md",
+        ),
         ("node-hours", f"{found.node_hours:,.1f}", ""),
         (
             "array tasks needed",

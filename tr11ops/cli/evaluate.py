@@ -37,23 +37,38 @@ def evaluate(
         ),
     ] = "latest",
     split: Annotated[
-        str | None, typer.Option("--split", metavar="NAME", help="valid, test, train, or a group of the card.")
+        str | None,
+        typer.Option("--split", metavar="NAME", help="valid, test, train, or a group of the card."),
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option("--samples", min=1, metavar="N", help="Windows to evaluate; default: the card's, or the file's."),
+        typer.Option(
+            "--samples",
+            min=1,
+            metavar="N",
+            help="Windows to evaluate; default: the card's, or the file's.",
+        ),
     ] = None,
     tokens: Annotated[
         Path | None,
-        typer.Option("--windows", "--tokens", metavar="FILE", help=".npy with integers [windows, sequence + 1]."),
+        typer.Option(
+            "--windows",
+            "--tokens",
+            metavar="FILE",
+            help=".npy with integers [windows, sequence + 1].",
+        ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, metavar="N", help="Processes; default: tensor x pipeline.")
+        int | None,
+        typer.Option(
+            "--workers", min=1, metavar="N", help="Processes; default: tensor x pipeline."
+        ),
     ] = None,
 ) -> None:
     """Mean loss (nats per token) of a checkpoint, and with --json the loss of every window.
 
-    Weights alone are loaded: no optimizer, any tensor x pipeline x data shape, whatever shape wrote the checkpoint.
+    Weights alone are loaded: no optimizer, any tensor x pipeline x data shape, whatever shape wrote
+    the checkpoint.
 
     Examples:
       tr11 eval --split valid --samples 256
@@ -72,7 +87,13 @@ def evaluate(
         resolved_card, output = Path(folder) / "card.json", Path(folder) / "result.json"
         resolved_card.write_text(json.dumps(resolved(card)), encoding="utf-8")
         command = [
-            *(sys.executable, "-m", "trainer.control.launcher", "--standalone", f"--nproc-per-node={count}"),
+            *(
+                sys.executable,
+                "-m",
+                "trainer.control.launcher",
+                "--standalone",
+                f"--nproc-per-node={count}",
+            ),
             *(
                 "-m",
                 "trainer.control.evaluate",
@@ -99,7 +120,10 @@ def _workers_of(context: RunContext) -> int:
     """Tensor x pipeline of the card, before it is known whether the card fits this machine."""
     tables, _ = apply_overrides(read_tables(context.card_path), context.overrides, RunCard)
     parallel = tables.get("parallel", {})
-    degrees = [parallel.get(key, 1) for key in ("tensor", "pipeline")] if isinstance(parallel, dict) else [1, 1]
+    if isinstance(parallel, dict):
+        degrees = [parallel.get(key, 1) for key in ("tensor", "pipeline")]
+    else:
+        degrees = [1, 1]
     if not all(type(degree) is int and degree > 0 for degree in degrees):
         return 1  # the card's own check says what is wrong
     return int(degrees[0] * degrees[1])
@@ -120,7 +144,9 @@ def _run(command: list[str]) -> None:
 
 
 def _sentence(found: dict[str, Any]) -> str:
-    shape = " x ".join(f"{name} {degree}" for name, degree in sorted(found["topology"].items(), reverse=True))
+    shape = " x ".join(
+        f"{name} {degree}" for name, degree in sorted(found["topology"].items(), reverse=True)
+    )
     parts = "".join(
         f"{name} {value:.4f}, " if " " in name else f"{name} loss {value:.6f}, "
         for name, value in found["parts"].items()

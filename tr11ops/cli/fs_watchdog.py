@@ -1,4 +1,6 @@
-"""`tr11 fs-watchdog`: how full the card's file systems are, when they will be full, and whose files no one can use."""
+"""`tr11 fs-watchdog`: how full the card's file systems are, when they will be full, and whose files
+no one can use.
+"""
 
 from __future__ import annotations
 
@@ -44,17 +46,23 @@ def fs_watchdog(
     context: Annotated[RunContext, JSON],
     *,
     no_email: Annotated[
-        bool, typer.Option("--no-email", help="Tell it here alone: the alerts are left as they are.")
+        bool,
+        typer.Option("--no-email", help="Tell it here alone: the alerts are left as they are."),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", "-d", help="Show every measure, not only what is wrong.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", "-d", help="Show every measure, not only what is wrong.")
+    ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be asked; ask nothing and keep nothing.")
+        bool,
+        typer.Option("--dry-run", help="Show what would be asked; ask nothing and keep nothing."),
     ] = False,
     timeout: Annotated[
-        float | None, timeout_option("For `du`; default: 3/4 of the periodic job's limit.", unit="m")
+        float | None,
+        timeout_option("For `du`; default: 3/4 of the periodic job's limit.", unit="m"),
     ] = None,
 ) -> None:
-    """Are the file systems getting full? Asks each `filesystems` table's source and keeps a sample of it.
+    """Are the file systems getting full? Asks each `filesystems` table's source and keeps a sample
+    of it.
 
     Exit code 0: none is full; 1: one is; 2: wrong usage; 3: nothing could be observed.
 
@@ -63,7 +71,9 @@ def fs_watchdog(
       tr11 fs-watchdog --no-email --json
     """
     if timeout is not None and not 0 < timeout <= MOST_SECONDS:
-        raise Refusal(f"--timeout {timeout:g} s: must be above 0 and at most 10080 minutes", exit_code=2)
+        raise Refusal(
+            f"--timeout {timeout:g} s: must be above 0 and at most 10080 minutes", exit_code=2
+        )
     card = context.card
     if dry_run:
         _show_plan(card, context.as_json)
@@ -100,12 +110,17 @@ def _report(
     report = judge(card.run.name, rules, looks, known(read_usage(directory), ()), now)
     if directory.exists:
         with _waiting("looking at the rights of the run's files"):
-            report = replace(report, drift=read_drift(directory.root, min(seconds, RIGHTS_SECONDS), time.monotonic))
+            report = replace(
+                report,
+                drift=read_drift(directory.root, min(seconds, RIGHTS_SECONDS), time.monotonic),
+            )
     return report, looks
 
 
 def _keep(directory: RunDirectory, looks: tuple[FilesystemResult, ...], now: float) -> str:
-    """Append the samples; returns why they could not be kept, "" when they were. A full disk must still be told."""
+    """Append the samples; returns why they could not be kept, "" when they were. A full disk must
+    still be told.
+    """
     samples = _samples(looks)
     if not samples:
         return ""
@@ -119,7 +134,11 @@ def _keep(directory: RunDirectory, looks: tuple[FilesystemResult, ...], now: flo
 
 
 def _alert(
-    directory: RunDirectory, card: RunCard, looks: tuple[FilesystemResult, ...], now: float, typed: str
+    directory: RunDirectory,
+    card: RunCard,
+    looks: tuple[FilesystemResult, ...],
+    now: float,
+    typed: str,
 ) -> tuple[str, ...]:
     """Hand the samples to the alerts; returns what went wrong there."""
     samples = _samples(looks)
@@ -137,7 +156,9 @@ def _show_plan(card: RunCard, as_json: bool) -> None:
     plan: dict[str, list[str]] = {}
     for section in card.filesystems:
         try:
-            plan[section.name] = [join(command) for command in SOURCES[section.source].commands(section)]
+            plan[section.name] = [
+                join(command) for command in SOURCES[section.source].commands(section)
+            ]
         except SourceError as error:
             raise Refusal(f"[[filesystems]] {section.name}: {error}", exit_code=2) from None
     if as_json:

@@ -12,7 +12,13 @@ from tr11ops.base.errors import Refusal, SchedulerError
 from tr11ops.base.moments import since as since_when
 from tr11ops.base.observed import Unknown, cause
 from tr11ops.cli import completion
-from tr11ops.cli.common import SinceOption, directory_of, in_time_for_all, kind_to_watch, open_scheduler
+from tr11ops.cli.common import (
+    SinceOption,
+    directory_of,
+    in_time_for_all,
+    kind_to_watch,
+    open_scheduler,
+)
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.terminal import draws_unicode
 from tr11ops.goodput.account import account
@@ -44,13 +50,15 @@ def goodput(
     ] = None,
     since: SinceOption = None,
     price: Annotated[
-        float | None, typer.Option("--price", metavar="PER_NODE_HOUR", help="Show what it cost, too.")
+        float | None,
+        typer.Option("--price", metavar="PER_NODE_HOUR", help="Show what it cost, too."),
     ] = None,
 ) -> None:
     """Where every node-second went: useful, redone, saves, start-up, queue, ...; sums are exact.
 
-    A node-second counts from the first submission on, in exactly one line. While nothing is held, as many nodes count
-    as were asked for, in queue, operator pause or restart gap. Exit code 3: the run's past could not be read.
+    A node-second counts from the first submission on, in exactly one line. While nothing is held,
+    as many nodes count as were asked for, in queue, operator pause or restart gap. Exit code 3: the
+    run's past could not be read.
 
     Examples:
       tr11 goodput
@@ -61,10 +69,16 @@ def goodput(
         raise Refusal(f"--by {by!r}: must be one of {', '.join(BY)}", exit_code=2)
     if price is not None and not 0 <= price < 1e9:
         raise Refusal(f"--price {price:g}: must be 0 or more, in any currency", exit_code=2)
-    begin = None if since is None else moment_of(since, time.time())
+    if since is None:
+        begin = None
+    else:
+        begin = moment_of(since, time.time())
 
     look = look_back(context)
-    shown = look.goodput if begin is None else look.goodput.since(begin)
+    if begin is None:
+        shown = look.goodput
+    else:
+        shown = look.goodput.since(begin)
     paper = Paper(terminal_width(), draws_unicode(), None, price)
     context.emit(document(shown, look.history, None, price), screen(shown, look.history, by, paper))
     if isinstance(look.history.attempts, Unknown):
@@ -80,7 +94,9 @@ class LookBack(Record):
 
 
 def look_back(context: RunContext) -> LookBack:
-    """Read a run's past, with one call to the scheduler. Raises CardError, or Refusal where nothing was launched."""
+    """Read a run's past, with one call to the scheduler. Raises CardError, or Refusal where nothing
+    was launched.
+    """
     card, directory = context.seen(missing=3)
 
     def look() -> LookBack:
@@ -92,7 +108,9 @@ def look_back(context: RunContext) -> LookBack:
 
 
 def _jobs(card: RunCard, kind: str) -> tuple[Observed[tuple[Job, ...]], str]:
-    """This run's jobs, or why they are unknown, and their scheduler's name: what ran long ago is in the files alone."""
+    """This run's jobs, or why they are unknown, and their scheduler's name: what ran long ago is in
+    the files alone.
+    """
     try:
         edge = open_scheduler(kind_to_watch(directory_of(card), kind))
         return edge.jobs(name=card.run.name), edge.name

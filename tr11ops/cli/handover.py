@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from tr11ops.rundir.paths import RunDirectory, Submission
 
 DEFAULT_SINCE = "12h"
-LEAST_AHEAD_SECONDS = 12 * 3600.0  # the coming shift is as long as the one before, but not shorter than this
+# the coming shift is as long as the one before, but not shorter than this
+LEAST_AHEAD_SECONDS = 12 * 3600.0
 MOST_AHEAD_SECONDS = 7 * 86400.0
 JUST_NOW_SECONDS = 900.0
 
@@ -75,16 +76,25 @@ def handover(
             help="To begin a shift: since the last hand-over, with the group's jobs and what to type. Not recorded.",
         ),
     ] = False,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE.md", help="Write it there.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do not record that the shift was handed over.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE.md", help="Write it there.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Do not record that the shift was handed over.")
+    ] = False,
     as_chronicle: Annotated[
-        bool, typer.Option("--chronicle", help="The days as an entry of a chronicle, to edit: faults, evidence, cost.")
+        bool,
+        typer.Option(
+            "--chronicle",
+            help="The days as an entry of a chronicle, to edit: faults, evidence, cost.",
+        ),
     ] = False,
 ) -> None:
     """What happened since the last shift, what is open, and what comes next.
 
-    Records in the journal that it was made, for `--since last` of the next one. DATE is 2022-05-01, 2022-05-01T08:00,
-    or 08:00 for the last time that the clock showed it. With --chronicle and --start nothing is recorded.
+    Records in the journal that it was made, for `--since last` of the next one. DATE is 2022-05-01,
+    2022-05-01T08:00, or 08:00 for the last time that the clock showed it. With --chronicle and
+    --start nothing is recorded.
 
     Examples:
       tr11 handover --start
@@ -94,16 +104,23 @@ def handover(
       tr11 handover --chronicle --since 1d >> CHRONICLES.md
     """
     if as_chronicle and context.as_json:
-        raise Refusal("--chronicle is Markdown to edit; --json has the same without it", exit_code=2)
+        raise Refusal(
+            "--chronicle is Markdown to edit; --json has the same without it", exit_code=2
+        )
     card, directory = context.seen(missing=3)
     if as_chronicle and start:
-        raise Refusal("--chronicle is of what is over, --start of what begins: give one", exit_code=2)
+        raise Refusal(
+            "--chronicle is of what is over, --start of what begins: give one", exit_code=2
+        )
     if output is not None:
         require_file(output, "--output")
     now = time.time()
     ledger = in_time(lambda: read_journal(directory.journal))
     if since is None:
-        since = "last" if start and last_handover(ledger.entries) is not None else DEFAULT_SINCE
+        if start and last_handover(ledger.entries) is not None:
+            since = "last"
+        else:
+            since = DEFAULT_SINCE
     begun, basis = begin_of(since, now, ledger.entries)
     reader = in_time(lambda: open_reader(directory, context.scheduler))
     facts = facts_of(card, context.run or "")
@@ -112,12 +129,13 @@ def handover(
     coming = coming_events(material.snapshot, material.extra, card, ahead)
     made = hand_over(material, begun, now, basis, coming)
     if start:
-        made = replace(made, start=in_time(lambda: _start(card, directory, reader, material.snapshot, now)))
-    text = (
-        json.dumps(document(made), indent=1, allow_nan=False) + "\n"
-        if context.as_json
-        else _markdown(made, as_chronicle)
-    )
+        made = replace(
+            made, start=in_time(lambda: _start(card, directory, reader, material.snapshot, now))
+        )
+    if context.as_json:
+        text = json.dumps(document(made), indent=1, allow_nan=False) + "\n"
+    else:
+        text = _markdown(made, as_chronicle)
     if output is None:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -134,11 +152,21 @@ def handover(
 
 
 def _start(
-    card: RunCard, directory: RunDirectory, scheduler: Scheduler | Unknown, snapshot: Snapshot, now: float
+    card: RunCard,
+    directory: RunDirectory,
+    scheduler: Scheduler | Unknown,
+    snapshot: Snapshot,
+    now: float,
 ) -> StartOfShift:
-    commands = tuple(ShiftCommand(command_for(snapshot.run.card, words), purpose) for words, purpose in COMMANDS)
+    commands = tuple(
+        ShiftCommand(command_for(snapshot.run.card, words), purpose) for words, purpose in COMMANDS
+    )
     named = card.perms.group
-    group: Observed[str] = named if named else observed(lambda: group_of_folder(directory.root))
+    group: Observed[str]
+    if named:
+        group = named
+    else:
+        group = observed(lambda: group_of_folder(directory.root))
     if isinstance(group, Unknown):
         return StartOfShift(commands, "", None, group.why)
     found = read_group_jobs(scheduler, group, known(snapshot.jobs, ()), now)
@@ -154,24 +182,33 @@ def _markdown(made: Handover, as_chronicle: bool) -> str:
 
 
 def _record(directory: RunDirectory, since: float, until: float) -> None:
-    """At last, so that a hand-over that no one saw is not on record. A journal that cannot be written is said."""
+    """At last, so that a hand-over that no one saw is not on record. A journal that cannot be
+    written is said.
+    """
     try:
         Journal(directory.journal).write(KIND, "", {"since": since, "until": until}, when=until)
     except OSError as error:
         say(f"tr11: not recorded, `--since last` will not find it: {cause(error)}")
 
 
-# ----------------------------------------------------------------------------- where the shift began
+# ----------------------------------------------------------------------------- where the shift
+# began
 def begin_of(text: str, now: float, entries: tuple[JournalEntry, ...]) -> tuple[float, str]:
     """When the shift began, and why then. Raises Refusal for what is no time, or lies ahead."""
     if text == "last":
         before = last_handover(entries)
         if before is None:
-            raise Refusal("--since last: no hand-over is on record yet; say since when, e.g. --since 12h")
+            raise Refusal(
+                "--since last: no hand-over is on record yet; say since when, e.g. --since 12h"
+            )
         if before.time > now:
-            raise Refusal("--since last: the last hand-over's time lies ahead; the clock was set back, give a DATE")
+            raise Refusal(
+                "--since last: the last hand-over's time lies ahead; the clock was set back, give a DATE"
+            )
         if now - before.time < JUST_NOW_SECONDS:
-            say(f"the last hand-over was made {duration(now - before.time)} ago; --since 12h shows more")
+            say(
+                f"the last hand-over was made {duration(now - before.time)} ago; --since 12h shows more"
+            )
         return before.time, f"since the hand-over by {before.who or 'someone'}"
     with suppress(ValueError):
         return now - span_seconds(text, None), f"the last {text.strip()}"
@@ -224,7 +261,9 @@ def _standing(directory: RunDirectory, moment: float) -> PastProgress | None:
     return progress_at(directory.paths.metrics, moment)
 
 
-def _cards(directory: RunDirectory, submissions: Observed[tuple[Submission, ...]]) -> dict[str, Mapping[str, Any]]:
+def _cards(
+    directory: RunDirectory, submissions: Observed[tuple[Submission, ...]]
+) -> dict[str, Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
     for entry in known(submissions, ()):
         value = observed(lambda tag=entry.tag: read_json(directory.submission(tag).card))  # type: ignore[misc]

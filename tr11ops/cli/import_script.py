@@ -1,4 +1,6 @@
-"""`tr11 import`: an old batch script made into a run card, with what it could not place and what is wrong with it."""
+"""`tr11 import`: an old batch script made into a run card, with what it could not place and what is
+wrong with it.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,29 @@ WIDTH = 100
 
 
 def import_script(
-    script: Annotated[Path, typer.Argument(metavar="OLD.slurm", help="Batch script of a Megatron-DeepSpeed training.")],
+    script: Annotated[
+        Path,
+        typer.Argument(metavar="OLD.slurm", help="Batch script of a Megatron-DeepSpeed training."),
+    ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="CARD.toml", help="Where the card goes; else to stdout.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="CARD.toml", help="Where the card goes; else to stdout."
+        ),
     ] = None,
     overrides: SetOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a card that is there.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write over a card that is there.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Turn an old batch script into a run card. The script is read, never run.
 
-    What is not in the card, what was changed and what is wrong with the script is told with its line.
+    What is not in the card, what was changed and what is wrong with the script is told with its
+    line.
 
-    Exit code 0: the card is complete; 1: it is written, and a person must decide; 2: the script cannot be read.
+    Exit code 0: the card is complete; 1: it is written, and a person must decide; 2: the script
+    cannot be read.
 
     Examples:
       tr11 import old.slurm -o tr11.toml
@@ -53,7 +65,9 @@ def import_script(
         try:
             write_import(imported, output, force)
         except FileExistsError:
-            raise Refusal(f"{output}: is already there; --force writes over it", exit_code=2) from None
+            raise Refusal(
+                f"{output}: is already there; --force writes over it", exit_code=2
+            ) from None
         except OSError as error:
             raise Refusal(f"{output}: {error.strerror or error}", exit_code=2) from None
     if as_json:
@@ -75,7 +89,9 @@ def report(imported: Imported, output: Path | None) -> Iterator[str]:
     if quiet:
         yield "Not in the card"
         for item in quiet:
-            yield from _lines(item.line, f"{item.option} {item.value}".strip(), f"{item.reason}: {item.why}")
+            yield from _lines(
+                item.line, f"{item.option} {item.value}".strip(), f"{item.reason}: {item.why}"
+            )
         yield ""
     for severity, title in (
         (DefectSeverity.NOTE, "Notes"),
@@ -92,7 +108,9 @@ def report(imported: Imported, output: Path | None) -> Iterator[str]:
         yield "Changed"
         for change in imported.changed:
             yield from _lines(
-                change.line, f"{change.key} = {change.card_value}", f"the script's {change.script_value} {change.why}"
+                change.line,
+                f"{change.key} = {change.card_value}",
+                f"the script's {change.script_value} {change.why}",
             )
         yield ""
     if imported.decisions:
@@ -117,13 +135,23 @@ def _remedy(defect: Defect, imported: Imported) -> tuple[str, ...]:
 
 
 def _lines(line: int, first: str, *more: str) -> Iterator[str]:
-    place = f"{line:5d}  " if line else " " * 7
+    if line:
+        place = f"{line:5d}  "
+    else:
+        place = " " * 7
     for index, text in enumerate((first, *more)):
-        lead = place if index == 0 else " " * 9
+        if index == 0:
+            lead = place
+        else:
+            lead = " " * 9
         yield textwrap.fill(
-            _printable(text), WIDTH, initial_indent=lead, subsequent_indent=" " * 9,
-            break_long_words=False, break_on_hyphens=False,
-        )  # fmt: skip
+            _printable(text),
+            WIDTH,
+            initial_indent=lead,
+            subsequent_indent=" " * 9,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
 
 def _printable(text: str) -> str:
@@ -132,7 +160,9 @@ def _printable(text: str) -> str:
 
 def _verdict(imported: Imported, output: Path | None) -> str:
     count = f"{counted(len(imported.placed), 'key')} placed"
-    place = f" in {os.fspath(output)}" if output else ""
+    place = ""
+    if output:
+        place = f" in {os.fspath(output)}"
     open_questions = len(imported.decisions) + len(imported.errors) + len(imported.problems)
     if not open_questions:
         return f"{count}{place}; nothing is left to decide"

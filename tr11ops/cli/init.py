@@ -1,4 +1,6 @@
-"""`tr11 init`: writes a starter card for this cluster from what its scheduler says, and asks for the rest."""
+"""`tr11 init`: writes a starter card for this cluster from what its scheduler says, and asks for
+the rest.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ import typer
 from tr11ops.base.errors import Refusal
 from tr11ops.base.units import quantity
 from tr11ops.cli import completion
-from tr11ops.cli.common import SchedulerOption, SetOption, card_path, is_terminal, open_scheduler, say
+from tr11ops.cli.common import (
+    SchedulerOption,
+    SetOption,
+    card_path,
+    is_terminal,
+    open_scheduler,
+    say,
+)
 from tr11ops.cluster.site import read_site
 from tr11ops.launch.first_data import dataset_suffix
 from tr11ops.launch.presets import PRESETS, preset_tables, token_count, tokens_of, with_tokens
@@ -54,42 +63,67 @@ def init(
         ),
     ] = None,
     tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="COUNT", help="How much to train on: 300B, 5e9; else the size's.")
+        str | None,
+        typer.Option(
+            "--tokens", metavar="COUNT", help="How much to train on: 300B, 5e9; else the size's."
+        ),
     ] = None,
-    account: Annotated[str | None, typer.Option("--account", metavar="NAME", help="Who pays (slurm.account).")] = None,
+    account: Annotated[
+        str | None, typer.Option("--account", metavar="NAME", help="Who pays (slurm.account).")
+    ] = None,
     example: Annotated[
         str | None,
         typer.Option(
-            "--example", "--from", metavar="CARD", help="Start from this card instead: a path, or a shipped one."
+            "--example",
+            "--from",
+            metavar="CARD",
+            help="Start from this card instead: a path, or a shipped one.",
         ),
     ] = None,
     mail: Annotated[
         list[str] | None,
-        typer.Option("--mail", metavar="ADDRESS", help="Who gets the alerts (alerts.recipients); may be repeated."),
+        typer.Option(
+            "--mail",
+            metavar="ADDRESS",
+            help="Who gets the alerts (alerts.recipients); may be repeated.",
+        ),
     ] = None,
     urls_file: Annotated[
         str | None,
-        typer.Option("--urls-file", metavar="FILE", help="Delivery URLs of chats, one a line (alerts.urls_file)."),
+        typer.Option(
+            "--urls-file",
+            metavar="FILE",
+            help="Delivery URLs of chats, one a line (alerts.urls_file).",
+        ),
     ] = None,
     act: Annotated[
         bool | None,
-        typer.Option("--act/--no-act", help="The watchdog may act by itself, or only tells (watch.act) [no-act]."),
+        typer.Option(
+            "--act/--no-act",
+            help="The watchdog may act by itself, or only tells (watch.act) [no-act].",
+        ),
     ] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The card to write.")] = Path(
-        "tr11.toml"
-    ),
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: take what is proposed.")] = False,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="The card to write.")
+    ] = Path("tr11.toml"),
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the file if it is there.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Ask nothing: take what is proposed.")
+    ] = False,
     scheduler: SchedulerOption = "auto",
     overrides: SetOption = None,
 ) -> None:
     """Write a starter card for this cluster.
 
-    Partition, limits, GPUs, cores and accounts come from the scheduler. Only what cannot be known is asked: the size
-    of the model, the tokens, the name, the directory, the data, who is told of trouble, and whether the watchdog may
-    act by itself. Options and --set answer beforehand; --yes takes what is proposed, which is that it only tells.
+    Partition, limits, GPUs, cores and accounts come from the scheduler. Only what cannot be known
+    is asked: the size of the model, the tokens, the name, the directory, the data, who is told of
+    trouble, and whether the watchdog may act by itself. Options and --set answer beforehand; --yes
+    takes what is proposed, which is that it only tells.
 
-    Exit code 0: written; 1: the file is there, or no nodes are; 2: wrong usage; 3: no answer from the scheduler.
+    Exit code 0: written; 1: the file is there, or no nodes are; 2: wrong usage; 3: no answer from
+    the scheduler.
 
     Examples:
       tr11 init
@@ -97,7 +131,9 @@ def init(
       tr11 init --example tr11-176B-ml -o big.toml --yes --set run.name=big
     """
     if output.exists() and not force:
-        raise Refusal(f"{output} is there: nothing was written; use -o FILE, or --force to replace it")
+        raise Refusal(
+            f"{output} is there: nothing was written; use -o FILE, or --force to replace it"
+        )
     if example is not None and preset is not None:
         raise Refusal("--preset and --example both say what to start from: give one", exit_code=2)
     if preset is not None and preset not in PRESETS:
@@ -106,9 +142,14 @@ def init(
     edge = open_scheduler(scheduler)
     found = partition_choices(edge.partitions(), edge.nodes())
     if not found:
-        raise Refusal(f"{edge.name} has no partition with nodes that is up: nothing to write a card for")
+        raise Refusal(
+            f"{edge.name} has no partition with nodes that is up: nothing to write a card for"
+        )
     if not yes and not is_terminal():
-        raise Refusal("no one can be asked here (not a terminal): add --yes, and --set for what you know", exit_code=2)
+        raise Refusal(
+            "no one can be asked here (not a terminal): add --yes, and --set for what you know",
+            exit_code=2,
+        )
     site = _site(edge)
     overrides = [*(overrides or []), *_of_options(account, mail, urls_file, act)]
     asker = _Asker(_given(overrides), ask=not yes)
@@ -120,21 +161,29 @@ def init(
     answers = Answers(
         name=name,
         directory=asker.text(
-            "run.directory", "Run directory: logs, checkpoints, state", f"{name.removesuffix('-run')}-run"
+            "run.directory",
+            "Run directory: logs, checkpoints, state",
+            f"{name.removesuffix('-run')}-run",
         ),
         choice=choice,
-        nodes=_count(asker.text("slurm.nodes", f"Nodes of one attempt, of {choice.nodes}", proposed)),
+        nodes=_count(
+            asker.text("slurm.nodes", f"Nodes of one attempt, of {choice.nodes}", proposed)
+        ),
         account=_account(asker, site),
     )
     tables = _completed(starter_tables(base, answers), asker, overrides)
     _watching(tables, asker)
     _write(output, starter_text(tables, answers, site, source.name))
     if "rehearsal" in read_tables(source):
-        say(f"[rehearsal] of {source.name} is left out: this card trains; to rehearse, add the section (docs/twin.md)")
+        say(
+            f"[rehearsal] of {source.name} is left out: this card trains; to rehearse, add the section (docs/twin.md)"
+        )
     say(f"written: {output}; look it over, then `tr11 doctor --run {output}`")
 
 
-def _of_options(account: str | None, mail: list[str] | None, urls_file: str | None, act: bool | None) -> Iterator[str]:
+def _of_options(
+    account: str | None, mail: list[str] | None, urls_file: str | None, act: bool | None
+) -> Iterator[str]:
     """What options answer beforehand, as `--set` gives it."""
     if account:
         yield f"slurm.account={account}"
@@ -166,13 +215,20 @@ def _with_tokens(asker: _Asker, tables: dict[str, Any], goal: int | None) -> dic
     if goal is None and "batch.train_samples" not in asker.known:
         proposed = quantity(tokens_of(tables)).replace(" ", "")
         answer = asker.text("tokens", "Tokens to train on", proposed)
-        goal = None if answer == proposed else _tokens(answer)
-    return tables if goal is None else with_tokens(tables, goal)
+        if answer == proposed:
+            goal = None
+        else:
+            goal = _tokens(answer)
+    if goal is None:
+        return tables
+    return with_tokens(tables, goal)
 
 
 def _tokens(text: str | None) -> int | None:
     try:
-        return None if text is None else token_count(text)
+        if text is None:
+            return None
+        return token_count(text)
     except ValueError as error:
         raise Refusal(f"--tokens {text!r}: {error}", exit_code=2) from None
 
@@ -225,19 +281,25 @@ def _choose_partition(asker: _Asker, found: tuple[PartitionChoice, ...]) -> Part
     chosen = next((choice for choice in found if choice.partition.name == name), None)
     if chosen is None:
         there = ", ".join(choice.partition.name for choice in found)
-        raise Refusal(f"slurm.partition = {name!r}: is not a partition here; use one of: {there}", exit_code=2)
+        raise Refusal(
+            f"slurm.partition = {name!r}: is not a partition here; use one of: {there}", exit_code=2
+        )
     return chosen
 
 
 def _account(asker: _Asker, site: SiteRules | None) -> str:
     """Slurm's own default where the user has one account; else it is asked."""
     accounts = site.accounts if site else ()
-    return asker.text("slurm.account", f"Account ({', '.join(accounts)})", accounts[0]) if len(accounts) > 1 else ""
+    if len(accounts) > 1:
+        return asker.text("slurm.account", f"Account ({', '.join(accounts)})", accounts[0])
+    return ""
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text)):
-        raise Refusal(f"slurm.nodes = {text!r}: is not a number of nodes; use 1 or more", exit_code=2)
+        raise Refusal(
+            f"slurm.nodes = {text!r}: is not a number of nodes; use 1 or more", exit_code=2
+        )
     return int(text)
 
 
@@ -248,17 +310,25 @@ def _word(text: str) -> str:
 
 # ----------------------------------------------------------------------------- who watches it
 def _watching(tables: dict[str, dict[str, Any]], asker: _Asker) -> None:
-    """Who is told, and what the watchdog may do: asked, and written into the card also where it is the default."""
+    """Who is told, and what the watchdog may do: asked, and written into the card also where it is
+    the default.
+    """
     alerts, watch = tables.setdefault("alerts", {}), tables.setdefault("watch", {})
     if "alerts.recipients" not in asker.known:
         before = alerts.get("recipients", [])
         text = asker.text(
-            "alerts.recipients", "Mail addresses for alerts, with commas (empty: none)", ", ".join(before)
+            "alerts.recipients",
+            "Mail addresses for alerts, with commas (empty: none)",
+            ", ".join(before),
         )
         alerts["recipients"] = [address.strip() for address in text.split(",") if address.strip()]
     if "alerts.urls_file" not in asker.known:
-        asker.show("Chats: a private file with a URL a line, as ntfy://ntfy.sh/TOPIC, slack://A/B/C")
-        file = asker.text("alerts.urls_file", "File of chat URLs, empty for none", alerts.get("urls_file", ""))
+        asker.show(
+            "Chats: a private file with a URL a line, as ntfy://ntfy.sh/TOPIC, slack://A/B/C"
+        )
+        file = asker.text(
+            "alerts.urls_file", "File of chat URLs, empty for none", alerts.get("urls_file", "")
+        )
         if file:
             alerts["urls_file"] = file
     if "watch.act" not in asker.known:
@@ -272,16 +342,24 @@ def _powers() -> Iterator[str]:
     yield "The watchdog tells of trouble; each of these then waits for a person. Where it"
     yield "may act, it does them at once, within the budgets of [watch]:"
     for power in POWERS:
-        yield from textwrap.wrap(f"{power.trouble}: {power.does}", 78, initial_indent="  - ", subsequent_indent="    ")
+        yield from textwrap.wrap(
+            f"{power.trouble}: {power.does}", 78, initial_indent="  - ", subsequent_indent="    "
+        )
 
 
 # ----------------------------------------------------------------------------- the card
 def _site(edge: Scheduler) -> SiteRules | None:
-    return read_site(user_name()) if edge.name == "slurm" else None
+    if edge.name == "slurm":
+        return read_site(user_name())
+    return None
 
 
-def _completed(tables: dict[str, dict[str, Any]], asker: _Asker, overrides: list[str]) -> dict[str, Any]:
-    """Data and tokenizer asked for, and all of `--set` applied. Raises CardError for a `--set` that is wrong."""
+def _completed(
+    tables: dict[str, dict[str, Any]], asker: _Asker, overrides: list[str]
+) -> dict[str, Any]:
+    """Data and tokenizer asked for, and all of `--set` applied. Raises CardError for a `--set` that
+    is wrong.
+    """
     directory = tables["run"]["directory"]
     data, tokenizer = tables.setdefault("data", {}), tables.setdefault("tokenizer", {})
     if not {"data.prefixes", "data.train_group", "data.train_groups_file"} & asker.known:
@@ -293,9 +371,13 @@ def _completed(tables: dict[str, dict[str, Any]], asker: _Asker, overrides: list
     if "vocabulary_file" in tokenizer:
         if "tokenizer.vocabulary_file" not in asker.known:
             made = f"{directory}/data/tokenizer/vocab.txt"
-            tokenizer["vocabulary_file"] = asker.text("tokenizer.vocabulary_file", "File of the vocabulary", made)
+            tokenizer["vocabulary_file"] = asker.text(
+                "tokenizer.vocabulary_file", "File of the vocabulary", made
+            )
     elif "tokenizer.path" not in asker.known:
-        tokenizer["path"] = asker.text("tokenizer.path", "Folder of the tokenizer", f"{directory}/data/tokenizer")
+        tokenizer["path"] = asker.text(
+            "tokenizer.path", "Folder of the tokenizer", f"{directory}/data/tokenizer"
+        )
     done, problems = apply_overrides(tables, overrides, RunCard)
     if problems:
         raise CardError("command line", problems)
@@ -303,7 +385,9 @@ def _completed(tables: dict[str, dict[str, Any]], asker: _Asker, overrides: list
 
 
 def _write(output: Path, text: str) -> None:
-    """Put the card in place once it has been read as one. Raises CardError when it is none, OSError."""
+    """Put the card in place once it has been read as one. Raises CardError when it is none,
+    OSError.
+    """
     draft = write_beside(output, text)
     try:
         load_card(draft, (), os.environ, keep_undefined=True)

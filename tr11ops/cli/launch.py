@@ -14,9 +14,23 @@ from tr11ops.base.errors import Refusal
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import observed
 from tr11ops.cli import completion
-from tr11ops.cli.common import CLUSTERS, card_path, directory_of, in_time, in_time_for_all, open_scheduler, say
+from tr11ops.cli.common import (
+    CLUSTERS,
+    card_path,
+    directory_of,
+    in_time,
+    in_time_for_all,
+    open_scheduler,
+    say,
+)
 from tr11ops.cli.context import JSON, RunContext, emit
-from tr11ops.cli.launch_view import change_queue, print_json, show_first_data, show_view, tell_of_shortage
+from tr11ops.cli.launch_view import (
+    change_queue,
+    print_json,
+    show_first_data,
+    show_view,
+    tell_of_shortage,
+)
 from tr11ops.cluster.hostlist import expand
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.kubernetes import job_name, kubernetes_problems, manifest, not_carried
@@ -38,14 +52,19 @@ MANIFEST_SCHEMA = 1
 
 # ----------------------------------------------------------------------------- rehearsal
 def rehearsal_options(run: str | None, overrides: Sequence[str]) -> tuple[RunCard, list[str]]:
-    """The main card, and the `--set` options that make its rehearsal: those of the person come first and count too."""
+    """The main card, and the `--set` options that make its rehearsal: those of the person come
+    first and count too.
+    """
     main = load_card(card_path(run), overrides, os.environ)
     return main, [*overrides, *as_options(rehearsal_overrides(main))]
 
 
 def differences_value(main: RunCard, other: RunCard) -> list[dict[str, Any]]:
     """What the rehearsal differs in, for a machine."""
-    return [{"key": key, "main": first, "rehearsal": second} for key, first, second in differences(main, other)]
+    return [
+        {"key": key, "main": first, "rehearsal": second}
+        for key, first, second in differences(main, other)
+    ]
 
 
 def show_differences(main: RunCard, other: RunCard) -> None:
@@ -65,13 +84,20 @@ def keep_card(job: LaunchJob, main: RunCard) -> None:
 
 
 def _shown(value: Any) -> str:
-    text = "none" if value is None else str(value)
-    return text if len(text) <= _WIDEST else f"...{text[3 - _WIDEST :]}"
+    if value is None:
+        text = "none"
+    else:
+        text = str(value)
+    if len(text) <= _WIDEST:
+        return text
+    return f"...{text[3 - _WIDEST :]}"
 
 
 # ----------------------------------------------------------------------------- kubernetes
 def show_manifest(context: RunContext, given: list[str], nodes: int | None, dry_run: bool) -> None:
-    """Print the objects of a card. `given`: options that a Job has no use for. Raises CardError, Refusal."""
+    """Print the objects of a card. `given`: options that a Job has no use for. Raises CardError,
+    Refusal.
+    """
     if given:
         text = f"{given[0]}: a Kubernetes Job starts its pods again by itself and has no array, queue or node list"
         raise Refusal(f"{text}; leave it out", exit_code=2)
@@ -79,7 +105,10 @@ def show_manifest(context: RunContext, given: list[str], nodes: int | None, dry_
         text = "tr11 writes the objects and does not talk to a cluster"
         raise Refusal(f"{text}: add --dry-run and pipe it into `kubectl apply -f -`", exit_code=2)
     path = card_path(context.run)
-    sizes = [] if nodes is None else [f"slurm.nodes={nodes}"]
+    if nodes is None:
+        sizes = []
+    else:
+        sizes = [f"slurm.nodes={nodes}"]
     card = load_card(path, [*context.overrides, *sizes], os.environ)
     problems = list(kubernetes_problems(card))
     if problems or card.kubernetes is None:
@@ -99,7 +128,9 @@ def show_manifest(context: RunContext, given: list[str], nodes: int | None, dry_
             return True
 
     def written(dumper: Any, text: str) -> Any:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+        return dumper.represent_scalar(
+            "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+        )
 
     Dumper.add_representer(str, written)
     typer.echo(yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, width=120), nl=False)
@@ -119,37 +150,63 @@ def launch(
         ),
     ] = "auto",
     array: Annotated[
-        str | None, typer.Option("--array", metavar="1-10", help="Array of attempts, one after another.")
+        str | None,
+        typer.Option("--array", metavar="1-10", help="Array of attempts, one after another."),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option("--exclude", metavar="LIST", help="Nodes not to use: names or ranges; may be repeated."),
+        typer.Option(
+            "--exclude", metavar="LIST", help="Nodes not to use: names or ranges; may be repeated."
+        ),
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, metavar="N", help="Nodes of one attempt (slurm.nodes).")
+        int | None,
+        typer.Option("--nodes", min=1, metavar="N", help="Nodes of one attempt (slurm.nodes)."),
     ] = None,
-    after: Annotated[str | None, typer.Option("--after", metavar="JOB", help="Start when this job is over.")] = None,
+    after: Annotated[
+        str | None, typer.Option("--after", metavar="JOB", help="Start when this job is over.")
+    ] = None,
     why: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the journal.")] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and show the plan; submit and create nothing.")
     ] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Compare every byte of the checkpoint with its manifest, not only sizes.")
+        bool,
+        typer.Option(
+            "--verify",
+            help="Compare every byte of the checkpoint with its manifest, not only sizes.",
+        ),
     ] = False,
     rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Run the card's rehearsal: two nodes, 30 minutes, its own directories.")
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="Run the card's rehearsal: two nodes, 30 minutes, its own directories.",
+        ),
     ] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Repair the queue: what can never start, what tr11 held, what is a zombie.")
+        bool,
+        typer.Option(
+            "--repair",
+            help="Repair the queue: what can never start, what tr11 held, what is a zombie.",
+        ),
     ] = False,
     replace_queue: Annotated[
         bool,
-        typer.Option("--replace", help="Give what is queued this card: queued attempts are cancelled and come again."),
+        typer.Option(
+            "--replace",
+            help="Give what is queued this card: queued attempts are cancelled and come again.",
+        ),
     ] = False,
     allow_namesake: Annotated[
-        bool, typer.Option("--allow-namesake", help="Launch although another run of yours has the same name.")
+        bool,
+        typer.Option(
+            "--allow-namesake", help="Launch although another run of yours has the same name."
+        ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --repair and --replace: do not ask.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="With --repair and --replace: do not ask.")
+    ] = False,
 ) -> None:
     """Check a run card, show the plan, and submit it.
 
@@ -174,9 +231,14 @@ def launch(
     """
     if scheduler == "kubernetes":
         useless = {
-            "--array": array, "--exclude": exclude, "--after": after, "--rehearse": rehearse, "--repair": repair,
-            "--replace": replace_queue, "--verify": verify,
-        }  # fmt: skip
+            "--array": array,
+            "--exclude": exclude,
+            "--after": after,
+            "--rehearse": rehearse,
+            "--repair": repair,
+            "--replace": replace_queue,
+            "--verify": verify,
+        }
         show_manifest(context, [name for name, value in useless.items() if value], nodes, dry_run)
         return
     given = {"--repair": repair, "--rehearse": rehearse, "--replace": replace_queue}
@@ -184,7 +246,9 @@ def launch(
     if len(named) > 1:
         raise Refusal(f"{' and '.join(named)} are different things: give one of them", exit_code=2)
     if replace_queue and after is not None:
-        raise Refusal("--replace queues behind the attempt that lives: leave --after out", exit_code=2)
+        raise Refusal(
+            "--replace queues behind the attempt that lives: leave --after out", exit_code=2
+        )
     read = partial(
         prepare,
         context.run,
@@ -211,7 +275,8 @@ def _prepared(read: Callable[[], LaunchJob]) -> LaunchJob:
 
     def with_directory() -> LaunchJob:
         job = read()
-        observed(lambda: list(job.directory.root.iterdir()))  # where that does not end, nothing could be done
+        # where that does not end, nothing could be done
+        observed(lambda: list(job.directory.root.iterdir()))
         return job
 
     return in_time(with_directory)
@@ -227,7 +292,9 @@ def _submit(context: RunContext, job: LaunchJob, dry_run: bool, why: str) -> Non
     _show_sent(context, job, again, records, {})
 
 
-def _submit_rehearsal(context: RunContext, read: Callable[..., LaunchJob], dry_run: bool, why: str) -> None:
+def _submit_rehearsal(
+    context: RunContext, read: Callable[..., LaunchJob], dry_run: bool, why: str
+) -> None:
     """The same for the card's rehearsal; how it differs from the card is shown, and kept with it."""
     main, options = rehearsal_options(context.run, context.overrides)
     job = _prepared(partial(read, options))
@@ -246,7 +313,10 @@ def _submit_rehearsal(context: RunContext, read: Callable[..., LaunchJob], dry_r
 def _checked(context: RunContext, job: LaunchJob, dry_run: bool) -> LaunchView:
     """What is to be submitted, checked and shown. Raises typer.Exit where a check refuses."""
     reads_digests = job.request.read_digests
-    view = check_launch(job) if reads_digests else in_time_for_all(lambda: check_launch(job))
+    if reads_digests:
+        view = check_launch(job)
+    else:
+        view = in_time_for_all(lambda: check_launch(job))
     show_view(view, dry_run, context.as_json)
     if view.exit_code and not context.as_json:
         show_first_data(job.card)
@@ -255,7 +325,9 @@ def _checked(context: RunContext, job: LaunchJob, dry_run: bool) -> LaunchView:
     return view
 
 
-def _sent(context: RunContext, job: LaunchJob, view: LaunchView, why: str) -> tuple[LaunchView, tuple[Submission, ...]]:
+def _sent(
+    context: RunContext, job: LaunchJob, view: LaunchView, why: str
+) -> tuple[LaunchView, tuple[Submission, ...]]:
     """Submit it. Raises typer.Exit where something has come in the way since it was checked."""
     again, records = carry_out(job, view, why)
     if not records:
@@ -274,7 +346,10 @@ def _show_sent(
     print_json(view, records, False, context.as_json, more)
     if not context.as_json:
         numbers = ", ".join(str(record.job_id) for record in records)
-        name = f"job {numbers}" if len(records) == 1 else f"jobs {numbers}"
+        if len(records) == 1:
+            name = f"job {numbers}"
+        else:
+            name = f"jobs {numbers}"
         look = command_for(context.run or "", "status")
         typer.echo(f"submitted: {name} ({records[0].scheduler}); watch it with `{look} --watch`")
     tell_of_shortage(job, view, context.run)
@@ -299,19 +374,32 @@ def prepare(
         overrides = [*overrides, f"slurm.nodes={nodes}"]
     loaded = load_with_base(path, overrides, os.environ)
     card = loaded.card
-    spec = parse_attempts(array) if array is not None else None
+    spec = None
+    if array is not None:
+        spec = parse_attempts(array)
     if after is not None and not _is_job_id(after):
-        raise Refusal(f"--after = {after!r}: is not a job id; use a number such as 1728318, or 1728318_2", exit_code=2)
-    names = tuple(dict.fromkeys((*_expand(exclude or [], "--exclude"), *_expand(card.slurm.exclude, "slurm.exclude"))))
+        raise Refusal(
+            f"--after = {after!r}: is not a job id; use a number such as 1728318, or 1728318_2",
+            exit_code=2,
+        )
+    names = tuple(
+        dict.fromkeys(
+            (*_expand(exclude or [], "--exclude"), *_expand(card.slurm.exclude, "slurm.exclude"))
+        )
+    )
     text = path.read_text(encoding="utf-8", errors="replace")
     if overrides:
-        text += "\n# Overridden on the command line:\n" + "".join(f"# --set {item!r}\n" for item in overrides)
+        text += "\n# Overridden on the command line:\n" + "".join(
+            f"# --set {item!r}\n" for item in overrides
+        )
     return LaunchJob(
         card,
         text,
         directory_of(card),
         spec,
-        LaunchRequest(exclude=names, after=after, read_digests=verify, beside_namesakes=allow_namesake),
+        LaunchRequest(
+            exclude=names, after=after, read_digests=verify, beside_namesakes=allow_namesake
+        ),
         open_scheduler(scheduler),
         open_scheduler,
         user_name(),
@@ -331,6 +419,7 @@ def _expand(lists: list[str], option: str) -> list[str]:
             names += expand(text)
         except ValueError as error:
             raise Refusal(
-                f"{option} = {text!r}: is not a list of nodes ({error}); write it like node[1-3],node7", exit_code=2
+                f"{option} = {text!r}: is not a list of nodes ({error}); write it like node[1-3],node7",
+                exit_code=2,
             ) from None
     return names

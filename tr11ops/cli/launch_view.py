@@ -1,4 +1,6 @@
-"""What a launch shows: its checks and its plan; and what `--repair` and `--replace` change in the queue."""
+"""What a launch shows: its checks and its plan; and what `--repair` and `--replace` change in the
+queue.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,14 @@ MARK_WIDTH = 10  # columns of a check's word and of the space behind it
 
 
 # ----------------------------------------------------------------------------- repair
-def change_queue(job: LaunchJob, context: RunContext, *, replaces: bool, dry_run: bool, yes: bool, why: str) -> int:
-    """Repair the queue of a run, or give what is queued the card as it is now; returns the exit code.
+def change_queue(
+    job: LaunchJob, context: RunContext, *, replaces: bool, dry_run: bool, yes: bool, why: str
+) -> int:
+    """Repair the queue of a run, or give what is queued the card as it is now; returns the exit
+    code.
 
-    What would be launched is checked before anything is changed. Raises Refusal where the queue cannot be seen, where
-    the change is not agreed to, or not possible.
+    What would be launched is checked before anything is changed. Raises Refusal where the queue
+    cannot be seen, where the change is not agreed to, or not possible.
     """
 
     as_json = context.as_json
@@ -54,15 +59,22 @@ def change_queue(job: LaunchJob, context: RunContext, *, replaces: bool, dry_run
 
     change = plan()
     if change.read_errors:
-        raise Refusal(f"nothing was changed, for this is not known: {'; '.join(change.read_errors)}", exit_code=3)
+        raise Refusal(
+            f"nothing was changed, for this is not known: {'; '.join(change.read_errors)}",
+            exit_code=3,
+        )
     if change.refusals:
         raise Refusal(f"nothing was changed: {'; '.join(change.refusals)}")
     tell = say if as_json else typer.echo
     for line in _lines(change):
         tell(line)
     again = relaunch_of(job, change)
-    view = check_launch(again) if again is not None else None
-    outcome = RepairOutcome(failed=tuple(str(check) for check in view.faults) if view is not None else ())
+    view = None
+    if again is not None:
+        view = check_launch(again)
+    outcome = RepairOutcome(
+        failed=tuple(str(check) for check in view.faults) if view is not None else ()
+    )
     if view is not None and not as_json:
         typer.echo("")
         show_view(view, False, as_json)
@@ -92,7 +104,9 @@ def change_queue(job: LaunchJob, context: RunContext, *, replaces: bool, dry_run
 def _plan(job: LaunchJob, replaces: bool) -> Repair:
     """What the queue, as it is seen now, calls for."""
     facts = facts_of(job.card)
-    snapshot = observe(job.directory, facts, job.scheduler, look_now(job.directory, facts, job.scheduler))
+    snapshot = observe(
+        job.directory, facts, job.scheduler, look_now(job.directory, facts, job.scheduler)
+    )
     if replaces:
         return plan_replacement(snapshot, job.user)
     held = held_by_tr11(job.directory, snapshot.pending_jobs)
@@ -104,7 +118,9 @@ def _plan(job: LaunchJob, replaces: bool) -> Repair:
 def _value(change: Repair) -> dict[str, Any]:
     """The plan for a machine."""
     return {
-        "steps": [{"action": step.action, "job": step.job, "why": step.why} for step in change.steps],
+        "steps": [
+            {"action": step.action, "job": step.job, "why": step.why} for step in change.steps
+        ],
         "resubmit": change.resubmit,
         "after": change.after,
         "left_alone": list(change.left_alone),
@@ -117,7 +133,9 @@ def _value(change: Repair) -> dict[str, Any]:
 def _lines(change: Repair) -> list[str]:
     lines = []
     if change.resubmit:
-        behind = f" behind job {change.after}" if change.after else ""
+        behind = ""
+        if change.after:
+            behind = f" behind job {change.after}"
         lines.append(f"launch: {counted(change.resubmit, 'attempt')}{behind}")
     lines += [str(step) for step in change.steps]
     lines += [f"left alone: {text}" for text in change.left_alone]
@@ -137,13 +155,20 @@ def show_checks(checks: Iterable[PreflightCheck]) -> None:
     """One line each, in order, on one stream: what is refused is read among the rest."""
     for check in checks:
         word, colour = _MARKS[check.level]
-        typer.echo(f"{typer.style(f'{word:>8}', fg=colour)}  {hanging(for_this_card(str(check)), MARK_WIDTH)}")
+        typer.echo(
+            f"{typer.style(f'{word:>8}', fg=colour)}  {hanging(for_this_card(str(check)), MARK_WIDTH)}"
+        )
 
 
 def checks_value(checks: Iterable[PreflightCheck]) -> list[dict[str, str]]:
     """The checks for a machine."""
     return [
-        {"level": check.level.value, "name": check.name, "text": check.text, "fix": for_this_card(check.fix)}
+        {
+            "level": check.level.value,
+            "name": check.name,
+            "text": check.text,
+            "fix": for_this_card(check.fix),
+        }
         for check in checks
     ]
 
@@ -152,7 +177,9 @@ def show_first_data(card: RunCard) -> None:
     """How the data of a card is made that is not there at all."""
     commands = data_commands(card, Path.cwd())
     if commands:
-        typer.echo('\nIts data can be made here; texts of your own go where --input is,\none {"text": ...} a line:')
+        typer.echo(
+            '\nIts data can be made here; texts of your own go where --input is,\none {"text": ...} a line:'
+        )
         for command in commands:
             typer.echo(f"  {command}")
 
@@ -204,8 +231,12 @@ def print_json(
 
 
 def tell_of_shortage(job: LaunchJob, view: LaunchView, run: str | None) -> None:
-    """Raise the alert where what was submitted waits for nodes that cannot be used, and say who hears of it."""
-    outcome = report_shortage(job, time.time(), named_card(run)) if is_short(view) else None
+    """Raise the alert where what was submitted waits for nodes that cannot be used, and say who
+    hears of it.
+    """
+    outcome = None
+    if is_short(view):
+        outcome = report_shortage(job, time.time(), named_card(run))
     if outcome is None:
         return
     told = sorted({address for message in outcome.messages for address in message.to})

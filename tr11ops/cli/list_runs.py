@@ -39,14 +39,16 @@ SCHEMA = 1
 def list_runs(
     *,
     roots: Annotated[
-        list[Path] | None, typer.Argument(metavar="[ROOT]...", show_default=False, help="Folders [this one].")
+        list[Path] | None,
+        typer.Argument(metavar="[ROOT]...", show_default=False, help="Folders [this one]."),
     ] = None,
     scheduler: SchedulerOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """The runs below some folders, a line each: verdict, iteration, loss, time left.
 
-    Each is looked at as `tr11 status` does, with the card of its newest launch; folders four levels down are searched.
+    Each is looked at as `tr11 status` does, with the card of its newest launch; folders four levels
+    down are searched.
 
     Exit code 0: all well; 1: one needs a person; 2: wrong usage; 3: one could not be observed.
 
@@ -62,7 +64,9 @@ def list_runs(
     @cache
     def edge(kind: str) -> Overview | Unknown:
         found = open_if_there(kind)
-        return found if isinstance(found, Unknown) else SharedOverview(looking(found))
+        if isinstance(found, Unknown):
+            return found
+        return SharedOverview(looking(found))
 
     found = list(_looked_at(places, scheduler, edge))
     answer(as_json, {"schema": SCHEMA, "runs": [run.document() for run in found]}, _lines(found))
@@ -110,11 +114,26 @@ def _lines(runs: Sequence[ListedRun]) -> Iterator[str]:
             continue
         seen = run.document()
         again = seen["done_again"]  # while it starts, the log still ends with what was lost
-        done = seen["iteration"] if again is None else again["from_step"]
-        step = "-" if done is None else f"{done}/{seen['total_iterations']}"
-        lost = "" if again is None else f"  ({counted(again['iterations'], 'iteration')} again)"
-        loss = "-" if seen["loss"] is None else f"{seen['loss']:.4f}"
-        left = "-" if seen["remaining_seconds"] is None else duration(seen["remaining_seconds"])
+        if again is None:
+            done = seen["iteration"]
+        else:
+            done = again["from_step"]
+        if done is None:
+            step = "-"
+        else:
+            step = f"{done}/{seen['total_iterations']}"
+        if again is None:
+            lost = ""
+        else:
+            lost = f"  ({counted(again['iterations'], 'iteration')} again)"
+        if seen["loss"] is None:
+            loss = "-"
+        else:
+            loss = f"{seen['loss']:.4f}"
+        if seen["remaining_seconds"] is None:
+            left = "-"
+        else:
+            left = duration(seen["remaining_seconds"])
         yield f"{seen['verdict']:<10} {step:>15} {loss:>8} {left:>11}  {run.directory}{lost}"
         if run.exit_code:
             yield from textwrap.wrap(seen["why"], 78, initial_indent="  ", subsequent_indent="  ")

@@ -64,7 +64,10 @@ def only(path: Path) -> Callable[[], Sequence[LogSource]]:
 def existing(path: Path | None) -> Path:
     """A file that can be read from any place. Raises Refusal."""
     if path is None or not path.is_file():
-        what = "is not a regular file" if path is not None and path.exists() else "does not exist"
+        if path is not None and path.exists():
+            what = "is not a regular file"
+        else:
+            what = "does not exist"
         raise Refusal(f"--file {path}: {what}", exit_code=2)
     return path
 
@@ -72,7 +75,9 @@ def existing(path: Path | None) -> Path:
 def one_log(file: Path | None, directory: RunDirectory | None, has_workers: bool) -> Path:
     """The log that a summary is of. Raises Refusal."""
     if has_workers:
-        raise Refusal("--summary is of the main log or of --file: without --rank and --node", exit_code=2)
+        raise Refusal(
+            "--summary is of the main log or of --file: without --rank and --node", exit_code=2
+        )
     if directory is None:
         return existing(file)
     if not directory.paths.main_log.exists():
@@ -82,19 +87,27 @@ def one_log(file: Path | None, directory: RunDirectory | None, has_workers: bool
 
 def ranks_of(text: str | None) -> frozenset[int] | None:
     try:
-        return None if text is None else numbers(text)
+        if text is None:
+            return None
+        return numbers(text)
     except ValueError as error:
         raise Refusal(f"--rank {text!r}: {error}", exit_code=2) from None
 
 
 def workers(
-    directory: RunDirectory, ranks: frozenset[int] | None, nodes: frozenset[str], attempt: str | None
+    directory: RunDirectory,
+    ranks: frozenset[int] | None,
+    nodes: frozenset[str],
+    attempt: str | None,
 ) -> Callable[[], Sequence[LogSource]]:
     """What to read, found again each time it is asked: later attempts bring new files."""
     is_one = ranks is not None and len(ranks) == 1
 
     def find() -> list[LogSource]:
-        attempts = [attempt] if attempt is not None else directory.attempt_ids()
+        if attempt is not None:
+            attempts = [attempt]
+        else:
+            attempts = directory.attempt_ids()
         for number in reversed(attempts):  # the newest attempt that has such a worker
             found = [
                 LogSource("" if is_one else f"[rank {worker}]", path)
@@ -109,7 +122,9 @@ def workers(
 
 
 def attempt_named(directory: RunDirectory, attempt: str) -> str:
-    """The attempt's folder for an id as people type it: `tr11 status` shows 1000_7, the folder has the raw number."""
+    """The attempt's folder for an id as people type it: `tr11 status` shows 1000_7, the folder has
+    the raw number.
+    """
     for number in reversed(directory.attempt_ids()):
         if attempt in {number, read_attempt_label(directory.paths, number)}:
             return number
@@ -129,11 +144,16 @@ def require_workers(
     attempts = [attempt] if attempt is not None else reversed(directory.attempt_ids())
     newest = next((number for number in attempts if any(directory.worker_logs(number))), None)
     if newest is None:
-        raise Refusal(f"no worker has written a log{f' in attempt {attempt}' if attempt else ''} yet")
+        raise Refusal(
+            f"no worker has written a log{f' in attempt {attempt}' if attempt else ''} yet"
+        )
     known = list(directory.worker_logs(newest))
     ranks = _first_few([str(number) for _, number, _ in known])
     nodes = _first_few(sorted({name for name, _, _ in known}))
-    words = [*([f"--rank {rank}"] if rank is not None else []), *(f"--node {name}" for name in node or ())]
+    words = [
+        *([f"--rank {rank}"] if rank is not None else []),
+        *(f"--node {name}" for name in node or ()),
+    ]
     label = read_attempt_label(directory.paths, newest)
     raise Refusal(
         f"{' '.join(words)}: no such worker has written anything in attempt {label}; "
@@ -152,7 +172,10 @@ def print_line(line: str, flush: bool) -> None:
     is_terminal = sys.stdout.isatty()
     encoding = sys.stdout.encoding or "utf-8"
     line = as_typed(line)
-    shown = coloured(line) if is_terminal and "NO_COLOR" not in os.environ else plain(line)
+    if is_terminal and "NO_COLOR" not in os.environ:
+        shown = coloured(line)
+    else:
+        shown = plain(line)
     if is_terminal:
         shown = folded(shown, get_terminal_size().columns)
     sys.stdout.write(shown.encode(encoding, "replace").decode(encoding) + "\n")
@@ -162,8 +185,13 @@ def print_line(line: str, flush: bool) -> None:
 
 def no_attempt(attempt: str | None, launches: int) -> Refusal:
     if not launches:
-        return Refusal(f"--attempt {attempt}: this log does not say where an attempt begins", exit_code=2)
-    return Refusal(f"--attempt {attempt}: the log has {launches} launches, but none of this attempt", exit_code=2)
+        return Refusal(
+            f"--attempt {attempt}: this log does not say where an attempt begins", exit_code=2
+        )
+    return Refusal(
+        f"--attempt {attempt}: the log has {launches} launches, but none of this attempt",
+        exit_code=2,
+    )
 
 
 def show_summary(path: Path, as_json: bool) -> None:
@@ -211,10 +239,19 @@ def show_remote(
     """The log of a hub repository; with `every` (seconds) on and on. Raises Refusal."""
     repo, token = _repo(repository, endpoint)
     if repo.path and variant is not None:
-        raise Refusal("--variant names a main log: give it, or a PATH in the repository", exit_code=2)
+        raise Refusal(
+            "--variant names a main log: give it, or a PATH in the repository", exit_code=2
+        )
     path = repo.path or REMOTE_PATH.format(variant=variant or "main")
-    tries, longest = (TRIES, 300.0) if every is None else (None, every)
-    log = RemoteLog(repo.file(path), token, remote_retries(time.sleep, say, tries, longest, spread=0.2, most=300.0))
+    if every is None:
+        tries, longest = (TRIES, 300.0)
+    else:
+        tries, longest = (None, every)
+    log = RemoteLog(
+        repo.file(path),
+        token,
+        remote_retries(time.sleep, say, tries, longest, spread=0.2, most=300.0),
+    )
     try:
         if summary:
             print_summary(log, log.size(), repository, as_json)
@@ -230,10 +267,14 @@ def show_remote(
         for line in follower.unfinished():
             print_line(line, flush=False)
     except HubPermanentError as error:
-        there = _what_is_there(repo, token, path) if error.status == MISSING else ""
+        there = ""
+        if error.status == MISSING:
+            there = _what_is_there(repo, token, path)
         raise Refusal(f"--remote {repository}: {there or error}") from None
     except HubUnavailable as error:
-        raise Refusal(f"--remote {repository}: {error}: nothing may be concluded", exit_code=UNOBSERVED) from None
+        raise Refusal(
+            f"--remote {repository}: {error}: nothing may be concluded", exit_code=UNOBSERVED
+        ) from None
     except NoSuchAttempt as error:
         raise no_attempt(query.wanted.attempt, error.launches) from None
 
@@ -253,7 +294,9 @@ def _repo(repository: str, endpoint: str | None) -> tuple[HubRepo, str | None]:
 
 
 def _what_is_there(repo: HubRepo, token: str | None, path: str) -> str:
-    """The logs that the repository has instead of `path`, or that there is none; "" where that cannot be told."""
+    """The logs that the repository has instead of `path`, or that there is none; "" where that
+    cannot be told.
+    """
     try:
         facts = Outside(repo, token, remote_retries(time.sleep, say, tries=1)).facts()
     except HubPermanentError as error:
@@ -274,20 +317,28 @@ def logs(
     context: Annotated[RunContext, JSON],
     *,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on as the log grows, into later attempts too.")
+        bool,
+        typer.Option("--follow", "-f", help="Go on as the log grows, into later attempts too."),
     ] = False,
     lines: Annotated[
         int | None,
-        typer.Option("--lines", "-n", min=0, metavar="N", show_default=False, help="Lines from the end [40]."),
+        typer.Option(
+            "--lines", "-n", min=0, metavar="N", show_default=False, help="Lines from the end [40]."
+        ),
     ] = None,
     rank: Annotated[
-        str | None, typer.Option("--rank", metavar="R", help="Workers' own logs, by global rank: 0, 0,8 or 0-7.")
+        str | None,
+        typer.Option(
+            "--rank", metavar="R", help="Workers' own logs, by global rank: 0, 0,8 or 0-7."
+        ),
     ] = None,
     node: Annotated[
-        list[str] | None, typer.Option("--node", metavar="N", help="The workers of this node; may be repeated.")
+        list[str] | None,
+        typer.Option("--node", metavar="N", help="The workers of this node; may be repeated."),
     ] = None,
     attempt: Annotated[
-        str | None, typer.Option("--attempt", "--job", metavar="ID", help="This attempt alone, e.g. 1234_7.")
+        str | None,
+        typer.Option("--attempt", "--job", metavar="ID", help="This attempt alone, e.g. 1234_7."),
     ] = None,
     level: Annotated[
         str | None,
@@ -299,23 +350,39 @@ def logs(
         ),
     ] = None,
     iterations: Annotated[
-        str | None, typer.Option("--iterations", metavar="FIRST-LAST", help="What was logged during these steps.")
+        str | None,
+        typer.Option(
+            "--iterations", metavar="FIRST-LAST", help="What was logged during these steps."
+        ),
     ] = None,
     since: SinceOption = None,
-    grep: Annotated[str | None, typer.Option("--grep", "-g", metavar="REGEX", help="Lines that match.")] = None,
+    grep: Annotated[
+        str | None, typer.Option("--grep", "-g", metavar="REGEX", help="Lines that match.")
+    ] = None,
     around: Annotated[
-        int, typer.Option("--context", "-C", min=0, max=1000, metavar="N", help="Lines around each of them.")
+        int,
+        typer.Option(
+            "--context", "-C", min=0, max=1000, metavar="N", help="Lines around each of them."
+        ),
     ] = 0,
-    no_pulse: Annotated[bool, typer.Option("--no-pulse", help="Without the watchdog's own lines.")] = False,
+    no_pulse: Annotated[
+        bool, typer.Option("--no-pulse", help="Without the watchdog's own lines.")
+    ] = False,
     file: Annotated[
-        Path | None, typer.Option("--file", metavar="PATH", help="Another log: an old training's, a job's output.")
+        Path | None,
+        typer.Option(
+            "--file", metavar="PATH", help="Another log: an old training's, a job's output."
+        ),
     ] = None,
     remote: Annotated[
         str | None,
-        typer.Option("--remote", metavar="REPO", help="The copy on the hub: OWNER/NAME or OWNER/NAME/PATH."),
+        typer.Option(
+            "--remote", metavar="REPO", help="The copy on the hub: OWNER/NAME or OWNER/NAME/PATH."
+        ),
     ] = None,
     every: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", help="With --remote -f: between two looks.")
+        float,
+        typer.Option("--every", metavar="SECONDS", help="With --remote -f: between two looks."),
     ] = 300.0,
     endpoint: EndpointOption = None,
     variant: VariantOption = None,
@@ -337,7 +404,15 @@ def logs(
     try:
         if remote is not None:
             pause = every if follow else None
-            show_remote(remote, _of_attempt(query, attempt), pause, summary, context.as_json, endpoint, variant)
+            show_remote(
+                remote,
+                _of_attempt(query, attempt),
+                pause,
+                summary,
+                context.as_json,
+                endpoint,
+                variant,
+            )
             return
         directory = None if file is not None else context.directory
         if directory is not None and attempt is not None:
@@ -369,26 +444,43 @@ def _check(places: Sequence[bool], needs_summary: bool, every: float, attempt: s
 
 
 def _query(
-    follow: bool, lines: int | None, level: str | None, iterations: str | None, since: str | None,
-    grep: str | None, context: int, no_pulse: bool,
-) -> Query:  # fmt: skip
+    follow: bool,
+    lines: int | None,
+    level: str | None,
+    iterations: str | None,
+    since: str | None,
+    grep: str | None,
+    context: int,
+    no_pulse: bool,
+) -> Query:
     """What the options ask for. Raises Refusal for a word that is none."""
     if level is not None and level.lower() not in LEVELS:
         raise Refusal(f"--level {level!r}: must be one of {', '.join(LEVELS)}", exit_code=2)
     try:
-        pattern = re.compile(grep) if grep is not None else None
+        pattern = None
+        if grep is not None:
+            pattern = re.compile(grep)
     except (re.error, RecursionError, OverflowError) as error:
-        raise Refusal(f"--grep {grep!r}: is not a regular expression: {error}", exit_code=2) from None
+        raise Refusal(
+            f"--grep {grep!r}: is not a regular expression: {error}", exit_code=2
+        ) from None
     option = "--iterations"
     try:
-        steps = moments.iterations(iterations) if iterations is not None else None
+        steps = None
+        if iterations is not None:
+            steps = moments.iterations(iterations)
         option = "--since"
-        moment = moment_of(since, time.time()) if since is not None else None
+        moment = None
+        if since is not None:
+            moment = moment_of(since, time.time())
     except ValueError as error:
         raise Refusal(
-            f"{option} {(iterations if option == '--iterations' else since)!r}: {error}", exit_code=2
+            f"{option} {(iterations if option == '--iterations' else since)!r}: {error}",
+            exit_code=2,
         ) from None
-    wanted = LineQuery(LEVELS[level.lower()] if level else None, pattern, context, not no_pulse, steps)
+    wanted = LineQuery(
+        LEVELS[level.lower()] if level else None, pattern, context, not no_pulse, steps
+    )
     query = Query(wanted, lines, moment)
     if lines is None and not query.has_place and (follow or not wanted.searches):
         return Query(wanted, LINES, moment)
@@ -397,7 +489,9 @@ def _query(
 
 def _parsed(option: str, text: str | None, parse: Callable[[str], T]) -> T | None:
     try:
-        return None if text is None else parse(text)
+        if text is None:
+            return None
+        return parse(text)
     except ValueError as error:
         raise Refusal(f"{option} {text!r}: {error}", exit_code=2) from None
 
@@ -417,7 +511,9 @@ def _since_by_steps(query: Query, directory: RunDirectory) -> Query:
 
 
 # ----------------------------------------------------------------------------- showing
-def _show_main_log(file: Path | None, directory: RunDirectory | None, query: Query, follow: bool) -> None:
+def _show_main_log(
+    file: Path | None, directory: RunDirectory | None, query: Query, follow: bool
+) -> None:
     if directory is None:
         _show(only(existing(file)), query, follow)
         return

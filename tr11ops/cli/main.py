@@ -1,4 +1,5 @@
-"""The `tr11` command: finds the command's module only when it is asked for, and turns errors into one line.
+"""The `tr11` command: finds the command's module only when it is asked for, and turns errors into
+one line.
 
 Exit codes, everywhere: 0 fine, 1 needs a person, 2 wrong usage, 3 could not observe.
 """
@@ -28,7 +29,9 @@ ERROR_SCHEMA = 1
 
 
 class LazyCommand(Record):
-    """Where a command lives in `tr11ops.cli`, and the line that `tr11 --help` shows without importing it."""
+    """Where a command lives in `tr11ops.cli`, and the line that `tr11 --help` shows without
+    importing it.
+    """
 
     module: str
     attribute: str
@@ -38,59 +41,117 @@ class LazyCommand(Record):
 
 GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
     "Set up": {
-        "init": LazyCommand("init", "init", "Write a run card for this cluster: --preset toy, 1b, 7b, 176b."),
-        "doctor": LazyCommand("doctor", "doctor", "Is everything in place to launch a card from here?"),
-        "estimate": LazyCommand("estimate", "estimate", "Every number that follows from a run card."),
-        "config": LazyCommand("config", "app", "What a run card says: show; what a key means: explain.", is_group=True),
-        "import": LazyCommand("import_script", "import_script", "Make a run card of an old batch script."),
-        "data": LazyCommand("data", "app", "Build a corpus, a tokenizer and indexed datasets.", is_group=True),
+        "init": LazyCommand(
+            "init", "init", "Write a run card for this cluster: --preset toy, 1b, 7b, 176b."
+        ),
+        "doctor": LazyCommand(
+            "doctor", "doctor", "Is everything in place to launch a card from here?"
+        ),
+        "estimate": LazyCommand(
+            "estimate", "estimate", "Every number that follows from a run card."
+        ),
+        "config": LazyCommand(
+            "config", "app", "What a run card says: show; what a key means: explain.", is_group=True
+        ),
+        "import": LazyCommand(
+            "import_script", "import_script", "Make a run card of an old batch script."
+        ),
+        "data": LazyCommand(
+            "data", "app", "Build a corpus, a tokenizer and indexed datasets.", is_group=True
+        ),
     },
     "Run": {
-        "launch": LazyCommand("launch", "launch", "Check a run card and submit it: --array 1-10 for ten tasks."),
-        "sweep": LazyCommand("sweep", "app", "A study: a card's keys varied, as one array; compare.", is_group=True),
+        "launch": LazyCommand(
+            "launch", "launch", "Check a run card and submit it: --array 1-10 for ten tasks."
+        ),
+        "sweep": LazyCommand(
+            "sweep", "app", "A study: a card's keys varied, as one array; compare.", is_group=True
+        ),
         "train": LazyCommand("train", "train", "Train here and now, without a scheduler."),
         "pause": LazyCommand("stop", "pause", "Stop after this task: queued jobs are held."),
         "resume": LazyCommand("resume", "resume", "Let a stopped or paused run go on."),
         "kill": LazyCommand("stop", "kill", "Save and stop a run; its queued jobs are held."),
-        "rollback": LazyCommand("rollback", "rollback", "Go back to an older checkpoint, and skip data; --undo."),
-        "checkpoint-now": LazyCommand("requests", "checkpoint_now", "Save at the next step, and train on."),
+        "rollback": LazyCommand(
+            "rollback", "rollback", "Go back to an older checkpoint, and skip data; --undo."
+        ),
+        "checkpoint-now": LazyCommand(
+            "requests", "checkpoint_now", "Save at the next step, and train on."
+        ),
     },
     "Watch": {
-        "status": LazyCommand("status", "status", "One screen: is the run healthy, and since when."),
-        "list": LazyCommand("list_runs", "list_runs", "The runs below some folders: verdict, iteration, loss, ETA."),
+        "status": LazyCommand(
+            "status", "status", "One screen: is the run healthy, and since when."
+        ),
+        "list": LazyCommand(
+            "list_runs", "list_runs", "The runs below some folders: verdict, iteration, loss, ETA."
+        ),
         "logs": LazyCommand("logs", "logs", "Show or follow the run's log, or one worker's."),
-        "diagnose": LazyCommand("diagnose", "diagnose", "What ended a training, by its logs: the first cause."),
-        "stacks": LazyCommand("stacks", "stacks", "What every worker does now, and which one hangs."),
-        "alerts": LazyCommand("alerts", "app", "What is open, and who has it: list, ack, snooze.", is_group=True),
+        "diagnose": LazyCommand(
+            "diagnose", "diagnose", "What ended a training, by its logs: the first cause."
+        ),
+        "stacks": LazyCommand(
+            "stacks", "stacks", "What every worker does now, and which one hangs."
+        ),
+        "alerts": LazyCommand(
+            "alerts", "app", "What is open, and who has it: list, ack, snooze.", is_group=True
+        ),
         "runbook": LazyCommand("runbook", "runbook", "What to do about an alert: print its page."),
-        "handover": LazyCommand("handover", "handover", "What happened since the last shift, what is open."),
+        "handover": LazyCommand(
+            "handover", "handover", "What happened since the last shift, what is open."
+        ),
         "goodput": LazyCommand("goodput", "goodput", "Where every second of every node went."),
-        "advise": LazyCommand("advise", "advise", "The save interval, spares and array length to use."),
+        "advise": LazyCommand(
+            "advise", "advise", "The save interval, spares and array length to use."
+        ),
         "report": LazyCommand("report", "report", "The whole run as one page: -o report.html."),
-        "numbers": LazyCommand("numbers", "numbers", "What looks wrong in a log's numbers: spikes, restarts, slow."),
-        "compare": LazyCommand("compare", "compare_runs", "The curves of two runs, laid over each other."),
-        "profile": LazyCommand("requests", "profile", "A trace of some steps, or what each rank waits for."),
-        "compute-check": LazyCommand("requests", "compute_check", "Does every rank compute the same twice?"),
+        "numbers": LazyCommand(
+            "numbers", "numbers", "What looks wrong in a log's numbers: spikes, restarts, slow."
+        ),
+        "compare": LazyCommand(
+            "compare", "compare_runs", "The curves of two runs, laid over each other."
+        ),
+        "profile": LazyCommand(
+            "requests", "profile", "A trace of some steps, or what each rank waits for."
+        ),
+        "compute-check": LazyCommand(
+            "requests", "compute_check", "Does every rank compute the same twice?"
+        ),
     },
     "Keep alive": {
-        "pulse": LazyCommand("pulse", "pulse", "One look by the watchdog: log, alert, and act if allowed."),
-        "cron": LazyCommand("cron", "app", "The periodic jobs: list, run, install, status.", is_group=True),
-        "nodes": LazyCommand("nodes", "app", "Which nodes the run may use: list, check, exclude.", is_group=True),
-        "fs-watchdog": LazyCommand("fs_watchdog", "fs_watchdog", "Are the file systems getting full?"),
-        "perms": LazyCommand("perms", "app", "Are the run's files usable for its whole group?", is_group=True),
+        "pulse": LazyCommand(
+            "pulse", "pulse", "One look by the watchdog: log, alert, and act if allowed."
+        ),
+        "cron": LazyCommand(
+            "cron", "app", "The periodic jobs: list, run, install, status.", is_group=True
+        ),
+        "nodes": LazyCommand(
+            "nodes", "app", "Which nodes the run may use: list, check, exclude.", is_group=True
+        ),
+        "fs-watchdog": LazyCommand(
+            "fs_watchdog", "fs_watchdog", "Are the file systems getting full?"
+        ),
+        "perms": LazyCommand(
+            "perms", "app", "Are the run's files usable for its whole group?", is_group=True
+        ),
         "drill": LazyCommand("drill", "drill", "Prove on this cluster that a stop signal saves."),
     },
     "Checkpoints": {
         "checkpoints": LazyCommand(
             "checkpoints", "app", "What is saved: list, verify, pin, prune, export.", is_group=True
         ),
-        "backup": LazyCommand("backup", "app", "Copies of checkpoints: plan, run, verify, restore.", is_group=True),
+        "backup": LazyCommand(
+            "backup", "app", "Copies of checkpoints: plan, run, verify, restore.", is_group=True
+        ),
         "sync": LazyCommand("sync", "sync", "Mirror logs and TensorBoard events to the hub."),
         "upload": LazyCommand("upload", "upload", "Publish a checkpoint as a model on the hub."),
-        "eval": LazyCommand("evaluate", "evaluate", "Loss of a checkpoint on given data, on any topology."),
+        "eval": LazyCommand(
+            "evaluate", "evaluate", "Loss of a checkpoint on given data, on any topology."
+        ),
     },
     "Rehearse": {
-        "twin": LazyCommand("twin", "app", "A real Slurm of many nodes on this machine.", is_group=True),
+        "twin": LazyCommand(
+            "twin", "app", "A real Slurm of many nodes on this machine.", is_group=True
+        ),
     },
 }
 # What people type who do not know a command's name yet, by the command that does it.
@@ -138,8 +199,12 @@ _WORDS_FOR: Mapping[str, str] = {
     "eval": "evaluate",
     "--help": "help",
 }
-MEANT: Mapping[str, str] = {word: command for command, words in _WORDS_FOR.items() for word in words.split()}
-COMMANDS: Mapping[str, LazyCommand] = {name: entry for group in GROUPS.values() for name, entry in group.items()}
+MEANT: Mapping[str, str] = {
+    word: command for command, words in _WORDS_FOR.items() for word in words.split()
+}
+COMMANDS: Mapping[str, LazyCommand] = {
+    name: entry for group in GROUPS.values() for name, entry in group.items()
+}
 
 HELP = """\
 {bold}tr11{plain}: keep a large training alive on a Slurm cluster, and lose nothing.
@@ -173,9 +238,16 @@ class LazyGroup(TyperGroup):
             self.commands[name] = TyperCommand(name, help=entry.help)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Plain text: the parser's own rendering imports a Markdown parser, which costs more than all the rest."""
+        """Plain text: the parser's own rendering imports a Markdown parser, which costs more than
+        all the rest.
+        """
         blocks = (
-            "\n".join((typer.style(title, bold=True), *(_row(name, entry) for name, entry in group.items())))
+            "\n".join(
+                (
+                    typer.style(title, bold=True),
+                    *(_row(name, entry) for name, entry in group.items()),
+                )
+            )
             for title, group in GROUPS.items()
         )
         bold, plain = typer.style("\0", bold=True).split("\0")
@@ -185,7 +257,9 @@ class LazyGroup(TyperGroup):
         word = args[0]
         if word in MEANT and word not in COMMANDS:
             meant = COMMANDS.get(MEANT[word].split()[0])
-            what = f" {meant.help}" if meant is not None else ""
+            what = ""
+            if meant is not None:
+                what = f" {meant.help}"
             ctx.fail(f"No such command {word!r}: type `tr11 {MEANT[word]}`.{what}")
         name, command, rest = super().resolve_command(ctx, args)
         return name, load(name) if name is not None and name in COMMANDS else command, rest
@@ -204,7 +278,9 @@ def load(name: str) -> Any:
     target = getattr(importlib.import_module(f"tr11ops.cli.{entry.module}"), entry.attribute)
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
     if not entry.is_group:
-        single.command(name, cls=PageCommand, help=flowing(target.__doc__ or ""))(with_run_options(target))
+        single.command(name, cls=PageCommand, help=flowing(target.__doc__ or ""))(
+            with_run_options(target)
+        )
         return typer.main.get_command(single)
     target.info.cls, target.info.help = PageGroup, flowing(target.info.help)
     if target.registered_callback is not None:  # the group is a command of its own
@@ -229,7 +305,9 @@ app = typer.Typer(
 @app.callback()
 def root(
     ctx: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.")
+    ] = False,
 ) -> None:
     """Keep a large training alive on a Slurm cluster, and lose nothing."""
     if version:
@@ -243,21 +321,29 @@ def root(
 
 def run(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script: run one command and end the process with its exit code."""
-    gc.set_threshold(200_000, 20, 20)  # what imports make stays: searching it for garbage was 4 % of `tr11 status`
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # none is used; to find that out is 2 % of it
-    if sys.stdout is None:  # closed by the caller (`>&-`): what would be shown goes nowhere, the exit code counts
+    # what imports make stays: searching it for garbage was 4 % of `tr11 status`
+    gc.set_threshold(200_000, 20, 20)
+    # none is used; to find that out is 2 % of it
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # closed by the caller (`>&-`): what would be shown goes nowhere, the exit code counts
+    if sys.stdout is None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     code = execute(sys.argv[1:] if arguments is None else arguments)
-    gc.freeze()  # the process ends: the interpreter need not take apart what it made, which was 5 % of `tr11 status`
+    # the process ends: the interpreter need not take apart what it made, which was 5 % of `tr11
+    # status`
+    gc.freeze()
     sys.exit(code)
 
 
 def execute(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code. Errors become one line each on stderr; no traceback, ever.
+    """Run one command and return its exit code. Errors become one line each on stderr; no
+    traceback, ever.
 
-    `TR11_DEBUG=1` shows the traceback as well. With `--json` among the arguments, stdout gets the error as an object.
+    `TR11_DEBUG=1` shows the traceback as well. With `--json` among the arguments, stdout gets the
+    error as an object.
     """
-    return copy_context().run(_execute, arguments)  # the card of one invocation is not the next one's
+    # the card of one invocation is not the next one's
+    return copy_context().run(_execute, arguments)
 
 
 def _execute(arguments: Sequence[str]) -> int:
@@ -269,16 +355,22 @@ def _execute(arguments: Sequence[str]) -> int:
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # typer met it first
             return _reader_left()
-        return error.code if isinstance(error.code, int) else NEEDS_PERSON
+        if isinstance(error.code, int):
+            return error.code
+        return NEEDS_PERSON
     except BaseException as error:
         return _report(error, arguments)
     if status == 130:  # how typer reports Ctrl-C
         return _report(KeyboardInterrupt(), arguments)
-    return status if isinstance(status, int) else EXIT_FINE
+    if isinstance(status, int):
+        return status
+    return EXIT_FINE
 
 
 def _reader_left() -> int:
-    """The reader (`| head`) has what it wanted. Python would complain once more when it flushes at its end."""
+    """The reader (`| head`) has what it wanted. Python would complain once more when it flushes at
+    its end.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
     return EXIT_FINE
 
@@ -291,13 +383,19 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
     for line in text.splitlines():
         print(f"tr11: {_printable(line)}", file=sys.stderr)
     if "--json" in arguments:
-        print(json.dumps({"schema": ERROR_SCHEMA, "error": {"exit_code": code, "lines": text.splitlines()}}))
+        print(
+            json.dumps(
+                {"schema": ERROR_SCHEMA, "error": {"exit_code": code, "lines": text.splitlines()}}
+            )
+        )
     return code
 
 
 def _printable(line: str) -> str:
     """The line without characters that a terminal obeys or an encoding refuses."""
-    shown = "".join(character if character.isprintable() else repr(character)[1:-1] for character in line)
+    shown = "".join(
+        character if character.isprintable() else repr(character)[1:-1] for character in line
+    )
     return shown.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -306,15 +404,23 @@ def explain(error: BaseException, command: str) -> tuple[int, str]:
     if isinstance(error, Tr11Error):
         return error.exit_code, error.sentence
     if hasattr(error, "format_message"):  # the parser's own errors, whichever library carries them
-        where = getattr(getattr(error, "ctx", None), "command_path", "") or f"tr11 {command}".rstrip()
+        where = (
+            getattr(getattr(error, "ctx", None), "command_path", "") or f"tr11 {command}".rstrip()
+        )
         words = " ".join(str(error.format_message()).split())
-        return USAGE, words and f"{words} (see {where} --help)"  # without words: the help itself was shown
+        # without words: the help itself was shown
+        return USAGE, words and f"{words} (see {where} --help)"
     if isinstance(error, KeyboardInterrupt):
         return NEEDS_PERSON, "interrupted; nothing more was done"
     if isinstance(error, typer.Abort):
         return NEEDS_PERSON, "stopped; nothing was changed"
     if isinstance(error, OSError):
-        place = f"{error.filename}: " if error.filename else ""
+        place = ""
+        if error.filename:
+            place = f"{error.filename}: "
         return NEEDS_PERSON, f"{place}{error.strerror or error}"
     words = " ".join(str(error).split())
-    return NEEDS_PERSON, f"an error of tr11 itself: {type(error).__name__}: {words} (TR11_DEBUG=1 shows where)"
+    return (
+        NEEDS_PERSON,
+        f"an error of tr11 itself: {type(error).__name__}: {words} (TR11_DEBUG=1 shows where)",
+    )

@@ -1,4 +1,6 @@
-"""`tr11 nodes`: which nodes a run may use. It never drains or resumes a node: that is the site's own business."""
+"""`tr11 nodes`: which nodes a run may use. It never drains or resumes a node: that is the site's
+own business.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ SHUT_SHOWN = 8
 SomeNodes = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[NODE...]", help="Names or host lists; default: all of the partition.", autocompletion=completion.nodes
+        metavar="[NODE...]",
+        help="Names or host lists; default: all of the partition.",
+        autocompletion=completion.nodes,
     ),
 ]
 
@@ -74,7 +78,9 @@ def list_nodes(
     context: Annotated[RunContext, SCHEDULER, JSON],
     nodes: SomeNodes = None,
     excluded: Annotated[bool, typer.Option("--excluded", help="Only the excluded ones.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Also nodes of other partitions.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also nodes of other partitions.")
+    ] = False,
     report: ReportOption = None,
 ) -> None:
     """Nodes with their state, this run's exclusions and suspicions, and the jobs that hold them.
@@ -88,12 +94,19 @@ def list_nodes(
     if report is not None:
         write_note(nodes_context, sorted(wanted), report)
         return
-    chosen = nodes_context.nodes if everything or wanted else nodes_context.partition_nodes
+    if everything or wanted:
+        chosen = nodes_context.nodes
+    else:
+        chosen = nodes_context.partition_nodes
     now = time.time()
     found = [
         row
         for row in rows(
-            chosen, nodes_context.exclusions, nodes_context.jobs, nodes_context.suspects, nodes_context.shared.entries
+            chosen,
+            nodes_context.exclusions,
+            nodes_context.jobs,
+            nodes_context.suspects,
+            nodes_context.shared.entries,
         )
         if (not wanted or row.name in wanted) and (row.exclusion is not None or not excluded)
     ]
@@ -108,9 +121,13 @@ def list_nodes(
         for line in _standing_lines(row):
             print(textwrap.fill(plain_text(line), 80, subsequent_indent="  "))
     if excluded or wanted:
-        for line in _shut_lines([node for node in chosen if node.name in wanted or not wanted], nodes_context):
+        for line in _shut_lines(
+            [node for node in chosen if node.name in wanted or not wanted], nodes_context
+        ):
             is_command = line.startswith("  ")  # to be copied as it is
-            print(line if is_command else textwrap.fill(plain_text(line), 80, subsequent_indent="  "))
+            print(
+                line if is_command else textwrap.fill(plain_text(line), 80, subsequent_indent="  ")
+            )
     say(_count(found))
 
 
@@ -127,11 +144,15 @@ def _count(found: Sequence[NodeRow]) -> str:
 
 
 def _shut_lines(nodes: Sequence[Node], nodes_context: NodesContext) -> list[str]:
-    """What is known of nodes that the scheduler does not use and the run does not exclude, and what to type."""
+    """What is known of nodes that the scheduler does not use and the run does not exclude, and what
+    to type.
+    """
     shut = [node for node in nodes if is_shut(node) and nodes_context.find(node.name) is None]
     if not shut:
         return []
-    lines = [f"{node.name}: not excluded by this run; {words_of(node)}" for node in shut[:SHUT_SHOWN]]
+    lines = [
+        f"{node.name}: not excluded by this run; {words_of(node)}" for node in shut[:SHUT_SHOWN]
+    ]
     more = len(shut) - len(lines)
     lines += [f"and {counted(more, 'more node')}: `tr11 nodes list`"] if more else []
     names = compress(node.name for node in shut)
@@ -144,7 +165,9 @@ def _shut_lines(nodes: Sequence[Node], nodes_context: NodesContext) -> list[str]
 
 
 def _standing_lines(row: NodeRow) -> list[str]:
-    """How a node stands that is suspected or avoided, here or in another run: what was seen, what comes next."""
+    """How a node stands that is suspected or avoided, here or in another run: what was seen, what
+    comes next.
+    """
     entry = row.suspicion or row.exclusion
     lines = []
     if entry is not None and entry.state != NodeStanding.EXCLUDE:
@@ -159,7 +182,9 @@ def _row_words(row: NodeRow, now: float) -> tuple[str, ...]:
     if row.exclusion is None:
         standing = row.suspicion.state if row.suspicion is not None else ""
         return row.name, state, jobs, "", standing, row.reason and f"(site) {row.reason}"
-    why = "; ".join(filter(None, (short_reason(row.exclusion), row.reason and f"(site) {row.reason}")))
+    why = "; ".join(
+        filter(None, (short_reason(row.exclusion), row.reason and f"(site) {row.reason}"))
+    )
     return row.name, state, jobs, row.exclusion.owner or "?", expiry(row.exclusion, now), why
 
 
@@ -184,13 +209,17 @@ def check(
     nodes: SomeNodes = None,
     due: Annotated[
         bool,
-        typer.Option("--due", help="The excluded nodes whose time is over: those that pass may be used again."),
+        typer.Option(
+            "--due",
+            help="The excluded nodes whose time is over: those that pass may be used again.",
+        ),
     ] = False,
     timeout: Annotated[float, timeout_option("A node that has not answered is unknown.")] = 120,
 ) -> None:
     """Run the health checks on nodes, each in a small job of its own, or beside our running job.
 
-    Exit code 0: all well; 1: a node is bad; 3: a node, or a part of its checks, could not be checked.
+    Exit code 0: all well; 1: a node is bad; 3: a node, or a part of its checks, could not be
+    checked.
 
     Examples:
       tr11 nodes check jean-zay-iam[07,12]
@@ -208,8 +237,8 @@ def check(
     elif not names:
         names = tuple(node.name for node in nodes_context.partition_nodes)
     results = check_them(nodes_context, names, timeout) if names else ()
-    readmitted, prolonged = [], []
     may_come = let_in(nodes_context, results) if due else frozenset()
+    readmitted, prolonged = [], []
     for entry in results if due else ():
         is_fit = entry.is_judged and entry.result is not CheckOutcome.BAD
         if is_fit or entry.node in may_come:
@@ -224,20 +253,31 @@ def check(
                 days=days,
             )
             prolonged.append(entry.node)
-    failed = (
-        readmit(nodes_context, readmitted, "its time was over, and it passed the health checks") if readmitted else []
-    )
+    if readmitted:
+        failed = readmit(
+            nodes_context, readmitted, "its time was over, and it passed the health checks"
+        )
+    else:
+        failed = []
     tell_other_runs(nodes_context)
     if context.as_json:
         values = [result_values(entry) for entry in results]
-        found = {"schema": SCHEMA, "nodes": values, "readmitted": readmitted, "prolonged": prolonged, "failed": failed}
+        found = {
+            "schema": SCHEMA,
+            "nodes": values,
+            "readmitted": readmitted,
+            "prolonged": prolonged,
+            "failed": failed,
+        }
         emit(found)
     else:
         _show_checks(results)
         for name in readmitted:
             print(f"{name}: may be used again")
         for name in prolonged:
-            print(f"{name}: stays excluded for {counted(nodes_context.card.resilience.exclusion_days, 'more day')}")
+            print(
+                f"{name}: stays excluded for {counted(nodes_context.card.resilience.exclusion_days, 'more day')}"
+            )
         for line in failed:
             print(line)
     unjudged = sum(not entry.is_judged and entry.node not in may_come for entry in results)
@@ -245,7 +285,9 @@ def check(
         doubtful = counted(unjudged, "node is", "nodes are")
         say(f"{doubtful} not known to be fine, of {len(results)}; what a site cannot check: {SKIP}")
     bad = bool(failed) or any(entry.result is CheckOutcome.BAD for entry in results)
-    raise typer.Exit(1 if bad else 3 if unjudged else 0)
+    if bad:
+        raise typer.Exit(1)
+    raise typer.Exit(3 if unjudged else 0)
 
 
 def _show_checks(results: Sequence[NodeCheck]) -> None:
@@ -268,7 +310,8 @@ def history(
     context: Annotated[RunContext, JSON],
     nodes: SomeNodes = None,
 ) -> None:
-    """What happened to nodes in this run: excluded, checked, included; by whom and why. Asks no scheduler.
+    """What happened to nodes in this run: excluded, checked, included; by whom and why. Asks no
+    scheduler.
 
     Examples:
       tr11 nodes history
@@ -284,7 +327,9 @@ def history(
         entries = read_version(directory.exclusions).exclusions
     except (OSError, ValueError) as error:
         raise Refusal(f"the list of excluded nodes cannot be read: {error}", exit_code=3) from None
-    events = [event for event in events_of(ledger, entries) if not wanted or event["node"] in wanted]
+    events = [
+        event for event in events_of(ledger, entries) if not wanted or event["node"] in wanted
+    ]
     for fault in ledger.faults:
         say(f"tr11: {fault}")
     if context.as_json:
@@ -292,10 +337,19 @@ def history(
         return
     made = table("WHEN", "NODE", "WHAT", "WHO", "WHY")
     for event in events:
-        kind = kept_off(event.get("state")) if event["kind"] == EXCLUDED else event["kind"].removeprefix("node-")
+        if event["kind"] == EXCLUDED:
+            kind = kept_off(event.get("state"))
+        else:
+            kind = event["kind"].removeprefix("node-")
         what = kind + (f": {event['result']}" if event.get("result") else "")
         node, why = str(event["node"]), str(event["why"])
-        words = (local_time(event["time"]), node, what, str(event["who"]), why.removeprefix(f"{node}: "))
+        words = (
+            local_time(event["time"]),
+            node,
+            what,
+            str(event["who"]),
+            why.removeprefix(f"{node}: "),
+        )
         made.add_row(*map(plain_text, words))
     show(made)
     if not events:

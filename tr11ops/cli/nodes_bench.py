@@ -30,9 +30,15 @@ if TYPE_CHECKING:
 
 WIDTH = 79
 COLUMNS = {
-    "cpu-fp32": "FP32", "cpu-bf16": "BF16", "cpu-copy": "COPY", "gpu-fp32": "G:FP32", "gpu-bf16": "G:BF16",
-    "gpu-copy": "G:COPY", "all-reduce": "TALK", "disk-write": "DISK",
-}  # fmt: skip
+    "cpu-fp32": "FP32",
+    "cpu-bf16": "BF16",
+    "cpu-copy": "COPY",
+    "gpu-fp32": "G:FP32",
+    "gpu-bf16": "G:BF16",
+    "gpu-copy": "G:COPY",
+    "all-reduce": "TALK",
+    "disk-write": "DISK",
+}
 
 
 def bench_nodes(
@@ -40,31 +46,61 @@ def bench_nodes(
     nodes: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NODE...]", help="Names or host lists; default: all free ones.", autocompletion=completion.nodes
+            metavar="[NODE...]",
+            help="Names or host lists; default: all free ones.",
+            autocompletion=completion.nodes,
         ),
     ] = None,
     repeats: Annotated[
-        int, typer.Option("--repeats", metavar="COUNT", min=1, max=100, help="Samples of each; their median counts.")
+        int,
+        typer.Option(
+            "--repeats",
+            metavar="COUNT",
+            min=1,
+            max=100,
+            help="Samples of each; their median counts.",
+        ),
     ] = 5,
     sample: Annotated[
-        float, typer.Option("--sample", parser=span_option, metavar="TIME", help="How long a sample takes, at least.")
+        float,
+        typer.Option(
+            "--sample",
+            parser=span_option,
+            metavar="TIME",
+            help="How long a sample takes, at least.",
+        ),
     ] = 0.5,
     disk: Annotated[
-        str, typer.Option("--disk", metavar="FOLDER", help="Also write to this folder of each node, 64 MiB at a time.")
+        str,
+        typer.Option(
+            "--disk",
+            metavar="FOLDER",
+            help="Also write to this folder of each node, 64 MiB at a time.",
+        ),
     ] = "",
     command: Annotated[
         str,
-        typer.Option("--command", metavar="COMMAND", help="Run this instead; it prints lines: NAME VALUE [UNIT]."),
+        typer.Option(
+            "--command",
+            metavar="COMMAND",
+            help="Run this instead; it prints lines: NAME VALUE [UNIT].",
+        ),
     ] = "",
-    timeout: Annotated[float, timeout_option("A node that has not ended by then is unknown.")] = 300,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the batch script; run nothing.")] = False,
+    timeout: Annotated[
+        float, timeout_option("A node that has not ended by then is unknown.")
+    ] = 300,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the batch script; run nothing.")
+    ] = False,
 ) -> None:
-    """Find nodes that are slower than the others: matrix products, copies, all-reduces in pairs, on all nodes at once.
+    """Find nodes that are slower than the others: matrix products, copies, all-reduces in pairs, on
+    all nodes at once.
 
-    One job holds the nodes for itself. A node is slow when the median of its samples is an outlier below those of
-    the same hardware, or far below all of them. Busy nodes are left out. Nothing is excluded: the command is printed.
-    Exit code 0: none is slow; 1: a node is; 3: cannot tell: a node gave no answer, had fewer than two others to compare
-    it with, or is far below them by samples that scatter too widely.
+    One job holds the nodes for itself. A node is slow when the median of its samples is an outlier
+    below those of the same hardware, or far below all of them. Busy nodes are left out. Nothing is
+    excluded: the command is printed. Exit code 0: none is slow; 1: a node is; 3: cannot tell: a
+    node gave no answer, had fewer than two others to compare it with, or is far below them by
+    samples that scatter too widely.
 
     Examples:
       tr11 nodes bench
@@ -76,8 +112,13 @@ def bench_nodes(
     for node, why in left_out:
         say(f"left out: {node}: {why}")
     if not names:
-        raise Refusal("no node is free to be measured: `tr11 nodes list` shows who uses them", exit_code=3)
-    folder = planned_folder(nodes_context) if dry_run else shared_folder(nodes_context)
+        raise Refusal(
+            "no node is free to be measured: `tr11 nodes list` shows who uses them", exit_code=3
+        )
+    if dry_run:
+        folder = planned_folder(nodes_context)
+    else:
+        folder = shared_folder(nodes_context)
     request = BenchRequest(
         tuple(names),
         str(folder),
@@ -109,7 +150,9 @@ def bench_nodes(
     else:
         _show(found)
     outcomes = {entry.outcome for entry in found}
-    raise typer.Exit(1 if SLOW in outcomes else 3 if UNKNOWN in outcomes else 0)
+    if SLOW in outcomes:
+        raise typer.Exit(1)
+    raise typer.Exit(3 if UNKNOWN in outcomes else 0)
 
 
 # ----------------------------------------------------------------------------- what is shown
@@ -132,7 +175,12 @@ def _progress(total: int) -> Iterator[Callable[[NodeAnswer], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("measuring nodes"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("measuring nodes"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda answer: bar.update(task, advance=1)
@@ -146,7 +194,9 @@ def _show(found: Sequence[NodeSpeed]) -> None:
         made.add_row(plain_text(entry.node), *cells, _result_word(entry))
     show(made)
     for line in (*_usual_lines(found), *(line for entry in found for line in _node_lines(entry))):
-        for part in textwrap.wrap(plain_text(line), WIDTH, subsequent_indent="  ", break_on_hyphens=False):
+        for part in textwrap.wrap(
+            plain_text(line), WIDTH, subsequent_indent="  ", break_on_hyphens=False
+        ):
             typer.echo(part)
     if slow := [entry for entry in found if entry.outcome == SLOW]:
         typer.echo(f"to exclude: {_exclude_command(slow)}")
@@ -155,11 +205,16 @@ def _show(found: Sequence[NodeSpeed]) -> None:
 def _names(found: Sequence[NodeSpeed]) -> list[str]:
     """The measurements that any node made, ours in the order of the columns."""
     made = dict.fromkeys(name for entry in found for name in entry.answer.samples)
-    return [*(name for name in COLUMNS if name in made), *(name for name in made if name not in COLUMNS)]
+    return [
+        *(name for name in COLUMNS if name in made),
+        *(name for name in made if name not in COLUMNS),
+    ]
 
 
 def _percent(own: Measurement | None) -> str:
-    return "-" if own is None else f"{own.ratio:.0%}" + ("!" if own.is_slow else "")
+    if own is None:
+        return "-"
+    return f"{own.ratio:.0%}" + ("!" if own.is_slow else "")
 
 
 def _result_word(entry: NodeSpeed) -> str:
@@ -169,7 +224,9 @@ def _result_word(entry: NodeSpeed) -> str:
         return "no answer"
     if entry.answer.why:
         return "part of it"
-    return "unsure" if entry.far_below else "alone"
+    if entry.far_below:
+        return "unsure"
+    return "alone"
 
 
 def _usual_lines(found: Sequence[NodeSpeed]) -> Iterator[str]:
@@ -177,7 +234,9 @@ def _usual_lines(found: Sequence[NodeSpeed]) -> Iterator[str]:
     kinds: dict[str, dict[str, str]] = {}
     for entry in found:
         for name, own in entry.measured.items():
-            kinds.setdefault(entry.answer.hardware, {})[name] = _speed(own.usual, entry.answer.units.get(name, ""))
+            kinds.setdefault(entry.answer.hardware, {})[name] = _speed(
+                own.usual, entry.answer.units.get(name, "")
+            )
     for hardware, usual in kinds.items():
         values = ", ".join(f"{name} {value}" for name, value in usual.items())
         yield f"100% is{f' with {hardware}' if hardware else ''}: {values}"
@@ -200,7 +259,9 @@ def _node_lines(entry: NodeSpeed) -> Iterator[str]:
     if entry.answer.why:
         yield f"{entry.node}: {entry.answer.why}"
     elif entry.answer.samples and not entry.measured:
-        values = ", ".join(f"{name} {_speed(entry.answer.value(name) or 0.0, units[name])}" for name in units)
+        values = ", ".join(
+            f"{name} {_speed(entry.answer.value(name) or 0.0, units[name])}" for name in units
+        )
         yield f"{entry.node}: {values}; to compare, three nodes of the same hardware are needed"
 
 
@@ -230,7 +291,9 @@ def _document(found: Sequence[NodeSpeed], left_out: Sequence[tuple[str, str]]) -
                 "why": entry.answer.why,
                 "hardware": entry.answer.hardware,
                 "slow": list(entry.slow),
-                "measurements": {name: _measured_values(entry, name) for name in entry.answer.samples},
+                "measurements": {
+                    name: _measured_values(entry, name) for name in entry.answer.samples
+                },
             }
             for entry in found
         ],

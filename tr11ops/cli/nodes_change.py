@@ -10,7 +10,15 @@ from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
-from tr11ops.cli.common import DryRunOption, YesOption, agree, require_answer, require_directory, say, timeout_option
+from tr11ops.cli.common import (
+    DryRunOption,
+    YesOption,
+    agree,
+    require_answer,
+    require_directory,
+    say,
+    timeout_option,
+)
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.nodes_check import check_them, never_checked
 from tr11ops.cli.nodes_view import (
@@ -36,9 +44,12 @@ if TYPE_CHECKING:
     from tr11ops.nodes.view import QueueChange
 
 NODES_HELP = "Names or host lists: jean-zay-iam[01-03]."
-Nodes = Annotated[list[str], typer.Argument(metavar="NODE...", help=NODES_HELP, autocompletion=completion.nodes)]
+Nodes = Annotated[
+    list[str], typer.Argument(metavar="NODE...", help=NODES_HELP, autocompletion=completion.nodes)
+]
 ExcludedNodes = Annotated[
-    list[str], typer.Argument(metavar="NODE...", help=NODES_HELP, autocompletion=completion.excluded_nodes)
+    list[str],
+    typer.Argument(metavar="NODE...", help=NODES_HELP, autocompletion=completion.excluded_nodes),
 ]
 
 
@@ -49,23 +60,30 @@ def exclude(
     days: Annotated[
         float | None,
         typer.Option(
-            "--days", metavar="N", help="Due for a check after this long; default: resilience.exclusion_days."
+            "--days",
+            metavar="N",
+            help="Due for a check after this long; default: resilience.exclusion_days.",
         ),
     ] = None,
     evidence: Annotated[
-        list[str] | None, typer.Option("--evidence", metavar="LINE", help="What was seen; may be repeated.")
+        list[str] | None,
+        typer.Option("--evidence", metavar="LINE", help="What was seen; may be repeated."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also beyond resilience.exclusion_cap_percent; --reason is kept.")
+        bool,
+        typer.Option(
+            "--force", help="Also beyond resilience.exclusion_cap_percent; --reason is kept."
+        ),
     ] = False,
     report: ReportOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Keep the run off these nodes: from now on, and in the work that is queued already, which keeps its place.
+    """Keep the run off these nodes: from now on, and in the work that is queued already, which
+    keeps its place.
 
-    A running job is not touched. Never so many that the run has too few nodes left (resilience.exclusion_cap_percent),
-    unless a person forces it with a reason.
+    A running job is not touched. Never so many that the run has too few nodes left
+    (resilience.exclusion_cap_percent), unless a person forces it with a reason.
 
     Examples:
       tr11 nodes exclude jean-zay-iam07 --reason "Xid 79" --days 7
@@ -73,7 +91,8 @@ def exclude(
     """
     nodes_context = open_nodes_context(context)
     nodes_context.require_mounted()
-    require_directory(nodes_context.directory)  # a list would be made for a run that no one launched
+    # a list would be made for a run that no one launched
+    require_directory(nodes_context.directory)
     names = nodes_context.resolve(nodes)
     lasting = nodes_context.card.resilience.exclusion_days if days is None else days
     if not 0 < lasting <= 36500:
@@ -85,7 +104,10 @@ def exclude(
         _refuse_too_many(nodes_context, names, limit)
     left = limit.left({*names, *(entry.node for entry in nodes_context.exclusions)})
     changes = nodes_context.queue_preview(add=names)
-    lines = [f"exclude {name} for {counted(lasting, 'day')}{_already(nodes_context, name)}" for name in names]
+    lines = [
+        f"exclude {name} for {counted(lasting, 'day')}{_already(nodes_context, name)}"
+        for name in names
+    ]
     lines += [
         *_queue_lines(changes),
         *_running_lines(nodes_context, names),
@@ -98,36 +120,63 @@ def exclude(
     if not dry_run:
         agree(f"Exclude {_shown(names)}?", yes)
         done = exclude_nodes(
-            nodes_context.directory, names, nodes_context.queue, why=why, owner=nodes_context.user,
-            evidence=tuple(evidence or ()), days=lasting, limit=limit, forced=force,
-        )  # fmt: skip
+            nodes_context.directory,
+            names,
+            nodes_context.queue,
+            why=why,
+            owner=nodes_context.user,
+            evidence=tuple(evidence or ()),
+            days=lasting,
+            limit=limit,
+            forced=force,
+        )
         failed += done.failures
         tell_other_runs(nodes_context)
         if report is not None:
             write_note(nodes_context, names, report)
-    _finish("would-exclude" if dry_run else "excluded", names, changes, failed, context.as_json, may_exclude=left)
+    _finish(
+        "would-exclude" if dry_run else "excluded",
+        names,
+        changes,
+        failed,
+        context.as_json,
+        may_exclude=left,
+    )
 
 
-def _refuse_too_many(nodes_context: NodesContext, names: Sequence[str], limit: ExclusionLimit) -> None:
+def _refuse_too_many(
+    nodes_context: NodesContext, names: Sequence[str], limit: ExclusionLimit
+) -> None:
     """Raises Refusal where the new ones are too many; those that are excluded already may stay."""
 
     ours = {entry.node for entry in nodes_context.exclusions}
     if limit.forbids(names, ours):
-        total, fresh = limit.counted(ours.union(names)), [name for name in names if name not in ours]
+        total, fresh = (
+            limit.counted(ours.union(names)),
+            [name for name in names if name not in ours],
+        )
         past = way_past(",".join(fresh))
-        raise Refusal(f"{counted(total, 'node')} would be excluded: {limit}; include others first, or `{past}`")
+        raise Refusal(
+            f"{counted(total, 'node')} would be excluded: {limit}; include others first, or `{past}`"
+        )
 
 
-def _left_lines(nodes_context: NodesContext, names: Sequence[str], limit: ExclusionLimit) -> list[str]:
+def _left_lines(
+    nodes_context: NodesContext, names: Sequence[str], limit: ExclusionLimit
+) -> list[str]:
     """What is left for the run where a person excludes more than the limit."""
     usable = [node.name for node in nodes_context.partition_nodes if node.is_usable]
     left = len(set(usable) - {entry.node for entry in nodes_context.exclusions} - set(names))
-    short = f", too few for an attempt, which needs {limit.needed}: it waits" if left < limit.needed else ""
+    short = ""
+    if left < limit.needed:
+        short = f", too few for an attempt, which needs {limit.needed}: it waits"
     return [f"--force: {limit}; {counted(left, 'usable node is', 'usable nodes are')} left{short}"]
 
 
 def _shown(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else counted(len(names), "node")
+    if len(names) == 1:
+        return names[0]
+    return counted(len(names), "node")
 
 
 def _more_line(limit: ExclusionLimit, left: int) -> str:
@@ -139,7 +188,9 @@ def _more_line(limit: ExclusionLimit, left: int) -> str:
 
 def _already(nodes_context: NodesContext, name: str) -> str:
     entry = nodes_context.find(name)
-    return "" if entry is None else f" (excluded already, by {entry.owner or '?'}: {entry.why or 'no reason'})"
+    if entry is None:
+        return ""
+    return f" (excluded already, by {entry.owner or '?'}: {entry.why or 'no reason'})"
 
 
 def _queue_lines(changes: Sequence[QueueChange]) -> list[str]:
@@ -161,9 +212,13 @@ def _running_lines(nodes_context: NodesContext, names: Sequence[str]) -> list[st
 
 
 def _finish(
-    action: str, names: Sequence[str], changes: Sequence[QueueChange], failed: Sequence[str], as_json: bool,
+    action: str,
+    names: Sequence[str],
+    changes: Sequence[QueueChange],
+    failed: Sequence[str],
+    as_json: bool,
     may_exclude: int | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Say what was done and leave: exit code 1 when a part of it could not be done.
 
     `may_exclude`: how many more nodes may be excluded then.
@@ -172,9 +227,15 @@ def _finish(
         say(f"tr11: {line}")
     if as_json:
         queue = [
-            {"job_id": change.job_id, "before": list(change.before), "after": list(change.after)} for change in changes
+            {"job_id": change.job_id, "before": list(change.before), "after": list(change.after)}
+            for change in changes
         ]
-        found: dict[str, Any] = {"schema": SCHEMA, "action": action, "nodes": list(names), "queue": queue}
+        found: dict[str, Any] = {
+            "schema": SCHEMA,
+            "action": action,
+            "nodes": list(names),
+            "queue": queue,
+        }
         found["failed"] = list(failed)
         if may_exclude is not None:
             found["may_exclude"] = may_exclude
@@ -196,8 +257,9 @@ def include(
 ) -> None:
     """Let the run use excluded or avoided nodes again, once they have passed the health checks.
 
-    Each is used as a spare first, until it has trained well for a day. A check that no node of the last attempt could
-    make is held against none. What the site has drained stays drained: tr11 resumes no node.
+    Each is used as a spare first, until it has trained well for a day. A check that no node of the
+    last attempt could make is held against none. What the site has drained stays drained: tr11
+    resumes no node.
 
     Examples:
       tr11 nodes include jean-zay-iam07 --reason "GPU replaced"
@@ -212,14 +274,21 @@ def include(
     names = tuple(name for name in names if name not in absent)
     for node in nodes_context.nodes:
         if node.name in names and not node.is_usable:
-            reason = f" ({plain_text(node.reason)})" if node.reason else ""
-            say(f"{node.name} is {'+'.join(sorted(node.states))}{reason} by the site's hand, and stays so")
+            reason = ""
+            if node.reason:
+                reason = f" ({plain_text(node.reason)})"
+            say(
+                f"{node.name} is {'+'.join(sorted(node.states))}{reason} by the site's hand, and stays so"
+            )
     if not names:
         _finish("included", (), (), (), context.as_json)
     if not force:
         _refuse_unfit(nodes_context, never_checked(nodes_context, names))
     changes = nodes_context.queue_preview(remove=names)
-    for line in (*(f"include {name}{_already(nodes_context, name)}" for name in names), *_queue_lines(changes)):
+    for line in (
+        *(f"include {name}{_already(nodes_context, name)}" for name in names),
+        *_queue_lines(changes),
+    ):
         say(line)
     if dry_run:
         _finish("would-include", names, changes, (), context.as_json)
@@ -235,27 +304,44 @@ def include(
 
 
 def _refuse_unfit(nodes_context: NodesContext, results: Sequence[NodeCheck]) -> None:
-    """Raises Refusal where a node has not passed; where it could not be checked, with the two ways past."""
+    """Raises Refusal where a node has not passed; where it could not be checked, with the two ways
+    past.
+    """
     unfit = [entry for entry in results if entry.result in {CheckOutcome.BAD, CheckOutcome.UNKNOWN}]
     if not unfit:
         return
     lines = ["a node has not passed the health checks, nothing was changed:"]
     lines += [f"{entry.node}: {entry.result}: {entry.why}" for entry in unfit]
     unknown = [entry for entry in unfit if entry.result is CheckOutcome.UNKNOWN]
-    unmade = sorted({one.name for entry in unknown for one in entry.checks if one.result is CheckOutcome.UNKNOWN})
+    unmade = sorted(
+        {
+            one.name
+            for entry in unknown
+            for one in entry.checks
+            if one.result is CheckOutcome.UNKNOWN
+        }
+    )
     if unmade:
-        lines.append(f"what this site can never check belongs into resilience.skip_checks: {', '.join(unmade)}")
+        lines.append(
+            f"what this site can never check belongs into resilience.skip_checks: {', '.join(unmade)}"
+        )
     lost = {node.name for node in nodes_context.nodes if node.is_gone or node.is_silent}
     there = [entry.node for entry in unknown if entry.node not in lost]
     if len(there) < len(unknown):
-        lines.append("what is lost to the scheduler stays excluded: no attempt could use it before the site repairs it")
+        lines.append(
+            "what is lost to the scheduler stays excluded: no attempt could use it before the site repairs it"
+        )
     if there:
-        lines.append(f"to use it without a check: `tr11 nodes include {','.join(there)} --force --reason REASON`")
+        lines.append(
+            f"to use it without a check: `tr11 nodes include {','.join(there)} --force --reason REASON`"
+        )
     raise Refusal("\n".join(lines))
 
 
 def let_in(nodes_context: NodesContext, results: Sequence[NodeCheck]) -> frozenset[str]:
-    """The nodes that may be used again though checks of them could not be made, as on all others; says which ones."""
+    """The nodes that may be used again though checks of them could not be made, as on all others;
+    says which ones.
+    """
     if all(entry.result is not CheckOutcome.UNKNOWN for entry in results):
         return frozenset()
     try:
@@ -268,7 +354,9 @@ def let_in(nodes_context: NodesContext, results: Sequence[NodeCheck]) -> frozens
         nowhere = never_made(outcomes, entry.node)
         without = let_in_without(entry, nowhere, nodes_context.find(entry.node))
         if entry.result is CheckOutcome.UNKNOWN and without:
-            say(f"{entry.node}: not checked, as on no other node of the last attempt: {', '.join(without)}")
+            say(
+                f"{entry.node}: not checked, as on no other node of the last attempt: {', '.join(without)}"
+            )
             found.append(entry.node)
     return frozenset(found)
 
@@ -277,7 +365,11 @@ def readmit(nodes_context: NodesContext, names: Sequence[str], why: str) -> list
     """Take nodes off the ledger and off the queued work's lists; returns what could not be done."""
     return list(
         include_nodes(
-            nodes_context.directory, names, nodes_context.queue, why=why, owner=nodes_context.user,
+            nodes_context.directory,
+            names,
+            nodes_context.queue,
+            why=why,
+            owner=nodes_context.user,
             then=NodeStanding.RETURNED,
         ).failures
-    )  # fmt: skip
+    )

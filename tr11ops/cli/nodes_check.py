@@ -1,4 +1,6 @@
-"""The health checks of `tr11 nodes check` and `tr11 nodes include`: starting them, their progress, their record."""
+"""The health checks of `tr11 nodes check` and `tr11 nodes include`: starting them, their progress,
+their record.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,23 @@ if TYPE_CHECKING:
     from tr11ops.nodes.check import Answering, NodeCheck, Way
 
 
-def check_them(nodes_context: NodesContext, names: Sequence[str], timeout: float) -> tuple[NodeCheck, ...]:
-    """Check nodes at once, say how it goes, and keep the results in the journal. Nothing is left running."""
+def check_them(
+    nodes_context: NodesContext, names: Sequence[str], timeout: float
+) -> tuple[NodeCheck, ...]:
+    """Check nodes at once, say how it goes, and keep the results in the journal. Nothing is left
+    running.
+    """
     folder = shared_folder(nodes_context)
     on_slurm = nodes_context.scheduler.name == "slurm"
     planned = _planned(nodes_context, names)
     try:
         with _progress(len(names)) as advance:
             results = checking.check_nodes(
-                planned, _starter(nodes_context, folder, on_slurm), timeout, advance, are_machines=on_slurm
+                planned,
+                _starter(nodes_context, folder, on_slurm),
+                timeout,
+                advance,
+                are_machines=on_slurm,
             )
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # what a job still writes is left behind
@@ -61,7 +71,11 @@ def check_them(nodes_context: NodesContext, names: Sequence[str], timeout: float
 def never_checked(nodes_context: NodesContext, names: Sequence[str]) -> tuple[NodeCheck, ...]:
     """The nodes that cannot be checked now, by what the scheduler says of them; nothing is started."""
     planned = _planned(nodes_context, names)
-    return tuple(checking.NodeCheck(way.node, CheckOutcome.UNKNOWN, way.never) for way in planned if way.never)
+    return tuple(
+        checking.NodeCheck(way.node, CheckOutcome.UNKNOWN, way.never)
+        for way in planned
+        if way.never
+    )
 
 
 def _planned(nodes_context: NodesContext, names: Sequence[str]) -> tuple[Way, ...]:
@@ -76,7 +90,9 @@ def result_values(entry: NodeCheck) -> dict[str, Any]:
         "node": entry.node,
         "result": str(entry.result),
         "why": entry.why,
-        "checks": [{"name": one.name, "result": str(one.result), "why": one.why} for one in entry.checks],
+        "checks": [
+            {"name": one.name, "result": str(one.result), "why": one.why} for one in entry.checks
+        ],
     }
 
 
@@ -95,28 +111,55 @@ def planned_folder(nodes_context: NodesContext) -> Path:
     return Path.cwd() / f".tr11-{name}"
 
 
-def free_nodes(nodes_context: NodesContext, typed: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+def free_nodes(
+    nodes_context: NodesContext, typed: Sequence[str]
+) -> tuple[list[str], list[tuple[str, str]]]:
     """The nodes that a job can be given to, and the others with the reason."""
-    names = nodes_context.resolve(typed) or tuple(node.name for node in nodes_context.partition_nodes)
+    names = nodes_context.resolve(typed) or tuple(
+        node.name for node in nodes_context.partition_nodes
+    )
     planned = _planned(nodes_context, names)
-    left = [(way.node, way.never or f"busy with our job {way.inside}") for way in planned if way.never or way.inside]
+    left = [
+        (way.node, way.never or f"busy with our job {way.inside}")
+        for way in planned
+        if way.never or way.inside
+    ]
     return [way.node for way in planned if not way.never and not way.inside], left
 
 
-def job_settings(nodes_context: NodesContext, folder: Path, node: Node | None = None) -> checking.JobSettings:
-    """How a job is submitted: on this node, or on several of the run's, with the GPUs that each of them has."""
-    slurm, nodes = nodes_context.card.slurm, nodes_context.partition_nodes if node is None else (node,)
-    partition = slurm.partition or (nodes_context.partition.name if nodes_context.partition else None)
+def job_settings(
+    nodes_context: NodesContext, folder: Path, node: Node | None = None
+) -> checking.JobSettings:
+    """How a job is submitted: on this node, or on several of the run's, with the GPUs that each of
+    them has.
+    """
+    slurm, nodes = (
+        nodes_context.card.slurm,
+        nodes_context.partition_nodes if node is None else (node,),
+    )
+    partition = slurm.partition or (
+        nodes_context.partition.name if nodes_context.partition else None
+    )
     if node is not None and partition not in node.partitions:
-        partition = node.partitions[0] if node.partitions else None
+        partition = None
+        if node.partitions:
+            partition = node.partitions[0]
     return checking.JobSettings(
-        folder=folder, gpus=min([slurm.gpus_per_node, *(each.gpus for each in nodes)]), partition=partition,
-        account=slurm.account, quality_of_service=slurm.quality_of_service, reservation=slurm.reservation,
-        constraint=slurm.constraint, options=options_of(slurm.options), code_root=code_root(),
-    )  # fmt: skip
+        folder=folder,
+        gpus=min([slurm.gpus_per_node, *(each.gpus for each in nodes)]),
+        partition=partition,
+        account=slurm.account,
+        quality_of_service=slurm.quality_of_service,
+        reservation=slurm.reservation,
+        constraint=slurm.constraint,
+        options=options_of(slurm.options),
+        code_root=code_root(),
+    )
 
 
-def _starter(nodes_context: NodesContext, folder: Path, on_slurm: bool) -> Callable[[Way], Answering]:
+def _starter(
+    nodes_context: NodesContext, folder: Path, on_slurm: bool
+) -> Callable[[Way], Answering]:
     card, nodes = nodes_context.card, {node.name: node for node in nodes_context.nodes}
     ends, slots = checking.EndedJobs(nodes_context.scheduler), Semaphore(checking.PROCESSES_AT_ONCE)
 
@@ -124,14 +167,21 @@ def _starter(nodes_context: NodesContext, folder: Path, on_slurm: bool) -> Calla
         node = nodes.get(way.node)
         gpus = card.slurm.gpus_per_node
         if on_slurm:
-            gpus = min(gpus, node.gpus) if node else 0
+            if node:
+                gpus = min(gpus, node.gpus)
+            else:
+                gpus = 0
         request = HealthRequest(
-            node=way.node, inside=way.inside, gpus=gpus, workers=card.slurm.workers,
-            folder=str(folder), controller_time=time.time() if way.inside or not on_slurm else None,
+            node=way.node,
+            inside=way.inside,
+            gpus=gpus,
+            workers=card.slurm.workers,
+            folder=str(folder),
+            controller_time=time.time() if way.inside or not on_slurm else None,
             seconds=card.resilience.check_seconds,
             scripts=tuple(one.model_dump() for one in card.resilience.check_scripts),
             skip=tuple(card.resilience.skip_checks),
-        )  # fmt: skip
+        )
         if way.inside or not on_slurm:
             return checking.ProcessCheck(way, request, code_root(), slots)
         settings = job_settings(nodes_context, folder, node)
@@ -149,7 +199,12 @@ def _progress(total: int) -> Iterator[Callable[[NodeCheck], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (TextColumn("checking nodes"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[last]}"))
+    columns = (
+        TextColumn("checking nodes"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[last]}"),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total, last="")
         yield lambda entry: bar.update(task, advance=1, last=f"{entry.node} {entry.result}")

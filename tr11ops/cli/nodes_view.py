@@ -43,15 +43,23 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the list and in the journal.")]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Kept in the list and in the journal.")
+]
 ReportOption = Annotated[
     str | None,
-    typer.Option("--report", metavar="FILE", help="Write a note to the site's support about them; - prints it."),
+    typer.Option(
+        "--report",
+        metavar="FILE",
+        help="Write a note to the site's support about them; - prints it.",
+    ),
 ]
 
 
 class NodesContext(Record):
-    """A run and the cluster it runs on, as they were a moment ago. `partition` is the one that the card's jobs use."""
+    """A run and the cluster it runs on, as they were a moment ago. `partition` is the one that the
+    card's jobs use.
+    """
 
     card: RunCard
     directory: RunDirectory
@@ -62,12 +70,15 @@ class NodesContext(Record):
     jobs: tuple[Job, ...]
     exclusions: tuple[Exclusion, ...]
     suspects: tuple[Exclusion, ...] = ()  # used on, after the others
-    shared: SharedWord = field(default_factory=SharedWord)  # what other runs of the site have on record
+    # what other runs of the site have on record
+    shared: SharedWord = field(default_factory=SharedWord)
 
     @property
     def names(self) -> frozenset[str]:
         """Every name that may be typed: the cluster's nodes, and those on the ledger that left it."""
-        return frozenset({node.name for node in self.nodes} | {entry.node for entry in self.exclusions})
+        return frozenset(
+            {node.name for node in self.nodes} | {entry.node for entry in self.exclusions}
+        )
 
     @property
     def partition_nodes(self) -> tuple[Node, ...]:
@@ -84,9 +95,12 @@ class NodesContext(Record):
     def limit(self) -> ExclusionLimit:
         """How many nodes may be excluded as things are now."""
         return ExclusionLimit.of_run(
-            self.nodes, self.own_jobs, partitions=self._other_partitions,
-            allocated=self.card.slurm.allocated_nodes, percent=self.card.resilience.exclusion_cap_percent,
-        )  # fmt: skip
+            self.nodes,
+            self.own_jobs,
+            partitions=self._other_partitions,
+            allocated=self.card.slurm.allocated_nodes,
+            percent=self.card.resilience.exclusion_cap_percent,
+        )
 
     @property
     def own_jobs(self) -> tuple[Job, ...]:
@@ -105,11 +119,16 @@ class NodesContext(Record):
         """The run's jobs, to change which nodes they exclude."""
         known = frozenset(node.name for node in self.nodes)
         return RunQueue(
-            self.scheduler, lambda: replace(self, jobs=self.scheduler.jobs()).own_jobs, lambda: known,
-            kept=card_exclusions(self.card), user=self.user,
-        )  # fmt: skip
+            self.scheduler,
+            lambda: replace(self, jobs=self.scheduler.jobs()).own_jobs,
+            lambda: known,
+            kept=card_exclusions(self.card),
+            user=self.user,
+        )
 
-    def queue_preview(self, add: Sequence[str] = (), remove: Sequence[str] = ()) -> tuple[QueueChange, ...]:
+    def queue_preview(
+        self, add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> tuple[QueueChange, ...]:
         """What becomes of queued work when these nodes come onto the ledger, or leave it."""
         listed = ({entry.node for entry in self.exclusions} | set(add)) - set(remove)
         queue = self.queue
@@ -127,7 +146,9 @@ class NodesContext(Record):
 
 
 def open_nodes_context(context: RunContext) -> NodesContext:
-    """Look once. Raises CardError, Refusal, SchedulerUnreachable, and Refusal when the ledger cannot be read."""
+    """Look once. Raises CardError, Refusal, SchedulerUnreachable, and Refusal when the ledger
+    cannot be read.
+    """
     (card, directory), kind = context.seen(missing=None), context.scheduler
     scheduler = open_scheduler(kind_to_watch(directory, kind))
     try:
@@ -161,7 +182,9 @@ def tell_other_runs(nodes_context: NodesContext) -> None:
 def expiry(entry: Exclusion, now: float) -> str:
     """When an exclusion is due for a check, in words; what is no exclusion has its state before it."""
     if entry.state != NodeStanding.EXCLUDE:
-        return entry.state if entry.until is None else f"{entry.state}, {duration(max(0.0, entry.until - now))}"
+        if entry.until is None:
+            return entry.state
+        return f"{entry.state}, {duration(max(0.0, entry.until - now))}"
     if entry.until is None:
         return "no expiry"
     if entry.until <= now:
@@ -186,27 +209,36 @@ def exclusion_values(entry: Exclusion, now: float) -> dict[str, Any]:
 
 
 def write_note(nodes_context: NodesContext, names: Sequence[str], place: str) -> None:
-    """Write the note to the site's support about these nodes to `place`; `-` is the standard output.
+    """Write the note to the site's support about these nodes to `place`; `-` is the standard
+    output.
 
-    They are those that are excluded or that the scheduler does not use; without `names` the excluded ones, and those of
-    the run's partition that are lost: what the site has drained it knows.
+    They are those that are excluded or that the scheduler does not use; without `names` the
+    excluded ones, and those of the run's partition that are lost: what the site has drained it
+    knows.
     """
     entries = [
         entry
         for entry in read_version(nodes_context.directory.exclusions).exclusions
         if not names or entry.node in names
     ]
-    listed, own = {entry.node for entry in entries}, {node.name for node in nodes_context.partition_nodes}
+    listed, own = (
+        {entry.node for entry in entries},
+        {node.name for node in nodes_context.partition_nodes},
+    )
     shut = [
         node
         for node in nodes_context.nodes
-        if is_shut(node) and (node.name in {*names, *listed} or (not names and node.name in own and is_lost(node)))
+        if is_shut(node)
+        and (node.name in {*names, *listed} or (not names and node.name in own and is_lost(node)))
     ]
     try:
         text = support_note(
-            entries, nodes_context.card.run.name, nodes_context.user,
-            address=nodes_context.card.resilience.support_address, shut=shut,
-        )  # fmt: skip
+            entries,
+            nodes_context.card.run.name,
+            nodes_context.user,
+            address=nodes_context.card.resilience.support_address,
+            shut=shut,
+        )
     except ValueError as error:
         raise Refusal(f"--report: {error}") from None
     if place == "-":

@@ -32,16 +32,21 @@ def numbers(
         ),
     ] = None,
 ) -> None:
-    """Judge the numbers of a log: spikes, falls of throughput, restarts, gradient norms that repeat, missing losses.
+    """Judge the numbers of a log: spikes, falls of throughput, restarts, gradient norms that
+    repeat, missing losses.
 
-    Reads any log with Megatron's iteration lines, metrics.jsonl, or either in gzip. Exit code 1: something looks wrong.
+    Reads any log with Megatron's iteration lines, metrics.jsonl, or either in gzip. Exit code 1:
+    something looks wrong.
 
     Examples:
       tr11 numbers
       tr11 numbers main_log.txt
       tr11 numbers old/metrics.jsonl.gz --json
     """
-    courses = [course_named(name) for name in runs] if runs else [course_of(context.card)]
+    if runs:
+        courses = [course_named(name) for name in runs]
+    else:
+        courses = [course_of(context.card)]
     judged = [(course, judge(course.steps())) for course in courses]
     lines = (line for one in judged for line in _lines(*one))
     context.emit({"schema": SCHEMA, "runs": [_document(*one) for one in judged]}, lines)
@@ -57,22 +62,34 @@ def _lines(course: NamedCourse, judged: CurveJudgement) -> Iterator[str]:
     yield f"{course.name}: {course.path}"
     starts = counted(judged.starts, "start")
     yield f"{counted(judged.steps, 'line')}, iterations {judged.first:,} to {judged.last:,}, {starts}"
-    yield "Nothing looks wrong." if not judged.wrong else f"{counted(len(judged.wrong), 'thing')} to look at:"
+    yield (
+        "Nothing looks wrong."
+        if not judged.wrong
+        else f"{counted(len(judged.wrong), 'thing')} to look at:"
+    )
     by_kind: dict[str, list[NumberAnomaly]] = {}
     for anomaly in judged.anomalies:
         by_kind.setdefault(anomaly.kind, []).append(anomaly)
     for kind, found in by_kind.items():
         wrong = sum(anomaly.is_wrong for anomaly in found)
         yield ""
-        yield f"{kind} ({wrong} of {len(found)} wrong)" if wrong < len(found) else f"{kind} ({len(found)})"
+        yield (
+            f"{kind} ({wrong} of {len(found)} wrong)"
+            if wrong < len(found)
+            else f"{kind} ({len(found)})"
+        )
         for anomaly in found[:MOST_OF_A_KIND]:
             mark = "!" if anomaly.is_wrong else " "
-            yield from textwrap.wrap(f"{mark} {anomaly.text} (line {anomaly.line:,})", WIDTH, subsequent_indent="    ")
+            yield from textwrap.wrap(
+                f"{mark} {anomaly.text} (line {anomaly.line:,})", WIDTH, subsequent_indent="    "
+            )
             said = (line for line in anomaly.evidence if line not in anomaly.text)
             yield from (
                 part
                 for line in said
-                for part in textwrap.wrap(line, WIDTH, initial_indent="    ", subsequent_indent="    ")
+                for part in textwrap.wrap(
+                    line, WIDTH, initial_indent="    ", subsequent_indent="    "
+                )
             )
         if len(found) > MOST_OF_A_KIND:
             yield f"  and {len(found) - MOST_OF_A_KIND} more (--json has all)"

@@ -1,4 +1,6 @@
-"""How a command's page looks: examples in one form, no type on flags, former spellings accepted and not shown."""
+"""How a command's page looks: examples in one form, no type on flags, former spellings accepted and
+not shown.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ EXAMPLES = "Examples:"  # the line of a docstring before the commands, one a lin
 
 
 def flowing(text: str) -> str:
-    """A docstring for a terminal of any width: each paragraph on one line, "Examples" in bold over its commands."""
+    """A docstring for a terminal of any width: each paragraph on one line, "Examples" in bold over
+    its commands.
+    """
     paragraphs = inspect.cleandoc(text).split("\n\n")
     joined = "\n\n".join(re.sub(r"(?<=\S)\n(?=\S)", " ", paragraph) for paragraph in paragraphs)
     head, line, commands = joined.partition(f"{EXAMPLES}\n")
@@ -62,7 +66,9 @@ def shown_spellings(option: Any) -> list[str]:
 
 @contextmanager
 def _first_spellings(params: list[Any]) -> Iterator[None]:
-    """Of several long names of an option the first is its name; the others are former ones, which are not shown."""
+    """Of several long names of an option the first is its name; the others are former ones, which
+    are not shown.
+    """
     before = [(option, option.opts) for option in params if option.param_type_name == "option"]
     for option, _ in before:
         option.opts = shown_spellings(option)

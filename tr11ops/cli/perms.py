@@ -1,4 +1,6 @@
-"""`tr11 perms check|fix`: are a run's files readable and writable for its whole group, and can they be made so?"""
+"""`tr11 perms check|fix`: are a run's files readable and writable for its whole group, and can they
+be made so?
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,17 @@ app = typer.Typer(
 PathsArgument = Annotated[
     list[Path] | None,
     typer.Argument(
-        metavar="[FOLDER]...", show_default=False, help="Trees to look at. Else the run's directory, and perms.folders."
+        metavar="[FOLDER]...",
+        show_default=False,
+        help="Trees to look at. Else the run's directory, and perms.folders.",
     ),
 ]
 GroupOption = Annotated[
     str | None,
     typer.Option(
-        "--group", metavar="NAME", help="The group of everything. Else perms.group of the card, else each tree's own."
+        "--group",
+        metavar="NAME",
+        help="The group of everything. Else perms.group of the card, else each tree's own.",
     ),
 ]
 
@@ -72,9 +78,12 @@ def fix(
     paths: PathsArgument = None,
     *,
     group: GroupOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be changed; change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be changed; change nothing.")
+    ] = False,
 ) -> None:
-    """Give what you own to the group: files g+rw, folders g+rwxs. Of what others own, it says whom to ask.
+    """Give what you own to the group: files g+rw, folders g+rwxs. Of what others own, it says whom
+    to ask.
 
     Exit code 0: all is well now; 1: something is left; 2: wrong usage.
 
@@ -93,7 +102,10 @@ def _walk(
     repair: bool,
     dry_run: bool,
 ) -> int:
-    card = None if paths and not context.has_card else context.card
+    if paths and not context.has_card:
+        card = None
+    else:
+        card = context.card
     roots = paths or ([context.directory.root, *map(Path, card.perms.folders)] if card else [])
     option, wanted_group = "--group", group
     if group is None and card is not None and card.perms.group is not None:
@@ -103,7 +115,10 @@ def _walk(
         raise Refusal(f"{missing[0]} is not a folder: nothing was looked at", exit_code=2)
     values, left = [], 0
     for root in roots:
-        wanted = _group_number(option, wanted_group) if wanted_group is not None else root.stat().st_gid
+        if wanted_group is not None:
+            wanted = _group_number(option, wanted_group)
+        else:
+            wanted = root.stat().st_gid
         walk = PermissionWalk(root, wanted, repair)
         with _progress(root) as show:
             tally = walk.run(show)
@@ -114,12 +129,16 @@ def _walk(
                 typer.echo(line)
     if context.as_json:
         emit({"schema": PERMS_SCHEMA, "mended": repair, "left": left, "trees": values})
-    return 1 if left else 0
+    if left:
+        return 1
+    return 0
 
 
 def _group_number(option: str, name: str) -> int:
     try:
-        return int(name) if name.isascii() and name.isdecimal() else grp.getgrnam(name).gr_gid
+        if name.isascii() and name.isdecimal():
+            return int(name)
+        return grp.getgrnam(name).gr_gid
     except KeyError:
         raise Refusal(f"{option} {name}: there is no such group here", exit_code=2) from None
 
@@ -140,7 +159,12 @@ def _progress(root: Path) -> Iterator[Callable[[PermissionTally], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[text]}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(_shown(str(root)), total=1, text="")
 
@@ -151,12 +175,19 @@ def _progress(root: Path) -> Iterator[Callable[[PermissionTally], None]]:
         yield show
 
 
-def _lines(root: Path, group: int, tally: PermissionTally, repair: bool, dry_run: bool, user: int) -> Iterator[str]:
+def _lines(
+    root: Path, group: int, tally: PermissionTally, repair: bool, dry_run: bool, user: int
+) -> Iterator[str]:
     name = _group_name(group)
     yield f"{_shown(str(root))}: {tally.entries:,} files and folders, group {name}: {tally.wrong:,} wrong"
     for fault in tally.examples[:SHOWN]:
-        whose = "" if fault.owner == user else f", of {user_of(fault.owner)}"
-        error = f": {fault.error}" if fault.error else ""
+        if fault.owner == user:
+            whose = ""
+        else:
+            whose = f", of {user_of(fault.owner)}"
+        error = ""
+        if fault.error:
+            error = f": {fault.error}"
         yield f"  {_shown(fault.path)}: {', '.join(fault.what)}{whose}{error}"
     if len(tally.examples) > SHOWN:
         yield f"  ... and {tally.left - SHOWN:,} more (--json names {len(tally.examples):,})"
@@ -182,7 +213,12 @@ def _value(root: Path, group: int, tally: PermissionTally) -> dict[str, Any]:
         "unreadable": tally.unreadable,
         "others": {user_of(owner): count for owner, count in tally.others.most_common()},
         "examples": [
-            {"path": fault.path, "owner": user_of(fault.owner), "what": list(fault.what), "error": fault.error}
+            {
+                "path": fault.path,
+                "owner": user_of(fault.owner),
+                "what": list(fault.what),
+                "error": fault.error,
+            }
             for fault in tally.examples
         ],
     }
@@ -190,5 +226,7 @@ def _value(root: Path, group: int, tally: PermissionTally) -> dict[str, Any]:
 
 def _shown(path: str) -> str:
     """A path without characters that a terminal obeys or an encoding refuses."""
-    shown = "".join(character if character.isprintable() else repr(character)[1:-1] for character in path)
+    shown = "".join(
+        character if character.isprintable() else repr(character)[1:-1] for character in path
+    )
     return shown.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,4 +1,6 @@
-"""How far a long reading, copying or removing is, on stderr: a bar on a terminal, else one line now and then."""
+"""How far a long reading, copying or removing is, on stderr: a bar on a terminal, else one line now
+and then.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,14 @@ class Rate:
     def per_second(self) -> float | None:
         """None where nothing has moved yet."""
         (begin, first), (end, last) = self._points[0], self._points[-1]
-        return (last - first) / (end - begin) if end > begin and last > first else None
+        if end > begin and last > first:
+            return (last - first) / (end - begin)
+        return None
 
 
 class ByteProgress:
-    """Progress of `total` bytes of `what`, a word or two. A context manager; `advance` may be called by any thread.
+    """Progress of `total` bytes of `what`, a word or two. A context manager; `advance` may be
+    called by any thread.
 
     `is_quiet` shows nothing (for `--json`), so that callers need no second way.
     """
@@ -71,7 +76,10 @@ class ByteProgress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
@@ -114,7 +122,9 @@ class ByteProgress:
 
     def line(self) -> str:
         """Where it stands, in one line."""
-        share = f" ({100 * self._done / self._total:.0f} %)" if self._total else ""
+        share = ""
+        if self._total:
+            share = f" ({100 * self._done / self._total:.0f} %)"
         text = f"{self._what}: {size(self._done)} of {size(self._total)}{share}"
         rate = self._rate.per_second()
         if rate is None:
@@ -127,7 +137,8 @@ class ByteProgress:
 
 
 def by_file(advance: Callable[[int], None]) -> Callable[[str, int], None]:
-    """What hears (file, position in it), from any thread, and tells `advance` of the bytes that are new.
+    """What hears (file, position in it), from any thread, and tells `advance` of the bytes that are
+    new.
 
     A file that is sent again from its beginning takes back what it had told.
     """

@@ -1,4 +1,6 @@
-"""`tr11 pulse`: one look by the watchdog, which tells, and acts where the run card or `--act` allows it."""
+"""`tr11 pulse`: one look by the watchdog, which tells, and acts where the run card or `--act`
+allows it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ import typer
 from tr11ops.base import deadline
 from tr11ops.base.errors import Refusal, SchedulerError
 from tr11ops.base.observed import Unknown, observed
-from tr11ops.cli.common import DryRunOption, directory_of, in_time, looking, named_card, open_reader, say
+from tr11ops.cli.common import (
+    DryRunOption,
+    directory_of,
+    in_time,
+    looking,
+    named_card,
+    open_reader,
+    say,
+)
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.launch import prepare
 from tr11ops.launch.session import LaunchJob
@@ -31,19 +41,25 @@ def pulse(
     *,
     act: Annotated[
         bool | None,
-        typer.Option("--act/--no-act", help="Act within the card's budgets, or only tell. Default: watch.act."),
+        typer.Option(
+            "--act/--no-act",
+            help="Act within the card's budgets, or only tell. Default: watch.act.",
+        ),
     ] = None,
     no_email: Annotated[
         bool, typer.Option("--no-email", help="Alert no one; the log is written all the same.")
     ] = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """One look by the watchdog: a line in the run's log, alerts, and, with --act, what repairs the run.
+    """One look by the watchdog: a line in the run's log, alerts, and, with --act, what repairs the
+    run.
 
-    It resubmits what is gone, cancels what holds nodes for nothing, excludes lost nodes, and repairs a dead queue. It
-    does nothing on what it could not see, against a kill switch or a pause, or beyond a day's budget.
+    It resubmits what is gone, cancels what holds nodes for nothing, excludes lost nodes, and
+    repairs a dead queue. It does nothing on what it could not see, against a kill switch or a
+    pause, or beyond a day's budget.
 
-    Exit code 0: no one needs to get up; 1: a person is needed; 2: wrong usage; 3: it could not be observed.
+    Exit code 0: no one needs to get up; 1: a person is needed; 2: wrong usage; 3: it could not be
+    observed.
 
     Examples:
       tr11 pulse
@@ -52,13 +68,20 @@ def pulse(
     """
     card = in_time(lambda: context.card)
     directory = directory_of(card)
-    in_time(lambda: observed(lambda: list(directory.root.iterdir())))  # where that does not end, nothing could be done
+    # where that does not end, nothing could be done
+    in_time(lambda: observed(lambda: list(directory.root.iterdir())))
     reader, hand = in_time(lambda: _edges(directory, context.scheduler))
     allowed = card.watch.act if act is None else act
-    actuator = _actuator(context, hand) if allowed and hand is not None else None
+    actuator = None
+    if allowed and hand is not None:
+        actuator = _actuator(context, hand)
     watched = WatchedRun(card, directory, reader, user_name(), named_card(context.run))
-    result = in_time(lambda: take_pulse(watched, actuator, email=not no_email, dry_run=dry_run), deadline.PASS_SECONDS)
-    for note in result.notes:  # before the answer: a last line that names a fault of a file is a command that broke
+    result = in_time(
+        lambda: take_pulse(watched, actuator, email=not no_email, dry_run=dry_run),
+        deadline.PASS_SECONDS,
+    )
+    # before the answer: a last line that names a fault of a file is a command that broke
+    for note in result.notes:
         say(f"tr11: {note}")
     if context.as_json:
         emit(document(result, dry_run))
@@ -71,17 +94,32 @@ def pulse(
 
 
 def _edges(directory: RunDirectory, kind: str) -> tuple[Scheduler | Unknown, Scheduler | None]:
-    """The edge that looks, which gives up soon, and the one that acts; None where there is no scheduler."""
+    """The edge that looks, which gives up soon, and the one that acts; None where there is no
+    scheduler.
+    """
     found = open_reader(directory, kind)
-    return (found, None) if isinstance(found, Unknown) else (looking(found), found)
+    if isinstance(found, Unknown):
+        return (found, None)
+    return (looking(found), found)
 
 
 def _actuator(context: RunContext, hand: Scheduler) -> Actuator:
     def launch(array: str, after: str | None) -> LaunchJob:
-        # a person has launched this run already: a job of the same name elsewhere must not keep it down
+        # a person has launched this run already: a job of the same name elsewhere must not keep it
+        # down
         try:
-            return prepare(context.run, context.overrides, hand.name, array=array, after=after, allow_namesake=True)
-        except (CardError, Refusal) as error:  # the card has changed since the look, or its array is none
+            return prepare(
+                context.run,
+                context.overrides,
+                hand.name,
+                array=array,
+                after=after,
+                allow_namesake=True,
+            )
+        except (
+            CardError,
+            Refusal,
+        ) as error:  # the card has changed since the look, or its array is none
             raise SchedulerError(" ".join(str(error).split())) from None
 
     return Actuator(hand, launch)
@@ -101,7 +139,9 @@ def document(result: Pulse, dry_run: bool) -> dict[str, Any]:
         "exit_code": result.verdict.exit_code,
         "observed": result.observed,
         "lines": list(result.lines),
-        "remarks": [{"state": remark.state.value, "text": remark.text} for remark in result.reported],
+        "remarks": [
+            {"state": remark.state.value, "text": remark.text} for remark in result.reported
+        ],
         "findings": status["findings"],
         "unknown": status["unknown"],
         "acts": result.acts,

@@ -25,19 +25,29 @@ def report(
     context: Annotated[RunContext, SCHEDULER],
     *,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where the page goes; - is standard output.")
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where the page goes; - is standard output."
+        ),
     ] = Path("report.html"),
-    charts: Annotated[bool, typer.Option("--charts/--no-charts", help="Without: text and tables, small.")] = True,
+    charts: Annotated[
+        bool, typer.Option("--charts/--no-charts", help="Without: text and tables, small.")
+    ] = True,
     first: FromOption = None,
     last: ToOption = None,
     zone: Annotated[
-        str | None, typer.Option("--zone", metavar="NAME", help="Time zone, e.g. Europe/Paris. Else alerts.time_zone.")
+        str | None,
+        typer.Option(
+            "--zone", metavar="NAME", help="Time zone, e.g. Europe/Paris. Else alerts.time_zone."
+        ),
     ] = None,
 ) -> None:
-    """Write the whole run as one page of HTML that needs no network: to mail, to keep, to put beside the logs.
+    """Write the whole run as one page of HTML that needs no network: to mail, to keep, to put
+    beside the logs.
 
-    Loss, validation, learning rate, batch and throughput with the incidents marked, where the node-hours went, faults
-    with the time to detect and to recover, alerts, attempts, nodes, checkpoints, and what was done by whom.
+    Loss, validation, learning rate, batch and throughput with the incidents marked, where the
+    node-hours went, faults with the time to detect and to recover, alerts, attempts, nodes,
+    checkpoints, and what was done by whom.
 
     Examples:
       tr11 report
@@ -75,7 +85,9 @@ def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise Refusal(f"--zone {name!r}: is not a time zone; e.g. UTC, Europe/Paris", exit_code=2) from None
+        raise Refusal(
+            f"--zone {name!r}: is not a time zone; e.g. UTC, Europe/Paris", exit_code=2
+        ) from None
 
 
 def _write(path: Path, text: str) -> None:

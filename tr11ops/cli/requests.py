@@ -1,4 +1,6 @@
-"""`tr11 checkpoint-now`, `profile` and `compute-check`: what a running training is asked for while it goes on."""
+"""`tr11 checkpoint-now`, `profile` and `compute-check`: what a running training is asked for while
+it goes on.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +53,20 @@ class TrainingRequest(Record):
     def ask(self, path: Path, request: Request, thing: str, entry: str, **facts: Any) -> None:
         """Put a request in place and on record. Raises Refusal: "`thing` could not be asked for"."""
         if not put_request(self.run, path, request):
-            raise Refusal(f"{thing} could not be asked for: make room first, runbooks/filesystem-full.md")
+            raise Refusal(
+                f"{thing} could not be asked for: make room first, runbooks/filesystem-full.md"
+            )
         record(self.run.directory, entry, self.why, {"request": request.id, **facts}, self.run.user)
 
     def await_answer(self, request: Request) -> RequestAnswer | None:
-        """The trainer's answer; None when it does not come in time, and then it is said which ranks were silent."""
+        """The trainer's answer; None when it does not come in time, and then it is said which ranks
+        were silent.
+        """
         if not request.id:
             look = self.run.command("status")
-            raise Refusal(f"that request was made by hand, so it has no receipt; look with `{look}`")
+            raise Refusal(
+                f"that request was made by hand, so it has no receipt; look with `{look}`"
+            )
         until, shown = time.monotonic() + self.seconds, ""
         while True:
             try:
@@ -76,13 +84,19 @@ class TrainingRequest(Record):
             time.sleep(POLL_SECONDS)
 
     def fault_of(self, answer: RequestAnswer | None, thing: str) -> str:
-        """Why the training did not do what was asked: in its own words, or that no `thing` came; "" where it did."""
+        """Why the training did not do what was asked: in its own words, or that no `thing` came; ""
+        where it did.
+        """
         if answer is None:
             return f"no {thing} came in time; look with `{self.run.command('logs')}`"
-        return answer.message if answer.step is None else ""
+        if answer.step is None:
+            return answer.message
+        return ""
 
     def answered(self, request: Request, thing: str, label: str) -> Outcome:
-        """Wait for the answer, which is shown behind the label. Raises Refusal where nothing came of it."""
+        """Wait for the answer, which is shown behind the label. Raises Refusal where nothing came
+        of it.
+        """
         answer = self.await_answer(request)
         fault = self.fault_of(answer, thing)
         if answer is None or fault:
@@ -90,26 +104,37 @@ class TrainingRequest(Record):
         return Outcome(lines=(f"{label}: {answer.message}",))
 
 
-def _training_to_ask(context: RunContext, done: str, timeout: float | None, is_save: bool = False) -> TrainingRequest:
+def _training_to_ask(
+    context: RunContext, done: str, timeout: float | None, is_save: bool = False
+) -> TrainingRequest:
     """The run and what of it trains. Raises CardError and Refusal as `run_to_stop`.
 
-    Refused too where nothing of the run trains, so that nothing can be `done` ("saved"), or where that cannot be seen.
-    An attempt may have left a moment ago: who asks for a save (`is_save`) hears what is saved. An answer is waited for
-    as the user says, else as long as a stop may take.
+    Refused too where nothing of the run trains, so that nothing can be `done` ("saved"), or where
+    that cannot be seen. An attempt may have left a moment ago: who asks for a save (`is_save`)
+    hears what is saved. An answer is waited for as the user says, else as long as a stop may take.
     """
     run = run_to_stop(context)
     view = run.look()
     if view.unread:
-        raise Refusal(f"whether anything of this run is training cannot be seen: {view.unread}", exit_code=3)
+        raise Refusal(
+            f"whether anything of this run is training cannot be seen: {view.unread}", exit_code=3
+        )
     if not (view.attempts or view.foreground or view.read_error or view.unclear):
         said, look = _saved(view) if is_save else "", run.command("status")
-        raise Refusal(f"nothing of this run is training, so nothing can be {done}{said}; look with `{look}`")
-    seconds = run.card.resilience.stop_within_minutes * 60 if timeout is None else timeout
+        raise Refusal(
+            f"nothing of this run is training, so nothing can be {done}{said}; look with `{look}`"
+        )
+    if timeout is None:
+        seconds = run.card.resilience.stop_within_minutes * 60
+    else:
+        seconds = timeout
     return TrainingRequest(run, view, context.reason, seconds)
 
 
 def _saved(view: StopView) -> str:
-    """How much of what was trained is in the newest whole checkpoint, as the end of a sentence; "" before any step."""
+    """How much of what was trained is in the newest whole checkpoint, as the end of a sentence; ""
+    before any step.
+    """
     if view.iteration is None:
         return ""
     if view.checkpoint is None:
@@ -123,8 +148,12 @@ def _saved(view: StopView) -> str:
 def checkpoint_now(
     context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON],
     *,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the checkpoint, and name its step.")] = False,
-    timeout: Annotated[float | None, timeout_option("With --wait: give up after this long.")] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the checkpoint, and name its step.")
+    ] = False,
+    timeout: Annotated[
+        float | None, timeout_option("With --wait: give up after this long.")
+    ] = None,
 ) -> None:
     """Save a checkpoint at the next step, and train on. The receipt is the checkpoint's step.
 
@@ -146,8 +175,12 @@ def _checkpoint(training: TrainingRequest, before: Request | None, wait: bool) -
     run, request = training.run, before
     if request is None:
         request = training.new_request("checkpoint")
-        training.ask(run.directory.paths.checkpoint_request, request, "a checkpoint", "checkpoint-now")
-        say(f"asked for a checkpoint at the next step; `{run.command('status')}` shows it when it is there")
+        training.ask(
+            run.directory.paths.checkpoint_request, request, "a checkpoint", "checkpoint-now"
+        )
+        say(
+            f"asked for a checkpoint at the next step; `{run.command('status')}` shows it when it is there"
+        )
     value = {"schema": CHECKPOINT_NOW_SCHEMA, "request": request.id}
     if not wait:
         return Outcome({**value, "answered": False, "checkpoint": None})
@@ -168,10 +201,12 @@ def compute_check(
     *,
     timeout: PatienceOption = None,
 ) -> None:
-    """Check every rank's arithmetic after the next step: one micro batch is computed twice and compared bit for bit.
+    """Check every rank's arithmetic after the next step: one micro batch is computed twice and
+    compared bit for bit.
 
-    The training goes on, and no bit of it changes. It costs about two steps of one micro batch. Where results differ,
-    the answer names rank and node, the exit code is 1, and `tr11 status` shows the finding until the node is excluded.
+    The training goes on, and no bit of it changes. It costs about two steps of one micro batch.
+    Where results differ, the answer names rank and node, the exit code is 1, and `tr11 status`
+    shows the finding until the node is excluded.
 
     Examples:
       tr11 compute-check --reason "the loss left its course"
@@ -192,17 +227,24 @@ def _check(training: TrainingRequest) -> Outcome:
 def profile(
     context: Annotated[RunContext, SCHEDULER, YES, DRY_RUN, REASON],
     *,
-    steps: Annotated[int, typer.Option("--steps", min=1, max=MOST_STEPS, help="How many steps.")] = 3,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, max=MOST_STEPS, help="How many steps.")
+    ] = 3,
     rank: Annotated[int, typer.Option("--rank", min=0, help="The rank that is traced.")] = 0,
     operations: Annotated[
-        bool, typer.Option("--operations", help="In place of a trace: every rank's last operations with the others.")
+        bool,
+        typer.Option(
+            "--operations",
+            help="In place of a trace: every rank's last operations with the others.",
+        ),
     ] = False,
     timeout: PatienceOption = None,
 ) -> None:
     """Trace the next steps of one rank: kernels, calls, and on GPUs a snapshot of the memory.
 
-    The file lands in the attempt's folder; open it with ui.perfetto.dev. The traced steps are slower. With --operations
-    nothing is slowed: it also answers while the training hangs, and shows which rank is missing where.
+    The file lands in the attempt's folder; open it with ui.perfetto.dev. The traced steps are
+    slower. With --operations nothing is slowed: it also answers while the training hangs, and shows
+    which rank is missing where.
 
     Examples:
       tr11 profile --steps 3
@@ -211,9 +253,15 @@ def profile(
     training = _training_to_ask(context, "profiled", timeout)
     if operations:
         seconds = OPERATIONS_SECONDS if timeout is None else timeout
-        what, apply = "every rank's last operations", partial(_operations, replace(training, seconds=seconds))
+        what, apply = (
+            "every rank's last operations",
+            partial(_operations, replace(training, seconds=seconds)),
+        )
     else:
-        what, apply = f"{counted(steps, 'step')} of rank {rank}", partial(_profile, training, steps, rank)
+        what, apply = (
+            f"{counted(steps, 'step')} of rank {rank}",
+            partial(_profile, training, steps, rank),
+        )
     carry_out(context, Change(training.lines(what), "Ask for a profile?", apply))
 
 
@@ -228,7 +276,9 @@ def _profile(training: TrainingRequest, steps: int, rank: int) -> Outcome:
 
 
 def _operations(training: TrainingRequest) -> Outcome:
-    """Ask every rank what it did last, wait until all that beat have written, then take the request back."""
+    """Ask every rank what it did last, wait until all that beat have written, then take the request
+    back.
+    """
     paths, request = training.run.directory.paths, training.new_request("operations")
     pattern = f"state/attempts/*/flight-recorder/*-request-{request.id}-rank-*.json"
     training.ask(paths.operations_request, request, "the operations", "profile", operations=True)
@@ -245,4 +295,6 @@ def _operations(training: TrainingRequest) -> Outcome:
     if not written:
         late = f"no rank wrote its operations within {duration(training.seconds)}"
         raise Refusal(f"{late}: their machines or the disk do not answer")
-    return Outcome(lines=(f"operations: {len(written)} of {counted(wanted, 'rank')}, in {written[0].parent}",))
+    return Outcome(
+        lines=(f"operations: {len(written)} of {counted(wanted, 'rank')}, in {written[0].parent}",)
+    )

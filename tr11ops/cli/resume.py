@@ -36,9 +36,11 @@ POLL_SECONDS = 1.0
 
 
 class Undoing(Record):
-    """What stands in the run's way. `holds` name what tr11 has held; `foreign` are jobs that someone else holds;
-    `others` jobs that tr11 holds and that only their owner may release; `left_over` those that tr11 holds and that have
-    nothing left to do, because the training is finished; `refused` those that the trainer would refuse, and why."""
+    """What stands in the run's way. `holds` name what tr11 has held; `foreign` are jobs that
+    someone else holds; `others` jobs that tr11 holds and that only their owner may release;
+    `left_over` those that tr11 holds and that have nothing left to do, because the training is
+    finished; `refused` those that the trainer would refuse, and why.
+    """
 
     switches: tuple[tuple[str, str], ...]  # (name, who set it and why)
     holds: tuple[str, ...]
@@ -46,8 +48,10 @@ class Undoing(Record):
     others: tuple[Job, ...]
     left_over: tuple[Job, ...] = ()
     refused: tuple[tuple[Job, str], ...] = ()
-    is_led: bool = False  # an attempt runs, whose controller releases what it held when the switch is gone
-    faults: tuple[str, ...] = ()  # what the tasks to be released were held for, where the next would have met it too
+    # an attempt runs, whose controller releases what it held when the switch is gone
+    is_led: bool = False
+    # what the tasks to be released were held for, where the next would have met it too
+    faults: tuple[str, ...] = ()
     skipped_since: tuple[IterationRange, ...] = ()  # what roll-backs after these holds pass over
 
     @property
@@ -61,17 +65,20 @@ class Undoing(Record):
 
 
 def resume(context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON]) -> None:
-    """Let a stopped or paused run go on: release the kill switch, the pause, and what tr11 holds in the queue.
+    """Let a stopped or paused run go on: release the kill switch, the pause, and what tr11 holds in
+    the queue.
 
-    What someone else holds stays held, and so does what the trainer would refuse: the job's own card is compared with
-    the checkpoint that it would start from, as `tr11 launch` does it. It says what starts next; and, where tasks were
-    held for a fault that the next one would have met again, which one that is.
+    What someone else holds stays held, and so does what the trainer would refuse: the job's own
+    card is compared with the checkpoint that it would start from, as `tr11 launch` does it. It says
+    what starts next; and, where tasks were held for a fault that the next one would have met again,
+    which one that is.
 
-    An attempt that is leaving is waited for, up to two minutes: it may hold what is queued as its last step.
+    An attempt that is leaving is waited for, up to two minutes: it may hold what is queued as its
+    last step.
 
-    Exit code 0: it goes on, or nothing is queued; 1: something stays held, or is held again, and who must release it is
-    said; 3: the scheduler did not answer, so that what it holds is not released, or the run directory is not mounted
-    here.
+    Exit code 0: it goes on, or nothing is queued; 1: something stays held, or is held again, and
+    who must release it is said; 3: the scheduler did not answer, so that what it holds is not
+    released, or the run directory is not mounted here.
 
     Examples:
       tr11 resume --dry-run
@@ -82,13 +89,18 @@ def resume(context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON]
 
 
 def plan_resumption(run: StopContext, context: RunContext) -> Resumption:
-    """What keeps the run from going on, seen once an attempt that is leaving has left. Raises Refusal."""
+    """What keeps the run from going on, seen once an attempt that is leaving has left. Raises
+    Refusal.
+    """
     view = run.look()
     require_switch(run, view, is_releasing=True)
     if not (context.dry_run or view.unread):
         view = _after_leaving(run, view)
     if view.unread:
-        raise Refusal(f"whether anything keeps the run from going on cannot be seen: {view.unread}", exit_code=3)
+        raise Refusal(
+            f"whether anything keeps the run from going on cannot be seen: {view.unread}",
+            exit_code=3,
+        )
     return Resumption(run, view, run.read(lambda: _undoing(run, view)), context.reason)
 
 
@@ -103,7 +115,9 @@ class Resumption(Record):
     @property
     def question(self) -> str:
         """What is asked before anything is taken away."""
-        return "" if self.todo.is_empty else "Let it go on?"
+        if self.todo.is_empty:
+            return ""
+        return "Let it go on?"
 
     def lines(self) -> list[str]:
         """What stands in the way, what becomes of it, and what starts next."""
@@ -115,14 +129,21 @@ class Resumption(Record):
         """Release what tr11 put there. Says what was done."""
         run, view, todo = self.run, self.view, self.todo
         if todo.is_empty:
-            say("nothing was changed" if todo.refused else "nothing stands in the way: nothing was changed")
+            say(
+                "nothing was changed"
+                if todo.refused
+                else "nothing stands in the way: nothing was changed"
+            )
             return self.outcome("nothing", (), *_missing(run, view, todo, ()))
         directory = run.directory
         # The holds last: what starts must not find a switch.
         for name, _ in todo.switches:
             path = {"kill switch": directory.kill_switch, "pause": directory.paths.pause}[name]
             aside = remove_stop_file(path)
-            say(f"{name} released: {path}" + (f" (it was a folder: it is now {aside})" if aside else ""))
+            say(
+                f"{name} released: {path}"
+                + (f" (it was a folder: it is now {aside})" if aside else "")
+            )
         result = release(directory, todo.holds, run.edge)
         for number in result.done:
             say(f"released: job {number}")
@@ -139,11 +160,13 @@ class Resumption(Record):
             missing = _held_again(run, result.done)
         return self.outcome("resumed", result.done, *missing)
 
-    def outcome(self, action: str, released: tuple[str, ...] = (), missing: str = "", exit_code: int = 0) -> Outcome:
+    def outcome(
+        self, action: str, released: tuple[str, ...] = (), missing: str = "", exit_code: int = 0
+    ) -> Outcome:
         """The answer. `action`: resumed, nothing (nothing stood in the way), or dry-run.
 
-        `missing` says what still keeps the run from going on; `exit_code` is 1 where a person is needed for it, 3 where
-        the scheduler did not answer.
+        `missing` says what still keeps the run from going on; `exit_code` is 1 where a person is
+        needed for it, 3 where the scheduler did not answer.
         """
         todo = self.todo
         document = {
@@ -161,10 +184,17 @@ class Resumption(Record):
 
 
 def _after_leaving(run: StopContext, view: StopView) -> StopView:
-    """What is seen once the attempts that are leaving have left: they may hold again what was released before."""
-    until, names = time.monotonic() + LEAVING_SECONDS, run.read(lambda: leaving(run.directory, view.running))
+    """What is seen once the attempts that are leaving have left: they may hold again what was
+    released before.
+    """
+    until, names = (
+        time.monotonic() + LEAVING_SECONDS,
+        run.read(lambda: leaving(run.directory, view.running)),
+    )
     if names:
-        say(f"waiting:    job {', '.join(names)} is leaving; until it has left, it may hold what is queued")
+        say(
+            f"waiting:    job {', '.join(names)} is leaving; until it has left, it may hold what is queued"
+        )
     while names and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
         view = run.look()
@@ -174,7 +204,9 @@ def _after_leaving(run: StopContext, view: StopView) -> StopView:
 
 
 def _held_again(run: StopContext, released: tuple[str, ...]) -> tuple[str, int]:
-    """What of the released is held all the same, and the exit code for it; ("", 0) where nothing is."""
+    """What of the released is held all the same, and the exit code for it; ("", 0) where nothing
+    is.
+    """
     view = run.look()
     again = [name for name in released if any(map(is_held, covered(name, view.queued)))]
     if again:
@@ -191,25 +223,42 @@ def _held_again(run: StopContext, released: tuple[str, ...]) -> tuple[str, int]:
     return "", 0
 
 
-def _missing(run: StopContext, view: StopView, todo: Undoing, refused: tuple[tuple[str, str], ...]) -> tuple[str, int]:
+def _missing(
+    run: StopContext, view: StopView, todo: Undoing, refused: tuple[tuple[str, str], ...]
+) -> tuple[str, int]:
     """What still keeps the run from going on, and the exit code for it: ("", 0) where nothing does."""
     if refused:
         return "; ".join(f"job {number} stays held: {text}" for number, text in refused), 1
     if view.read_error:
-        held = sorted(held_by_tr11(run.directory)) if run.directory.exists else []
+        if run.directory.exists:
+            held = sorted(held_by_tr11(run.directory))
+        else:
+            held = []
         names = ", ".join(held)
-        return (f"job {names} may still be held: type this again when the scheduler answers", 3) if held else ("", 0)
-    goes_on = view.running or view.foreground or todo.holds or any(not is_held(job) for job in view.queued)
+        if held:
+            return (f"job {names} may still be held: type this again when the scheduler answers", 3)
+        return ("", 0)
+    goes_on = (
+        view.running
+        or view.foreground
+        or todo.holds
+        or any(not is_held(job) for job in view.queued)
+    )
     if not goes_on and todo.refused:
         job, why = todo.refused[0]
         card = run.command("launch --replace")
-        return f"nothing starts: the trainer would refuse job {job.job_id}: {why}; then `{card}` queues it anew", 1
+        return (
+            f"nothing starts: the trainer would refuse job {job.job_id}: {why}; then `{card}` queues it anew",
+            1,
+        )
     stuck = (*todo.foreign, *todo.others)
     if goes_on or not stuck:
         return "", 0
     names = ", ".join(job.job_id for job in stuck)
     by = "whoever held it" if todo.foreign else stuck[0].user
-    release = f" (`scontrol release {names}`)" if run.edge.name == "slurm" and len(stuck) == 1 else ""
+    release = ""
+    if run.edge.name == "slurm" and len(stuck) == 1:
+        release = f" (`scontrol release {names}`)"
     return f"nothing starts: job {names} stays held, and {by} must release it{release}", 1
 
 
@@ -223,15 +272,22 @@ def _undoing(run: StopContext, view: StopView) -> Undoing:
     held = held_jobs(view.queued, (record.job for record in records))
     left_over = tuple(job for job in held.ours if is_left_over(job, view.finished))
     ours = tuple(job for job in held.ours if job not in left_over)
-    refusals = refused_starts(directory, ours) if directory.exists else {}
+    if directory.exists:
+        refusals = refused_starts(directory, ours)
+    else:
+        refusals = {}
     refused = tuple((job, str(refusals[job.job_id])) for job in ours if job.job_id in refusals)
     ours = tuple(job for job in ours if job.job_id not in refusals)
     kept = (*held.others, *left_over, *(job for job, _ in refused))
     others = tuple(job for job in ours if not can_modify(job, run.user))
     mine = tuple(job for job in ours if can_modify(job, run.user))
-    held_for = [one for job in mine if (one := record_of(job, records)) is not None and one.is_for_fault]
+    held_for = [
+        one for job in mine if (one := record_of(job, records)) is not None and one.is_for_fault
+    ]
     return Undoing(
-        switches=tuple((name, str(request)) for name, request in found.items() if request is not None),
+        switches=tuple(
+            (name, str(request)) for name, request in found.items() if request is not None
+        ),
         holds=names_of(mine, (*kept, *others)),
         foreign=held.others,
         others=others,
@@ -243,8 +299,12 @@ def _undoing(run: StopContext, view: StopView) -> Undoing:
     )
 
 
-def _skipped_since(directory: RunDirectory, holds: Sequence[HoldRecord]) -> tuple[IterationRange, ...]:
-    """What roll-backs that were made after the newest of these holds pass over; nothing where that is not known."""
+def _skipped_since(
+    directory: RunDirectory, holds: Sequence[HoldRecord]
+) -> tuple[IterationRange, ...]:
+    """What roll-backs that were made after the newest of these holds pass over; nothing where that
+    is not known.
+    """
     times = [one.time for one in holds]
     if not times or None in times:
         return ()
@@ -260,11 +320,20 @@ def _lines(todo: Undoing) -> list[str]:
     lines = [f"{name + ':':<11} set by {who}: will be released" for name, who in todo.switches]
     lines += [f"held:       job {number}, by tr11: will be released" for number in todo.holds]
     lines += [f"held:       job {job.job_id}, not by tr11: stays held" for job in todo.foreign]
-    lines += [f"held:       job {job.job_id}, by tr11: stays held, the training is finished" for job in todo.left_over]
+    lines += [
+        f"held:       job {job.job_id}, by tr11: stays held, the training is finished"
+        for job in todo.left_over
+    ]
     would = "stays held, the trainer would refuse it"
-    lines += [f"held:       job {job.job_id}, by tr11: {would}: {reason}" for job, reason in todo.refused]
-    who = "the running attempt releases it" if todo.is_led else "{user}, who owns it, must release it"
-    lines += [f"held:       job {job.job_id}, by tr11: {who.format(user=job.user)}" for job in todo.others]
+    lines += [
+        f"held:       job {job.job_id}, by tr11: {would}: {reason}" for job, reason in todo.refused
+    ]
+    who = (
+        "the running attempt releases it" if todo.is_led else "{user}, who owns it, must release it"
+    )
+    lines += [
+        f"held:       job {job.job_id}, by tr11: {who.format(user=job.user)}" for job in todo.others
+    ]
     return lines
 
 
@@ -278,31 +347,42 @@ def _fault_lines(run: StopContext, todo: Undoing) -> list[str]:
     text = f"The same fault will return unless its cause is gone: {look}"
     if todo.skipped_since:
         ranges = ", ".join(str(one) for one in todo.skipped_since)
-        text = (
-            f"Since then a roll-back passes over iterations {ranges}: what their data had brought about is gone. {look}"
-        )
+        gone = f"Since then a roll-back passes over iterations {ranges}"
+        text = f"{gone}: what their data had brought about is gone. {look}"
     return [*lines, space + hanging(text, len(space))]
 
 
 def _next(run: StopContext, view: StopView, todo: Undoing) -> str:
     if view.read_error:
         return f"unknown, the scheduler did not answer ({view.read_error})"
-    released = [part for job in view.queued if is_held(job) and (part := split(job, todo.holds)[0]) is not None]
+    released = [
+        part
+        for job in view.queued
+        if is_held(job) and (part := split(job, todo.holds)[0]) is not None
+    ]
     free = [*released, *(job for job in view.queued if not is_held(job))]
     queue = ", ".join(job.job_id for job in free)
     if view.running:
         names = ", ".join(job.job_id for job in view.running)
-        return f"job {names} trains on" + (f"; then {queue}" if queue else "; nothing is queued behind it")
-    blocked = [job for job in free if job not in released and reason_of_job(job).wait != Wait.PASSES]
+        return f"job {names} trains on" + (
+            f"; then {queue}" if queue else "; nothing is queued behind it"
+        )
+    blocked = [
+        job for job in free if job not in released and reason_of_job(job).wait != Wait.PASSES
+    ]
     if queue and len(blocked) == len(free):
         row = reason_of_job(blocked[0])
         who = "the site" if row.wait is Wait.SITE else "a person"
         return f"{queue} waits for {who} ({blocked[0].reason}: {row.meaning})"
     if queue:
         limited = next((job for job in free if reason_of_job(job).cause is Cause.LIMIT), None)
-        why = f" waits ({limited.reason}: {reason_of_job(limited).meaning})" if limited else ""
+        why = ""
+        if limited:
+            why = f" waits ({limited.reason}: {reason_of_job(limited).meaning})"
         return queue + (why or ", as soon as nodes are free")
     if todo.left_held:
-        over = f"; the training is finished: `{run.command('launch --repair')}` cancels it" if todo.left_over else ""
+        over = ""
+        if todo.left_over:
+            over = f"; the training is finished: `{run.command('launch --repair')}` cancels it"
         return f"nothing: all that is queued stays held{over}"
     return f"nothing is queued: start it with `{run.command('launch --array 1-10')}`"

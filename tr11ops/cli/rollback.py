@@ -1,4 +1,6 @@
-"""`tr11 rollback`: the next launch resumes from an older checkpoint, and passes over data if asked; and its undo."""
+"""`tr11 rollback`: the next launch resumes from an older checkpoint, and passes over data if asked;
+and its undo.
+"""
 
 from __future__ import annotations
 
@@ -65,16 +67,20 @@ def rollback(
             help="Pass over N iterations after STEP; over these; or from FIRST to the last one trained.",
         ),
     ] = None,
-    undo: Annotated[bool, typer.Option("--undo", help="Put back what the last roll-back changed.")] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Put back what the last roll-back changed.")
+    ] = False,
     why: ReasonOption = "",
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Go back to an older checkpoint: newer ones are set aside, and the next launch resumes from STEP.
+    """Go back to an older checkpoint: newer ones are set aside, and the next launch resumes from
+    STEP.
 
-    Nothing is removed: newer checkpoints become global_stepN.discarded. Every byte of STEP is read first, if no one
-    did before. With --skip, the data of those iterations is passed over, whatever card is launched. One that was cut
-    off is finished by the next launch, or by `tr11 rollback` without a STEP.
+    Nothing is removed: newer checkpoints become global_stepN.discarded. Every byte of STEP is read
+    first, if no one did before. With --skip, the data of those iterations is passed over, whatever
+    card is launched. One that was cut off is finished by the next launch, or by `tr11 rollback`
+    without a STEP.
 
     Examples:
       tr11 rollback 31200 --dry-run
@@ -86,17 +92,24 @@ def rollback(
         raise Refusal("give a STEP, or --undo, not both", exit_code=2)
     if skip is not None and step is None:
         raise Refusal("--skip needs a STEP: tr11 rollback STEP --skip N", exit_code=2)
-    wanted = None if skip is None else _parse_skip(skip)
+    if skip is None:
+        wanted = None
+    else:
+        wanted = _parse_skip(skip)
     run = run_to_stop(context)
     view = run.look()
     _refuse_a_living_trainer(run, view)
     record = _read_record(run)
     if step is None and not undo and record.pending is None:
-        raise Refusal("go back to which step? Give one (tr11 checkpoints list), or --undo", exit_code=2)
+        raise Refusal(
+            "go back to which step? Give one (tr11 checkpoints list), or --undo", exit_code=2
+        )
     if record.pending is not None:
         say(f"an earlier roll-back was cut off: {_unfinished(record)}")
         if dry_run:
-            raise Refusal("`tr11 rollback` finishes it; then plan again. Nothing was changed (--dry-run)")
+            raise Refusal(
+                "`tr11 rollback` finishes it; then plan again. Nothing was changed (--dry-run)"
+            )
         agree("Finish it?", yes)
         record = _finish(run, record, why)
         if step is None and not undo:
@@ -111,7 +124,11 @@ def rollback(
     if wider is not None:
         say(_not_finite_line(plan, wider))
     if plan.changes_nothing or dry_run:
-        say("nothing was changed (--dry-run)" if dry_run else f"step {plan.to_step} is what a launch resumes from")
+        say(
+            "nothing was changed (--dry-run)"
+            if dry_run
+            else f"step {plan.to_step} is what a launch resumes from"
+        )
         context.emit(_document(run, view, plan, "planned" if dry_run else "nothing", wider=wider))
         return
     agree("Go back?" if plan.action == "roll-back" else "Put it back?", yes)
@@ -119,17 +136,25 @@ def rollback(
         _verify(run, plan.to_step)
     _apply(run, view, record, step, wanted, plan, why)
     _say_done(run, view, plan.to_step)
-    context.emit(_document(run, view, plan, "rolled-back" if plan.action == "roll-back" else "undone", wider=wider))
+    context.emit(
+        _document(
+            run, view, plan, "rolled-back" if plan.action == "roll-back" else "undone", wider=wider
+        )
+    )
 
 
 def _parse_skip(text: str) -> Skip:
     number = text.removesuffix("-")
     if number.isascii() and number.isdecimal() and 0 < int(number) < 10**12:
-        return int(number) if number == text else SkipFrom(int(number))
+        if number == text:
+            return int(number)
+        return SkipFrom(int(number))
     try:
         return parse_range(text)
     except RangeError as error:
-        raise Refusal(f"--skip: {error}; or give a number of iterations, such as 12", exit_code=2) from None
+        raise Refusal(
+            f"--skip: {error}; or give a number of iterations, such as 12", exit_code=2
+        ) from None
 
 
 # ----------------------------------------------------------------------------- looking
@@ -140,9 +165,13 @@ def _refuse_a_living_trainer(run: StopContext, view: StopView) -> str:
     """
     found = look_for_trainer(run.directory, view, run.edge)
     if found.words:
-        raise Refusal(f"{'; '.join(found.words)}: stop it first (tr11 kill --wait). Nothing was changed")
+        raise Refusal(
+            f"{'; '.join(found.words)}: stop it first (tr11 kill --wait). Nothing was changed"
+        )
     if found.unknown:
-        raise Refusal(f"a trainer may be alive ({'; '.join(found.unknown)}). Nothing was changed", 3)
+        raise Refusal(
+            f"a trainer may be alive ({'; '.join(found.unknown)}). Nothing was changed", 3
+        )
     return found.ended
 
 
@@ -154,9 +183,13 @@ def _read_record(run: StopContext) -> RecoveryRecord:
 
 
 def _plan(
-    run: StopContext, view: StopView, record: RecoveryRecord, step: int | None, skip: Skip | None,
+    run: StopContext,
+    view: StopView,
+    record: RecoveryRecord,
+    step: int | None,
+    skip: Skip | None,
     catalogue: Catalogue,
-) -> RollbackPlan:  # fmt: skip
+) -> RollbackPlan:
     """Raises Refusal where it cannot be."""
     last = max([view.iteration or 0, *(entry.step for entry in catalogue.checkpoints)])
     try:
@@ -166,11 +199,15 @@ def _plan(
     except NotPossible as error:
         raise Refusal(f"{error}. Nothing was changed") from None
     except OSError as error:
-        raise Refusal(f"{catalogue.folder} cannot be read: {error.strerror or error}. Nothing was changed", 3) from None
+        raise Refusal(
+            f"{catalogue.folder} cannot be read: {error.strerror or error}. Nothing was changed", 3
+        ) from None
 
 
 def _wider_skip(run: StopContext, plan: RollbackPlan) -> IterationRange | None:
-    """What has to be passed over so that no iteration is trained again that was not finite; None where all are."""
+    """What has to be passed over so that no iteration is trained again that was not finite; None
+    where all are.
+    """
     if plan.action != "roll-back":
         return None
     records = [step.record for step in known(read_steps(run.directory.paths), ())]
@@ -179,7 +216,9 @@ def _wider_skip(run: StopContext, plan: RollbackPlan) -> IterationRange | None:
 
 # ----------------------------------------------------------------------------- doing
 def _verify(run: StopContext, step: int) -> None:
-    """Read every byte of the step, unless that is on record. Raises Refusal where it is not as it was written."""
+    """Read every byte of the step, unless that is on record. Raises Refusal where it is not as it
+    was written.
+    """
     entry = open_catalogue(run.card).at(step)
     if entry is None or not needs_reading(entry):
         return
@@ -188,17 +227,24 @@ def _verify(run: StopContext, step: int) -> None:
     except KeyboardInterrupt:
         raise Refusal("interrupted. Nothing was changed") from None
     if reading.bad:
-        raise Refusal(f"step {step} is damaged: {reading.bad[0]}; restore it (tr11 backup restore {step}). "
-                      "Nothing was changed")  # fmt: skip
+        raise Refusal(
+            f"step {step} is damaged: {reading.bad[0]}; restore it (tr11 backup restore {step}). "
+            "Nothing was changed"
+        )
     if reading.result != "fine":
         raise Refusal(f"step {step} was not verified: {reading.why}. Nothing was changed", 3)
     say(f"verified:   every byte of step {step}")
 
 
 def _apply(
-    run: StopContext, view: StopView, record: RecoveryRecord, step: int | None, skip: Skip | None,
-    shown: RollbackPlan, why: str,
-) -> None:  # fmt: skip
+    run: StopContext,
+    view: StopView,
+    record: RecoveryRecord,
+    step: int | None,
+    skip: Skip | None,
+    shown: RollbackPlan,
+    why: str,
+) -> None:
     """Look once more, and do what was shown. Raises Refusal: what stands then is in its text."""
     directory = run.directory
     try:
@@ -206,11 +252,17 @@ def _apply(
             ended = _refuse_a_living_trainer(run, run.look())
             again = _read_record(run)
             plan = _plan(run, view, again, step, skip, open_catalogue(run.card))
-            if (plan.moves, plan.to_step) != (shown.moves, shown.to_step) or len(again.events) != len(record.events):
-                raise Refusal("the checkpoints have changed since they were shown. Nothing was changed: type it again")
+            if (plan.moves, plan.to_step) != (shown.moves, shown.to_step) or len(
+                again.events
+            ) != len(record.events):
+                raise Refusal(
+                    "the checkpoints have changed since they were shown. Nothing was changed: type it again"
+                )
             carry_out(directory, plan, why, run.user, ended)
     except ClaimTaken as taken:
-        raise Refusal(f"a prune or another roll-back is at it: {taken}. Nothing was changed") from None
+        raise Refusal(
+            f"a prune or another roll-back is at it: {taken}. Nothing was changed"
+        ) from None
     except TrainerAlive as alive:
         raise Refusal(str(alive)) from None
     except OSError as error:
@@ -221,7 +273,9 @@ def _finish(run: StopContext, record: RecoveryRecord, why: str) -> RecoveryRecor
     try:
         with claimed(run.directory):
             ended = _refuse_a_living_trainer(run, run.look())
-            return finish_pending(run.directory, _read_record(run), run.user, why or "it was cut off", ended)
+            return finish_pending(
+                run.directory, _read_record(run), run.user, why or "it was cut off", ended
+            )
     except ClaimTaken as taken:
         raise Refusal(f"a prune or another roll-back is at it: {taken}") from None
     except TrainerAlive as alive:
@@ -231,20 +285,29 @@ def _finish(run: StopContext, record: RecoveryRecord, why: str) -> RecoveryRecor
 
 
 def _cut_off(error: OSError) -> Refusal:
-    where = f"{error.filename}: " if error.filename else ""
-    return Refusal(f"{where}{error.strerror or error}; the next launch, or `tr11 rollback`, finishes what was begun")
+    where = ""
+    if error.filename:
+        where = f"{error.filename}: "
+    return Refusal(
+        f"{where}{error.strerror or error}; the next launch, or `tr11 rollback`, finishes what was begun"
+    )
 
 
 # ----------------------------------------------------------------------------- showing
 def _lines(plan: RollbackPlan) -> list[str]:
-    event = plan.record.events[-1] if plan.action == "roll-back" else None
+    event = None
+    if plan.action == "roll-back":
+        event = plan.record.events[-1]
     lines = []
     if event is not None and event.iteration > plan.to_step:
         lines.append(f"going back: from iteration {event.iteration} to step {plan.to_step}")
     lines += [f"rename:     {source} -> {target}" for source, target in plan.moves]
     lines += [f"gone:       {name} was removed since, and cannot be put back" for name in plan.gone]
     if plan.latest_before != plan.to_step:
-        before = "nothing" if plan.latest_before is None else f"step {plan.latest_before}"
+        if plan.latest_before is None:
+            before = "nothing"
+        else:
+            before = f"step {plan.latest_before}"
         lines.append(f"latest:     names step {plan.to_step}; it named {before}")
     if plan.skip is not None:
         data = plan.skip
@@ -272,8 +335,14 @@ def _queue_lines(view: StopView, plan: RollbackPlan) -> list[str]:
 
 def _next(run: StopContext, view: StopView) -> str:
     directory = run.directory
-    if directory.kill_switch_is_set() or directory.paths.pause.exists() or any(map(is_held, view.queued)):
-        return "let it go on with `tr11 resume`" + ("" if view.queued else ", then `tr11 launch --array 1-10`")
+    if (
+        directory.kill_switch_is_set()
+        or directory.paths.pause.exists()
+        or any(map(is_held, view.queued))
+    ):
+        return "let it go on with `tr11 resume`" + (
+            "" if view.queued else ", then `tr11 launch --array 1-10`"
+        )
     if view.queued:
         return f"{view.queued[0].job_id}, as soon as nodes are free"
     return "tr11 launch --array 1-10"
@@ -290,7 +359,12 @@ def _say_done(run: StopContext, view: StopView, step: int | None) -> None:
 
 
 def _document(
-    run: StopContext, view: StopView, plan: RollbackPlan, action: str, *, wider: IterationRange | None
+    run: StopContext,
+    view: StopView,
+    plan: RollbackPlan,
+    action: str,
+    *,
+    wider: IterationRange | None,
 ) -> dict[str, Any]:
     skip = plan.skip
     return {
@@ -303,7 +377,12 @@ def _document(
         "gone": list(plan.gone),
         "skip": None
         if skip is None
-        else {"first": skip.range.first, "last": skip.range.last, "samples": skip.samples, "tokens": skip.tokens},
+        else {
+            "first": skip.range.first,
+            "last": skip.range.last,
+            "samples": skip.samples,
+            "tokens": skip.tokens,
+        },
         "skip_needed": None if wider is None else str(wider),
         "queued": [job.job_id for job in view.queued],
     }

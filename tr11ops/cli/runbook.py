@@ -43,7 +43,12 @@ def runbook(
     if name is None:
         titles = {page: page_title(page) for page in pages}
         if as_json:
-            emit({"schema": SCHEMA, "pages": [{"name": page, "title": title} for page, title in titles.items()]})
+            emit(
+                {
+                    "schema": SCHEMA,
+                    "pages": [{"name": page, "title": title} for page, title in titles.items()],
+                }
+            )
             return
         typer.echo("Read one with `tr11 runbook NAME`:")
         for page in titles:

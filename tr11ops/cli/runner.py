@@ -1,7 +1,7 @@
 """The one way in which a command changes something: it shows its plan, asks, does it, and answers.
 
-A command makes a `Change` of what was typed and of what it sees, and hands it to `carry_out`, which alone obeys
---dry-run, --yes and --json and ends with the exit code.
+A command makes a `Change` of what was typed and of what it sees, and hands it to `carry_out`, which
+alone obeys --dry-run, --yes and --json and ends with the exit code.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ UNCHANGED = "nothing was changed (--dry-run)"
 
 
 class Outcome(Record):
-    """What a command answers: with --json the document, if there is one, else the lines; then the notes, on stderr.
+    """What a command answers: with --json the document, if there is one, else the lines; then the
+    notes, on stderr.
 
-    `fault`: what is missing all the same, "" for nothing; it is the last line on stderr. `exit_code` is the command's.
+    `fault`: what is missing all the same, "" for nothing; it is the last line on stderr.
+    `exit_code` is the command's.
     """
 
     document: Mapping[str, Any] | None = None
@@ -35,10 +37,12 @@ class Outcome(Record):
 
 
 class Change(Record):
-    """What a command would change. `lines` are the plan, for a person, on stderr; `preview` is --dry-run's answer.
+    """What a command would change. `lines` are the plan, for a person, on stderr; `preview` is
+    --dry-run's answer.
 
-    `question`: asked before it is applied, "" where no one has to be asked. `refusal`: why the plan, which is shown all
-    the same, cannot be carried out. `apply` does it, and raises Refusal where nothing came of it.
+    `question`: asked before it is applied, "" where no one has to be asked. `refusal`: why the
+    plan, which is shown all the same, cannot be carried out. `apply` does it, and raises Refusal
+    where nothing came of it.
     """
 
     lines: Iterable[str]
@@ -49,7 +53,9 @@ class Change(Record):
 
 
 def carry_out(context: RunContext, change: Change) -> None:
-    """Show the change, ask, apply it and answer; with --dry-run only show it. Raises Refusal and typer.Exit."""
+    """Show the change, ask, apply it and answer; with --dry-run only show it. Raises Refusal and
+    typer.Exit.
+    """
     for line in change.lines:
         say(line)
     if change.refusal is not None:

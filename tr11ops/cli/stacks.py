@@ -1,4 +1,6 @@
-"""`tr11 stacks`: what every worker of a running attempt does now, and which of them holds the others up."""
+"""`tr11 stacks`: what every worker of a running attempt does now, and which of them holds the
+others up.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ import typer
 
 from tr11ops.base.errors import Refusal
 from tr11ops.base.units import counted
-from tr11ops.cli.common import in_time, is_terminal, kind_to_watch, looking, open_scheduler, timeout_option
+from tr11ops.cli.common import (
+    in_time,
+    is_terminal,
+    kind_to_watch,
+    looking,
+    open_scheduler,
+    timeout_option,
+)
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.status_watch import look_again
 from trainer.contract.record import Record
@@ -27,7 +36,8 @@ if TYPE_CHECKING:
     from tr11ops.rundir.paths import RunDirectory
 
 WATCH_SECONDS = 10.0
-NODE_SECONDS = 20.0  # as tr11ops.diagnose.stacks.collect.NODE_SECONDS, without loading it for --help
+# as tr11ops.diagnose.stacks.collect.NODE_SECONDS, without loading it for --help
+NODE_SECONDS = 20.0
 
 
 def stacks(
@@ -36,22 +46,36 @@ def stacks(
     seconds: Annotated[
         float | None,
         typer.Argument(
-            metavar="SECONDS", show_default=False, min=1, max=86400, help="With --watch: between two looks [10]."
+            metavar="SECONDS",
+            show_default=False,
+            min=1,
+            max=86400,
+            help="With --watch: between two looks [10].",
         ),
     ] = None,
     job: Annotated[
-        str | None, typer.Option("--job", "--attempt", metavar="ID", help="This attempt of the run, e.g. 1234_7.")
+        str | None,
+        typer.Option(
+            "--job", "--attempt", metavar="ID", help="This attempt of the run, e.g. 1234_7."
+        ),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Again and again until Ctrl-C; says what has not moved.")
+        bool,
+        typer.Option(
+            "--watch", "-w", help="Again and again until Ctrl-C; says what has not moved."
+        ),
     ] = False,
-    timeout: Annotated[float | None, timeout_option("Give up on a node that is silent for this long [20].")] = None,
+    timeout: Annotated[
+        float | None, timeout_option("Give up on a node that is silent for this long [20].")
+    ] = None,
 ) -> None:
-    """Say what every worker of the running attempt does now: which rank holds the others up, and where it hangs.
+    """Say what every worker of the running attempt does now: which rank holds the others up, and
+    where it hangs.
 
-    Every node is asked at once (on Slurm with srun --overlap). Nothing is stopped, signalled or written. Workers with
-    the same stack share a row, the odd ones on top. It tells waits apart: collective, send-recv, data-loader, file,
-    host-sync (the GPU), compute, starting, stopped (SIGSTOP), dead.
+    Every node is asked at once (on Slurm with srun --overlap). Nothing is stopped, signalled or
+    written. Workers with the same stack share a row, the odd ones on top. It tells waits apart:
+    collective, send-recv, data-loader, file, host-sync (the GPU), compute, starting, stopped
+    (SIGSTOP), dead.
 
     Exit code 0 where no rank or node stands out, 1 where one does, 3 where no stack could be read.
 
@@ -61,10 +85,14 @@ def stacks(
       tr11 stacks --watch 30
     """
     if seconds is not None and not watch:
-        raise Refusal(f"SECONDS ({seconds:g}) goes with --watch: tr11 stacks --watch {seconds:g}", exit_code=2)
+        raise Refusal(
+            f"SECONDS ({seconds:g}) goes with --watch: tr11 stacks --watch {seconds:g}", exit_code=2
+        )
     _, directory = context.seen()
     edge = looking(open_scheduler(kind_to_watch(directory, context.scheduler)))
-    view = _View(directory, edge, job, NODE_SECONDS if timeout is None else timeout, shows=not watch)
+    view = _View(
+        directory, edge, job, NODE_SECONDS if timeout is None else timeout, shows=not watch
+    )
     if watch:
         raise typer.Exit(look_again(view.look, seconds or WATCH_SECONDS, context.as_json))
     frame = view.look()
@@ -107,7 +135,9 @@ class _View:
     last: StacksLook | None = field(default=None)
 
     def look(self) -> _Frame:
-        """Raises Refusal where nothing runs, SchedulerError where the scheduler refuses or is silent."""
+        """Raises Refusal where nothing runs, SchedulerError where the scheduler refuses or is
+        silent.
+        """
         from tr11ops.diagnose.stacks.collect import collect
         from tr11ops.diagnose.stacks.look import StacksLook
         from tr11ops.diagnose.stacks.records import look_at_records
@@ -117,14 +147,20 @@ class _View:
             collected = collect(asked, os.environ, self.seconds, advance)
         paths = self.directory.paths
         records = in_time(
-            lambda: look_at_records(paths.flight_records(asked.job_id), _launch(self.directory, asked.job_id))
+            lambda: look_at_records(
+                paths.flight_records(asked.job_id), _launch(self.directory, asked.job_id)
+            )
         )
-        before = self.last if self.last is not None and self.last.job == name else None
+        before = None
+        if self.last is not None and self.last.job == name:
+            before = self.last
         self.last = StacksLook.after(before, name, time.time(), collected, records)
         return _Frame(self.last)
 
 
-def attempt_to_ask(directory: RunDirectory, edge: Scheduler, job: str | None) -> tuple[AskedAttempt, str]:
+def attempt_to_ask(
+    directory: RunDirectory, edge: Scheduler, job: str | None
+) -> tuple[AskedAttempt, str]:
     """The running attempt that is meant, and its number as people type it.
 
     Raises Refusal where none runs, or where it runs where it cannot be asked; SchedulerError.
@@ -146,23 +182,32 @@ def attempt_to_ask(directory: RunDirectory, edge: Scheduler, job: str | None) ->
         one = chosen[0]
         count = len(one.nodes) or one.node_count or 1
         return AskedAttempt(one.raw_id, beats, one.nodes, edge.name != "slurm", count), one.job_id
-    if not running and holder is not None and job in {None, holder.job_id}:  # one in the foreground, of `tr11 train`
+    # one in the foreground, of `tr11 train`
+    if not running and holder is not None and job in {None, holder.job_id}:
         if holder.host != host_name():
-            raise Refusal(f"this run trains in the foreground on {holder.host}: type `tr11 stacks` there")
+            raise Refusal(
+                f"this run trains in the foreground on {holder.host}: type `tr11 stacks` there"
+            )
         return AskedAttempt(holder.job_id, beats, (), True), holder.job_id
     names = ", ".join(one.job_id for one in running)
     if job is not None:
         raise Refusal(
             f"--job {job}: is no running attempt of this run; {f'running: {names}' if names else 'none runs'}"
         )
-    why_unclear = f" ({found.why_unclear})" if found.why_unclear else ""
-    raise Refusal(f"no attempt of this run is running{why_unclear}; for one that has ended: `tr11 diagnose`")
+    why_unclear = ""
+    if found.why_unclear:
+        why_unclear = f" ({found.why_unclear})"
+    raise Refusal(
+        f"no attempt of this run is running{why_unclear}; for one that has ended: `tr11 diagnose`"
+    )
 
 
 def _launch(directory: RunDirectory, job_id: str) -> int:
     """The newest launch of the attempt; 0 where it keeps no records of launches."""
     folder = directory.paths.attempt(job_id) / "launches"
-    return max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal()), default=0)
+    return max(
+        (int(path.stem) for path in folder.glob("*.json") if path.stem.isdecimal()), default=0
+    )
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""`tr11 status`: one screen that answers "may I sleep?", or JSON, or metrics; once, or refreshed in place."""
+"""`tr11 status`: one screen that answers "may I sleep?", or JSON, or metrics; once, or refreshed in
+place.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tr11ops.base.errors import Refusal
-from tr11ops.cli.common import EndpointOption, VariantOption, in_time, kind_to_watch, late_words, looking, say
+from tr11ops.cli.common import (
+    EndpointOption,
+    VariantOption,
+    in_time,
+    kind_to_watch,
+    late_words,
+    looking,
+    say,
+)
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.terminal import drawing_console, lines_to_fill, status_screen
 from trainer.contract.record import Record
@@ -33,7 +43,8 @@ SCRAPE_SECONDS = 10.0  # scrapes that come sooner than this after a look get wha
 
 
 def status(
-    context: Annotated[RunContext, SCHEDULER, JSON],  # options of a command line: typer calls it by name
+    # options of a command line: typer calls it by name
+    context: Annotated[RunContext, SCHEDULER, JSON],
     seconds: Annotated[
         float | None,
         typer.Argument(
@@ -43,10 +54,16 @@ def status(
         ),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Refresh in place until Ctrl-C: --watch, or --watch 30.")
+        bool,
+        typer.Option(
+            "--watch", "-w", help="Refresh in place until Ctrl-C: --watch, or --watch 30."
+        ),
     ] = False,
     digests: Annotated[
-        bool, typer.Option("--digests", help="Compare the newest checkpoint's digests too: reads all its bytes.")
+        bool,
+        typer.Option(
+            "--digests", help="Compare the newest checkpoint's digests too: reads all its bytes."
+        ),
     ] = False,
     prometheus: Annotated[
         str | None,
@@ -58,15 +75,19 @@ def status(
     ] = None,
     remote: Annotated[
         str | None,
-        typer.Option("--remote", metavar="OWNER/NAME", help="From anywhere: what the run's hub repository tells."),
+        typer.Option(
+            "--remote",
+            metavar="OWNER/NAME",
+            help="From anywhere: what the run's hub repository tells.",
+        ),
     ] = None,
     endpoint: EndpointOption = None,
     variant: VariantOption = None,
 ) -> None:
     """One screen: is the run healthy, and since when.
 
-    Exit code 0: healthy, starting, queued, finished, or stopped by someone; 1: stalled, down, or with a critical
-    finding; 2: wrong usage; 3: it could not be observed.
+    Exit code 0: healthy, starting, queued, finished, or stopped by someone; 1: stalled, down, or
+    with a critical finding; 2: wrong usage; 3: it could not be observed.
 
     Examples:
       tr11 status
@@ -77,7 +98,9 @@ def status(
       tr11 status --remote bigscience/tr11-176B-ml-logs
     """
     if seconds is not None and not watch:
-        raise Refusal(f"SECONDS ({seconds:g}) goes with --watch: tr11 status --watch {seconds:g}", exit_code=2)
+        raise Refusal(
+            f"SECONDS ({seconds:g}) goes with --watch: tr11 status --watch {seconds:g}", exit_code=2
+        )
     if seconds is not None and not SHORTEST_WATCH_SECONDS <= seconds <= 86400:
         raise Refusal(f"--watch {seconds:g}: must be between 1 and 86400 seconds", exit_code=2)
     if remote is not None:
@@ -88,7 +111,10 @@ def status(
             or digests
             or prometheus is not None
         ):
-            raise Refusal("--remote needs no card and no scheduler: it goes with --watch, --json, --variant alone", 2)
+            raise Refusal(
+                "--remote needs no card and no scheduler: it goes with --watch, --json, --variant alone",
+                2,
+            )
         from tr11ops.cli.status_remote import status_remote
 
         raise typer.Exit(status_remote(remote, endpoint, variant, seconds, watch, context.as_json))
@@ -99,7 +125,10 @@ def status(
     if prometheus is not None:
         target = target_of(prometheus)
         if watch and isinstance(target, tuple):
-            raise Refusal("--watch goes with --prometheus FILE; what is served is looked at when it is asked for", 2)
+            raise Refusal(
+                "--watch goes with --prometheus FILE; what is served is looked at when it is asked for",
+                2,
+            )
         view = _view(context, digests)
         if isinstance(target, tuple):
             raise typer.Exit(_serve(view, *target))
@@ -158,7 +187,9 @@ class View(Record):
             return within(LOOK_SECONDS, self._look)
         except Late:
             return StatusResult(
-                nothing_seen(self.facts, time.time(), Unknown(late_words(self.directory.root, LOOK_SECONDS)))
+                nothing_seen(
+                    self.facts, time.time(), Unknown(late_words(self.directory.root, LOOK_SECONDS))
+                )
             )
 
     def _look(self) -> StatusResult:
@@ -166,7 +197,9 @@ class View(Record):
         from tr11ops.status.extra_observations import observe_extra
 
         beside = partial(observe_extra, self.directory, self.card)
-        return StatusResult(assess(self.directory, self.facts, self.scheduler, beside, read_digests=self.digests))
+        return StatusResult(
+            assess(self.directory, self.facts, self.scheduler, beside, read_digests=self.digests)
+        )
 
 
 def _view(context: RunContext, digests: bool) -> View:
@@ -191,25 +224,36 @@ def _view(context: RunContext, digests: bool) -> View:
 
 # ----------------------------------------------------------------------------- metrics
 def target_of(text: str) -> Path | tuple[str, int]:
-    """A file, or a host and a port: what is all digits is a port, and so are digits behind a colon without a slash."""
+    """A file, or a host and a port: what is all digits is a port, and so are digits behind a colon
+    without a slash.
+    """
     host, colon, port = text.rpartition(":")
     if port.isascii() and port.isdigit() and "/" not in host:
         if not 0 < int(port) < 65536:
-            raise Refusal(f"--prometheus {text}: a port is between 1 and 65535 (a file of that name: ./{text})", 2)
+            raise Refusal(
+                f"--prometheus {text}: a port is between 1 and 65535 (a file of that name: ./{text})",
+                2,
+            )
         return (host.strip("[]") if colon and host else "127.0.0.1", int(port))
     path = Path(text)
     if not text or not path.parent.is_dir() or (path.exists() and not path.is_file()):
-        raise Refusal(f"--prometheus {text}: not a file in a folder that exists, nor a port", exit_code=2)
+        raise Refusal(
+            f"--prometheus {text}: not a file in a folder that exists, nor a port", exit_code=2
+        )
     return path
 
 
 def _write_metrics(view: View, path: Path, seconds: float | None) -> int:
-    """Write the metrics once, or every `seconds` until Ctrl-C. A write that fails later is said, and tried again."""
+    """Write the metrics once, or every `seconds` until Ctrl-C. A write that fails later is said,
+    and tried again.
+    """
     from tr11ops.status.prometheus import exposition
     from trainer.contract.files import write_atomically
 
     if path.suffix != ".prom":
-        say(f"tr11: a textfile collector reads only files that end in .prom, which {path.name} does not")
+        say(
+            f"tr11: a textfile collector reads only files that end in .prom, which {path.name} does not"
+        )
     code = 3
     try:
         while True:
@@ -240,8 +284,13 @@ def _serve(view: View, host: str, port: int) -> int:
     try:
         bound, end = serve(source.status, host, port, (view.facts.name, view.facts.variant))
     except OSError as error:
-        raise Refusal(f"--prometheus {host}:{port} cannot be served: {error.strerror or error}") from None
-    place = f"[{host}]" if ":" in host else host
+        raise Refusal(
+            f"--prometheus {host}:{port} cannot be served: {error.strerror or error}"
+        ) from None
+    if ":" in host:
+        place = f"[{host}]"
+    else:
+        place = host
     with obeying(lambda _: over.set()):
         say(f"metrics on http://{place}:{bound}/metrics; Ctrl-C ends")
         over.wait()
@@ -250,7 +299,9 @@ def _serve(view: View, host: str, port: int) -> int:
 
 
 class _Source:
-    """The status for a scrape; one look at a time, and none sooner than SCRAPE_SECONDS after the last."""
+    """The status for a scrape; one look at a time, and none sooner than SCRAPE_SECONDS after the
+    last.
+    """
 
     def __init__(self, view: View) -> None:
         self._view = view

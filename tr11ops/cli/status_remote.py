@@ -57,7 +57,9 @@ class RemoteReader:
     is_watching: bool = False
 
     def look(self) -> RemoteLook:
-        """Raises Refusal: what is asked for is not there or not for us; HubUnavailable: nothing may be concluded."""
+        """Raises Refusal: what is asked for is not there or not for us; HubUnavailable: nothing may
+        be concluded.
+        """
         from tr11ops.base.errors import HubPermanentError, HubUnavailable
         from tr11ops.status.remote import NoSuchVariant
 
@@ -67,20 +69,34 @@ class RemoteReader:
         except HubPermanentError as error:
             raise Refusal(f"{where}: {error}") from None
         except HubUnavailable as error:
-            words = str(error) if self.is_watching else f"{where}: {error}: nothing may be concluded"
+            if self.is_watching:
+                words = str(error)
+            else:
+                words = f"{where}: {error}: nothing may be concluded"
             raise HubUnavailable(words, min(error.wait, LONGEST_WATCH_WAIT_SECONDS)) from None
         except NoSuchVariant as error:
             shown = ", ".join(error.variants[:20]) or "none"
-            raise Refusal(f"{where}: choose a variant with --variant; there are logs of: {shown}", 2) from None
+            raise Refusal(
+                f"{where}: choose a variant with --variant; there are logs of: {shown}", 2
+            ) from None
 
 
 def status_remote(
-    repository: str, endpoint: str | None, variant: str | None, seconds: float | None, watch: bool, as_json: bool
+    repository: str,
+    endpoint: str | None,
+    variant: str | None,
+    seconds: float | None,
+    watch: bool,
+    as_json: bool,
 ) -> int:
-    """Show the run's status from outside, once or again and again; returns the exit code. Raises Refusal."""
+    """Show the run's status from outside, once or again and again; returns the exit code. Raises
+    Refusal.
+    """
     every = WATCH_SECONDS if seconds is None else seconds
     if watch and every < SHORTEST_WATCH_SECONDS:
-        raise Refusal(f"--watch {every:g}: a hub is asked every {SHORTEST_WATCH_SECONDS:g} seconds at most", 2)
+        raise Refusal(
+            f"--watch {every:g}: a hub is asked every {SHORTEST_WATCH_SECONDS:g} seconds at most", 2
+        )
     reader = remote_reader(repository, endpoint, variant, watch)
     look = reader.look()
     if watch:
@@ -94,7 +110,9 @@ def status_remote(
     return look.exit_code
 
 
-def remote_reader(repository: str, endpoint: str | None, variant: str | None, watch: bool) -> RemoteReader:
+def remote_reader(
+    repository: str, endpoint: str | None, variant: str | None, watch: bool
+) -> RemoteReader:
     """What looks at the repository that a person typed. Raises Refusal."""
     from huggingface_hub import constants
 
@@ -109,9 +127,16 @@ def remote_reader(repository: str, endpoint: str | None, variant: str | None, wa
     except ValueError as error:
         raise Refusal(f"--remote: {error}", exit_code=2) from None
     if repo.path:
-        raise Refusal(f"--remote {repository}: give OWNER/NAME; --variant names one of several trainings", exit_code=2)
+        raise Refusal(
+            f"--remote {repository}: give OWNER/NAME; --variant names one of several trainings",
+            exit_code=2,
+        )
     if constants.HF_HUB_OFFLINE:
         raise Refusal("--remote: HF_HUB_OFFLINE is set, so nothing is asked", exit_code=UNOBSERVED)
     # while watching the next look is the next try
-    retries = remote_retries(time.sleep, say, 1 if watch else 3, longest=20.0, spread=0.2, most=LONGEST_WAIT_SECONDS)
-    return RemoteReader(repo.name, Outside(repo, None if token is None else token.reveal(), retries, variant))
+    retries = remote_retries(
+        time.sleep, say, 1 if watch else 3, longest=20.0, spread=0.2, most=LONGEST_WAIT_SECONDS
+    )
+    return RemoteReader(
+        repo.name, Outside(repo, None if token is None else token.reveal(), retries, variant)
+    )

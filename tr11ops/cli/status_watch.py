@@ -1,4 +1,6 @@
-"""`tr11 status --watch`: looks in a thread of their own, so that the screen stays alive while a scheduler is silent."""
+"""`tr11 status --watch`: looks in a thread of their own, so that the screen stays alive while a
+scheduler is silent.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ class WatchFrame(Protocol):
 
 @dataclass
 class Watcher:
-    """Looks again and again, beside the screen. A slow scheduler is asked less often: the pause is at least twice what
-    a look took, and at least what a failure asks for (`wait`). A look that fails is said, and the next one is tried.
+    """Looks again and again, beside the screen. A slow scheduler is asked less often: the pause is
+    at least twice what a look took, and at least what a failure asks for (`wait`). A look that
+    fails is said, and the next one is tried.
 
     `look` may take as long as it likes; it is never called twice at once.
     """
@@ -70,16 +73,27 @@ class Watcher:
             took = now - (self.began or now)
             if found is not None:
                 self.last, self.seen_at = found, now
-            self.trouble, self.began, self._due = trouble, None, now + max(self.seconds, 2 * took, wait)
+            self.trouble, self.began, self._due = (
+                trouble,
+                None,
+                now + max(self.seconds, 2 * took, wait),
+            )
             self.count += 1
 
     def hint(self, now: float) -> str:
         """The line at the foot: how old what is shown is, and what is under way."""
         with self._lock:
-            age = "" if self.last is None else f"seen {duration(now - self.seen_at)} ago; "
+            if self.last is None:
+                age = ""
+            else:
+                age = f"seen {duration(now - self.seen_at)} ago; "
             waiting = self.began is not None and now - self.began >= WAITING_SECONDS
-            doing = f"looking since {duration(now - (self.began or now))}; " if waiting else ""
-            trouble = f"the last look failed ({self.trouble}); " if self.trouble else ""
+            doing = ""
+            if waiting:
+                doing = f"looking since {duration(now - (self.began or now))}; "
+            trouble = ""
+            if self.trouble:
+                trouble = f"the last look failed ({self.trouble}); "
             return f"{age}{trouble}{doing}every {self.seconds:g} s; Ctrl-C ends"
 
 
@@ -91,8 +105,12 @@ def look_again(look: Callable[[], WatchFrame], seconds: float, as_json: bool) ->
     return watch_live(look, seconds, console)
 
 
-def watch_lines(view: Callable[[], WatchFrame], seconds: float, as_json: bool, console: Console) -> int:
-    """Into a pipe or a terminal that cannot be drawn on: one look after another. Returns the last exit code."""
+def watch_lines(
+    view: Callable[[], WatchFrame], seconds: float, as_json: bool, console: Console
+) -> int:
+    """Into a pipe or a terminal that cannot be drawn on: one look after another. Returns the last
+    exit code.
+    """
     code = 3
     try:
         for look in _looks(view, seconds):
@@ -123,18 +141,25 @@ def _looks(view: Callable[[], WatchFrame], seconds: float) -> Iterator[WatchFram
 
 def _words(error: Exception) -> str:
     """What failed, on one line."""
-    kind = "" if isinstance(error, Tr11Error) else f"{type(error).__name__}: "
+    if isinstance(error, Tr11Error):
+        kind = ""
+    else:
+        kind = f"{type(error).__name__}: "
     return " ".join(f"{kind}{error}".split())
 
 
 def _wait(error: Exception) -> float:
     """Seconds for which the one who was asked wants to be left alone."""
     wait = getattr(error, "wait", 0.0)
-    return wait if isinstance(wait, float) else 0.0
+    if isinstance(wait, float):
+        return wait
+    return 0.0
 
 
 def watch_live(view: Callable[[], WatchFrame], seconds: float, console: Console) -> int:
-    """In a terminal, in place. The screen is drawn again at each look, each second, and when the window changes."""
+    """In a terminal, in place. The screen is drawn again at each look, each second, and when the
+    window changes.
+    """
     from rich.live import Live
     from rich.text import Text
 
@@ -152,7 +177,9 @@ def watch_live(view: Callable[[], WatchFrame], seconds: float, console: Console)
     except KeyboardInterrupt:
         if watcher.last is not None:
             console.print(watcher.last.screen())
-    return 3 if watcher.last is None else watcher.last.exit_code
+    if watcher.last is None:
+        return 3
+    return watcher.last.exit_code
 
 
 def _frame(watcher: Watcher, console: Console, now: float) -> RenderableType:
@@ -165,7 +192,9 @@ def _frame(watcher: Watcher, console: Console, now: float) -> RenderableType:
     if watcher.last is None:
         return Group(Text("looking ..."), hint)
     height = max(1, console.size.height - HINT_LINES)
-    return Group(_cut(watcher.last.screen(console.size.width, height), console, height), Text(""), hint)
+    return Group(
+        _cut(watcher.last.screen(console.size.width, height), console, height), Text(""), hint
+    )
 
 
 def _cut(screen: RenderableType, console: Console, height: int) -> RenderableType:
@@ -175,4 +204,6 @@ def _cut(screen: RenderableType, console: Console, height: int) -> RenderableTyp
     lines = console.render_lines(screen, console.options, pad=False)
     if len(lines) <= height:
         return screen
-    return Segments([segment for line in lines[:height] for segment in (*line, Segment.line())][:-1])
+    return Segments(
+        [segment for line in lines[:height] for segment in (*line, Segment.line())][:-1]
+    )

@@ -1,4 +1,6 @@
-"""`tr11 pause` and `tr11 kill`: a run stops after its task, or saves and stops now, no matter who started it."""
+"""`tr11 pause` and `tr11 kill`: a run stops after its task, or saves and stops now, no matter who
+started it.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ NOW_MINUTES = 1.0  # what does not end within this time after `--now` is cancell
 def pause(context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON]) -> None:
     """Stop after this task: the running attempt trains to its limit, queued jobs are held.
 
-    `tr11 resume` lets it go on. It works for another person's run too: rights to write in its directory are enough.
+    `tr11 resume` lets it go on. It works for another person's run too: rights to write in its
+    directory are enough.
 
     Examples:
       tr11 pause --reason "new data on Monday"
@@ -58,13 +61,19 @@ def pause(context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON])
     """
     run = run_to_stop(context)
     view = run.look(needs_directory=False)
-    before = None if view.unmounted else run.read(lambda: read_request(run.directory.paths.pause, "pause"))
+    if view.unmounted:
+        before = None
+    else:
+        before = run.read(lambda: read_request(run.directory.paths.pause, "pause"))
     plan = Pause(run, view, before, context.reason)
     question = "Pause the run after this task?" if before is None else ""
     refusal = None
     if view.unmounted and view.is_idle:
         refusal = Refusal(f"nothing was paused: {view.unmounted}", exit_code=3)
-    carry_out(context, Change(plan.lines(), question, plan.apply, plan.outcome("dry-run", plan.exempt), refusal))
+    carry_out(
+        context,
+        Change(plan.lines(), question, plan.apply, plan.outcome("dry-run", plan.exempt), refusal),
+    )
 
 
 class Pause(Record):
@@ -78,19 +87,28 @@ class Pause(Record):
     @property
     def exempt(self) -> str:
         """The attempt that trains on, "" for none."""
-        return self.view.attempts[0] if self.view.attempts else ""
+        if self.view.attempts:
+            return self.view.attempts[0]
+        return ""
 
     def lines(self) -> list[str]:
         """What is there, and what will happen."""
         view = self.view
-        lines = [*running_lines(view, "will train to its limit"), *queued_lines(view, self.run.user)]
+        lines = [
+            *running_lines(view, "will train to its limit"),
+            *queued_lines(view, self.run.user),
+        ]
         if view.read_error:
             lines.append(_without_scheduler(view, "pause"))
         if view.is_idle:
-            lines.append("jobs:       nothing of this run is running or queued; a launch will leave untrained")
+            lines.append(
+                "jobs:       nothing of this run is running or queued; a launch will leave untrained"
+            )
         lines += standing_lines(view)
         if view.unmounted and not view.is_idle:
-            lines.append("instead:    no pause is set; what the scheduler shows as queued of this run is held")
+            lines.append(
+                "instead:    no pause is set; what the scheduler shows as queued of this run is held"
+            )
         if self.before is not None:
             lines.append(f"this run is already paused, by {self.before}")
         return lines
@@ -106,7 +124,10 @@ class Pause(Record):
             )
         unknown = view.unread or view.unclear
         if not is_paused and unknown:
-            raise Refusal(f"the run is not paused, and what else of it may start is not known: {unknown}", exit_code=3)
+            raise Refusal(
+                f"the run is not paused, and what else of it may start is not known: {unknown}",
+                exit_code=3,
+            )
         say(way_on(run, view))
         if self.before is None:
             return self.outcome("paused", self.exempt, held)
@@ -126,7 +147,12 @@ class Pause(Record):
     def outcome(self, action: str, exempt: str, held: tuple[str, ...] = ()) -> Outcome:
         """The answer; `exempt` trains on."""
         path = str(self.run.directory.paths.pause)
-        value = {"schema": PAUSE_SCHEMA, "action": action, "pause": path, "trains_on": exempt or None}
+        value = {
+            "schema": PAUSE_SCHEMA,
+            "action": action,
+            "pause": path,
+            "trains_on": exempt or None,
+        }
         return Outcome({**value, "held": list(held)})
 
 
@@ -139,24 +165,35 @@ def kill(
     context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON],
     *,
     now: Annotated[
-        bool, typer.Option("--now", help="End within seconds, without saving: what is not saved yet is lost.")
+        bool,
+        typer.Option(
+            "--now", help="End within seconds, without saving: what is not saved yet is lost."
+        ),
     ] = False,
     release: Annotated[
-        bool, typer.Option("--release", help="Let it go on, as `tr11 resume` does: switch, pause and holds.")
+        bool,
+        typer.Option(
+            "--release", help="Let it go on, as `tr11 resume` does: switch, pause and holds."
+        ),
     ] = False,
     wait: Annotated[
         bool,
-        typer.Option("--wait", help="Wait until the running job has ended; cancel one that does not end in time."),
+        typer.Option(
+            "--wait",
+            help="Wait until the running job has ended; cancel one that does not end in time.",
+        ),
     ] = False,
     timeout: Annotated[float, timeout_option("With --wait: give up after this long.")] = 3600,
 ) -> None:
     """Save and stop a run, with all that is queued of it; nothing is lost.
 
-    The running job saves a checkpoint at its next iteration and leaves. Queued jobs are held at once, and go on
-    with `tr11 resume`. It works for another person's run too: rights to write in the run directory are enough.
+    The running job saves a checkpoint at its next iteration and leaves. Queued jobs are held at
+    once, and go on with `tr11 resume`. It works for another person's run too: rights to write in
+    the run directory are enough.
 
-    With --wait, a job that has not stopped within resilience.stop_within_minutes is cancelled, where you may do that.
-    Where no switch can be set (a read-only disk, or one that is not mounted here) the scheduler itself is asked.
+    With --wait, a job that has not stopped within resilience.stop_within_minutes is cancelled,
+    where you may do that. Where no switch can be set (a read-only disk, or one that is not mounted
+    here) the scheduler itself is asked.
 
     Examples:
       tr11 kill --reason "loss spike, rolling back" --wait
@@ -169,7 +206,9 @@ def kill(
     run = run_to_stop(context)
     view = run.look(needs_directory=False)
     has_switch = require_switch(run, view)
-    before = run.read(lambda: read_request(run.directory.kill_switch, "kill")) if has_switch else None
+    before = None
+    if has_switch:
+        before = run.read(lambda: read_request(run.directory.kill_switch, "kill"))
     patience = timeout if wait else None
     stop = Kill(
         run=run,
@@ -181,14 +220,20 @@ def kill(
         patience=patience,
         as_json=context.as_json,
     )
-    carry_out(context, Change(stop.lines(), stop.question, stop.apply, Outcome(stop.document("dry-run")), stop.refusal))
+    carry_out(
+        context,
+        Change(
+            stop.lines(), stop.question, stop.apply, Outcome(stop.document("dry-run")), stop.refusal
+        ),
+    )
 
 
 class Kill(Record):
-    """Save and stop, or with `now` stop unsaved. `before`: the request that is in the switch already.
+    """Save and stop, or with `now` stop unsaved. `before`: the request that is in the switch
+    already.
 
-    `has_switch`: False where none can be set, so that the scheduler is asked. `patience`: seconds that the end is
-    waited for, None for not at all. `as_json`: standard output is the document's.
+    `has_switch`: False where none can be set, so that the scheduler is asked. `patience`: seconds
+    that the end is waited for, None for not at all. `as_json`: standard output is the document's.
     """
 
     run: StopContext
@@ -217,7 +262,9 @@ class Kill(Record):
             return ""
         if self.now:
             return "End the run now, without saving?"
-        return "Set the kill switch?" if self.has_switch else "Ask the scheduler to stop it?"
+        if self.has_switch:
+            return "Set the kill switch?"
+        return "Ask the scheduler to stop it?"
 
     def lines(self) -> list[str]:
         """What is there, and what will happen."""
@@ -233,12 +280,20 @@ class Kill(Record):
         if self.now:
             lines.append(f"lost:       {_loss(view)}")
         if before is not None:
-            by = f" by {before.who}" if before.who else ""
-            reason = f" ({before.why})" if before.why else ""
+            by = ""
+            if before.who:
+                by = f" by {before.who}"
+            reason = ""
+            if before.why:
+                reason = f" ({before.why})"
             end = ", to end without saving" if before.kind == "kill-now" else ""
-            lines.append(f"the kill switch is already set{by}{reason}{end}: {self.run.directory.kill_switch}")
+            lines.append(
+                f"the kill switch is already set{by}{reason}{end}: {self.run.directory.kill_switch}"
+            )
         if not self.has_switch and not view.is_idle:
-            lines.append("instead:    no kill switch is set; the scheduler is asked to stop what it shows of this run")
+            lines.append(
+                "instead:    no kill switch is set; the scheduler is asked to stop what it shows of this run"
+            )
         return lines
 
     @property
@@ -247,7 +302,9 @@ class Kill(Record):
         if self.has_switch or not self.view.is_idle:
             return None
         why = self.view.unmounted
-        return Refusal(f"nothing was stopped, and no kill switch can be set from here: {why}", exit_code=3)
+        return Refusal(
+            f"nothing was stopped, and no kill switch can be set from here: {why}", exit_code=3
+        )
 
     def apply(self) -> Outcome:
         """Stop it, and wait for its end where that is wanted. Says what was done."""
@@ -257,9 +314,12 @@ class Kill(Record):
         if self.is_wanted:
             is_enough = True
             if self.is_new:
-                request = new_request("kill-now" if self.now else "kill", run.user, self.why, run.directory.root)
+                request = new_request(
+                    "kill-now" if self.now else "kill", run.user, self.why, run.directory.root
+                )
                 is_set, is_enough = self._set(request)
-            # before anything ends: no file keeps the next task from training where the switch could not be set
+            # before anything ends: no file keeps the next task from training where the switch could
+            # not be set
             held = hold_queued(run, view, self.why or "kill switch", is_set)
             if not is_enough:
                 is_stopped = stop_without_files(run, view, self.now)
@@ -275,21 +335,38 @@ class Kill(Record):
             action = "set" if is_set else "asked-scheduler"
         document = self.document(action, endings, request, held, answered=self._answered(request))
         if unknown:
-            return Outcome(document, exit_code=3, fault=f"it is not known whether anything still runs: {unknown}")
+            return Outcome(
+                document,
+                exit_code=3,
+                fault=f"it is not known whether anything still runs: {unknown}",
+            )
         return Outcome(document, exit_code=0 if is_fine else 1)
 
     def _set(self, request: Request) -> tuple[bool, bool]:
-        """Set the switch, where there is one to set. Returns whether it is set, and whether that stops what runs."""
+        """Set the switch, where there is one to set. Returns whether it is set, and whether that
+        stops what runs.
+        """
         directory = self.run.directory
-        is_set, is_whole = self.has_switch and put_request(self.run, directory.kill_switch, request), False
+        is_set, is_whole = (
+            self.has_switch and put_request(self.run, directory.kill_switch, request),
+            False,
+        )
         if is_set:
             with suppress(Late):
-                there = deadline.within(deadline.STOP_SECONDS, lambda: read_request(directory.kill_switch, "kill"))
+                there = deadline.within(
+                    deadline.STOP_SECONDS, lambda: read_request(directory.kill_switch, "kill")
+                )
                 is_whole = there is not None and there.id == request.id
             say(f"kill switch set: {directory.kill_switch}")
-        # an empty switch makes it save and leave, which is all that is wanted but for an end without saving
+        # an empty switch makes it save and leave, which is all that is wanted but for an end
+        # without saving
         is_enough = is_whole or (is_set and not self.now)
-        data = {"kill_switch": str(directory.kill_switch), "request": request.id, "kind": request.kind, "set": is_set}
+        data = {
+            "kill_switch": str(directory.kill_switch),
+            "request": request.id,
+            "kind": request.kind,
+            "set": is_set,
+        }
         entry = "kill-switch-set" if is_set else "stop-asked"
         record(directory, entry, request.why, data, request.who, self.view.unmounted)
         return is_set, is_enough
@@ -299,10 +376,16 @@ class Kill(Record):
         run, view = self.run, self.view
         if self.patience is None or not view.running:
             return ()
-        minutes = NOW_MINUTES if request.kind == "kill-now" else run.card.resilience.stop_within_minutes
-        patience = StopWait(self.patience, minutes * 60, lambda: fall_back(run, view, request.id, minutes))
+        minutes = (
+            NOW_MINUTES if request.kind == "kill-now" else run.card.resilience.stop_within_minutes
+        )
+        patience = StopWait(
+            self.patience, minutes * 60, lambda: fall_back(run, view, request.id, minutes)
+        )
         hint = _unsaved_end(run, view, request.kind, minutes)
-        return wait_for_end(run.directory, view.running, run.edge, patience, _say_indented, request.id, hint)
+        return wait_for_end(
+            run.directory, view.running, run.edge, patience, _say_indented, request.id, hint
+        )
 
     def _report(self, endings: tuple[JobEnding, ...]) -> bool:
         """Say how the jobs ended. Returns whether all of them ended well."""
@@ -318,7 +401,10 @@ class Kill(Record):
                 text = f"ended without a word of the trainer: the last checkpoint is what `{look}` shows"
             else:
                 step = marker.checkpoint_step
-                saved = "no checkpoint was made" if step is None else f"checkpoint global_step{step}"
+                if step is None:
+                    saved = "no checkpoint was made"
+                else:
+                    saved = f"checkpoint global_step{step}"
                 text = f"ended ({marker.reason}) at iteration {marker.iteration}: {saved}"
             if not ending.is_over or marker is None or marker.reason == "error":
                 is_fine = False
@@ -326,19 +412,27 @@ class Kill(Record):
         return is_fine
 
     def _unknown(self, is_stopped: bool) -> str:
-        """Why it is not known whether anything still runs; "" where that is known, or no one waits for it."""
+        """Why it is not known whether anything still runs; "" where that is known, or no one waits
+        for it.
+        """
         view = self.view
         if not is_stopped:
             return view.unread or view.unclear
-        return (view.read_error or view.unclear) if self.patience is not None else ""
+        if self.patience is not None:
+            return view.read_error or view.unclear
+        return ""
 
     def _answered(self, request: Request) -> Acknowledgements | None:
-        """Who has honoured the request; None where the files do not answer, which undoes nothing of the stop."""
+        """Who has honoured the request; None where the files do not answer, which undoes nothing of
+        the stop.
+        """
         if not self.as_json:
             return None
         directory, attempts = self.run.directory, self.view.attempts
         try:
-            return deadline.within(deadline.STOP_SECONDS, lambda: acknowledgements(directory, request.id, attempts))
+            return deadline.within(
+                deadline.STOP_SECONDS, lambda: acknowledgements(directory, request.id, attempts)
+            )
         except Late:
             return None
 
@@ -396,19 +490,28 @@ def _loss(view: StopView) -> str:
     lost = view.lost_iterations
     if lost is None:
         return "not known: no iteration is on record"
-    since = "the start" if view.checkpoint is None else f"global_step{view.checkpoint}"
+    if view.checkpoint is None:
+        since = "the start"
+    else:
+        since = f"global_step{view.checkpoint}"
     seconds = view.seconds_per_iteration
-    pace = f", about {max(1, round(lost * seconds / 60))} min of training" if lost and seconds else ""
+    pace = ""
+    if lost and seconds:
+        pace = f", about {max(1, round(lost * seconds / 60))} min of training"
     return f"{lost} iterations since {since}{pace}"
 
 
 def _unsaved_end(run: StopContext, view: StopView, kind: str, minutes: float) -> str:
     """What ends a job that cannot save: a command, and this one by itself where it may."""
-    late = f"what has not ended after {minutes:g} min is cancelled" if all_may_be_cancelled(run, view) else ""
+    late = ""
+    if all_may_be_cancelled(run, view):
+        late = f"what has not ended after {minutes:g} min is cancelled"
     if kind == "kill-now":
         return late
     now = f"to end it unsaved, type Ctrl-C, then: {run.command('kill --now --wait')}"
-    return f"{now} ({late})" if late else now
+    if late:
+        return f"{now} ({late})"
+    return now
 
 
 # ----------------------------------------------------------------------------- kill --release
@@ -418,16 +521,25 @@ def _release(context: RunContext) -> None:
     was_set = run.read(run.directory.kill_switch_is_set)
     plan = plan_resumption(run, context)
     preview = _released(plan.outcome("dry-run"), plan, was_set)
-    carry_out(context, Change(plan.lines(), plan.question, lambda: _released(plan.apply(), plan, was_set), preview))
+    carry_out(
+        context,
+        Change(
+            plan.lines(), plan.question, lambda: _released(plan.apply(), plan, was_set), preview
+        ),
+    )
 
 
 def _released(outcome: Outcome, plan: Resumption, was_set: bool) -> Outcome:
-    """The answer of a resumption in the words of `tr11 kill`. `was_set`: whether the kill switch was."""
+    """The answer of a resumption in the words of `tr11 kill`. `was_set`: whether the kill switch
+    was.
+    """
     switch = plan.run.directory.kill_switch
     document = {**(outcome.document or {}), "schema": KILL_SCHEMA, "kill_switch": str(switch)}
     if not was_set:
         return replace(
-            outcome, document={**document, "action": "not-set"}, notes=(f"kill switch was not set: {switch}",)
+            outcome,
+            document={**document, "action": "not-set"},
+            notes=(f"kill switch was not set: {switch}",),
         )
     if document["action"] != "dry-run":
         document["action"] = "released"

@@ -1,4 +1,6 @@
-"""What the stop commands share: finding the run, keeping word of what was done, and waiting with a fallback."""
+"""What the stop commands share: finding the run, keeping word of what was done, and waiting with a
+fallback.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ POLL_SECONDS = 1.0
 
 
 class StopContext(Record):
-    """A run, the scheduler that it was launched on, and who looks; `typed` is the card as the person named it."""
+    """A run, the scheduler that it was launched on, and who looks; `typed` is the card as the
+    person named it.
+    """
 
     card: RunCard
     directory: RunDirectory
@@ -58,18 +62,25 @@ class StopContext(Record):
         return command_for(self.typed, words)
 
     def look(self, needs_directory: bool = True) -> StopView:
-        """What of the run is running and waiting now. Raises Refusal where its directory is needed and not mounted."""
+        """What of the run is running and waiting now. Raises Refusal where its directory is needed
+        and not mounted.
+        """
         view = self.read(
-            lambda: look(self.card, self.directory, self.edge), deadline.SCHEDULER_SECONDS + deadline.STOP_SECONDS
+            lambda: look(self.card, self.directory, self.edge),
+            deadline.SCHEDULER_SECONDS + deadline.STOP_SECONDS,
         )
         if view.unmounted and needs_directory:
             raise not_mounted(self.directory, view.unmounted)
         return view
 
     def read(self, work: Callable[[], T], seconds: float | None = None) -> T:
-        """What a step of a stop reads of the run's files. Raises Refusal, with the way through the scheduler."""
+        """What a step of a stop reads of the run's files. Raises Refusal, with the way through the
+        scheduler.
+        """
         return in_time(
-            work, deadline.STOP_SECONDS if seconds is None else seconds, without_files(self.card, self.edge.name)
+            work,
+            deadline.STOP_SECONDS if seconds is None else seconds,
+            without_files(self.card, self.edge.name),
         )
 
 
@@ -82,14 +93,18 @@ def without_files(card: RunCard, scheduler: str) -> str:
 
 
 def run_to_stop(context: RunContext, is_releasing: bool = False) -> StopContext:
-    """The run that is meant. Raises CardError, or Refusal where nothing was launched or the switch is another run's.
+    """The run that is meant. Raises CardError, or Refusal where nothing was launched or the switch
+    is another run's.
 
     What was launched on one scheduler is stopped there, whatever else this machine has.
     """
     card = in_time(lambda: context.card)
     directory, scheduler = context.directory, context.scheduler
     hint = without_files(card, scheduler)
-    kind = in_time(lambda: directory.recorded_scheduler() if scheduler == "auto" else None, hint=hint) or scheduler
+    kind = (
+        in_time(lambda: directory.recorded_scheduler() if scheduler == "auto" else None, hint=hint)
+        or scheduler
+    )
     edge = looking(open_scheduler(kind))
     in_time(lambda: guard(directory, edge, is_releasing), hint=hint)
     return StopContext(card, directory, edge, user_name(), context.run or "")
@@ -98,11 +113,16 @@ def run_to_stop(context: RunContext, is_releasing: bool = False) -> StopContext:
 def guard(directory: RunDirectory, scheduler: Overview, is_releasing: bool = False) -> None:
     """Refuse to stop something else than what was meant. Raises Refusal.
 
-    A switch that was set before the first launch is released (`is_releasing`) without a run directory. And one that is
-    not there is a run's all the same where the scheduler shows what was queued from it.
+    A switch that was set before the first launch is released (`is_releasing`) without a run
+    directory. And one that is not there is a run's all the same where the scheduler shows what was
+    queued from it.
     """
     is_set_before = is_releasing and directory.kill_switch_is_set()
-    if not directory.exists and not is_set_before and not look_for_directory(directory, scheduler, time.time()):
+    if (
+        not directory.exists
+        and not is_set_before
+        and not look_for_directory(directory, scheduler, time.time())
+    ):
         raise nothing_there(directory)
     other = known(observed(lambda: look_at_switch(directory)), SwitchLocation()).other_run
     if other:
@@ -113,9 +133,11 @@ def guard(directory: RunDirectory, scheduler: Overview, is_releasing: bool = Fal
 
 
 def require_switch(run: StopContext, view: StopView, is_releasing: bool = False) -> bool:
-    """Refuse to use a switch that is not proven to be the run's, and say how else it is stopped. Raises Refusal.
+    """Refuse to use a switch that is not proven to be the run's, and say how else it is stopped.
+    Raises Refusal.
 
-    False where it would lie in a run directory that is not mounted here: the scheduler is asked in its place.
+    False where it would lie in a run directory that is not mounted here: the scheduler is asked in
+    its place.
     """
     if view.unmounted and is_inside(run.directory):
         return False
@@ -127,17 +149,33 @@ def require_switch(run: StopContext, view: StopView, is_releasing: bool = False)
     if view.unmounted:
         return False
     if is_releasing:
-        raise Refusal(f"whether the kill switch is set cannot be seen from here ({fault}): type this where it is", 3)
+        raise Refusal(
+            f"whether the kill switch is set cannot be seen from here ({fault}): type this where it is",
+            3,
+        )
     for line in [*running_lines(view, "trains on"), *queued_lines(view, run.user)]:
         say(line)
     say("to stop the run without its kill switch, type:")
-    for line in other_ways(run.directory, view.attempts, run.command("pause"), run.edge.name == "slurm"):
+    for line in other_ways(
+        run.directory, view.attempts, run.command("pause"), run.edge.name == "slurm"
+    ):
         say(f"  {line}")
-    raise Refusal(f"the kill switch cannot be set from here ({fault}); nothing was changed, and no folder was made", 3)
+    raise Refusal(
+        f"the kill switch cannot be set from here ({fault}); nothing was changed, and no folder was made",
+        3,
+    )
 
 
-def record(directory: RunDirectory, kind: str, why: str, data: dict[str, Any], who: str, unmounted: str = "") -> None:
-    """Write to the journal. The request is what counts: a journal that cannot be written is said, and stops nothing.
+def record(
+    directory: RunDirectory,
+    kind: str,
+    why: str,
+    data: dict[str, Any],
+    who: str,
+    unmounted: str = "",
+) -> None:
+    """Write to the journal. The request is what counts: a journal that cannot be written is said,
+    and stops nothing.
 
     `unmounted`: why the directory is not the run's own; the entry then waits on this machine.
     """
@@ -160,7 +198,9 @@ def running_lines(view: StopView, what: str) -> list[str]:
     """One line for each job and foreground training that runs, and `what` will happen to it."""
     lines = []
     for job in view.running:
-        since = f", {duration(time.time() - job.start_time)}" if job.start_time else ""
+        since = ""
+        if job.start_time:
+            since = f", {duration(time.time() - job.start_time)}"
         count = job.node_count or len(job.nodes)
         nodes = counted(count, "node")
         lines.append(f"running:    job {job.job_id} of {job.user} on {nodes}{since}: {what}")
@@ -170,7 +210,9 @@ def running_lines(view: StopView, what: str) -> list[str]:
 
 
 def _namesake_line(job: Job) -> str:
-    where = f" (in {job.working_directory})" if job.working_directory else ""
+    where = ""
+    if job.working_directory:
+        where = f" (in {job.working_directory})"
     return f"left alone: job {job.job_id} of {job.user}{where}: it has the run's name, but is not of this run"
 
 
@@ -211,14 +253,17 @@ def standing_lines(view: StopView) -> list[str]:
 def way_on(run: StopContext, view: StopView) -> str:
     """What to type when the stop is no longer wanted."""
     if view.finished is not None and not view.running:
-        return f"nothing is left to train; `{run.command('launch --repair')}` cancels what is queued"
+        return (
+            f"nothing is left to train; `{run.command('launch --repair')}` cancels what is queued"
+        )
     if view.unmounted:
         return f"to let it go on: mount {run.directory.root}, then type {run.command('resume')}"
     return f"to let it go on: {run.command('resume')}"
 
 
 def hold_queued(run: StopContext, view: StopView, why: str, has_file: bool) -> tuple[str, ...]:
-    """Hold the queued jobs, as far as this user may; says what was done. Returns the numbers that are held now.
+    """Hold the queued jobs, as far as this user may; says what was done. Returns the numbers that
+    are held now.
 
     `has_file`: a switch or a pause is set, which keeps what could not be held from training.
     """
@@ -227,12 +272,19 @@ def hold_queued(run: StopContext, view: StopView, why: str, has_file: bool) -> t
         result = hold_unrecorded(mine, run.edge, view.unmounted)
     else:
         result = hold(run.directory, mine, run.edge, run.user, why, must_record=False)
-    unmarked = _mark_held(run, view, result.done, why) if result.unrecorded else ""
+    unmarked = ""
+    if result.unrecorded:
+        unmarked = _mark_held(run, view, result.done, why)
     for number in result.done:
         release = f"`{run.command('resume')}` releases it"
         if unmarked:
-            free = f"`scontrol release {number}`" if run.edge.name == "slurm" else "only its scheduler"
-            release = f"that cannot be recorded ({result.unrecorded}; {unmarked}), so {free} releases it"
+            if run.edge.name == "slurm":
+                free = f"`scontrol release {number}`"
+            else:
+                free = "only its scheduler"
+            release = (
+                f"that cannot be recorded ({result.unrecorded}; {unmarked}), so {free} releases it"
+            )
         elif result.unrecorded:
             release = f"that cannot be recorded ({result.unrecorded}), but its comment says so, and {release}"
         say(f"held: job {number}; {release}")
@@ -249,13 +301,17 @@ def hold_queued(run: StopContext, view: StopView, why: str, has_file: bool) -> t
 
 
 def is_all_held(run: StopContext, view: StopView, held: tuple[str, ...]) -> bool:
-    """Whether all is held that was queued and not held before: `held` is what this user has held of it now."""
+    """Whether all is held that was queued and not held before: `held` is what this user has held of
+    it now.
+    """
     mine, others = to_hold(view.queued, run.user)
     return not others and set(mine) <= set(held)
 
 
 def _mark_held(run: StopContext, view: StopView, names: tuple[str, ...], why: str) -> str:
-    """Have held jobs say themselves that tr11 holds them. Returns why that could not be done, or ""."""
+    """Have held jobs say themselves that tr11 holds them. Returns why that could not be done, or
+    "".
+    """
     try:
         for job in view.queued:
             if any(covers(name, job) for name in names):
@@ -266,9 +322,13 @@ def _mark_held(run: StopContext, view: StopView, names: tuple[str, ...], why: st
 
 
 def put_request(run: StopContext, path: Path, request: Request) -> bool:
-    """Put a stop request in place, as far as the disk lets it; says what it lacks. False when nothing could be put."""
+    """Put a stop request in place, as far as the disk lets it; says what it lacks. False when
+    nothing could be put.
+    """
     try:
-        short = deadline.within(deadline.STOP_SECONDS, lambda: place_request(run.directory, path, request))
+        short = deadline.within(
+            deadline.STOP_SECONDS, lambda: place_request(run.directory, path, request)
+        )
     except OSError as error:
         say(f"tr11: {path} cannot be made: {error.strerror or error}")
         return False
@@ -278,24 +338,36 @@ def put_request(run: StopContext, path: Path, request: Request) -> bool:
 
 
 def stop_without_files(run: StopContext, view: StopView, now: bool) -> bool:
-    """Stop what runs through the scheduler; says what was done, and what to type for the rest. True when all of it is.
+    """Stop what runs through the scheduler; says what was done, and what to type for the rest. True
+    when all of it is.
 
     Its next tasks are held by `hold_queued`: no file keeps them from training.
     """
     done = stop_by_scheduler(view, run.edge, run.user, now)
     for number in done.asked:
-        say(f"cancelled: job {number}" if now else f"job {number} was sent {STOP_SIGNAL}: it saves and leaves")
+        say(
+            f"cancelled: job {number}"
+            if now
+            else f"job {number} was sent {STOP_SIGNAL}: it saves and leaves"
+        )
     for number, why in done.refused:
-        words = f"scancel {number}" if now else f"scancel --signal={STOP_SIGNAL} --batch {number}"
+        if now:
+            words = f"scancel {number}"
+        else:
+            words = f"scancel --signal={STOP_SIGNAL} --batch {number}"
         say(f"tr11: job {number} was not stopped ({why}): its owner types `{words}`")
     for text in view.foreground:
-        say(f"tr11: {text}: stop it where it runs, with `kill -{'TERM' if now else STOP_SIGNAL} PROCESS`")
+        say(
+            f"tr11: {text}: stop it where it runs, with `kill -{'TERM' if now else STOP_SIGNAL} PROCESS`"
+        )
     return not (done.refused or view.foreground or view.read_error or view.unread or view.unclear)
 
 
 @dataclass
 class StopWait:
-    """Waits between two looks; calls `late` once when `late_after` seconds have passed, ends at `timeout`."""
+    """Waits between two looks; calls `late` once when `late_after` seconds have passed, ends at
+    `timeout`.
+    """
 
     timeout: float
     late_after: float
@@ -323,13 +395,17 @@ def all_may_be_cancelled(run: StopContext, view: StopView) -> bool:
 
 
 def fall_back(run: StopContext, view: StopView, request: int, minutes: float) -> None:
-    """Cancel what did not stop, where this user may; else say whom to call. Names the ranks that never answered."""
+    """Cancel what did not stop, where this user may; else say whom to call. Names the ranks that
+    never answered.
+    """
     late = f"has not stopped within {minutes:g} min"
     for job in view.running:
         try:
             now = run.edge.job(job.job_id)
         except SchedulerError as error:
-            say(f"tr11: job {job.job_id} {late}, and the scheduler does not answer ({error}): ask the site's support")
+            say(
+                f"tr11: job {job.job_id} {late}, and the scheduler does not answer ({error}): ask the site's support"
+            )
             continue
         if now is None or now.state.is_final:
             continue
@@ -338,7 +414,9 @@ def fall_back(run: StopContext, view: StopView, request: int, minutes: float) ->
             say(f"tr11: job {job.job_id}: {answered}")
         if not can_modify(job, run.user):
             command = "scancel" if run.edge.name == "slurm" else "a cancellation of job"
-            say(f"tr11: job {job.job_id} {late}: call {job.user}, who owns it, for `{command} {job.job_id}`")
+            say(
+                f"tr11: job {job.job_id} {late}: call {job.user}, who owns it, for `{command} {job.job_id}`"
+            )
             continue
         say(f"tr11: job {job.job_id} {late}: cancelling it")
         data = {"job": job.job_id, "answered": answered}

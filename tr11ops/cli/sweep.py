@@ -1,4 +1,6 @@
-"""`tr11 sweep`: plans a study of a card with some keys varied, sends it, takes it up again, compares its cells."""
+"""`tr11 sweep`: plans a study of a card with some keys varied, sends it, takes it up again,
+compares its cells.
+"""
 
 from __future__ import annotations
 
@@ -95,10 +97,11 @@ def resume_study(
     scheduler: SchedulerOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Take up the cells that failed, were stopped, or never began. What is done, runs or waits is left alone.
+    """Take up the cells that failed, were stopped, or never began. What is done, runs or waits is
+    left alone.
 
-    Each goes on from its newest sound checkpoint, with the card in its own folder. Nothing is submitted while one cell
-    cannot be seen.
+    Each goes on from its newest sound checkpoint, with the card in its own folder. Nothing is
+    submitted while one cell cannot be seen.
 
     Examples:
       tr11 sweep resume demo-sweep --dry-run
@@ -125,19 +128,39 @@ def resume_study(
         if cell.fault:
             raise Refusal(f"cell {cell.name}: {cell.fault}; nothing was submitted", exit_code=2)
     limit = study.manifest.at_once if at_once is None else at_once
-    jobs = {cell.number: cell_job(cell.card, study.card_text(cell.name), edge) for cell in chosen if cell.card}
+    jobs = {
+        cell.number: cell_job(cell.card, study.card_text(cell.name), edge)
+        for cell in chosen
+        if cell.card
+    }
     names = {cell.number: cell.name for cell in chosen}
-    sent = SentArray("", {}, check_cells(jobs)) if dry_run else None
+    sent = None
+    if dry_run:
+        sent = SentArray("", {}, check_cells(jobs))
     sent = sent or send_array(study.folder, study.manifest.name, jobs, edge, limit, why)
     show_cell_checks(names, sent.views, as_json)
     if as_json:
-        taken = list(names.values()) if sent.job_id or dry_run else []
-        emit({**look.document(), "submitted": bool(sent.job_id), "job_id": sent.job_id or None, "taken_up": taken,
-              **cell_checks(names, sent.views)})  # fmt: skip
+        if sent.job_id or dry_run:
+            taken = list(names.values())
+        else:
+            taken = []
+        emit(
+            {
+                **look.document(),
+                "submitted": bool(sent.job_id),
+                "job_id": sent.job_id or None,
+                "taken_up": taken,
+                **cell_checks(names, sent.views),
+            }
+        )
     elif sent.job_id:
-        typer.echo(f"\nsubmitted: array {sent.job_id} ({edge.name}) for {', '.join(names.values())}")
+        typer.echo(
+            f"\nsubmitted: array {sent.job_id} ({edge.name}) for {', '.join(names.values())}"
+        )
     elif dry_run:
-        typer.echo(f"\nwould take up: {', '.join(names.values())}; nothing was submitted (--dry-run)")
+        typer.echo(
+            f"\nwould take up: {', '.join(names.values())}; nothing was submitted (--dry-run)"
+        )
     else:
         typer.echo("nothing was submitted")
     raise typer.Exit(sent.exit_code)
@@ -146,16 +169,19 @@ def resume_study(
 def stop_study(
     folder: FolderArgument = Path(),
     *,
-    now: Annotated[bool, typer.Option("--now", help="End at once: what is not saved is lost.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="End at once: what is not saved is lost.")
+    ] = False,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     scheduler: SchedulerOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Stop a study: what runs saves and leaves, queued jobs are cancelled. `tr11 sweep resume` takes it up again.
+    """Stop a study: what runs saves and leaves, queued jobs are cancelled. `tr11 sweep resume`
+    takes it up again.
 
-    Exit code 0: asked, or nothing to stop; 1: a job is someone else's, or a cell's trainer is out of this scheduler's
-    reach; 3: the scheduler did not answer.
+    Exit code 0: asked, or nothing to stop; 1: a job is someone else's, or a cell's trainer is out
+    of this scheduler's reach; 3: the scheduler did not answer.
 
     Examples:
       tr11 sweep stop demo-sweep --dry-run
@@ -177,7 +203,9 @@ def stop_study(
             typer.echo(f"  cancel  {cell_name}: job {job.job_id} waits")
         for cell in running:
             word = "end" if now else "stop"
-            typer.echo(f"{word:>8}  {cell.name}: job {cell.view.running[0].job_id} at iteration {cell.iteration or 0}")
+            typer.echo(
+                f"{word:>8}  {cell.name}: job {cell.view.running[0].job_id} at iteration {cell.iteration or 0}"
+            )
     done = Signalled()
     if (waiting or running) and not dry_run:
         agree("Stop these?", yes)
@@ -194,7 +222,9 @@ def stop_study(
         say(f"tr11: job {job_id} was not stopped: {reason}")
     for cell, _, reason in elsewhere:
         card = study.folder / cell.name / CARD
-        say(f"tr11: cell {cell.name} is not stopped: {reason}; `tr11 kill --run {card}` stops it by its directory")
+        say(
+            f"tr11: cell {cell.name} is not stopped: {reason}; `tr11 kill --run {card}` stops it by its directory"
+        )
     raise typer.Exit(1 if done.refused or elsewhere else 0)
 
 
@@ -203,28 +233,44 @@ def compare_cells(
     folder: FolderArgument = Path(),
     *,
     cells: Annotated[
-        list[str] | None, typer.Option("--cell", metavar="NAME", help="Only this cell; may be repeated. The first"
-                                       " one named is what the others are compared with.")
+        list[str] | None,
+        typer.Option(
+            "--cell",
+            metavar="NAME",
+            help="Only this cell; may be repeated. The first"
+            " one named is what the others are compared with.",
+        ),
     ] = None,
     first: FromOption = None,
     last: ToOption = None,
-    rows: Annotated[int, typer.Option("--rows", metavar="COUNT", min=1, max=1000, help="Rows of a table.")] = ROWS,
+    rows: Annotated[
+        int, typer.Option("--rows", metavar="COUNT", min=1, max=1000, help="Rows of a table.")
+    ] = ROWS,
     lines: Annotated[
         int | None,
-        typer.Option("--smooth", metavar="LINES", min=1, max=10_000, show_default=False,
-                     help="A row is the mean of so many lines; without: 20, at most a tenth of a course."),
+        typer.Option(
+            "--smooth",
+            metavar="LINES",
+            min=1,
+            max=10_000,
+            show_default=False,
+            help="A row is the mean of so many lines; without: 20, at most a tenth of a course.",
+        ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE.html", help="Write a page with the curves there.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE.html", help="Write a page with the curves there."
+        ),
     ] = None,
     scheduler: SchedulerOption = "auto",
     as_json: JsonOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """Compare the cells: results, then the loss against samples and against wall time.
 
-    `valid.` is the last validation loss. `~` marks a difference that may be noise: less than two standard errors.
-    `min` are minutes of training, without waits. At most eight curves are drawn: choose them with --cell. --from and
-    --to zoom the curves in.
+    `valid.` is the last validation loss. `~` marks a difference that may be noise: less than two
+    standard errors. `min` are minutes of training, without waits. At most eight curves are drawn:
+    choose them with --cell. --from and --to zoom the curves in.
 
     Examples:
       tr11 sweep compare demo-sweep
@@ -238,7 +284,10 @@ def compare_cells(
     known = [cell.name for cell in study.manifest.cells]
     for name in cells or ():
         if name not in known:
-            raise Refusal(f"--cell {name}: is no cell of {study.folder}; the cells are {', '.join(known)}", exit_code=2)
+            raise Refusal(
+                f"--cell {name}: is no cell of {study.folder}; the cells are {', '.join(known)}",
+                exit_code=2,
+            )
         if study.cards[name].card is None:
             raise Refusal(f"--cell {name}: {study.cards[name].fault}", exit_code=2)
     look = look_at(study, scheduler)
@@ -247,13 +296,21 @@ def compare_cells(
     states = {cell.name: cell.state.value for cell in look.cells}
     chosen = list(dict.fromkeys(cells or known))
     try:
-        courses = [read_course(name, states[name], card) for name in chosen if (card := study.cards[name].card)]
+        courses = [
+            read_course(name, states[name], card)
+            for name in chosen
+            if (card := study.cards[name].card)
+        ]
         result = study_result(study.manifest.name, courses, lines, rows, within)
     except ValueError as error:
         raise Refusal(str(error), exit_code=3) from None
     if output is not None:
         write_atomically(output, render(page_of_study(result, timestamp(time.time(), None))))
-    answer(as_json, {**_compare_document(result), **within.document()}, _screen(result, len(chosen), str(within)))
+    answer(
+        as_json,
+        {**_compare_document(result), **within.document()},
+        _screen(result, len(chosen), str(within)),
+    )
     if output is not None:
         say(f"written: {output}")
 
@@ -265,7 +322,9 @@ def _screen(result: StudyResult, count: int, within: str) -> Iterator[str]:
     for axis, compared in result.compared.items():
         curves = result.curves[axis]
         yield ""
-        yield " ".join(filter(None, (f"{result.value} by {axis}, means of {compared.lines} lines", within)))
+        yield " ".join(
+            filter(None, (f"{result.value} by {axis}, means of {compared.lines} lines", within))
+        )
         for letter, curve in zip(ascii_uppercase, curves, strict=False):
             yield f"  {letter}  {curve.name}"
         yield ""
@@ -316,21 +375,33 @@ def sweep(
     *,
     grid: Annotated[
         list[str] | None,
-        typer.Option("--grid", metavar="KEY=V1,V2", help="A key of the card and its values; may be repeated."),
+        typer.Option(
+            "--grid", metavar="KEY=V1,V2", help="A key of the card and its values; may be repeated."
+        ),
     ] = None,
     rule: Annotated[
-        BatchRule, typer.Option("--rule", help="How rate and warm-up follow the batch, where the grid varies it.")
+        BatchRule,
+        typer.Option(
+            "--rule", help="How rate and warm-up follow the batch, where the grid varies it."
+        ),
     ] = "sqrt",
     equal_samples: Annotated[
-        bool, typer.Option("--equal-samples", help="Every cell ends, evaluates and saves at the same samples.")
+        bool,
+        typer.Option(
+            "--equal-samples", help="Every cell ends, evaluates and saves at the same samples."
+        ),
     ] = False,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Name of the study and its jobs [RUN-sweep].")
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Name of the study and its jobs [RUN-sweep]."),
     ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--directory", "-d", metavar="FOLDER", help="Folder of the study; without: beside the card's run."
+            "--directory",
+            "-d",
+            metavar="FOLDER",
+            help="Folder of the study; without: beside the card's run.",
         ),
     ] = None,
     at_once: AtOnceOption = None,
@@ -344,7 +415,9 @@ def sweep(
     require_free(plan)
     scheduler = open_scheduler(context.scheduler)
     limit = _limit(at_once, scheduler)
-    jobs = {cell.number: cell_job(cell.card, _text(plan, cell.card), scheduler) for cell in plan.cells}
+    jobs = {
+        cell.number: cell_job(cell.card, _text(plan, cell.card), scheduler) for cell in plan.cells
+    }
     if not context.as_json:
         _show_plan(plan, limit)
     views = check_cells(jobs)
@@ -359,19 +432,31 @@ def sweep(
 
 
 def _planned(
-    context: RunContext, grid: Sequence[str], rule: BatchRule, equal: bool, name: str | None, folder: Path | None
+    context: RunContext,
+    grid: Sequence[str],
+    rule: BatchRule,
+    equal: bool,
+    name: str | None,
+    folder: Path | None,
 ) -> SweepPlan:
     """Read card and grid. Raises CardError, SweepError."""
     axes = tuple(parse_axis(text) for text in grid)
     if not axes:
         raise SweepError("give what to vary: --grid batch.global_batch_size=512,1024,2048")
     path, base = context.card_path, context.card
-    chosen = folder.absolute() if folder else base.paths.root.with_name(f"{base.paths.root.name}-sweep")
+    if folder:
+        chosen = folder.absolute()
+    else:
+        chosen = base.paths.root.with_name(f"{base.paths.root.name}-sweep")
     named = tuple(text.partition("=")[0] for text in context.overrides)
-    request = SweepRequest(axes, name or f"{base.run.name}-sweep", Path(os.path.normpath(chosen)), rule, equal, named)
+    request = SweepRequest(
+        axes, name or f"{base.run.name}-sweep", Path(os.path.normpath(chosen)), rule, equal, named
+    )
 
     def load(overrides: Sequence[str]) -> RunCard:
-        return load_card(path, (*context.overrides, *overrides), os.environ) if overrides else base
+        if overrides:
+            return load_card(path, (*context.overrides, *overrides), os.environ)
+        return base
 
     return plan_sweep(load, request)
 
@@ -384,14 +469,20 @@ app.command("compare")(compare_cells)
 
 
 def _limit(at_once: int | None, scheduler: Scheduler) -> int:
-    """The nodes of the embedded scheduler are one machine: there one cell at a time is the quickest."""
+    """The nodes of the embedded scheduler are one machine: there one cell at a time is the
+    quickest.
+    """
     if at_once is not None:
         return at_once
-    return 1 if scheduler.name == "local" else 0
+    if scheduler.name == "local":
+        return 1
+    return 0
 
 
 def _text(plan: SweepPlan, card: RunCard) -> str:
-    return card_text(card, f"Cell {card.run.variant} of sweep {plan.request.name}, written by `tr11 sweep`.")
+    return card_text(
+        card, f"Cell {card.run.variant} of sweep {plan.request.name}, written by `tr11 sweep`."
+    )
 
 
 # ----------------------------------------------------------------------------- words
@@ -399,16 +490,23 @@ def _show_plan(plan: SweepPlan, limit: int) -> None:
     """A row for each cell: its settings by its name, and what follows from them."""
     request = plan.request
     typer.echo(f"sweep {request.name}: {counted(len(plan.cells), 'cell')} in {request.folder}")
-    typer.echo("one array, " + (f"{limit} at a time" if limit else "as many at a time as the scheduler starts"))
+    typer.echo(
+        "one array, "
+        + (f"{limit} at a time" if limit else "as many at a time as the scheduler starts")
+    )
     rows = [("cell", "batch", "rate", "warm-up", "steps", "samples")]
     for cell in plan.cells:
         end = path_of(cell.card).end
         rows.append(
             (
-                cell.name, f"{cell.card.batch.global_batch_size:,}", f"{cell.card.schedule.learning_rate:.4g}",
-                f"{warmup_samples_of(cell.card):,.0f}", f"{end.iteration:,}", f"{end.consumed_samples:,}",
+                cell.name,
+                f"{cell.card.batch.global_batch_size:,}",
+                f"{cell.card.schedule.learning_rate:.4g}",
+                f"{warmup_samples_of(cell.card):,.0f}",
+                f"{end.iteration:,}",
+                f"{end.consumed_samples:,}",
             )
-        )  # fmt: skip
+        )
     typer.echo("")
     for line in aligned(rows):
         typer.echo(line)
@@ -416,14 +514,25 @@ def _show_plan(plan: SweepPlan, limit: int) -> None:
 
 
 def _show_outcome(
-    plan: SweepPlan, jobs: Mapping[int, LaunchJob], views: Mapping[int, LaunchView], as_json: bool, dry_run: bool
+    plan: SweepPlan,
+    jobs: Mapping[int, LaunchJob],
+    views: Mapping[int, LaunchView],
+    as_json: bool,
+    dry_run: bool,
 ) -> None:
     """What a dry run, or a refusal, shows."""
     names = {cell.number: cell.name for cell in plan.cells}
     code = exit_code_of(views.values())
     show_cell_checks(names, views, as_json)
     if as_json:
-        emit({**_document(plan, ""), "exit_code": code, "dry_run": dry_run, **cell_checks(names, views)})
+        emit(
+            {
+                **_document(plan, ""),
+                "exit_code": code,
+                "dry_run": dry_run,
+                **cell_checks(names, views),
+            }
+        )
         return
     if code:
         show_first_data(next(iter(jobs.values())).card)
@@ -432,15 +541,26 @@ def _show_outcome(
         typer.echo("\nnothing was submitted (--dry-run)")
 
 
-def _show_sent(folder: Path, plan: SweepPlan, jobs: Mapping[int, LaunchJob], sent: SentArray, as_json: bool) -> None:
+def _show_sent(
+    folder: Path, plan: SweepPlan, jobs: Mapping[int, LaunchJob], sent: SentArray, as_json: bool
+) -> None:
     names = {cell.number: cell.name for cell in plan.cells}
     show_cell_checks(names, sent.views, as_json)
     if as_json:
         checks = cell_checks(names, sent.views)
-        emit({**_document(plan, sent.job_id), "exit_code": sent.exit_code, "dry_run": False, **checks})
+        emit(
+            {
+                **_document(plan, sent.job_id),
+                "exit_code": sent.exit_code,
+                "dry_run": False,
+                **checks,
+            }
+        )
     elif sent.job_id:
         edge = next(iter(jobs.values())).scheduler.name
-        typer.echo(f"submitted: array {sent.job_id} ({edge}); watch it with `tr11 sweep status {folder} --watch`")
+        typer.echo(
+            f"submitted: array {sent.job_id} ({edge}); watch it with `tr11 sweep status {folder} --watch`"
+        )
     else:
         typer.echo(f"nothing was submitted; `tr11 sweep resume {folder}` tries again")
     raise typer.Exit(sent.exit_code)

@@ -1,4 +1,6 @@
-"""What the `tr11 sweep` commands share: a study that was planned, how it stands, and its array that is sent."""
+"""What the `tr11 sweep` commands share: a study that was planned, how it stands, and its array that
+is sent.
+"""
 
 from __future__ import annotations
 
@@ -62,25 +64,45 @@ LEAST_ROOM = 8  # columns in which a reason still says something
 AtOnceOption = Annotated[
     int | None,
     typer.Option(
-        "--at-once", min=0, metavar="N", show_default=False,
+        "--at-once",
+        min=0,
+        metavar="N",
+        show_default=False,
         help="Cells that may run at the same time, 0: no limit; without: none, on the embedded scheduler 1.",
     ),
-]  # fmt: skip
-WhyOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the journal of each cell.")]
+]
+WhyOption = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Kept in the journal of each cell.")
+]
 
 
 def cell_job(card: RunCard, text: str, scheduler: Scheduler) -> LaunchJob:
     """A cell as a launch of its own; `text` is the card as it is kept."""
     base = PathBase(card.paths.root, "card")  # all its paths are in full
     return LaunchJob(
-        card, text, directory_of(card), None, LaunchRequest(), scheduler, open_scheduler, user_name(), base
+        card,
+        text,
+        directory_of(card),
+        None,
+        LaunchRequest(),
+        scheduler,
+        open_scheduler,
+        user_name(),
+        base,
     )
 
 
 def send_array(
-    folder: Path, name: str, jobs: Mapping[int, LaunchJob], scheduler: Scheduler, limit: int, why: str
+    folder: Path,
+    name: str,
+    jobs: Mapping[int, LaunchJob],
+    scheduler: Scheduler,
+    limit: int,
+    why: str,
 ) -> SentArray:
-    """Submit cells, by number, as one array, and put it on record. Raises as `submit_cells` and `add_array` do."""
+    """Submit cells, by number, as one array, and put it on record. Raises as `submit_cells` and
+    `add_array` do.
+    """
     sent = submit_cells(folder, name, jobs, scheduler, limit, why)
     if sent.job_id:
         tags = {str(number): record.tag for number, record in sent.records.items()}
@@ -88,15 +110,24 @@ def send_array(
     return sent
 
 
-def show_cell_checks(names: Mapping[int, str], views: Mapping[int, LaunchView], as_json: bool) -> None:
-    """What is not fine, once for all cells that share it; what refuses is said on stderr too where stdout is JSON."""
+def show_cell_checks(
+    names: Mapping[int, str], views: Mapping[int, LaunchView], as_json: bool
+) -> None:
+    """What is not fine, once for all cells that share it; what refuses is said on stderr too where
+    stdout is JSON.
+    """
     found: dict[str, tuple[PreflightCheck, list[str]]] = {}
     for number, view in views.items():
         for check in view.checks:
             if check.level is not Level.OK:
-                found.setdefault(_without_folder(check, names[number]), (check, []))[1].append(names[number])
+                found.setdefault(_without_folder(check, names[number]), (check, []))[1].append(
+                    names[number]
+                )
     for check, cells in found.values():
-        where = "every cell" if len(cells) == len(views) else ", ".join(cells)
+        if len(cells) == len(views):
+            where = "every cell"
+        else:
+            where = ", ".join(cells)
         if not as_json:
             show_checks([replace(check, text=f"{where}: {check.text}")])
         elif check.level is not Level.WARNING:
@@ -104,7 +135,9 @@ def show_cell_checks(names: Mapping[int, str], views: Mapping[int, LaunchView], 
 
 
 def _without_folder(check: PreflightCheck, name: str) -> str:
-    """What makes two cells' checks the same: all but the cell's own name, which is that of its folder."""
+    """What makes two cells' checks the same: all but the cell's own name, which is that of its
+    folder.
+    """
     return f"{check.level} {check}".replace(name, "CELL")
 
 
@@ -115,12 +148,22 @@ def cell_checks(names: Mapping[int, str], views: Mapping[int, LaunchView]) -> di
 
 # ----------------------------------------------------------------------------- the commands
 _STYLES = {
-    CellState.DONE: "green", CellState.RUNNING: "cyan", CellState.QUEUED: "cyan", CellState.STOPPED: "yellow",
-    CellState.FAILED: "bold red", CellState.NEW: "yellow", CellState.UNKNOWN: "magenta",
-}  # fmt: skip
+    CellState.DONE: "green",
+    CellState.RUNNING: "cyan",
+    CellState.QUEUED: "cyan",
+    CellState.STOPPED: "yellow",
+    CellState.FAILED: "bold red",
+    CellState.NEW: "yellow",
+    CellState.UNKNOWN: "magenta",
+}
 
 FolderArgument = Annotated[
-    Path, typer.Argument(metavar="[STUDY]", show_default=False, help="Folder of the study, or its name [this folder].")
+    Path,
+    typer.Argument(
+        metavar="[STUDY]",
+        show_default=False,
+        help="Folder of the study, or its name [this folder].",
+    ),
 ]
 
 
@@ -137,7 +180,8 @@ class Study(Record):
 
 
 def open_study(word: Path) -> Study:
-    """Read the study of a folder, or of a name. One card that is damaged hides no other cell. Raises Refusal, OSError.
+    """Read the study of a folder, or of a name. One card that is damaged hides no other cell.
+    Raises Refusal, OSError.
 
     A name is looked for in this folder, and where a study of the card would be made.
     """
@@ -145,7 +189,9 @@ def open_study(word: Path) -> Study:
     def read() -> Study:
         place = find_study(word, _places())
         manifest = require_manifest(place)
-        cards = {cell.name: read_cell_card(place, manifest.name, cell, _load) for cell in manifest.cells}
+        cards = {
+            cell.name: read_cell_card(place, manifest.name, cell, _load) for cell in manifest.cells
+        }
         return Study(place, manifest, cards)
 
     return in_time(read)
@@ -174,7 +220,11 @@ class StudyLook(Record):
         """1 where a cell failed, else 3 where one could not be seen."""
         states = {cell.state for cell in self.cells}
         is_unseen = CellState.UNKNOWN in states or any(cell.card is None for cell in self.cells)
-        return 1 if CellState.FAILED in states else 3 if is_unseen else 0
+        if CellState.FAILED in states:
+            return 1
+        if is_unseen:
+            return 3
+        return 0
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -191,9 +241,11 @@ class StudyLook(Record):
             "user": manifest.user,
             "rule": manifest.rule,
             "exit_code": self.exit_code,
-            "cells": [{**cell_values(cell), "settings": one.settings}
-                      for cell, one in zip(self.cells, manifest.cells, strict=True)],
-        }  # fmt: skip
+            "cells": [
+                {**cell_values(cell), "settings": one.settings}
+                for cell, one in zip(self.cells, manifest.cells, strict=True)
+            ],
+        }
 
     def screen(self, width: int | None = None, height: int | None = None) -> RenderableType:
         """The table. Columns keep to the terminal's width; a cell's name is never cut."""
@@ -239,17 +291,33 @@ def cell_values(cell: CellProgress) -> dict[str, Any]:
 
 def _measured(cell: CellProgress) -> tuple[str, str, str]:
     iteration = f"{cell.iteration or 0}/{cell.total_iterations or '-'}"
-    loss = "-" if cell.loss is None else f"{cell.loss:.4f}"
-    return iteration, loss, "-" if cell.tokens_per_second is None else f"{cell.tokens_per_second:,.0f}"
+    if cell.loss is None:
+        loss = "-"
+    else:
+        loss = f"{cell.loss:.4f}"
+    return (
+        iteration,
+        loss,
+        "-" if cell.tokens_per_second is None else f"{cell.tokens_per_second:,.0f}",
+    )
 
 
 def look_at(study: Study, kind: str) -> StudyLook:
     """Look at every cell. `kind` is what --scheduler says; auto: where the study went last."""
-    wanted = study.manifest.scheduler if kind == "auto" and study.manifest.scheduler in CLUSTERS else kind
+    if kind == "auto" and study.manifest.scheduler in CLUSTERS:
+        wanted = study.manifest.scheduler
+    else:
+        wanted = kind
     found = open_if_there(wanted)
-    edge, why = (None, found.why) if isinstance(found, Unknown) else (found, "")
+    if isinstance(found, Unknown):
+        edge, why = (None, found.why)
+    else:
+        edge, why = (found, "")
     queue = SharedOverview(NoScheduler(why) if edge is None else looking(edge))
-    cells = tuple(look_at_cell(one.number, one.name, study.cards[one.name], queue) for one in study.manifest.cells)
+    cells = tuple(
+        look_at_cell(one.number, one.name, study.cards[one.name], queue)
+        for one in study.manifest.cells
+    )
     return StudyLook(study, cells, edge, why)
 
 
@@ -270,7 +338,9 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def study_status(
     folder: FolderArgument = Path(),
     *,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh in place until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Refresh in place until Ctrl-C.")
+    ] = False,
     scheduler: SchedulerOption = "auto",
     as_json: JsonOption = False,
 ) -> None:

@@ -52,28 +52,46 @@ PATIENCE_SECONDS = 300.0  # of one question to the hub; every next round asks ag
 def sync(
     context: Annotated[RunContext, JSON],
     *,
-    once: Annotated[bool, typer.Option("--once", help="One synchronisation; the default. cron calls this.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="One synchronisation; the default. cron calls this.")
+    ] = False,
     every: Annotated[
-        str | None, typer.Option("--every", metavar="TIME", help="On and on, each 30m, 1h, ...; until Ctrl-C or TERM.")
+        str | None,
+        typer.Option(
+            "--every", metavar="TIME", help="On and on, each 30m, 1h, ...; until Ctrl-C or TERM."
+        ),
     ] = None,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Believe no record: compare every file with what the hub has.")
+        bool,
+        typer.Option(
+            "--rebuild", help="Believe no record: compare every file with what the hub has."
+        ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent; change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be sent; change nothing.")
+    ] = False,
     public: Annotated[
-        bool, typer.Option("--public", help="Everyone may read the logs: mirror to a public repository from now on.")
+        bool,
+        typer.Option(
+            "--public",
+            help="Everyone may read the logs: mirror to a public repository from now on.",
+        ),
     ] = False,
     revoked: Annotated[
-        bool, typer.Option("--revoked", help="The secrets found in the logs are invalid now: end their alerts.")
+        bool,
+        typer.Option(
+            "--revoked", help="The secrets found in the logs are invalid now: end their alerts."
+        ),
     ] = False,
 ) -> None:
-    """Mirror logs and TensorBoard events to the hub: what fits hub.patterns below NAME-logs, in one commit.
+    """Mirror logs and TensorBoard events to the hub: what fits hub.patterns below NAME-logs, in one
+    commit.
 
-    Only whole lines and whole records go; secrets in them are masked. Nothing is ever deleted there. Two at once are
-    safe. A repository that is public already is asked about once.
+    Only whole lines and whole records go; secrets in them are masked. Nothing is ever deleted
+    there. Two at once are safe. A repository that is public already is asked about once.
 
-    Exit code 0: the hub has everything, or another tr11 sync is at it; 1: it refuses, or a file could not be read; 2:
-    wrong usage; 3: it does not answer.
+    Exit code 0: the hub has everything, or another tr11 sync is at it; 1: it refuses, or a file
+    could not be read; 2: wrong usage; 3: it does not answer.
 
     Examples:
       tr11 sync
@@ -81,15 +99,23 @@ def sync(
       tr11 sync --every 1h
     """
     if every is not None and (once or dry_run):
-        raise Refusal(f"--every and {'--once' if once else '--dry-run'}: leave one out", exit_code=2)
+        raise Refusal(
+            f"--every and {'--once' if once else '--dry-run'}: leave one out", exit_code=2
+        )
     if public and dry_run:
         raise Refusal("--public and --dry-run: leave one out", exit_code=2)
     if revoked and (once or dry_run or public or rebuild or context.as_json or every is not None):
         raise Refusal("--revoked stands alone: leave the other options out", exit_code=2)
-    interval = None if every is None else _seconds(every)
+    if every is None:
+        interval = None
+    else:
+        interval = _seconds(every)
     card = context.card
     if card.hub.repository is None:
-        raise Refusal('hub.repository: is not set, so nothing is mirrored; set it to "OWNER/NAME"', exit_code=2)
+        raise Refusal(
+            'hub.repository: is not set, so nothing is mirrored; set it to "OWNER/NAME"',
+            exit_code=2,
+        )
     if revoked:
         _revoked(card)
         return
@@ -107,11 +133,17 @@ def sync(
             try:
                 if public:
                     _confirm_public(setting)
-                outcome = preview(setting, rebuild) if dry_run else _once(setting, rebuild)
+                if dry_run:
+                    outcome = preview(setting, rebuild)
+                else:
+                    outcome = _once(setting, rebuild)
             except Busy as owner:
                 say(f"tr11 sync runs already: {owner}")
                 if context.as_json:
-                    emit({"schema": SCHEMA, "repository": card.hub.repository, "busy": str(owner)}, indent=None)
+                    emit(
+                        {"schema": SCHEMA, "repository": card.hub.repository, "busy": str(owner)},
+                        indent=None,
+                    )
                 return
         _show(outcome, context.as_json, dry_run)
     raise typer.Exit(1 if outcome.faults else 0)
@@ -128,13 +160,18 @@ def _revoked(card: RunCard) -> None:
 
 
 def _once(setting: SyncSettings, rebuild: bool) -> SyncOutcome:
-    """One synchronisation; a person is asked before the first one to a repository that is public already."""
+    """One synchronisation; a person is asked before the first one to a repository that is public
+    already.
+    """
     try:
         return sync_once(setting, rebuild=rebuild)
     except PublicRepository:
         if not is_terminal():
             raise
-    agree(f"{setting.repository.name} is public: everyone will read these logs. Mirror to it from now on?", yes=False)
+    agree(
+        f"{setting.repository.name} is public: everyone will read these logs. Mirror to it from now on?",
+        yes=False,
+    )
     _confirm_public(setting)
     return sync_once(setting, rebuild=rebuild)
 
@@ -193,7 +230,9 @@ def _setting(
 
 
 def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
+    if text is None:
+        return None
+    return Path(text)
 
 
 def _bar(sends: tuple[Send, ...], shown: ExitStack, as_json: bool) -> Progress | None:
@@ -226,7 +265,8 @@ def _follow(context: RunContext, interval: float, rebuild: bool, public: bool) -
             raise HubUnavailable(why)  # the next round looks again
         with ExitStack() as shown:
             try:
-                setting = _setting(card, shown, as_json, sleep)  # a token that was replaced is found
+                # a token that was replaced is found
+                setting = _setting(card, shown, as_json, sleep)
             except CredentialsError as error:
                 raise HubPermanentError(str(error)) from None
             if public:
@@ -235,10 +275,18 @@ def _follow(context: RunContext, interval: float, rebuild: bool, public: bool) -
         pending[0] = False
         return outcome
 
-    say(f"mirroring {card.run.name} to {card.hub.repository} every {duration(interval)}; Ctrl-C ends it")
+    say(
+        f"mirroring {card.run.name} to {card.hub.repository} every {duration(interval)}; Ctrl-C ends it"
+    )
     with obeying(obey), suppress(_Ended):
         clock = LoopClock(time.monotonic, stop.wait, random.random)
-        follow(one_round, interval, clock, lambda outcome: _show(outcome, as_json, is_preview=False), say)
+        follow(
+            one_round,
+            interval,
+            clock,
+            lambda outcome: _show(outcome, as_json, is_preview=False),
+            say,
+        )
     say("ended")
 
 
@@ -255,7 +303,9 @@ def _show(outcome: SyncOutcome, as_json: bool, is_preview: bool) -> None:
 
 
 def _line(send: Send) -> str:
-    kept = f"; the hub's goes to {send.superseded}" if send.superseded else ""
+    kept = ""
+    if send.superseded:
+        kept = f"; the hub's goes to {send.superseded}"
     return f"{send.path}  {size(send.bytes)}  {send.reason}{kept}"
 
 
@@ -266,15 +316,24 @@ def _summary(outcome: SyncOutcome, is_preview: bool) -> str:
         if not outcome.sends:
             return f"nothing to send; {has}"
         left = len(outcome.sends) - SHOWN_FILES
-        more = f"... and {left} more\n" if left > 0 else ""
+        more = ""
+        if left > 0:
+            more = f"... and {left} more\n"
         return f"{more}would send {counted(len(outcome.sends), 'file')}, {size(outcome.sent_bytes)}"
     kept = (
-        f"{send.path}: is another file now; the hub's is {send.superseded}" for send in outcome.sends if send.superseded
+        f"{send.path}: is another file now; the hub's is {send.superseded}"
+        for send in outcome.sends
+        if send.superseded
     )
     if outcome.sends:
-        files, commits = counted(len(outcome.sends), "file"), counted(len(outcome.commits), "commit")
+        files, commits = (
+            counted(len(outcome.sends), "file"),
+            counted(len(outcome.commits), "commit"),
+        )
         return "\n".join([*kept, f"sent {files}, {size(outcome.sent_bytes)}, in {commits}; {has}"])
-    return f"sent its status; {has}" if outcome.status_sent else f"nothing new; {has}"
+    if outcome.status_sent:
+        return f"sent its status; {has}"
+    return f"nothing new; {has}"
 
 
 def _values(outcome: SyncOutcome, is_preview: bool) -> dict[str, Any]:
@@ -288,12 +347,20 @@ def _values(outcome: SyncOutcome, is_preview: bool) -> dict[str, Any]:
         "head": outcome.head,
         "commits": list(outcome.commits),
         "sent": [
-            {"path": send.path, "bytes": send.bytes, "reason": send.reason, "superseded": send.superseded or None}
+            {
+                "path": send.path,
+                "bytes": send.bytes,
+                "reason": send.reason,
+                "superseded": send.superseded or None,
+            }
             for send in outcome.sends
         ],
         "sent_bytes": outcome.sent_bytes,
         "status_published": outcome.status_sent,
-        "masked": [{"path": secret.path, "kind": secret.kind, "line": secret.line or None} for secret in outcome.found],
+        "masked": [
+            {"path": secret.path, "kind": secret.kind, "line": secret.line or None}
+            for secret in outcome.found
+        ],
         "files": outcome.files,
         "bytes": outcome.bytes,
         "left_alone": told(outcome.notes),

@@ -1,4 +1,6 @@
-"""The terminal that a screen is drawn on, whatever COLUMNS and LINES say; the tables and words that are shown there."""
+"""The terminal that a screen is drawn on, whatever COLUMNS and LINES say; the tables and words that
+are shown there.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +31,34 @@ def drawing_console(markup: bool = False) -> Console:
 
 
 def lines_to_fill(console: Console) -> int | None:
-    """Lines of a screen that leaves its first line in sight above the prompt; None where nothing scrolls away."""
+    """Lines of a screen that leaves its first line in sight above the prompt; None where nothing
+    scrolls away.
+    """
     height = console.height
-    return height - 1 if console.is_terminal and not console.is_dumb_terminal and height > 1 else None
+    if console.is_terminal and not console.is_dumb_terminal and height > 1:
+        return height - 1
+    return None
 
 
 def hanging(text: str, indent: int) -> str:
-    """The text for a terminal: broken between words, what follows the first line moved in by `indent` columns.
+    """The text for a terminal: broken between words, what follows the first line moved in by
+    `indent` columns.
 
-    Paths and options stay whole. Unchanged where standard output is no terminal: there a line is one line.
+    Paths and options stay whole. Unchanged where standard output is no terminal: there a line is
+    one line.
     """
     if not sys.stdout.isatty():
         return text
     width = max(NARROWEST, shutil.get_terminal_size((USUAL, 24)).columns) - indent
-    return f"\n{' ' * indent}".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))
+    return f"\n{' ' * indent}".join(
+        textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    )
 
 
 def draws_unicode() -> bool:
-    """Whether more than ASCII can be shown. (A live view puts a stand-in without an encoding in place of `stdout`.)"""
+    """Whether more than ASCII can be shown. (A live view puts a stand-in without an encoding in
+    place of `stdout`.)
+    """
     from tr11ops.base.glyphs import shows_unicode
 
     return shows_unicode(os.environ, getattr(sys.__stdout__, "encoding", None))
@@ -71,7 +83,9 @@ def local_time(seconds: float | None) -> str:
     """A point of time to the minute, in local time; "" for none."""
     from tr11ops.base.units import MINUTE, timestamp
 
-    return timestamp(seconds, None, MINUTE) if seconds is not None else ""
+    if seconds is not None:
+        return timestamp(seconds, None, MINUTE)
+    return ""
 
 
 def table(*columns: str) -> Table:

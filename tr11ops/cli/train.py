@@ -1,4 +1,6 @@
-"""`tr11 train`: the whole training in the foreground, here or on several machines, through the agent of a cluster."""
+"""`tr11 train`: the whole training in the foreground, here or on several machines, through the
+agent of a cluster.
+"""
 
 from __future__ import annotations
 
@@ -36,33 +38,52 @@ def train(
     context: RunContext,
     *,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, metavar="N", help="Nodes of the training (slurm.nodes).")
+        int | None,
+        typer.Option("--nodes", min=1, metavar="N", help="Nodes of the training (slurm.nodes)."),
     ] = None,
     node_rank: Annotated[
-        int | None, typer.Option("--node-rank", min=0, metavar="R", help="Which of N machines this is, from 0 on.")
+        int | None,
+        typer.Option(
+            "--node-rank", min=0, metavar="R", help="Which of N machines this is, from 0 on."
+        ),
     ] = None,
     master: Annotated[
-        str | None, typer.Option("--master", metavar="HOST:PORT", help="Where node 0 waits for the other machines.")
+        str | None,
+        typer.Option(
+            "--master", metavar="HOST:PORT", help="Where node 0 waits for the other machines."
+        ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option("--workers-per-node", min=1, metavar="N", help="Workers of each (slurm.workers_per_node)."),
+        typer.Option(
+            "--workers-per-node",
+            min=1,
+            metavar="N",
+            help="Workers of each (slurm.workers_per_node).",
+        ),
     ] = None,
     wait: Annotated[
-        str, typer.Option("--wait", metavar="TIME", help="How long nodes wait for each other: 90s, 45m.")
+        str,
+        typer.Option(
+            "--wait", metavar="TIME", help="How long nodes wait for each other: 90s, 45m."
+        ),
     ] = "15m",
     until_finished: Annotated[
-        bool, typer.Option("--until-finished", help="Exit code 1 after a stop from which the training is to go on.")
+        bool,
+        typer.Option(
+            "--until-finished", help="Exit code 1 after a stop from which the training is to go on."
+        ),
     ] = False,
 ) -> None:
     """Train here and now, without a scheduler.
 
-    All workers of the card run on this machine, which plays its nodes. With --node-rank and --master they run on as
-    many machines that share the run directory: type the same on each, with its own rank. Containers' launchers may
-    set MASTER_ADDR, MASTER_PORT, NNODES and NODE_RANK in their place.
+    All workers of the card run on this machine, which plays its nodes. With --node-rank and
+    --master they run on as many machines that share the run directory: type the same on each, with
+    its own rank. Containers' launchers may set MASTER_ADDR, MASTER_PORT, NNODES and NODE_RANK in
+    their place.
 
-    Ctrl-C saves and stops, on any node; a second Ctrl-C ends the workers at once. When a node is lost, all end, and
-    the same commands go on from the last checkpoint.
+    Ctrl-C saves and stops, on any node; a second Ctrl-C ends the workers at once. When a node is
+    lost, all end, and the same commands go on from the last checkpoint.
 
     Examples:
       tr11 train --run demo
@@ -83,12 +104,16 @@ def train(
     for line in said:
         say(f"tr11: {line}")
     if rendezvous is not None and rendezvous.nodes != card.slurm.nodes:
-        card = load_card(path, [*context.overrides, f"slurm.nodes={rendezvous.nodes}", *workers_size], os.environ)
+        card = load_card(
+            path, [*context.overrides, f"slurm.nodes={rendezvous.nodes}", *workers_size], os.environ
+        )
     if rendezvous is not None and rendezvous.rank > 0:
         raise typer.Exit(_join(card, rendezvous, seconds, until_finished))
     directory = directory_of(card)
     request = LaunchRequest(on_scheduler=False)
-    facts = observe_launch(card, directory, request, scheduler=None, other_scheduler=open_scheduler, user=user_name())
+    facts = observe_launch(
+        card, directory, request, scheduler=None, other_scheduler=open_scheduler, user=user_name()
+    )
     checks = preflight(card, directory, request, facts)
     for check in checks:
         if check.level is not Level.OK:
@@ -108,14 +133,19 @@ def train(
     paths = directory.submission(tag)
     keep_inputs(paths, path.read_text(encoding="utf-8", errors="replace"), resolved_card(card))
     job_id = f"foreground-{tag}"
-    command = [*agent_command("batch", paths.card, tag), "--foreground-nodes", str(card.slurm.nodes)]
+    command = [
+        *agent_command("batch", paths.card, tag),
+        "--foreground-nodes",
+        str(card.slurm.nodes),
+    ]
     if rendezvous is not None:
         command += ["--master", rendezvous.master, "--wait", str(seconds)]
     command += ["--until-finished"] * until_finished
     Journal(directory.journal).write(
         "train", "", {"tag": tag, "job_id": job_id, "nodes": card.slurm.nodes}, user_name()
     )
-    # The agent takes this process's place: Ctrl-C reaches it directly, and the lock lives as long as it does.
+    # The agent takes this process's place: Ctrl-C reaches it directly, and the lock lives as long
+    # as it does.
     os.set_inheritable(lock, True)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -123,7 +153,10 @@ def train(
 
 
 def _tell_node_0(
-    context: RunContext, options: tuple[int | None, int | None, str | None], seconds: float, error: CardError
+    context: RunContext,
+    options: tuple[int | None, int | None, str | None],
+    seconds: float,
+    error: CardError,
 ) -> None:
     """Where this is another node than 0 and its card is refused: node 0 must not wait for it."""
     from tr11ops import __version__
@@ -150,13 +183,18 @@ def _tell_node_0(
 def _environment(card: RunCard) -> dict[str, str]:
     """Of the agent and the workers: this shell's, the card's, and where the code lies."""
     root = code_root()
-    places = [str(root)] if root else []
+    if root:
+        places = [str(root)]
+    else:
+        places = []
     path = os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, **values_here(card.slurm.environment, os.environ), "PYTHONPATH": path}
 
 
 def _join(card: RunCard, rendezvous: Rendezvous, seconds: float, until_finished: bool) -> int:
-    """Run the part of a node other than 0; what is checked of the run is checked on node 0, this node's health here."""
+    """Run the part of a node other than 0; what is checked of the run is checked on node 0, this
+    node's health here.
+    """
     from tr11ops import __version__
     from tr11ops.agent.join import Joining, join
     from tr11ops.agent.node_gpus import claim_gpus
@@ -165,13 +203,17 @@ def _join(card: RunCard, rendezvous: Rendezvous, seconds: float, until_finished:
     from trainer.contract.files import host_name
 
     os.umask(os.umask(0) & ~0o070)
-    hello = document(Newcomer(rendezvous.nodes, rendezvous.rank, host_name(), __version__, resolved_card(card)))
+    hello = document(
+        Newcomer(rendezvous.nodes, rendezvous.rank, host_name(), __version__, resolved_card(card))
+    )
     try:
         environment, claims = claim_gpus(card.slurm.gpus_per_node, _environment(card))
     except RuntimeError as error:
         raise Refusal(str(error)) from None
     try:
-        return join(Joining(rendezvous, card.paths, hello, environment, seconds, until_finished), say)
+        return join(
+            Joining(rendezvous, card.paths, hello, environment, seconds, until_finished), say
+        )
     finally:
         for claim in claims:
             claim.close()

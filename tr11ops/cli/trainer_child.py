@@ -1,4 +1,6 @@
-"""Running a part of the trainer, which loads torch, as a child that hears every signal that this process hears."""
+"""Running a part of the trainer, which loads torch, as a child that hears every signal that this
+process hears.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from tr11ops.base.processes import die_with_parent
 from tr11ops.cli.context import RUN_NAMES
 from trainer.contract.attempt import HELD_BACK
 
-# It ends with its parent: an orphan would go on for hours beside its successor. Ctrl-C shows no traceback.
+# It ends with its parent: an orphan would go on for hours beside its successor. Ctrl-C shows no
+# traceback.
 CHECKPOINT_CHILD = """
 import runpy, signal, sys
 from tr11ops.base.processes import die_with_parent
@@ -30,10 +33,11 @@ except KeyboardInterrupt:
 
 
 def child_words(ctx: typer.Context, **instead: object) -> list[str]:
-    """What was typed, for a child that has a command of the same name with the same options (a test compares them).
+    """What was typed, for a child that has a command of the same name with the same options (a test
+    compares them).
 
-    `instead` gives the child's value of a parameter, or of an option that it alone has; the options that name a run
-    are this process's own. None is left out. The arguments come last, behind `--`.
+    `instead` gives the child's value of a parameter, or of an option that it alone has; the options
+    that name a run are this process's own. None is left out. The arguments come last, behind `--`.
     """
     arguments: list[str] = []
     options, values = [str(ctx.command.name)], {**ctx.params, **instead}
@@ -41,7 +45,10 @@ def child_words(ctx: typer.Context, **instead: object) -> list[str]:
         value = values.pop(parameter.name, None)
         if value is None or parameter.name in RUN_NAMES:
             continue
-        items = [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
+        if isinstance(value, list | tuple):
+            items = [str(item) for item in value]
+        else:
+            items = [str(value)]
         name = next((word for word in parameter.opts if word.startswith("--")), "")
         if not name:
             arguments += items
@@ -49,12 +56,20 @@ def child_words(ctx: typer.Context, **instead: object) -> list[str]:
             options += [name] if value else parameter.secondary_opts
         else:
             options += [word for item in items for word in (name, item)]
-    options += [word for name, value in values.items() if name not in RUN_NAMES for word in (f"--{name}", str(value))]
-    return [*options, "--", *arguments] if arguments else options
+    options += [
+        word
+        for name, value in values.items()
+        if name not in RUN_NAMES
+        for word in (f"--{name}", str(value))
+    ]
+    if arguments:
+        return [*options, "--", *arguments]
+    return options
 
 
 def run_trainer_module(module: str, arguments: list[str]) -> int:
-    """Run `python -m MODULE` with this process's terminal; returns its exit code, 1 where a signal ended it.
+    """Run `python -m MODULE` with this process's terminal; returns its exit code, 1 where a signal
+    ended it.
 
     The child has a process group of its own: so it hears the keyboard's interrupt once, through this process, as it
     hears a signal that was sent to this process alone (`timeout`, a closed terminal). It cleans up; this one waits.
@@ -91,19 +106,25 @@ def run_trainer_module(module: str, arguments: list[str]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return code if code >= 0 else 1
+    if code >= 0:
+        return code
+    return 1
 
 
 def ask_checkpoint_module(words: Sequence[str]) -> dict[str, Any] | None:
-    """What `python -m trainer.checkpoint WORDS`, with --json among them, answers; its bar and refusals go to stderr.
+    """What `python -m trainer.checkpoint WORDS`, with --json among them, answers; its bar and
+    refusals go to stderr.
 
     None where it gives no JSON object: it was killed, or its words are wrong.
     """
     command = [sys.executable, "-c", CHECKPOINT_CHILD, *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:  # a Ctrl-C reaches it too
+    # a Ctrl-C reaches it too
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         said, _ = child.communicate()
     try:
         value = json.loads(said)
     except ValueError:
         return None
-    return value if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return value
+    return None

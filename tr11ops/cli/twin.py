@@ -1,4 +1,6 @@
-"""`tr11 twin`: a real Slurm of many nodes on this machine, to try everything on, and to break on purpose."""
+"""`tr11 twin`: a real Slurm of many nodes on this machine, to try everything on, and to break on
+purpose.
+"""
 
 from __future__ import annotations
 
@@ -61,30 +63,49 @@ DirectoryOption = Annotated[
 def fault(
     kind: Annotated[
         str | None,
-        typer.Argument(metavar="[KIND]", help="Left out: list the kinds.", autocompletion=completion.fault_kinds),
+        typer.Argument(
+            metavar="[KIND]",
+            help="Left out: list the kinds.",
+            autocompletion=completion.fault_kinds,
+        ),
     ] = None,
     *,
     node: Annotated[
         str | None,
-        typer.Option("--node", metavar="NODES", help="node3, or node[3-4]. Else the last node with a job."),
+        typer.Option(
+            "--node", metavar="NODES", help="node3, or node[3-4]. Else the last node with a job."
+        ),
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option("--for", parser=span_option, metavar="TIME", help="Heal by itself after this long: 60s, 5m, 1h."),
+        typer.Option(
+            "--for",
+            parser=span_option,
+            metavar="TIME",
+            help="Heal by itself after this long: 60s, 5m, 1h.",
+        ),
     ] = None,
     path: Annotated[
-        str | None, typer.Option("--path", metavar="PATH", help="The directory or script, of kinds that are of one.")
+        str | None,
+        typer.Option(
+            "--path", metavar="PATH", help="The directory or script, of kinds that are of one."
+        ),
     ] = None,
-    reason: Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Of drain and node-failing.")] = None,
+    reason: Annotated[
+        str | None, typer.Option("--reason", metavar="TEXT", help="Of drain and node-failing.")
+    ] = None,
     name: NameOption = "default",
     directory: DirectoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Break a twin on purpose: a node, a worker, the controller, a directory. Nothing but the twin is touched.
+    """Break a twin on purpose: a node, a worker, the controller, a directory. Nothing but the twin
+    is touched.
 
-    A fault stays until `tr11 twin heal`, or as long as --for says. `tr11 twin status` shows what is broken.
+    A fault stays until `tr11 twin heal`, or as long as --for says. `tr11 twin status` shows what is
+    broken.
 
-    Exit code 0: broken, or it was already; 1: it could not be done; 2: no such kind, node or directory.
+    Exit code 0: broken, or it was already; 1: it could not be done; 2: no such kind, node or
+    directory.
 
     Examples:
       tr11 twin fault
@@ -115,15 +136,20 @@ def fault(
 
 def heal(
     *,
-    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Only faults of this kind.")] = None,
-    node: Annotated[str | None, typer.Option("--node", metavar="NODE", help="Only this node's.")] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", metavar="KIND", help="Only faults of this kind.")
+    ] = None,
+    node: Annotated[
+        str | None, typer.Option("--node", metavar="NODE", help="Only this node's.")
+    ] = None,
     name: NameOption = "default",
     directory: DirectoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Undo every fault of a twin, no matter who made it; also one whose maker has crashed.
 
-    Exit code 0: nothing is broken any more; 1: something could not be repaired, and may be tried again.
+    Exit code 0: nothing is broken any more; 1: something could not be repaired, and may be tried
+    again.
 
     Examples:
       tr11 twin heal
@@ -134,7 +160,10 @@ def heal(
         raise Refusal(str(error)) from error
     errors = [healing for healing in healed if healing.error]
     if as_json:
-        rows = [{**fault_object(healing.fault), "text": healing.text, "error": healing.error} for healing in healed]
+        rows = [
+            {**fault_object(healing.fault), "text": healing.text, "error": healing.error}
+            for healing in healed
+        ]
         emit({"schema": FAULT_SCHEMA, "healed": rows}, indent=2)
     else:
         for healing in healed:
@@ -164,7 +193,9 @@ def fault_line(fault: InjectedFault, now: float) -> str:
         words += f", heals in {duration(fault.until - now)}"
     if not fault.is_complete:
         return f"{words}, half done: its command has ended; heal it"
-    return f"{words}, but what kept it up has ended; heal it" if fault.is_lost else words
+    if fault.is_lost:
+        return f"{words}, but what kept it up has ended; heal it"
+    return words
 
 
 def _sentence(twin: Twin, fault: InjectedFault, was_there: bool) -> str:
@@ -173,7 +204,10 @@ def _sentence(twin: Twin, fault: InjectedFault, was_there: bool) -> str:
         return f"already broken: {fault_line(fault, time.time())}"
     if kind.is_instant:
         return f"done: {fault}"
-    end = f"heals by itself in {fault.until - fault.started:g} s" if fault.until else f"undo it: {twin.command('heal')}"
+    if fault.until:
+        end = f"heals by itself in {fault.until - fault.started:g} s"
+    else:
+        end = f"undo it: {twin.command('heal')}"
     return f"broken: {fault}; {end}"
 
 
@@ -196,7 +230,9 @@ def _show_kinds(as_json: bool) -> None:
         return
     from rich.table import Table
 
-    table = Table("kind", "of a", "what it does", "heal", box=None, header_style="bold", pad_edge=False)
+    table = Table(
+        "kind", "of a", "what it does", "heal", box=None, header_style="bold", pad_edge=False
+    )
     for kind in KINDS.values():
         table.add_row(kind.name, kind.target, kind.does, kind.heals)
     drawing_console(markup=True).print(table)
@@ -236,32 +272,58 @@ def _find(name: str, directory: Path | None) -> Twin:
 def up(
     *,
     nodes: Annotated[int, typer.Option("--nodes", help="Nodes with GPUs.")] = 52,
-    gpus: Annotated[int, typer.Option("--gpus", help="GPUs on each of them; stand-ins, no memory is used.")] = 8,
-    cpu_nodes: Annotated[int, typer.Option("--cpu-nodes", help="Nodes without GPUs, in their own partition.")] = 1,
-    accounting: Annotated[bool, typer.Option("--accounting", help="With slurmdbd and a private MariaDB.")] = False,
+    gpus: Annotated[
+        int, typer.Option("--gpus", help="GPUs on each of them; stand-ins, no memory is used.")
+    ] = 8,
+    cpu_nodes: Annotated[
+        int, typer.Option("--cpu-nodes", help="Nodes without GPUs, in their own partition.")
+    ] = 1,
+    accounting: Annotated[
+        bool, typer.Option("--accounting", help="With slurmdbd and a private MariaDB.")
+    ] = False,
     hub: Annotated[bool, typer.Option("--hub", help="With a hub for logs and models.")] = False,
-    store: Annotated[bool, typer.Option("--store", help="With an object store for copies.")] = False,
+    store: Annotated[
+        bool, typer.Option("--store", help="With an object store for copies.")
+    ] = False,
     name: NameOption = "default",
     directory: DirectoryOption = None,
-    node_prefix: Annotated[str, typer.Option("--node-prefix", help="Names of the GPU nodes.")] = "jean-zay-iam",
-    partition: Annotated[str, typer.Option("--partition", help="Partition of the GPU nodes.")] = "gpu_p5",
-    cpu_partition: Annotated[str, typer.Option("--cpu-partition", help="Partition of the others.")] = "compil",
+    node_prefix: Annotated[
+        str, typer.Option("--node-prefix", help="Names of the GPU nodes.")
+    ] = "jean-zay-iam",
+    partition: Annotated[
+        str, typer.Option("--partition", help="Partition of the GPU nodes.")
+    ] = "gpu_p5",
+    cpu_partition: Annotated[
+        str, typer.Option("--cpu-partition", help="Partition of the others.")
+    ] = "compil",
     cpus: Annotated[int, typer.Option("--cpus", help="CPUs that each node announces.")] = 64,
     slurmd_timeout: Annotated[
-        int, typer.Option("--slurmd-timeout", metavar="SECONDS", help="Silence after which a node is down.")
+        int,
+        typer.Option(
+            "--slurmd-timeout", metavar="SECONDS", help="Silence after which a node is down."
+        ),
     ] = 60,
     job_age: Annotated[
-        int, typer.Option("--min-job-age", metavar="SECONDS", help="How long ended jobs stay known.")
+        int,
+        typer.Option("--min-job-age", metavar="SECONDS", help="How long ended jobs stay known."),
     ] = 300,
     kill_wait: Annotated[
-        int, typer.Option("--kill-wait", metavar="SECONDS", help="From SIGTERM to SIGKILL at a time limit.")
+        int,
+        typer.Option(
+            "--kill-wait", metavar="SECONDS", help="From SIGTERM to SIGKILL at a time limit."
+        ),
     ] = 5,
     unkillable: Annotated[
         int,
-        typer.Option("--unkillable-step-timeout", metavar="SECONDS", help="Until a node with a stuck step is drained."),
+        typer.Option(
+            "--unkillable-step-timeout",
+            metavar="SECONDS",
+            help="Until a node with a stuck step is drained.",
+        ),
     ] = 60,
 ) -> None:
-    """Start a twin and wait until every node is idle. A running twin of the same shape is taken as it is.
+    """Start a twin and wait until every node is idle. A running twin of the same shape is taken as
+    it is.
 
     Examples:
       tr11 twin up --nodes 6
@@ -289,8 +351,12 @@ def up(
         )
     began = time.monotonic()
     with _refusals():
-        twin = Twin.up(plan, directory, lambda text: say(f"{time.monotonic() - began:5.1f} s  {text}"))
-    say(f"twin {name} is up after {time.monotonic() - began:.1f} s: {counted(len(plan.node_names), 'node')} idle")
+        twin = Twin.up(
+            plan, directory, lambda text: say(f"{time.monotonic() - began:5.1f} s  {text}")
+        )
+    say(
+        f"twin {name} is up after {time.monotonic() - began:.1f} s: {counted(len(plan.node_names), 'node')} idle"
+    )
     use = twin.command("env")
     say(f'use it: eval "$({use})"')
     for line in advice(plan, twin.ports):
@@ -303,7 +369,9 @@ def down(
     *,
     name: NameOption = "default",
     directory: DirectoryOption = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the logs, beside the twin's folder.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the logs, beside the twin's folder.")
+    ] = False,
 ) -> None:
     """End a twin: its daemons, its jobs, its folder. No other Slurm on this machine is touched.
 
@@ -316,7 +384,9 @@ def down(
     pointing = [key for key, value in twin.environment.items() if os.environ.get(key) == value]
     with _refusals():
         kept = twin.down(keep_logs=keep)
-    say(f"twin {name} is down after {time.monotonic() - began:.1f} s: nothing of it runs, its folder is removed")
+    say(
+        f"twin {name} is down after {time.monotonic() - began:.1f} s: nothing of it runs, its folder is removed"
+    )
     if pointing:
         say(f"this shell still speaks to it: unset {' '.join(pointing)}")
     if kept is not None:
@@ -325,10 +395,13 @@ def down(
 
 
 @app.command()
-def status(*, name: NameOption = "default", directory: DirectoryOption = None, as_json: JsonOption = False) -> None:
+def status(
+    *, name: NameOption = "default", directory: DirectoryOption = None, as_json: JsonOption = False
+) -> None:
     """What runs, what the twin's controller says of its nodes, and which faults were given to it.
 
-    Exit code 0: healthy; 1: a daemon has ended or a node is down; 3: the controller does not answer.
+    Exit code 0: healthy; 1: a daemon has ended or a node is down; 3: the controller does not
+    answer.
 
     Examples:
       tr11 twin status --json
@@ -341,12 +414,15 @@ def status(*, name: NameOption = "default", directory: DirectoryOption = None, a
         emit(_as_object(twin, seen, faults), indent=2)
     else:
         _show(seen, faults)
-    raise typer.Exit(0 if seen.is_healthy else 1 if seen.answers or seen.dead else 3)
+    if seen.is_healthy:
+        raise typer.Exit(0)
+    raise typer.Exit(1 if seen.answers or seen.dead else 3)
 
 
 @app.command()
 def env(*, name: NameOption = "default", directory: DirectoryOption = None) -> None:
-    """Print the lines which make Slurm's commands of this shell speak to the twin, and `tr11 twin` mean it.
+    """Print the lines which make Slurm's commands of this shell speak to the twin, and `tr11 twin`
+    mean it.
 
     Examples:
       eval "$(tr11 twin env)"
@@ -358,7 +434,8 @@ def env(*, name: NameOption = "default", directory: DirectoryOption = None) -> N
 @app.command(context_settings={"ignore_unknown_options": True})
 def shell(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[COMMAND]...", help="Run this instead of a shell.")
+        list[str] | None,
+        typer.Argument(metavar="[COMMAND]...", help="Run this instead of a shell."),
     ] = None,
     *,
     name: NameOption = "default",
@@ -393,9 +470,17 @@ def _as_object(twin: Twin, seen: TwinStatus, faults: tuple[InjectedFault, ...]) 
         "environment": twin.environment,
         "plan": seen.plan.to_json(),
         "faults": [fault_object(each) for each in faults],
-        "nodes": [{"name": node.name, "state": node.state, "daemon_alive": node.daemon_alive} for node in seen.nodes],
+        "nodes": [
+            {"name": node.name, "state": node.state, "daemon_alive": node.daemon_alive}
+            for node in seen.nodes
+        ],
         "daemons": [
-            {"role": record.role, "name": record.name, "pid": record.pid, "alive": record in seen.daemons}
+            {
+                "role": record.role,
+                "name": record.name,
+                "pid": record.pid,
+                "alive": record in seen.daemons,
+            }
             for record in (*seen.daemons, *seen.dead)
         ],
     }
@@ -407,7 +492,12 @@ def _show(seen: TwinStatus, faults: tuple[InjectedFault, ...]) -> None:
     from rich.table import Table
 
     console = drawing_console(markup=True)
-    state = "[green]healthy[/]" if seen.is_healthy else "[red]not healthy[/]" if seen.answers else "[yellow]silent[/]"
+    if seen.is_healthy:
+        state = "[green]healthy[/]"
+    elif seen.answers:
+        state = "[red]not healthy[/]"
+    else:
+        state = "[yellow]silent[/]"
     console.print(
         f"twin [bold]{escape(seen.name)}[/]: {state}, port {seen.controller_port}, "
         f"{len(seen.daemons)} daemons, {seen.memory_megabytes} MB"
@@ -416,7 +506,9 @@ def _show(seen: TwinStatus, faults: tuple[InjectedFault, ...]) -> None:
     table = Table("state", "nodes", "names", box=None, header_style="bold", pad_edge=False)
     groups: dict[str, list[str]] = {}
     for node in seen.nodes:
-        groups.setdefault(node.state if node.daemon_alive else f"{node.state}, slurmd ended", []).append(node.name)
+        groups.setdefault(
+            node.state if node.daemon_alive else f"{node.state}, slurmd ended", []
+        ).append(node.name)
     for group, names in sorted(groups.items()):
         table.add_row(group, str(len(names)), escape(compress(names)))
     console.print(table)

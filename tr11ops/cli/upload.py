@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 
 BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
 SCHEMA = 1
-PATIENCE_SECONDS = 3600.0  # an upload of hours is not given up for a hub that is unreachable for minutes
+# an upload of hours is not given up for a hub that is unreachable for minutes
+PATIENCE_SECONDS = 3600.0
 
 
 # ----------------------------------------------------------------------------- job
@@ -66,7 +67,8 @@ class UploadJob(Record):
     dtype: str
     repository: Repository
     private: bool
-    is_visibility_asked: bool  # on the command line, so that a repository of the other kind is not what is meant
+    # on the command line, so that a repository of the other kind is not what is meant
+    is_visibility_asked: bool
     message: str
     work: Work
     tokenizer: Path | None
@@ -76,7 +78,9 @@ class UploadJob(Record):
     def address(self) -> str:
         branch = self.repository.branch
         place = f"{endpoint_of(self.card.hub.endpoint, os.environ)}/{self.repository.name}"
-        return place if branch == "main" else f"{place}/tree/{branch}"
+        if branch == "main":
+            return place
+        return f"{place}/tree/{branch}"
 
 
 def job_of(
@@ -96,9 +100,15 @@ def job_of(
     place = resolve_step(card, step)
     manifest = _manifest(place)
     _check_model(card, manifest)
-    branch = checkpoint_name(manifest.step) if branch_per_step else _branch(revision or DEFAULT_BRANCH)
+    if branch_per_step:
+        branch = checkpoint_name(manifest.step)
+    else:
+        branch = _branch(revision or DEFAULT_BRANCH)
     kind = dtype or card.precision.dtype
-    folder = directory_of(card).paths.state / "upload" if work is None else work.expanduser().absolute()
+    if work is None:
+        folder = directory_of(card).paths.state / "upload"
+    else:
+        folder = work.expanduser().absolute()
     name_of_work = f"{checkpoint_name(manifest.step)}-{identity_of(place)[:8]}-{kind}"
     parameters = count_parameters(card.model, card.tokenizer.padded_vocabulary_size).total
     return UploadJob(
@@ -117,9 +127,14 @@ def job_of(
 
 
 def export_options(card: RunCard, tokenizer: Path | None) -> str:
-    """A name for what an export takes from the card and the command line: an earlier one of others is not reused."""
+    """A name for what an export takes from the card and the command line: an earlier one of others
+    is not reused.
+    """
     named = tokenizer or tokenizer_place(card, workers_environment(card, os.environ))
-    source = None if named is None or not named.expanduser().exists() else str(named.expanduser().absolute())
+    if named is None or not named.expanduser().exists():
+        source = None
+    else:
+        source = str(named.expanduser().absolute())
     tokens = card.tokenizer.model_dump(exclude={"path"})
     taken = json.dumps([card.model.model_dump(), tokens, source], sort_keys=True, default=str)
     return hashlib.sha256(taken.encode()).hexdigest()[:16]
@@ -127,15 +142,25 @@ def export_options(card: RunCard, tokenizer: Path | None) -> str:
 
 def _repository_name(name: str | None) -> str:
     if name is None:
-        raise Refusal("nothing says where to: give --to OWNER/NAME, or set hub.model_repository", exit_code=2)
+        raise Refusal(
+            "nothing says where to: give --to OWNER/NAME, or set hub.model_repository", exit_code=2
+        )
     if re.fullmatch(REPOSITORY, name) is None:
-        raise Refusal("--to: is not a repository's name; write OWNER/NAME", exit_code=2)  # an address may hold a token
+        # an address may hold a token
+        raise Refusal("--to: is not a repository's name; write OWNER/NAME", exit_code=2)
     return name
 
 
 def _branch(name: str) -> str:
-    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name) is None or ".." in name or name.endswith((".", ".lock")):
-        raise Refusal(f"--revision {name!r}: is not a branch's name; use letters, digits, dots and dashes", exit_code=2)
+    if (
+        re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name) is None
+        or ".." in name
+        or name.endswith((".", ".lock"))
+    ):
+        raise Refusal(
+            f"--revision {name!r}: is not a branch's name; use letters, digits, dots and dashes",
+            exit_code=2,
+        )
     return name
 
 
@@ -145,17 +170,23 @@ def _manifest(place: Path) -> Manifest:
     except ValueError as error:
         raise Refusal(str(error)) from None
     if manifest is None:
-        raise Refusal(f"{place} is not complete (it has no manifest), and half a model is not published")
+        raise Refusal(
+            f"{place} is not complete (it has no manifest), and half a model is not published"
+        )
     return manifest
 
 
 def _check_model(card: RunCard, manifest: Manifest) -> None:
-    """The card must be the checkpoint's, or what is published about the model is wrong. Raises Refusal."""
+    """The card must be the checkpoint's, or what is published about the model is wrong. Raises
+    Refusal.
+    """
     for key, value in manifest.model.items():
         section, _, name = key.partition(".")
         said = getattr(getattr(card, section, None), name, value)
         if said is not None and said != value and key != "precision.dtype":
-            raise Refusal(f"{key} is {value} in the checkpoint and {said} in the card: this is not the card it is of")
+            raise Refusal(
+                f"{key} is {value} in the checkpoint and {said} in the card: this is not the card it is of"
+            )
 
 
 # ----------------------------------------------------------------------------- export
@@ -164,7 +195,9 @@ def export(job: UploadJob, as_json: bool) -> tuple[FileEntry, ...]:
     work = job.work
     recorded = work.recorded()
     if recorded is not None:
-        with ByteProgress("checking", sum(entry.bytes for entry in recorded), is_quiet=as_json) as bar:
+        with ByteProgress(
+            "checking", sum(entry.bytes for entry in recorded), is_quiet=as_json
+        ) as bar:
             found = work.finished(bar.advance)
         if found is not None:
             return found
@@ -175,14 +208,22 @@ def export(job: UploadJob, as_json: bool) -> tuple[FileEntry, ...]:
 
 
 def _run_export(job: UploadJob) -> dict[str, Any]:
-    """Run the export as a child with this terminal's stderr; its result. Raises Refusal where it fails."""
-    with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="tr11-card-", encoding="utf-8") as stream:
+    """Run the export as a child with this terminal's stderr; its result. Raises Refusal where it
+    fails.
+    """
+    with tempfile.NamedTemporaryFile(
+        "w", suffix=".json", prefix="tr11-card-", encoding="utf-8"
+    ) as stream:
         stream.write(json.dumps(resolved(job.card)))
         stream.flush()
         command = [
             *("export", "--json", "--force", "--dtype", job.dtype),
             *("--output", str(job.work.model), "--card", stream.name),
-            *([] if job.tokenizer is None else ["--tokenizer", str(job.tokenizer.expanduser().absolute())]),
+            *(
+                []
+                if job.tokenizer is None
+                else ["--tokenizer", str(job.tokenizer.expanduser().absolute())]
+            ),
             *("--", str(job.place)),
         ]
         value = ask_checkpoint_module(command)
@@ -206,39 +247,59 @@ def upload(
     to: Annotated[
         str | None,
         typer.Option(
-            "--repository", "--to", metavar="OWNER/NAME", help="Repository; else the card's hub.model_repository."
+            "--repository",
+            "--to",
+            metavar="OWNER/NAME",
+            help="Repository; else the card's hub.model_repository.",
         ),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", metavar="bf16|fp32|fp16", help="Else as the training's precision.")
+        str | None,
+        typer.Option("--dtype", metavar="bf16|fp32|fp16", help="Else as the training's precision."),
     ] = None,
     revision: Annotated[
-        str | None, typer.Option("--revision", metavar="BRANCH", help="Branch to publish on; made if missing.")
+        str | None,
+        typer.Option("--revision", metavar="BRANCH", help="Branch to publish on; made if missing."),
     ] = None,
     branch_per_step: Annotated[
-        bool, typer.Option("--branch-per-step", help="Publish on a branch global_stepN, beside other steps.")
+        bool,
+        typer.Option(
+            "--branch-per-step", help="Publish on a branch global_stepN, beside other steps."
+        ),
     ] = False,
     public: Annotated[
-        bool | None, typer.Option("--public/--private", help="Of a repository that is made; else the card's.")
+        bool | None,
+        typer.Option("--public/--private", help="Of a repository that is made; else the card's."),
     ] = None,
-    message: Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Of the commit.")] = None,
+    message: Annotated[
+        str | None, typer.Option("--message", "-m", metavar="TEXT", help="Of the commit.")
+    ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", metavar="PATH", help="Folder with tokenizer.json; else the card's.")
+        Path | None,
+        typer.Option(
+            "--tokenizer", metavar="PATH", help="Folder with tokenizer.json; else the card's."
+        ),
     ] = None,
     work: Annotated[
-        Path | None, typer.Option("--work", metavar="DIR", help="Where the export goes meanwhile; else state/upload.")
+        Path | None,
+        typer.Option(
+            "--work", metavar="DIR", help="Where the export goes meanwhile; else state/upload."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan and the model's card; change nothing.")
     ] = False,
     yes: YesOption = False,
 ) -> None:
-    """Publish a checkpoint as a model on the hub, with a card written from the run: all of it in one commit.
+    """Publish a checkpoint as a model on the hub, with a card written from the run: all of it in
+    one commit.
 
-    The weights are exported first; that takes their size on the disk. Killed at any point, the same command goes on
-    where it was. A repository that holds something else is only overwritten with --yes.
+    The weights are exported first; that takes their size on the disk. Killed at any point, the same
+    command goes on where it was. A repository that holds something else is only overwritten with
+    --yes.
 
-    Exit code 0: it is there; 1: refused; 2: wrong usage; 3: the hub does not answer, and the same command goes on.
+    Exit code 0: it is there; 1: refused; 2: wrong usage; 3: the hub does not answer, and the same
+    command goes on.
 
     Examples:
       tr11 upload 95000 --dry-run
@@ -251,7 +312,9 @@ def upload(
     context.require_mounted()
     card = context.card
     with _one_line():
-        job = job_of(card, step, to, dtype, revision, branch_per_step, public, message, tokenizer, work)
+        job = job_of(
+            card, step, to, dtype, revision, branch_per_step, public, message, tokenizer, work
+        )
         facts = _facts(job, _past(job, context))
         hub = _hub(card)
         _upload(job, facts, hub, dry_run, yes, context.as_json)
@@ -276,7 +339,9 @@ def _past(job: UploadJob, context: RunContext) -> TrainingHistory:
     try:
         look = look_back(context)
     except (Refusal, OSError, ValueError) as error:
-        say(f"the run's past cannot be read, the model's card says unknown: {' '.join(str(error).split())}")
+        say(
+            f"the run's past cannot be read, the model's card says unknown: {' '.join(str(error).split())}"
+        )
         return past_until(None, None, job.manifest)
     return past_until(look.history, look.goodput, job.manifest)
 
@@ -285,22 +350,44 @@ def _facts(job: UploadJob, training_history: TrainingHistory) -> ModelFacts:
     losses = read_losses(job.card.paths.metrics, job.manifest.step)
     repository = job.repository
     return model_facts(
-        job.card, job.manifest, losses, training_history, repository.name, repository.branch, __version__
+        job.card,
+        job.manifest,
+        losses,
+        training_history,
+        repository.name,
+        repository.branch,
+        __version__,
     )
 
 
 def _hub(card: RunCard) -> Hub:
 
-    path = None if card.hub.credentials_file is None else Path(card.hub.credentials_file)
-    return Hub(card.hub.endpoint, find_credentials(path, os.environ), hub_retries(PATIENCE_SECONDS, say=say))
+    if card.hub.credentials_file is None:
+        path = None
+    else:
+        path = Path(card.hub.credentials_file)
+    return Hub(
+        card.hub.endpoint,
+        find_credentials(path, os.environ),
+        hub_retries(PATIENCE_SECONDS, say=say),
+    )
 
 
 # ----------------------------------------------------------------------------- doing it
-def _upload(job: UploadJob, facts: ModelFacts, hub: Hub, dry_run: bool, yes: bool, as_json: bool) -> None:
+def _upload(
+    job: UploadJob, facts: ModelFacts, hub: Hub, dry_run: bool, yes: bool, as_json: bool
+) -> None:
     text = model_card(facts)
     head, other = overwritten(hub, job.repository, facts.identity)
-    if job.is_visibility_asked and head is not None and hub.is_private(job.repository) != job.private:
-        is_now, asked = ("public", "private") if job.private else ("private", "public")
+    if (
+        job.is_visibility_asked
+        and head is not None
+        and hub.is_private(job.repository) != job.private
+    ):
+        if job.private:
+            is_now, asked = ("public", "private")
+        else:
+            is_now, asked = ("private", "public")
         raise Refusal(
             f"{job.repository.name} is {is_now}, and --{asked} was asked for; change it at the hub, in Settings"
         )
@@ -312,10 +399,13 @@ def _upload(job: UploadJob, facts: ModelFacts, hub: Hub, dry_run: bool, yes: boo
     directory = directory_of(job.card)
     with ArchiveLock(directory, f"hub-{job.work.folder.name}", threading.Event()) as turn:
         turn.copying(job.manifest.step)  # from now on the checkpoint is not pruned
-        hub.ensure_repository(job.repository, job.private)  # before hours of work: whether it may be written to
+        # before hours of work: whether it may be written to
+        hub.ensure_repository(job.repository, job.private)
         files = export(job, as_json)
         with ByteProgress("sending", sum(entry.bytes for entry in files), is_quiet=as_json) as bar:
-            commit = publish(hub, job.repository, job.work, files, text, job.message, by_file(bar.advance))
+            commit = publish(
+                hub, job.repository, job.work, files, text, job.message, by_file(bar.advance)
+            )
         Journal(directory.journal).write(
             "upload",
             job.message,
@@ -328,7 +418,12 @@ def _upload(job: UploadJob, facts: ModelFacts, hub: Hub, dry_run: bool, yes: boo
         )
         job.work.remove()
     if as_json:
-        document = {**_document(job), "commit": commit, "files": len(files), "bytes": sum(one.bytes for one in files)}
+        document = {
+            **_document(job),
+            "commit": commit,
+            "files": len(files),
+            "bytes": sum(one.bytes for one in files),
+        }
         emit({"schema": SCHEMA, **document})
     else:
         print(f"{job.address}: step {job.manifest.step}, commit {commit[:12]}")
@@ -346,7 +441,12 @@ def _document(job: UploadJob) -> dict[str, Any]:
 
 def _show_plan(job: UploadJob, text: str, head: str | None, other: str, as_json: bool) -> None:
     if as_json:
-        plan = {**_document(job), "bytes": job.bytes, "work": str(job.work.folder), "makes_repository": head is None}
+        plan = {
+            **_document(job),
+            "bytes": job.bytes,
+            "work": str(job.work.folder),
+            "makes_repository": head is None,
+        }
         emit({"schema": SCHEMA, **plan, "overwrites": other, "model_card": text})
         return
     seen = "private" if job.private else "public"

@@ -1,4 +1,6 @@
-"""Asks a scheduler before the answer is needed: its commands take their time, and so do our own imports."""
+"""Asks a scheduler before the answer is needed: its commands take their time, and so do our own
+imports.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ FRESH_SECONDS = 15.0
 
 
 class AskedAhead:
-    """An Overview whose jobs of one name and nodes are asked for at once, side by side, before anyone wants them.
+    """An Overview whose jobs of one name and nodes are asked for at once, side by side, before
+    anyone wants them.
 
-    The first answers are those, if they are wanted soon; else the scheduler is asked again. Errors are raised where the
-    answer is taken.
+    The first answers are those, if they are wanted soon; else the scheduler is asked again. Errors
+    are raised where the answer is taken.
     """
 
     def __init__(self, scheduler: Overview, name: str) -> None:
@@ -39,7 +42,9 @@ class AskedAhead:
     def nodes(self) -> tuple[Node, ...]:
         """As a Scheduler's."""
         answer, self._nodes = self._nodes, None
-        return self._scheduler.nodes() if answer is None or answer.is_stale else answer.take()
+        if answer is None or answer.is_stale:
+            return self._scheduler.nodes()
+        return answer.take()
 
     def clock(self) -> float:
         """As a Scheduler's, where it has one. Raises SchedulerError."""

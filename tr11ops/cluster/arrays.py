@@ -1,4 +1,6 @@
-"""Task numbers of an array as Slurm writes them: "1-10%1", "0-8:4", "1,3,5-7". One reader, one writer. Pure."""
+"""Task numbers of an array as Slurm writes them: "1-10%1", "0-8:4", "1,3,5-7". One reader, one
+writer. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,14 @@ from trainer.contract.record import Record
 
 LARGEST_ARRAY_INDEX = 4_000_000  # Slurm's MaxArraySize cannot be configured beyond this
 MOST_ARRAY_TASKS = 10_000  # of one submission
-NO_TASK = 0xFFFFFFFE  # Slurm's "none": a file's name has it for the task of a job that is no array's
+# Slurm's "none": a file's name has it for the task of a job that is no array's
+NO_TASK = 0xFFFFFFFE
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 
 
 class ArraySpec(Record):
-    """An array as it is submitted: sorted `indices`, of which `throttle` may run at once (None: no limit).
+    """An array as it is submitted: sorted `indices`, of which `throttle` may run at once (None: no
+    limit).
 
     `step` is that of a single range, 1 for any other array.
     """
@@ -33,9 +37,11 @@ class ArraySpec(Record):
 
 
 def parse_array(text: str) -> ArraySpec:
-    """Read what `--array` takes: `1-10%1`, `0-15:4`, `1,3,5-7`. A task that is named twice counts once, as in Slurm.
+    """Read what `--array` takes: `1-10%1`, `0-15:4`, `1,3,5-7`. A task that is named twice counts
+    once, as in Slurm.
 
-    Raises ArraySyntaxError for other syntax, for an empty range, an index that Slurm cannot have, too many tasks.
+    Raises ArraySyntaxError for other syntax, for an empty range, an index that Slurm cannot have,
+    too many tasks.
     """
     body, percent, limit = text.strip().partition("%")
     if percent and not (re.fullmatch(r"[0-9]{1,9}", limit) and int(limit) > 0):
@@ -43,7 +49,9 @@ def parse_array(text: str) -> ArraySpec:
     ranges = [_strict_range(part) for part in body.split(",")]
     named = sum(map(len, ranges))
     if named > MOST_ARRAY_TASKS or max(found[-1] for found in ranges) > LARGEST_ARRAY_INDEX:
-        raise ArraySyntaxError(f"has more than {MOST_ARRAY_TASKS} tasks, or an index above {LARGEST_ARRAY_INDEX}")
+        raise ArraySyntaxError(
+            f"has more than {MOST_ARRAY_TASKS} tasks, or an index above {LARGEST_ARRAY_INDEX}"
+        )
     indices = sorted({number for found in ranges for number in found})
     step = ranges[0].step if len(ranges) == 1 else 1
     return ArraySpec(text.strip(), tuple(indices), int(limit) if percent else None, step)
@@ -81,12 +89,16 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 
 def _range(part: str) -> range | None:
-    """One number or range; None for other text, and empty for a range that runs backwards or has no step."""
+    """One number or range; None for other text, and empty for a range that runs backwards or has no
+    step.
+    """
     match = _RANGE.fullmatch(part)
     if match is None:
         return None
     first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
-    return range(first, last + 1, step) if step else range(0)
+    if step:
+        return range(first, last + 1, step)
+    return range(0)
 
 
 def _strict_range(part: str) -> range:
@@ -96,5 +108,7 @@ def _strict_range(part: str) -> range:
     if not found:
         first, last, *_ = (*re.split("[-:]", part), "")
         turned = int(last) < int(first)
-        raise ArraySyntaxError(f"the range {part} is empty", f"use {last}-{first}" if turned else f"use {first}-{last}")
+        raise ArraySyntaxError(
+            f"the range {part} is empty", f"use {last}-{first}" if turned else f"use {first}-{last}"
+        )
     return found

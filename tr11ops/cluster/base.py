@@ -42,12 +42,15 @@ class JobState(StrEnum):
         return self not in _NOT_FINAL
 
 
-_ACTIVE = frozenset({JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING})
+_ACTIVE = frozenset(
+    {JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING}
+)
 _NOT_FINAL = _ACTIVE | {JobState.PENDING, JobState.UNKNOWN}
 
 
 class Job(Record):
-    """One job, or one task of an array; the waiting tasks of an array are one Job with `pending_tasks` set.
+    """One job, or one task of an array; the waiting tasks of an array are one Job with
+    `pending_tasks` set.
 
     Times are seconds since the epoch; None where the scheduler does not say.
     """
@@ -82,7 +85,9 @@ class Job(Record):
 
 
 class Node(Record):
-    """One node: `states` are words of `node_states`: {"idle"}, {"mixed", "drain"}, {"down", "not_responding"}."""
+    """One node: `states` are words of `node_states`: {"idle"}, {"mixed", "drain"}, {"down",
+    "not_responding"}.
+    """
 
     name: str
     states: frozenset[str]
@@ -92,11 +97,13 @@ class Node(Record):
     memory_megabytes: int = 0
     partitions: tuple[str, ...] = ()
     features: frozenset[str] = frozenset()  # that it can have; a constraint names them
-    shut_partitions: tuple[str, ...] = ()  # of these, those that start nothing now; told by a Scheduler's nodes()
+    # of these, those that start nothing now; told by a Scheduler's nodes()
+    shut_partitions: tuple[str, ...] = ()
     gpu_kind: str = ""  # where all of its GPUs are of one: the site's word for it, or the driver's
     gpu_memory_megabytes: int = 0  # MiB of the smallest GPU; 0 where it is not told
     gpu_fault: str = ""  # why it is not known which GPUs it has
-    reason_time: float | None = None  # when the reason was given (seconds since the epoch), and by whom
+    # when the reason was given (seconds since the epoch), and by whom
+    reason_time: float | None = None
     reason_user: str = ""
 
     @property
@@ -111,7 +118,9 @@ class Node(Record):
 
     @property
     def is_gone(self) -> bool:
-        """True when nothing can run there any more; a drained or failing node goes on with its work."""
+        """True when nothing can run there any more; a drained or failing node goes on with its
+        work.
+        """
         return is_gone(self.states)
 
     @property
@@ -121,7 +130,9 @@ class Node(Record):
 
 
 class Partition(Record):
-    """A partition's limits; None means: no limit. One that is not up starts nothing, a closed one takes no job."""
+    """A partition's limits; None means: no limit. One that is not up starts nothing, a closed one
+    takes no job.
+    """
 
     name: str
     max_time_seconds: int | None
@@ -154,22 +165,25 @@ class BatchRequest(Record):
     dependency: str | None = None  # "afterany:123"
     exclude: tuple[str, ...] = ()
     comment: str = ""
-    signal_seconds_before_limit: int | None = None  # USR1 to the batch script, as `--signal=B:USR1@N`
+    # USR1 to the batch script, as `--signal=B:USR1@N`
+    signal_seconds_before_limit: int | None = None
     hold: bool = False
     begin: float | None = None  # not to start before this time (seconds since the epoch)
     hint: str | None = None  # "nomultithread"
     memory_megabytes: int | None = None  # of each node
     requeue: bool = False  # whether Slurm itself may queue it again when its node dies
-    survives_nodes: bool = False  # it has spare nodes, and lives on when one dies (its step never does)
+    # it has spare nodes, and lives on when one dies (its step never does)
+    survives_nodes: bool = False
     environment: dict[str, str] = field(default_factory=dict)
-    options: tuple[tuple[str, str], ...] = ()  # further ones of sbatch: name, and value or "" (see passed_options)
+    # further ones of sbatch: name, and value or "" (see passed_options)
+    options: tuple[tuple[str, str], ...] = ()
 
 
 class TestResult(Record):
     """Whether the scheduler would take a request, and its words.
 
-    `is_of_the_moment`: a refusal that may be about nodes which cannot be used now, or are kept for others. Submitted,
-    such a request may be queued all the same, and start when they come back.
+    `is_of_the_moment`: a refusal that may be about nodes which cannot be used now, or are kept for
+    others. Submitted, such a request may be queued all the same, and start when they come back.
     """
 
     accepted: bool
@@ -196,7 +210,9 @@ class SchedulerClock(Protocol):
 
 
 class Scheduler(Protocol):
-    """The edge to a scheduler. Every call has a time-out and raises SchedulerUnreachable when it passes."""
+    """The edge to a scheduler. Every call has a time-out and raises SchedulerUnreachable when it
+    passes.
+    """
 
     name: str
 
@@ -210,7 +226,9 @@ class Scheduler(Protocol):
         """All jobs the scheduler still knows (also recently ended ones), in one call."""
 
     def job(self, job_id: str) -> Job | None:
-        """One job or array task by id; None if the scheduler no longer knows it, which is not "failed"."""
+        """One job or array task by id; None if the scheduler no longer knows it, which is not
+        "failed".
+        """
 
     def nodes(self) -> tuple[Node, ...]:
         """All nodes, in one call."""

@@ -1,8 +1,9 @@
-"""Who has which GPU of this machine: a claim that lives as long as a process holds it, seen by every user.
+"""Who has which GPU of this machine: a claim that lives as long as a process holds it, seen by
+every user.
 
-A claim is the name of a socket in the kernel's own list (Linux' abstract names): a name is had once, dies with the last
-process that has the descriptor, and leaves no file. It stands between all schedulers' folders, users and foreground
-trainings of one machine (network namespace).
+A claim is the name of a socket in the kernel's own list (Linux' abstract names): a name is had
+once, dies with the last process that has the descriptor, and leaves no file. It stands between all
+schedulers' folders, users and foreground trainings of one machine (network namespace).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from contextlib import ExitStack
 
 
 def claim(uuid: str) -> socket.socket | None:
-    """The claim on a GPU, to be kept open; None where another process has it. Raises OSError for anything else."""
+    """The claim on a GPU, to be kept open; None where another process has it. Raises OSError for
+    anything else.
+    """
     held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         held.bind(f"\0tr11-gpu-{uuid}")

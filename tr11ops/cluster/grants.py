@@ -1,4 +1,6 @@
-"""What a Slurm site grants a run: its reservation, and what its account and QoS have left by the controller's count."""
+"""What a Slurm site grants a run: its reservation, and what its account and QoS have left by the
+controller's count.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,10 @@ from tr11ops.cluster.slurm_command import CommandRunner, ask_about_site, run_com
 from tr11ops.cluster.slurm_text import limit_seconds, node_names, records, time_stamp
 from trainer.contract.record import Record
 
-_BUDGET = re.compile(r"(?P<resource>[^=,]+)=(?P<limit>\d+)\((?P<used>\d+)\)")  # an unlimited one is `cpu=N(12)`
-_LIMIT = re.compile(r"(?P<resource>[^=,]+)=(?P<limit>\d+)(\(\d+\))?(?=,|$)")  # `node=4(2)`; of one job `node=4`
+# an unlimited one is `cpu=N(12)`
+_BUDGET = re.compile(r"(?P<resource>[^=,]+)=(?P<limit>\d+)\((?P<used>\d+)\)")
+# `node=4(2)`; of one job `node=4`
+_LIMIT = re.compile(r"(?P<resource>[^=,]+)=(?P<limit>\d+)(\(\d+\))?(?=,|$)")
 
 _COUNT = re.compile(r"(\d+)(\(\d+\))?$")  # `3(1)` and `3`; one without a limit is `N(1)` or nothing
 
@@ -22,9 +26,11 @@ Level: TypeAlias = tuple[str, Mapping[str, str]]  # who owns a limit, and the re
 
 
 class Reservation(Record):
-    """A reservation: when it begins and ends, in seconds since the epoch; None where that is not told.
+    """A reservation: when it begins and ends, in seconds since the epoch; None where that is not
+    told.
 
-    `nodes`: those that its jobs get; empty where it has none of its own, or its jobs may take others too.
+    `nodes`: those that its jobs get; empty where it has none of its own, or its jobs may take
+    others too.
     """
 
     name: str
@@ -34,7 +40,9 @@ class Reservation(Record):
 
 
 class ResourceBudget(Record):
-    """Minutes of a resource (`cpu`, `node`, `gres/gpu`) that an account or QoS may use in all, and has used."""
+    """Minutes of a resource (`cpu`, `node`, `gres/gpu`) that an account or QoS may use in all, and
+    has used.
+    """
 
     owner: str
     resource: str
@@ -47,10 +55,12 @@ class ResourceBudget(Record):
 
 
 class ResourceLimit(Record):
-    """How much of a resource (`cpu`, `node`, `gres/gpu`) jobs of an account or QoS may have at one time.
+    """How much of a resource (`cpu`, `node`, `gres/gpu`) jobs of an account or QoS may have at one
+    time.
 
-    `job` and `queued job` stand for how many may run, and may be queued or run. `is_of_one_job`: each job by itself may
-    have so much; else all of them together, or those of each "user" or "account" (`of_each`).
+    `job` and `queued job` stand for how many may run, and may be queued or run. `is_of_one_job`:
+    each job by itself may have so much; else all of them together, or those of each "user" or
+    "account" (`of_each`).
     """
 
     owner: str
@@ -63,10 +73,11 @@ class ResourceLimit(Record):
 class Grants(Record):
     """`reservation` is None where none was asked for, or there is none of that name.
 
-    Limits are those that Slurm goes by: of the partition's QoS, else of the job's, else of the associations. A job's
-    QoS with the flag OverPartQOS comes before the partition's.
+    Limits are those that Slurm goes by: of the partition's QoS, else of the job's, else of the
+    associations. A job's QoS with the flag OverPartQOS comes before the partition's.
 
-    `longest_job`: seconds, None for no limit. `is_safe`: a job that asks for more than is left is not started either.
+    `longest_job`: seconds, None for no limit. `is_safe`: a job that asks for more than is left is
+    not started either.
     """
 
     reservation: Reservation | None = None
@@ -86,10 +97,12 @@ def read_grants(
     runner: CommandRunner = run_command,
     partition: str | None = None,
 ) -> Grants:
-    """Ask `scontrol`; only for what the card names and the site enforces. None: the user's default, or the site's.
+    """Ask `scontrol`; only for what the card names and the site enforces. None: the user's default,
+    or the site's.
 
-    Raises SchedulerError where it refuses, SchedulerUnreachable where it does not answer. An accounting database that
-    is silent keeps the user's default QoS untold, and what a QoS gives each user and account: they are left out.
+    Raises SchedulerError where it refuses, SchedulerUnreachable where it does not answer. An
+    accounting database that is silent keeps the user's default QoS untold, and what a QoS gives
+    each user and account: they are left out.
     """
 
     def ask(*words: str) -> str:
@@ -99,7 +112,9 @@ def read_grants(
             raise SchedulerError(said[-1] if said else f"scontrol show {words[0]} failed")
         return result.stdout
 
-    found = _reservation(ask("reservation"), reservation) if reservation else None
+    found = None
+    if reservation:
+        found = _reservation(ask("reservation"), reservation)
     if not rules.enforces_limits:
         return Grants(found)
     text = ask("assoc_mgr", "flags=assoc,qos")
@@ -107,7 +122,11 @@ def read_grants(
     wanted = quality or _default_quality(rules, user, associations, environment, runner)
     of_partition = _partition_quality(ask("partition"), partition)
     told = _told_qualities(rules, {of_partition, wanted}, environment, runner)
-    qualities = list(_qualities(text, of_partition, wanted, "OverPartQOS" in told.get(wanted, {}).get("Flags", "")))
+    qualities = list(
+        _qualities(
+            text, of_partition, wanted, "OverPartQOS" in told.get(wanted, {}).get("Flags", "")
+        )
+    )
     with_told = [(owner, told.get(row["QOS"].partition("(")[0], {})) for owner, row in qualities]
     walls = [row.get("MaxWallPJ", "") for _, row in (*qualities, *associations)]
     longest = next((wall for text in walls if (wall := limit_seconds(text)) is not None), None)
@@ -137,25 +156,43 @@ def _reservation(text: str, name: str) -> Reservation | None:
         if row["ReservationName"] == name:
             may_take_others = "FLEX" in row.get("Flags", "").split(",")
             nodes = () if may_take_others else node_names(row.get("Nodes", ""))
-            return Reservation(name, time_stamp(row.get("StartTime", "")), time_stamp(row.get("EndTime", "")), nodes)
+            return Reservation(
+                name,
+                time_stamp(row.get("StartTime", "")),
+                time_stamp(row.get("EndTime", "")),
+                nodes,
+            )
     return None
 
 
 def _associations(text: str, user: str, account: str | None) -> Iterator[Level]:
-    """The associations above a user's jobs, from the user's own up to the root; each with its owner."""
+    """The associations above a user's jobs, from the user's own up to the root; each with its
+    owner.
+    """
     associations = records(text, "ClusterName")
     own = [row for row in associations if row.get("UserName", "").partition("(")[0] == user]
-    own = [row for row in own if row.get("Account") == account or (account is None and row.get("DefAssoc") == "Yes")]
+    own = [
+        row
+        for row in own
+        if row.get("Account") == account or (account is None and row.get("DefAssoc") == "Yes")
+    ]
     for row in own:
         yield f"user {user} of account {row['Account']}", row
-    wanted = own[0]["Account"] if own else account or ""
+    if own:
+        wanted = own[0]["Account"]
+    else:
+        wanted = account or ""
     seen: set[str] = set()
     while wanted and wanted not in seen:
         seen.add(wanted)
-        above = [row for row in associations if row.get("Account") == wanted and not row.get("UserName")]
+        above = [
+            row for row in associations if row.get("Account") == wanted and not row.get("UserName")
+        ]
         for row in above:
             yield f"account {wanted}", row
-        wanted = above[0].get("ParentAccount", "").partition("(")[0] if above else ""
+        wanted = ""
+        if above:
+            wanted = above[0].get("ParentAccount", "").partition("(")[0]
 
 
 def _qualities(text: str, of_partition: str, of_job: str, job_comes_first: bool) -> Iterator[Level]:
@@ -169,13 +206,26 @@ def _qualities(text: str, of_partition: str, of_job: str, job_comes_first: bool)
     yield from found
 
 
-_TOLD = ("Name", "Flags", "MaxTRESPU", "MaxTRESPA", "MaxJobsPU", "MaxJobsPA", "MaxSubmitPU", "MaxSubmitPA")
+_TOLD = (
+    "Name",
+    "Flags",
+    "MaxTRESPU",
+    "MaxTRESPA",
+    "MaxJobsPU",
+    "MaxJobsPA",
+    "MaxSubmitPU",
+    "MaxSubmitPA",
+)
 
 
 def _told_qualities(
-    rules: SiteRules, names: Collection[str], environment: Mapping[str, str] | None, runner: CommandRunner
+    rules: SiteRules,
+    names: Collection[str],
+    environment: Mapping[str, str] | None,
+    runner: CommandRunner,
 ) -> dict[str, Mapping[str, str]]:
-    """What the accounting database alone tells of these QoS, by name; the controller shows it of those in use only.
+    """What the accounting database alone tells of these QoS, by name; the controller shows it of
+    those in use only.
 
     Empty where it does not say.
     """
@@ -186,7 +236,9 @@ def _told_qualities(
         result = ask_about_site(asked, environment, runner, ACCOUNTING_SECONDS)
     except SchedulerUnreachable:
         return {}
-    rows = [line.split("|") for line in result.stdout.splitlines() if line.count("|") == len(_TOLD) - 1]
+    rows = [
+        line.split("|") for line in result.stdout.splitlines() if line.count("|") == len(_TOLD) - 1
+    ]
     found = [dict(zip(_TOLD, row, strict=True)) for row in rows if result.returncode == 0]
     return {row["Name"]: row for row in found if row["Name"] in names}
 
@@ -194,8 +246,9 @@ def _told_qualities(
 def _job_counts(
     qualities: Sequence[Level], associations: Sequence[Level], with_told: Sequence[Level]
 ) -> Iterator[ResourceLimit]:
-    """How many jobs may run, and be queued, at one time: by the first level that says one; of the accounts above, where
-    no QoS says one for all together, by each."""
+    """How many jobs may run, and be queued, at one time: by the first level that says one; of the
+    accounts above, where no QoS says one for all together, by each.
+    """
     for resource, group, own, per_user, per_account in (
         ("job", "GrpJobs", "MaxJobs", "MaxJobsPU", "MaxJobsPA"),
         ("queued job", "GrpSubmitJobs", "MaxSubmitJobs", "MaxSubmitPU", "MaxSubmitPA"),
@@ -222,7 +275,9 @@ def _partition_quality(text: str, name: str | None) -> str:
     for row in records(text, "PartitionName"):
         if row["PartitionName"] == name or (name is None and row.get("Default") == "YES"):
             found = row.get("QoS", "")
-            return "" if found == "N/A" else found
+            if found == "N/A":
+                return ""
+            return found
     return ""
 
 
@@ -233,11 +288,14 @@ def _default_quality(
     environment: Mapping[str, str] | None,
     runner: CommandRunner,
 ) -> str:
-    """The QoS that a job gets which asks for none: the association's default, its only one, or the site's `normal`.
+    """The QoS that a job gets which asks for none: the association's default, its only one, or the
+    site's `normal`.
 
     "" where it has none, or the accounting database does not say.
     """
-    account = associations[0][1].get("Account", "") if associations else ""
+    account = ""
+    if associations:
+        account = associations[0][1].get("Account", "")
     if rules.untold or not account:
         return ""
     whose = (f"user={user}", f"account={account}")
@@ -253,7 +311,9 @@ def _default_quality(
         names = usable.split(",")
         if default or len(names) == 1:
             return default or names[0]
-        return USUAL_QUALITY if USUAL_QUALITY in names else ""
+        if USUAL_QUALITY in names:
+            return USUAL_QUALITY
+        return ""
     return ""
 
 
@@ -261,8 +321,9 @@ def _default_quality(
 def _of_group(
     qualities: Sequence[Level], associations: Sequence[Level], key: str, pattern: re.Pattern[str]
 ) -> Iterator[tuple[str, re.Match[str]]]:
-    """What all jobs together may have: of each association above the job, unless a QoS says another; the first QoS
-    that says one counts alone."""
+    """What all jobs together may have: of each association above the job, unless a QoS says
+    another; the first QoS that says one counts alone.
+    """
     said = list(_nearest(qualities, key, pattern))
     by_quality = {match["resource"] for _, match in said}
     for owner, row in associations:

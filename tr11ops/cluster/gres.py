@@ -1,7 +1,9 @@
-"""Generic resources as Slurm writes them, of a node and of a request: `gpu:8`, `gpu:3090:8(S:0-1),nic:2`. Pure.
+"""Generic resources as Slurm writes them, of a node and of a request: `gpu:8`,
+`gpu:3090:8(S:0-1),nic:2`. Pure.
 
-An entry is NAME[:KIND][:COUNT]; a kind may begin with a digit (`3090`, MIG's `1g.10gb`), so that only the last part is
-a count. What stands in parentheses says where they are: sockets `(S:0-1)`, numbers `(IDX:0-3,6)`.
+An entry is NAME[:KIND][:COUNT]; a kind may begin with a digit (`3090`, MIG's `1g.10gb`), so that
+only the last part is a count. What stands in parentheses says where they are: sockets `(S:0-1)`,
+numbers `(IDX:0-3,6)`.
 """
 
 from __future__ import annotations
@@ -57,4 +59,6 @@ def gpu_kind_of(gres: str) -> str:
         kinds = {entry.kind for entry in parse_gres(gres) if entry.name == "gpu" and entry.kind}
     except ValueError:
         return ""
-    return kinds.pop() if len(kinds) == 1 else ""
+    if len(kinds) == 1:
+        return kinds.pop()
+    return ""

@@ -25,18 +25,25 @@ def expand(text: str) -> tuple[str, ...]:
             if len(names) > MAXIMUM_NAMES:
                 raise HostlistError(f"more than {MAXIMUM_NAMES} names")
     except HostlistError as error:
-        shown = text if len(text) <= 60 else text[:57] + "..."
+        if len(text) <= 60:
+            shown = text
+        else:
+            shown = text[:57] + "..."
         raise HostlistError(f"host list {shown!r}: {error}") from None
     return tuple(names)
 
 
 def compress(names: Iterable[str]) -> str:
-    """The shortest usual host list of these names: sorted, each name once, ranges over the last number of a name."""
+    """The shortest usual host list of these names: sorted, each name once, ranges over the last
+    number of a name.
+    """
     plain: set[str] = set()
     numbered: dict[str, set[str]] = {}
     for name in names:
         if not name or re.search(r"[\s,\[\]]", name):
-            raise HostlistError(f"{name!r} is no host name: it is empty or has blanks, commas or brackets")
+            raise HostlistError(
+                f"{name!r} is no host name: it is empty or has blanks, commas or brackets"
+            )
         match = _LAST_NUMBER.fullmatch(name)
         if match:
             numbered.setdefault(match[1], set()).add(match[2])

@@ -1,7 +1,8 @@
 """The embedded scheduler: Slurm's manners on one machine, with no daemon to install or start.
 
-Each submission has a supervisor process of its own (`local_supervisor`), which outlives the shell that submitted;
-state lies in a folder (`local_store`), so that any later process sees and steers it.
+Each submission has a supervisor process of its own (`local_supervisor`), which outlives the shell
+that submitted; state lies in a folder (`local_store`), so that any later process sees and steers
+it.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ START_PATIENCE_SECONDS = 10.0
 class LocalScheduler:
     """`Scheduler` on this machine, which is its one node, or plays several (see `local_machine`).
 
-    `folder` keeps the state (default: $TR11_LOCAL_SCHEDULER, else tr11/local in the user's state folder).
-    `settings`, when given, replace those in the folder; $TR11_LOCAL_NODES, when set, replaces the nodes.
+    `folder` keeps the state (default: $TR11_LOCAL_SCHEDULER, else tr11/local in the user's state
+    folder). `settings`, when given, replace those in the folder; $TR11_LOCAL_NODES, when set,
+    replaces the nodes.
     """
 
     name = "local"
@@ -72,7 +74,9 @@ class LocalScheduler:
         fault = self._fault(request, settings)
         if fault:
             raise SchedulerError(fault)
-        array = array_of(request.array) if request.array is not None else None
+        array = None
+        if request.array is not None:
+            array = array_of(request.array)
         indices = array.indices if array else (None,)
         environment = submitted_environment(request, dict(os.environ))
         with self.store.changing():
@@ -85,7 +89,9 @@ class LocalScheduler:
                 submit_time=time.time(),
                 is_array=array is not None,
                 throttle=array.throttle if array else None,
-                waiting=tuple(WaitingTask(index, request.hold, request.exclude) for index in indices),
+                waiting=tuple(
+                    WaitingTask(index, request.hold, request.exclude) for index in indices
+                ),
                 reason="None",
                 array_bounds=(array.indices[0], array.indices[-1], array.step, len(array.indices))
                 if array
@@ -106,7 +112,10 @@ class LocalScheduler:
         """Would this request be accepted? Submits nothing."""
         settings = self.store.settings()
         fault = self._fault(request, settings)
-        where = "this machine" if settings.nodes is None else f"{request.nodes} of the simulated nodes"
+        if settings.nodes is None:
+            where = "this machine"
+        else:
+            where = f"{request.nodes} of the simulated nodes"
         return TestResult(fault is None, fault or f"can run on {where}")
 
     def _fault(self, request: BatchRequest, settings: LocalSettings) -> str | None:
@@ -114,18 +123,26 @@ class LocalScheduler:
             if request.array is not None:
                 array_of(request.array)
             for term in parse_dependency(request.dependency).terms if request.dependency else ():
-                if term.job_id is not None and not self._can_depend_on(term.kind, term.job_id, term.task_id):
-                    target = term.job_id if term.task_id is None else f"{term.job_id}_{term.task_id}"
+                if term.job_id is not None and not self._can_depend_on(
+                    term.kind, term.job_id, term.task_id
+                ):
+                    target = (
+                        term.job_id if term.task_id is None else f"{term.job_id}_{term.task_id}"
+                    )
                     return f"invalid dependency {request.dependency!r}: job {target} is not known"
         except SchedulerError as error:
             return str(error)
-        found = look_at_gpus() if request.gpus_per_node else GpuList()
+        if request.gpus_per_node:
+            found = look_at_gpus()
+        else:
+            found = GpuList()
         devices = submitted_environment(request, dict(os.environ)).get(DEVICES_VARIABLE)
         return request_fault(request, settings, open_to(local_nodes(settings, found), devices))
 
     def _can_depend_on(self, kind: str, job_id: int, task_id: int | None) -> bool:
         submission = self.store.load(job_id)
-        if submission is None:  # one that ended long ago is over; how it ended is not known any more
+        # one that ended long ago is over; how it ended is not known any more
+        if submission is None:
             return kind in {"after", "afterany"} and 0 < job_id <= self.store.last_id()
         return task_id is None or find_job(submission, task_id) is not None
 
@@ -143,47 +160,71 @@ class LocalScheduler:
         )
 
     def job(self, job_id: str) -> Job | None:
-        """One job or array task by id (`12`, `12_3`, or a task's own number); None if it is not known.
+        """One job or array task by id (`12`, `12_3`, or a task's own number); None if it is not
+        known.
 
-        For several tasks or a whole array: its waiting tasks, else its newest task. Raises SchedulerError for an id
-        that no job can have.
+        For several tasks or a whole array: its waiting tasks, else its newest task. Raises
+        SchedulerError for an id that no job can have.
         """
         recover(self.store)
         found = self._find(parse_job_id(job_id))
         if found is None:
             return None
         submission, reference = found
-        if submission.is_over and submission.end_time < time.time() - self.store.settings().keep_seconds:
+        if (
+            submission.is_over
+            and submission.end_time < time.time() - self.store.settings().keep_seconds
+        ):
             return None
-        one_task = next(iter(reference.tasks)) if reference.tasks is not None and len(reference.tasks) == 1 else None
+        one_task = None
+        if reference.tasks is not None and len(reference.tasks) == 1:
+            one_task = next(iter(reference.tasks))
         job = find_job(submission, one_task)
-        return None if job is None else task_apart(job)
+        if job is None:
+            return None
+        return task_apart(job)
 
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes; a simulated one shows the whole machine's cores and memory, and its share of the GPUs."""
+        """The nodes; a simulated one shows the whole machine's cores and memory, and its share of
+        the GPUs.
+        """
         recover(self.store)
         active = self.store.active()
-        return tuple(node_view(node, active) for node in local_nodes(self.store.settings(), look_at_gpus()))
+        return tuple(
+            node_view(node, active) for node in local_nodes(self.store.settings(), look_at_gpus())
+        )
 
     def partitions(self) -> tuple[Partition, ...]:
         """The one partition, `local`."""
         settings = self.store.settings()
-        return (Partition(PARTITION, settings.max_time_seconds, node_names(settings), is_default=True),)
+        return (
+            Partition(PARTITION, settings.max_time_seconds, node_names(settings), is_default=True),
+        )
 
     # ------------------------------------------------------------------------- steering
     def cancel(self, job_id: str) -> None:
-        """Cancel a job, an array, or one task (`ID_k`). What has ended, or was never there, stays as it is."""
+        """Cancel a job, an array, or one task (`ID_k`). What has ended, or was never there, stays
+        as it is.
+        """
 
         def change(submission: LocalSubmission, reference: JobReference) -> LocalSubmission:
-            dropped = tuple(task.task_id for task in submission.waiting if reference.names(task.task_id))
+            dropped = tuple(
+                task.task_id for task in submission.waiting if reference.names(task.task_id)
+            )
             return replace(
                 submission,
                 tasks=tuple(
-                    replace(task, cancel=True) if not task.state.is_final and reference.names(task.task_id) else task
+                    replace(task, cancel=True)
+                    if not task.state.is_final and reference.names(task.task_id)
+                    else task
                     for task in submission.tasks
                 ),
-                waiting=tuple(task for task in submission.waiting if not reference.names(task.task_id)),
-                dropped=(*submission.dropped, Dropped(dropped, time.time())) if dropped else submission.dropped,
+                waiting=tuple(
+                    task for task in submission.waiting if not reference.names(task.task_id)
+                ),
+                dropped=(*submission.dropped, Dropped(dropped, time.time()))
+                if dropped
+                else submission.dropped,
             )
 
         recover(self.store)
@@ -191,7 +232,9 @@ class LocalScheduler:
             self._change(job_id, change)
 
     def hold(self, job_id: str) -> None:
-        """Keep the pending job, tasks or task from starting. Raises SchedulerError when nothing is pending."""
+        """Keep the pending job, tasks or task from starting. Raises SchedulerError when nothing is
+        pending.
+        """
         self._change_waiting(job_id, lambda task: replace(task, held=True))
 
     def release(self, job_id: str) -> None:
@@ -199,7 +242,9 @@ class LocalScheduler:
         self._change_waiting(job_id, lambda task: replace(task, held=False))
 
     def exclude(self, job_id: str, nodes: tuple[str, ...]) -> None:
-        """Set the excluded nodes of pending work in place. Raises SchedulerError when too few nodes would remain."""
+        """Set the excluded nodes of pending work in place. Raises SchedulerError when too few nodes
+        would remain.
+        """
 
         def change(task: WaitingTask) -> WaitingTask:
             return replace(task, excluded=tuple(dict.fromkeys(nodes)))
@@ -211,7 +256,9 @@ class LocalScheduler:
         self._change_waiting(job_id, change)
 
     def set_comment(self, job_id: str, comment: str) -> None:
-        """Set the comment of pending work in place; an array has one for all its tasks, also for those that run."""
+        """Set the comment of pending work in place; an array has one for all its tasks, also for
+        those that run.
+        """
 
         def change(submission: LocalSubmission, reference: JobReference) -> LocalSubmission:
             if not any(reference.names(task.task_id) for task in submission.waiting):
@@ -221,11 +268,15 @@ class LocalScheduler:
         self._change(job_id, change)
 
     def signal(self, job_id: str, signal_name: str, batch_only: bool = True) -> None:
-        """Send a signal (`USR1`, ...) to the running batch scripts, or to all processes of the running tasks."""
+        """Send a signal (`USR1`, ...) to the running batch scripts, or to all processes of the
+        running tasks.
+        """
         try:
             number = Signals["SIG" + signal_name.upper().removeprefix("SIG")]
         except KeyError:
-            raise SchedulerError(f"invalid signal {signal_name!r}: use a name such as USR1 or TERM") from None
+            raise SchedulerError(
+                f"invalid signal {signal_name!r}: use a name such as USR1 or TERM"
+            ) from None
         recover(self.store)
         submission, reference = self._resolve(job_id)
         tasks = [task for task in submission.running if reference.names(task.task_id)]
@@ -249,9 +300,11 @@ class LocalScheduler:
         deadline = time.monotonic() + START_PATIENCE_SECONDS
         while time.monotonic() < deadline:
             submission = self.store.load(job_id)
-            record = (
-                next((one for one in submission.running if one.raw_id == task.raw_id), None) if submission else None
-            )
+            record = None
+            if submission:
+                record = next(
+                    (one for one in submission.running if one.raw_id == task.raw_id), None
+                )
             if record is None or record.batch is not None:
                 return record
             time.sleep(0.02)
@@ -259,15 +312,21 @@ class LocalScheduler:
 
     # ------------------------------------------------------------------------- helpers
     def _find(self, reference: JobReference) -> tuple[LocalSubmission, JobReference] | None:
-        """The submission that is meant, and which of its tasks; None if it is not, or no longer, known."""
+        """The submission that is meant, and which of its tasks; None if it is not, or no longer,
+        known.
+        """
         submission = self.store.load(reference.number)
         if submission is None and reference.tasks is None:
             by_number = self.store.find_raw(reference.number)
             if by_number is None:
                 return None
             submission, task_id = by_number
-            return submission, JobReference(submission.job_id, None if task_id is None else frozenset({task_id}))
-        if submission is None or not any(find_job(submission, task) for task in reference.tasks or {None}):
+            return submission, JobReference(
+                submission.job_id, None if task_id is None else frozenset({task_id})
+            )
+        if submission is None or not any(
+            find_job(submission, task) for task in reference.tasks or {None}
+        ):
             return None
         return submission, reference
 
@@ -278,7 +337,9 @@ class LocalScheduler:
             raise SchedulerError(f"invalid job id {job_id}: no such job is known")
         return found
 
-    def _change(self, job_id: str, change: Callable[[LocalSubmission, JobReference], LocalSubmission]) -> None:
+    def _change(
+        self, job_id: str, change: Callable[[LocalSubmission, JobReference], LocalSubmission]
+    ) -> None:
         recover(self.store)
         with self.store.changing():
             submission, reference = self._resolve(job_id)
@@ -292,7 +353,10 @@ class LocalScheduler:
         def change_all(submission: LocalSubmission, reference: JobReference) -> LocalSubmission:
             if not any(reference.names(task.task_id) for task in submission.waiting):
                 raise SchedulerError(f"job {job_id} is no longer pending")
-            waiting = tuple(change(task) if reference.names(task.task_id) else task for task in submission.waiting)
+            waiting = tuple(
+                change(task) if reference.names(task.task_id) else task
+                for task in submission.waiting
+            )
             return replace(submission, waiting=waiting)
 
         self._change(job_id, change_all)

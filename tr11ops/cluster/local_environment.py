@@ -15,7 +15,9 @@ DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 def task_environment(
     submission: LocalSubmission, task: TaskRecord, base: dict[str, str], folder: Path
 ) -> dict[str, str]:
-    """What the batch script finds in its environment: the submitter's variables, and Slurm's for this task."""
+    """What the batch script finds in its environment: the submitter's variables, and Slurm's for
+    this task.
+    """
     request = submission.request
     limit_end = int(task.start_time) + request.time_limit_seconds
     values: dict[str, str | int] = {
@@ -43,7 +45,8 @@ def task_environment(
     }
     if request.gpus_per_node:
         values["SLURM_GPUS_ON_NODE"] = request.gpus_per_node
-    if task.gpus or not request.gpus_per_node:  # of GPUs that are only pretended there are no devices
+    # of GPUs that are only pretended there are no devices
+    if task.gpus or not request.gpus_per_node:
         values[DEVICES_VARIABLE] = ",".join(task.gpus)
     if task.task_id is not None:
         smallest, largest, step, count = submission.array_bounds
@@ -59,7 +62,9 @@ def task_environment(
 
 
 def submitted_environment(request: BatchRequest, environment: dict[str, str]) -> dict[str, str]:
-    """The submitter's variables without those of a job it may itself be in, and the request's on top."""
+    """The submitter's variables without those of a job it may itself be in, and the request's on
+    top.
+    """
     inherited = {
         key: value
         for key, value in environment.items()
@@ -71,7 +76,9 @@ def submitted_environment(request: BatchRequest, environment: dict[str, str]) ->
 
 
 def interpreter(script: Path) -> list[str]:
-    """The command that runs a script: its first line's interpreter, with one argument at most, as the kernel does."""
+    """The command that runs a script: its first line's interpreter, with one argument at most, as
+    the kernel does.
+    """
     with script.open(encoding="utf-8", errors="surrogateescape") as stream:
         words = stream.readline()[2:].strip().split(None, 1)
     return [*(words or ["/bin/sh"]), str(script)]

@@ -1,7 +1,8 @@
-"""The nodes of the embedded scheduler: this machine as it is, or the nodes that it is asked to play.
+"""The nodes of the embedded scheduler: this machine as it is, or the nodes that it is asked to
+play.
 
-The machine is one node. Its jobs share it: each has the GPUs and cores that it asks for, to itself. A simulated node
-belongs to one job; the machine's GPUs are shared out evenly among such nodes.
+The machine is one node. Its jobs share it: each has the GPUs and cores that it asks for, to itself.
+A simulated node belongs to one job; the machine's GPUs are shared out evenly among such nodes.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ GPU_SECONDS = 20.0  # a driver without its persistence daemon starts each GPU fi
 class LocalNode(Record):
     """One node, and what its jobs can have. Memory in MiB.
 
-    `gpus`: real ones. `pretended_gpus`: that it has by the settings in place of these; nothing stands behind them.
-    `gpu_fault`: why it is not known which GPUs there are, "" where it is.
+    `gpus`: real ones. `pretended_gpus`: that it has by the settings in place of these; nothing
+    stands behind them. `gpu_fault`: why it is not known which GPUs there are, "" where it is.
     """
 
     name: str
@@ -38,7 +39,9 @@ class LocalNode(Record):
 
     @property
     def gpu_count(self) -> int:
-        return len(self.gpus) if self.pretended_gpus is None else self.pretended_gpus
+        if self.pretended_gpus is None:
+            return len(self.gpus)
+        return self.pretended_gpus
 
 
 class GpuList(Record):
@@ -55,7 +58,9 @@ def machine_name() -> str:
 
 def node_names(settings: LocalSettings) -> tuple[str, ...]:
     """The names of the nodes, without a look at the machine."""
-    return (machine_name(),) if settings.nodes is None else settings.nodes
+    if settings.nodes is None:
+        return (machine_name(),)
+    return settings.nodes
 
 
 def look_at_gpus() -> GpuList:
@@ -63,7 +68,9 @@ def look_at_gpus() -> GpuList:
     try:
         return GpuList(list_gpus(LocalCommands(), GPU_SECONDS))
     except Unanswered as error:
-        return GpuList() if str(error) == NO_PROGRAM else GpuList(fault=str(error))
+        if str(error) == NO_PROGRAM:
+            return GpuList()
+        return GpuList(fault=str(error))
 
 
 def local_nodes(settings: LocalSettings, found: GpuList) -> tuple[LocalNode, ...]:
@@ -87,14 +94,23 @@ def local_nodes(settings: LocalSettings, found: GpuList) -> tuple[LocalNode, ...
 
 
 def open_to(nodes: Sequence[LocalNode], visible_devices: str | None) -> tuple[LocalNode, ...]:
-    """The nodes with those of their GPUs that a submitter's CUDA_VISIBLE_DEVICES lets them have; None: all."""
+    """The nodes with those of their GPUs that a submitter's CUDA_VISIBLE_DEVICES lets them have;
+    None: all.
+    """
     seen = set(visible([gpu for node in nodes for gpu in node.gpus], visible_devices))
-    return tuple(replace(node, gpus=tuple(gpu for gpu in node.gpus if gpu in seen)) for node in nodes)
+    return tuple(
+        replace(node, gpus=tuple(gpu for gpu in node.gpus if gpu in seen)) for node in nodes
+    )
 
 
 def _shares(gpus: Sequence[Gpu], nodes: int, each: int | None) -> list[tuple[Gpu, ...]]:
-    """The GPUs of each node: as many as the settings say where there are enough for that, else equally many."""
-    count = len(gpus) // nodes if each is None else each
+    """The GPUs of each node: as many as the settings say where there are enough for that, else
+    equally many.
+    """
+    if each is None:
+        count = len(gpus) // nodes
+    else:
+        count = each
     if count * nodes > len(gpus):
         count = 0
     return [tuple(gpus[count * place : count * (place + 1)]) for place in range(nodes)]

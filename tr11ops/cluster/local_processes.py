@@ -17,7 +17,9 @@ KILL_SECONDS = 10.0  # what is still there after so many has hung in the kernel
 
 
 def is_supervisor(process: psutil.Process) -> bool:
-    """Is it a supervisor? A job may submit jobs; their supervisors then run below it, and do not end with it."""
+    """Is it a supervisor? A job may submit jobs; their supervisors then run below it, and do not
+    end with it.
+    """
     with contextlib.suppress(psutil.AccessDenied):  # of another user, so not one of ours
         return process.cmdline()[1:3] == ["-m", SUPERVISOR_MODULE]
     return False
@@ -54,7 +56,9 @@ def with_environment(wanted: dict[str, str]) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             environment = process.environ()
-            if process.pid != os.getpid() and all(environment.get(key) == value for key, value in wanted.items()):
+            if process.pid != os.getpid() and all(
+                environment.get(key) == value for key, value in wanted.items()
+            ):
                 found.append(process)
     return found
 
@@ -67,7 +71,9 @@ def send(processes: Collection[psutil.Process], number: int) -> None:
 
 
 def kill_task_leftovers(wanted: dict[str, str], step: ProcessMark | None) -> int:
-    """KILL everything that a task left behind, by its keeper's tree and by its environment. Returns what remains."""
+    """KILL everything that a task left behind, by its keeper's tree and by its environment. Returns
+    what remains.
+    """
     deadline = time.monotonic() + KILL_SECONDS
     while True:
         left = with_environment(wanted)

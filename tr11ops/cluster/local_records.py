@@ -24,8 +24,8 @@ def simulated_nodes(count: int) -> tuple[str, ...]:
 class LocalSettings(Record):
     """What the embedded scheduler pretends to be. Times in seconds; None means: no limit.
 
-    `nodes`: the simulated ones; None: the one node is this machine. `gpus_per_node`: of each node; None: those that
-    there are.
+    `nodes`: the simulated ones; None: the one node is this machine. `gpus_per_node`: of each node;
+    None: those that there are.
     """
 
     nodes: tuple[str, ...] | None = None
@@ -36,7 +36,8 @@ class LocalSettings(Record):
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> LocalSettings:
-        """Read settings that people may have written; `nodes` may be a number, or null for the machine itself.
+        """Read settings that people may have written; `nodes` may be a number, or null for the
+        machine itself.
 
         Raises ValueError with the fault.
         """
@@ -50,7 +51,9 @@ class LocalSettings(Record):
         if settings.nodes is None:
             return settings
         if not settings.nodes:
-            raise ValueError(f"nodes is {nodes!r}: it must be a number, 1 or more, a list of names, or null")
+            raise ValueError(
+                f"nodes is {nodes!r}: it must be a number, 1 or more, a list of names, or null"
+            )
         return replace(settings, nodes=tuple(dict.fromkeys(settings.nodes)))
 
 
@@ -153,7 +156,9 @@ class LocalSubmission(Record):
         return record_of(LocalSubmission, {**value, "waiting": waiting})
 
 
-def waiting_groups(waiting: Iterable[WaitingTask]) -> dict[tuple[bool, tuple[str, ...]], list[WaitingTask]]:
+def waiting_groups(
+    waiting: Iterable[WaitingTask],
+) -> dict[tuple[bool, tuple[str, ...]], list[WaitingTask]]:
     """The waiting tasks by whether they are held, and the nodes that they exclude."""
     groups: dict[tuple[bool, tuple[str, ...]], list[WaitingTask]] = {}
     for task in waiting:

@@ -28,8 +28,11 @@ def launch_supervisor(store: LocalStore, job_id: int, lock: int) -> None:
     log = store.job_folder(job_id) / "supervisor.log"
     packages = str(Path(tr11ops.__file__).parent.parent)
     search = [packages, *filter(None, [os.environ.get("PYTHONPATH")])]
-    # Not the variables of a job that may be submitting this one: a job's processes are known by them.
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "TR11_"))}
+    # Not the variables of a job that may be submitting this one: a job's processes are known by
+    # them.
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "TR11_"))
+    }
     command = [sys.executable, "-m", SUPERVISOR_MODULE, str(store.folder), str(job_id), str(lock)]
     with log.open("ab") as stream:
         try:
@@ -53,7 +56,9 @@ def launch_supervisor(store: LocalStore, job_id: int, lock: int) -> None:
 
 
 def recover(store: LocalStore) -> None:
-    """Find submissions without a supervisor: their running tasks end as NODE_FAIL, their waiting ones get a new one."""
+    """Find submissions without a supervisor: their running tasks end as NODE_FAIL, their waiting
+    ones get a new one.
+    """
     for job_id in store.active_ids():
         lock = store.supervisor_lock(job_id)
         if lock is None:
@@ -68,7 +73,8 @@ def _recover_one(store: LocalStore, job_id: int, lock: int) -> None:
     submission = store.load(job_id)
     lost = submission.running if submission else ()
     if lost:
-        from tr11ops.cluster.local_processes import kill_task_leftovers  # with psutil, which few commands need
+        # with psutil, which few commands need
+        from tr11ops.cluster.local_processes import kill_task_leftovers
 
     for task in lost:
         kill_task_leftovers(task_variables(store, task), task.step)
@@ -78,7 +84,9 @@ def _recover_one(store: LocalStore, job_id: int, lock: int) -> None:
             return
         for task in submission.running:
             submission = submission.with_task(
-                replace(task, state=JobState.NODE_FAIL, reason="SupervisorDied", end_time=_end_of(task))
+                replace(
+                    task, state=JobState.NODE_FAIL, reason="SupervisorDied", end_time=_end_of(task)
+                )
             )
         store.save(submission)
     if submission.waiting:

@@ -1,4 +1,6 @@
-"""The embedded scheduler's decisions: array and dependency syntax, admission, who may start where. Pure functions."""
+"""The embedded scheduler's decisions: array and dependency syntax, admission, who may start where.
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +45,13 @@ class JobReference(Record):
 
 
 def parse_job_id(text: str) -> JobReference:
-    """Read `12`, `12_3` or, as waiting tasks are shown, `12_[4-10%1]`. Raises SchedulerError for anything else."""
+    """Read `12`, `12_3` or, as waiting tasks are shown, `12_[4-10%1]`. Raises SchedulerError for
+    anything else.
+    """
     match = re.fullmatch(r"([0-9]{1,18})(?:_([0-9]{1,7}|\[[0-9,:%-]+\]))?", text)
-    tasks = named_tasks(match[2]) if match is not None and match[2] else None
+    tasks = None
+    if match is not None and match[2]:
+        tasks = named_tasks(match[2])
     if match is None or (match[2] and tasks is None):
         raise SchedulerError(f"invalid job id {text!r}: write 12, 12_3 or 12_[4-10]")
     return JobReference(int(match[1]), None if tasks is None else frozenset(tasks))
@@ -80,10 +86,14 @@ DEPENDENCY_KINDS = ("after", "afterany", "afternotok", "afterok", "singleton")
 
 
 def parse_dependency(text: str) -> Dependency:
-    """Read `afterok:12:13_4,singleton` or `afterany:1?afterany:2`. Raises SchedulerError with the fault."""
+    """Read `afterok:12:13_4,singleton` or `afterany:1?afterany:2`. Raises SchedulerError with the
+    fault.
+    """
 
     def fault(rule: str) -> SchedulerError:
-        return SchedulerError(f"invalid dependency {text!r}: {rule}; write it like afterany:12 or afterok:12:13")
+        return SchedulerError(
+            f"invalid dependency {text!r}: {rule}; write it like afterany:12 or afterok:12:13"
+        )
 
     if "," in text and "?" in text:
         raise fault("use either , (all) or ? (any), not both")
@@ -106,8 +116,12 @@ def parse_dependency(text: str) -> Dependency:
             match = re.fullmatch(r"([0-9]{1,18})(?:_([0-9]{1,6}))?", identifier)
             if match is None:
                 raise fault(f"{identifier!r} is not a job id")
-            task_id = int(match[2]) if match[2] else None
-            terms.append(DependencyTerm(kind, int(match[1]), task_id, 60 * int(minutes) if plus else 0))
+            task_id = None
+            if match[2]:
+                task_id = int(match[2])
+            terms.append(
+                DependencyTerm(kind, int(match[1]), task_id, 60 * int(minutes) if plus else 0)
+            )
     return Dependency(tuple(terms), "?" in text)
 
 
@@ -118,7 +132,9 @@ def dependency_verdict(
     others: Iterable[LocalSubmission],
     now: float,
 ) -> DependencyVerdict:
-    """May `submission` start? `find` gives a submission by id (None: aged out), `others` all that are not over."""
+    """May `submission` start? `find` gives a submission by id (None: aged out), `others` all that
+    are not over.
+    """
     verdicts = []
     for term in dependency.terms:
         if term.job_id is None:
@@ -138,9 +154,13 @@ def dependency_verdict(
     return next(verdict for verdict in order if verdict in verdicts)
 
 
-def _term_verdict(term: DependencyTerm, target: LocalSubmission | None, now: float) -> DependencyVerdict:
+def _term_verdict(
+    term: DependencyTerm, target: LocalSubmission | None, now: float
+) -> DependencyVerdict:
     if target is None:  # only a job that ended long ago is gone; how it ended is not known any more
-        return DependencyVerdict.MET if term.kind in {"after", "afterany"} else DependencyVerdict.NEVER
+        if term.kind in {"after", "afterany"}:
+            return DependencyVerdict.MET
+        return DependencyVerdict.NEVER
     tasks: Sequence[TaskRecord] = target.tasks
     waiting: Collection[WaitingTask] = target.waiting
     dropped = bool(target.dropped)
@@ -150,20 +170,29 @@ def _term_verdict(term: DependencyTerm, target: LocalSubmission | None, now: flo
         dropped = any(term.task_id in drop.task_ids for drop in target.dropped)
     if term.kind == "after":
         starts = [task.start_time for task in tasks] or [target.end_time]
-        return (
-            DependencyVerdict.MET if not waiting and now >= max(starts) + term.delay_seconds else DependencyVerdict.WAIT
-        )
-    failed = dropped or any(task.state.is_final and task.state is not JobState.COMPLETED for task in tasks)
+        if not waiting and now >= max(starts) + term.delay_seconds:
+            return DependencyVerdict.MET
+        return DependencyVerdict.WAIT
+    failed = dropped or any(
+        task.state.is_final and task.state is not JobState.COMPLETED for task in tasks
+    )
     ended = not waiting and all(task.state.is_final for task in tasks)
     if term.kind == "afterany":
-        return DependencyVerdict.MET if ended else DependencyVerdict.WAIT
+        if ended:
+            return DependencyVerdict.MET
+        return DependencyVerdict.WAIT
     if not ended:
         return DependencyVerdict.WAIT
-    return DependencyVerdict.MET if failed == (term.kind == "afternotok") else DependencyVerdict.NEVER
+    if failed == (term.kind == "afternotok"):
+        return DependencyVerdict.MET
+    return DependencyVerdict.NEVER
 
 
-# ----------------------------------------------------------------------------- admission and placement
-def request_fault(request: BatchRequest, settings: LocalSettings, nodes: Sequence[LocalNode]) -> str | None:
+# ----------------------------------------------------------------------------- admission and
+# placement
+def request_fault(
+    request: BatchRequest, settings: LocalSettings, nodes: Sequence[LocalNode]
+) -> str | None:
     """Why this request can never run on these nodes, in one line; None when it can."""
     return (
         _script_fault(request)
@@ -187,7 +216,10 @@ def _script_fault(request: BatchRequest) -> str | None:
 def _time_fault(request: BatchRequest, settings: LocalSettings) -> str | None:
     if request.time_limit_seconds < 1:
         return f"time limit of {request.time_limit_seconds} s: it must be 1 or more"
-    if settings.max_time_seconds is not None and request.time_limit_seconds > settings.max_time_seconds:
+    if (
+        settings.max_time_seconds is not None
+        and request.time_limit_seconds > settings.max_time_seconds
+    ):
         return (
             f"time limit of {request.time_limit_seconds} s is above the {settings.max_time_seconds} s "
             f"of partition {PARTITION!r}"
@@ -208,16 +240,17 @@ def _resource_fault(request: BatchRequest, nodes: Sequence[LocalNode]) -> str | 
     most = max(node.gpu_count for node in nodes)
     if request.gpus_per_node > most:
         fault = nodes[0].gpu_fault
+        asked = f"{counted(request.gpus_per_node, 'GPU')} per node asked for"
         if fault:
-            return (
-                f"{counted(request.gpus_per_node, 'GPU')} per node asked for, how many are there is not known: {fault}"
-            )
-        return f"{counted(request.gpus_per_node, 'GPU')} per node asked for, {most} there"
+            return f"{asked}, how many are there is not known: {fault}"
+        return f"{asked}, {most} there"
     return None
 
 
 def placement_fault(node_count: int, excluded: Collection[str], names: Sequence[str]) -> str | None:
-    """Why `node_count` nodes outside `excluded` can never be had of those of these names; None when they can."""
+    """Why `node_count` nodes outside `excluded` can never be had of those of these names; None when
+    they can.
+    """
     unknown = sorted(set(excluded) - set(names))
     if unknown:
         there = compress(names)
@@ -232,7 +265,9 @@ def placement_fault(node_count: int, excluded: Collection[str], names: Sequence[
 
 
 class Placement(Record):
-    """Where a task starts: its nodes, and their GPUs by UUID, equally many of each; or no node, and why it waits."""
+    """Where a task starts: its nodes, and their GPUs by UUID, equally many of each; or no node, and
+    why it waits.
+    """
 
     nodes: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
@@ -248,7 +283,10 @@ class _Room(Record):
 
     def holds(self, request: BatchRequest, node: LocalNode) -> bool:
         if node.is_simulated:
-            gpus = node.gpu_count if node.pretended_gpus is not None else len(self.gpus)
+            if node.pretended_gpus is not None:
+                gpus = node.gpu_count
+            else:
+                gpus = len(self.gpus)
             return self.is_whole and gpus >= request.gpus_per_node
         return self.cpus >= _cpus(request, node) and len(self.gpus) >= request.gpus_per_node
 
@@ -270,14 +308,18 @@ def choose_nodes(
     nodes: Sequence[LocalNode],
     taken: Collection[str] = (),
 ) -> Placement:
-    """The nodes and GPUs for a task that is otherwise ready, or the reason to wait (Resources, Priority).
+    """The nodes and GPUs for a task that is otherwise ready, or the reason to wait (Resources,
+    Priority).
 
-    First come, first served: what an earlier submission is waiting for is not taken. `taken`: GPUs, by UUID, that
-    others than these submissions hold.
+    First come, first served: what an earlier submission is waiting for is not taken. `taken`: GPUs,
+    by UUID, that others than these submissions hold.
     """
     request = submission.request
     rest = [other for other in others if other.job_id != submission.job_id]
-    free = {node.name: _Room(node.cpus, tuple(gpu for gpu in uuids(node.gpus) if gpu not in taken)) for node in nodes}
+    free = {
+        node.name: _Room(node.cpus, tuple(gpu for gpu in uuids(node.gpus) if gpu not in taken))
+        for node in nodes
+    }
     for one in (submission, *rest):
         for running in one.running:
             for node in nodes:
@@ -286,7 +328,11 @@ def choose_nodes(
     left = dict(free)
     for other in rest:
         first = next((waiting for waiting in other.waiting if not waiting.held), None)
-        if first is None or other.job_id > submission.job_id or other.reason not in {"Resources", "Priority"}:
+        if (
+            first is None
+            or other.job_id > submission.job_id
+            or other.reason not in {"Resources", "Priority"}
+        ):
             continue
         for node in nodes:
             if node.name not in first.excluded:

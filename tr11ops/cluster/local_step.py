@@ -1,7 +1,8 @@
 """One task's keeper: a small process between the supervisor and the batch script.
 
-It is the parent of everything the script starts, whatever that does to get away, so that nothing survives the task:
-when the supervisor closes the control pipe, or dies, the keeper kills what is left and goes.
+It is the parent of everything the script starts, whatever that does to get away, so that nothing
+survives the task: when the supervisor closes the control pipe, or dies, the keeper kills what is
+left and goes.
 """
 
 from __future__ import annotations
@@ -75,16 +76,25 @@ class RunningTask:
             state, reason = JobState.FAILED, f"the batch script could not start: {self.error}"
         elif number is not None:
             state, reason = JobState.FAILED, f"RaisedSignal:{number}"
+        elif code == 0:
+            state, reason = (JobState.COMPLETED, "")
         else:
-            state, reason = (JobState.COMPLETED, "") if code == 0 else (JobState.FAILED, "NonZeroExitCode")
-        end = {"state": state, "reason": reason, "end_time": time.time(), "exit_code": code, "exit_signal": number}
+            state, reason = (JobState.FAILED, "NonZeroExitCode")
+        end = {
+            "state": state,
+            "reason": reason,
+            "end_time": time.time(),
+            "exit_code": code,
+            "exit_signal": number,
+        }
         return {**end, "step": None, "batch": None}
 
 
 def start_step(command: BatchCommand) -> StepHandle:
     """Start a task's keeper and, in it, the batch script.
 
-    Its first status line is `{"batch": PID}` or `{"error": why}`, its last `{"code": N}` or `{"signal": N}`.
+    Its first status line is `{"batch": PID}` or `{"error": why}`, its last `{"code": N}` or
+    `{"signal": N}`.
     """
     status_read, status_write = os.pipe()
     control_read, control_write = os.pipe()
@@ -117,7 +127,14 @@ def _keep(command: BatchCommand, status: int, control: int) -> None:
     os.setsid()
     adopt_orphans()
     show_as("tr11-task")
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    ):
         signal.signal(number, signal.SIG_DFL)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -125,7 +142,8 @@ def _keep(command: BatchCommand, status: int, control: int) -> None:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
 
     def tell(message: dict[str, object]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the supervisor is dead: the control pipe says so next
+        # the supervisor is dead: the control pipe says so next
+        with contextlib.suppress(BrokenPipeError):
             os.write(status, json.dumps(message).encode() + b"\n")
 
     try:

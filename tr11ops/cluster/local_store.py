@@ -53,7 +53,8 @@ def write_file(path: Path, text: str) -> None:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        # The kernel's own stamps are milliseconds apart; two versions of a file must never share one.
+        # The kernel's own stamps are milliseconds apart; two versions of a file must never share
+        # one.
         os.utime(temporary, ns=(time.time_ns(), time.time_ns()))
         Path(temporary).replace(path)
     except BaseException:
@@ -174,7 +175,9 @@ class LocalStore:
     def active(self) -> tuple[LocalSubmission, ...]:
         """Every submission that is not over, oldest first."""
         found = (self.load(job_id) for job_id in self._numbers("active"))
-        return tuple(submission for submission in found if submission is not None and not submission.is_over)
+        return tuple(
+            submission for submission in found if submission is not None and not submission.is_over
+        )
 
     def active_ids(self) -> tuple[int, ...]:
         return self._numbers("active")
@@ -185,16 +188,22 @@ class LocalStore:
         return tuple(submission for submission in found if submission is not None)
 
     def find_raw(self, raw_id: int) -> tuple[LocalSubmission, int | None] | None:
-        """The submission and array index of a task by its raw number, which is never below its submission's."""
+        """The submission and array index of a task by its raw number, which is never below its
+        submission's.
+        """
         for job_id in reversed(self._numbers("jobs")):
-            submission = self.load(job_id) if job_id <= raw_id else None
+            submission = None
+            if job_id <= raw_id:
+                submission = self.load(job_id)
             for task in submission.tasks if submission else ():
                 if submission is not None and task.raw_id == raw_id:
                     return submission, task.task_id
         return None
 
     def prune(self, now: float, keep_seconds: float) -> None:
-        """Forget what ended long ago, unless something that waits depends on it. Call it inside `changing()`."""
+        """Forget what ended long ago, unless something that waits depends on it. Call it inside
+        `changing()`.
+        """
         active = set(self._numbers("active"))
         needed = {
             term.job_id
@@ -216,17 +225,23 @@ class LocalStore:
         for job_id in job_ids or self._numbers("active"):
             # No reader means no supervisor: recovery, not a byte in a FIFO, is what helps then.
             with contextlib.suppress(OSError):
-                descriptor = os.open(self.job_folder(job_id) / "wake", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                descriptor = os.open(
+                    self.job_folder(job_id) / "wake", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+                )
                 try:
                     os.write(descriptor, b"!")
                 finally:
                     os.close(descriptor)
 
     def supervisor_lock(self, job_id: int) -> int | None:
-        """The supervisor's lock, taken: a descriptor to keep or to close. None while a supervisor lives."""
+        """The supervisor's lock, taken: a descriptor to keep or to close. None while a supervisor
+        lives.
+        """
         try:
             descriptor = os.open(
-                self.job_folder(job_id) / "supervisor.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+                self.job_folder(job_id) / "supervisor.lock",
+                os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,
+                0o600,
             )
         except FileNotFoundError:  # pruned between listing and looking
             return None
@@ -238,7 +253,13 @@ class LocalStore:
     # ------------------------------------------------------------------------- helpers
     def _numbers(self, name: str) -> tuple[int, ...]:
         try:
-            return tuple(sorted(int(entry.name) for entry in (self.folder / name).iterdir() if entry.name.isdecimal()))
+            return tuple(
+                sorted(
+                    int(entry.name)
+                    for entry in (self.folder / name).iterdir()
+                    if entry.name.isdecimal()
+                )
+            )
         except FileNotFoundError:
             return ()
 
@@ -272,9 +293,15 @@ def nodes_of(text: str) -> tuple[str, ...] | None:
         return None
     if text.isdecimal():
         if not 1 <= int(text) <= 10_000:
-            raise SchedulerError(f"{NODES_VARIABLE}={text}: the number of nodes must be between 1 and 10000")
+            raise SchedulerError(
+                f"{NODES_VARIABLE}={text}: the number of nodes must be between 1 and 10000"
+            )
         return simulated_nodes(int(text))
     names = tuple(name.strip() for name in text.split(","))
-    if len(set(names)) != len(names) or not all(name.replace("-", "").replace("_", "").isalnum() for name in names):
-        raise SchedulerError(f"{NODES_VARIABLE}={text!r}: give a number, or distinct node names with commas between")
+    if len(set(names)) != len(names) or not all(
+        name.replace("-", "").replace("_", "").isalnum() for name in names
+    ):
+        raise SchedulerError(
+            f"{NODES_VARIABLE}={text!r}: give a number, or distinct node names with commas between"
+        )
     return names

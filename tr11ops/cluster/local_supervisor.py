@@ -1,7 +1,8 @@
 """One submission's supervisor: `python -m tr11ops.cluster.local_supervisor FOLDER JOB LOCK`.
 
-A detached process that waits for dependency, hold, throttle and nodes, runs the submission's tasks, enforces time
-limits and cancellations, writes down how each task ended, and goes when there is nothing left to do.
+A detached process that waits for dependency, hold, throttle and nodes, runs the submission's tasks,
+enforces time limits and cancellations, writes down how each task ended, and goes when there is
+nothing left to do.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ from tr11ops.cluster.local_store import LocalStore
 from tr11ops.cluster.local_view import output_path
 from tr11ops.cluster.process_marks import mark
 
-IDLE_SECONDS = 5.0  # wake-ups come through the FIFO and the pipes; this is for what has neither, a dead peer
+# wake-ups come through the FIFO and the pipes; this is for what has neither, a dead peer
+IDLE_SECONDS = 5.0
 TROUBLE_SECONDS = 0.5
 CLOSE_SECONDS = 0.05  # while a task is being ended
 LEFTOVER_SECONDS = 2.0  # between TERM and KILL for what a finished batch script left running
@@ -58,7 +60,9 @@ class Supervisor:
         self.recovered_at = time.monotonic()
         self.settings = LocalSettings()
         self.trouble = ""
-        self.wake = os.open(store.job_folder(job_id) / "wake", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.wake = os.open(
+            store.job_folder(job_id) / "wake", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+        )
 
     def run(self) -> None:
         is_over = False
@@ -76,7 +80,8 @@ class Supervisor:
 
     def _look(self) -> bool:
         """Do all that can be done now. True when nothing is left to do, ever."""
-        with contextlib.suppress(SchedulerError):  # a file with a fault: the last good settings stay in force
+        # a file with a fault: the last good settings stay in force
+        with contextlib.suppress(SchedulerError):
             self.settings = self.store.settings()
         self._listen()
         submission = self.store.load(self.job_id)
@@ -100,7 +105,11 @@ class Supervisor:
         """A task that is running on disk, and not here, is one whose start went wrong."""
         for record in submission.running:
             if record.raw_id not in self.running:
-                change = {"state": JobState.FAILED, "reason": self.trouble or "NotStarted", "end_time": time.time()}
+                change = {
+                    "state": JobState.FAILED,
+                    "reason": self.trouble or "NotStarted",
+                    "end_time": time.time(),
+                }
                 self._change_task(record.raw_id, exit_code=1, **change)
 
     # ------------------------------------------------------------------------- running tasks
@@ -128,7 +137,9 @@ class Supervisor:
                 task.batch = None
 
     def _enforce(self, submission: LocalSubmission) -> None:
-        """Early signal, time limit, cancellation, and the end of what a finished script left behind."""
+        """Early signal, time limit, cancellation, and the end of what a finished script left
+        behind.
+        """
         cancelled = {task.raw_id for task in submission.running if task.cancel}
         for task in self.running.values():
             now = time.monotonic()
@@ -138,14 +149,18 @@ class Supervisor:
                     with contextlib.suppress(BrokenPipeError):
                         os.write(task.step.control, b"SIGUSR1\n")
                 if task.ending is None and (now >= task.limit_at or task.raw_id in cancelled):
-                    task.ending = JobState.CANCELLED if task.raw_id in cancelled else JobState.TIMEOUT
+                    task.ending = (
+                        JobState.CANCELLED if task.raw_id in cancelled else JobState.TIMEOUT
+                    )
                     self._begin_end(task, now + self.settings.kill_wait_seconds)
                 elif task.kill_at is not None and now >= task.kill_at:
                     send(self._processes(task), signal.SIGKILL)
             elif not task.is_closed:
                 left = self._processes(task)
                 if left and task.kill_at is None:
-                    self._begin_end(task, now + min(self.settings.kill_wait_seconds, LEFTOVER_SECONDS))
+                    self._begin_end(
+                        task, now + min(self.settings.kill_wait_seconds, LEFTOVER_SECONDS)
+                    )
                 elif left and task.kill_at is not None and now >= task.kill_at:
                     send(left, signal.SIGKILL)
                 elif not left or task.is_lost:
@@ -170,7 +185,9 @@ class Supervisor:
             if not task.has_exited:
                 continue
             submission = self.store.load(self.job_id)
-            record = next((one for one in submission.tasks if one.raw_id == raw_id), None) if submission else None
+            record = None
+            if submission:
+                record = next((one for one in submission.tasks if one.raw_id == raw_id), None)
             if record is not None:
                 kill_task_leftovers(task_variables(self.store, record), None)
                 self._change_task(raw_id, **task.verdict())
@@ -212,7 +229,9 @@ class Supervisor:
                     held = claim_free(sorted(gpus))
                     for claim in held.values():
                         claims.enter_context(claim)
-                    placement = choose_nodes(submission, chosen, self.store.active(), nodes, gpus - set(held))
+                    placement = choose_nodes(
+                        submission, chosen, self.store.active(), nodes, gpus - set(held)
+                    )
                 if chosen is None or not placement.nodes:
                     if placement.reason != submission.reason:
                         self.store.save(replace(submission, reason=placement.reason))
@@ -226,7 +245,9 @@ class Supervisor:
                     start_time=time.time(),
                     gpus=placement.gpus,
                 )
-                waiting = tuple(task for task in submission.waiting if task.task_id != chosen.task_id)
+                waiting = tuple(
+                    task for task in submission.waiting if task.task_id != chosen.task_id
+                )
                 submission = replace(submission, waiting=waiting, reason="").with_task(record)
                 self.store.save(submission)
             for uuid in set(held) - set(placement.gpus):
@@ -236,9 +257,15 @@ class Supervisor:
         return True
 
     def _nodes(self) -> tuple[LocalNode, ...]:
-        """The nodes. The driver is asked for GPUs only where the next task wants some and could start now."""
+        """The nodes. The driver is asked for GPUs only where the next task wants some and could
+        start now.
+        """
         submission, found = self.store.load(self.job_id), GpuList()
-        if submission is None or not submission.request.gpus_per_node or self._next_task(submission)[0] is None:
+        if (
+            submission is None
+            or not submission.request.gpus_per_node
+            or self._next_task(submission)[0] is None
+        ):
             return local_nodes(self.settings, found)
         found = look_at_gpus()
         if found.fault:
@@ -251,10 +278,20 @@ class Supervisor:
         if ready is None:
             return None, "JobHeldUser"
         if submission.request.dependency:
-            dependency, active = parse_dependency(submission.request.dependency), self.store.active()
-            verdict = dependency_verdict(dependency, submission, self.store.load, active, time.time())
+            dependency, active = (
+                parse_dependency(submission.request.dependency),
+                self.store.active(),
+            )
+            verdict = dependency_verdict(
+                dependency, submission, self.store.load, active, time.time()
+            )
             if verdict is not DependencyVerdict.MET:
-                return None, "Dependency" if verdict is DependencyVerdict.WAIT else "DependencyNeverSatisfied"
+                return (
+                    None,
+                    "Dependency"
+                    if verdict is DependencyVerdict.WAIT
+                    else "DependencyNeverSatisfied",
+                )
         if submission.throttle is not None and len(submission.running) >= submission.throttle:
             return None, "JobArrayTaskLimit"
         return ready, ""
@@ -262,15 +299,21 @@ class Supervisor:
     def _environment(self) -> dict[str, str]:
         """What the submission was given of its submitter's variables."""
         kept = self.store.job_folder(self.job_id) / "environment.json"
-        found: dict[str, str] = json.loads(kept.read_text(encoding="utf-8", errors="surrogateescape"))
+        found: dict[str, str] = json.loads(
+            kept.read_text(encoding="utf-8", errors="surrogateescape")
+        )
         return found
 
-    def _start(self, submission: LocalSubmission, record: TaskRecord, claims: tuple[socket.socket, ...]) -> None:
+    def _start(
+        self, submission: LocalSubmission, record: TaskRecord, claims: tuple[socket.socket, ...]
+    ) -> None:
         request = submission.request
         step = start_step(
             BatchCommand(
                 arguments=interpreter(self.store.job_folder(self.job_id) / "script"),
-                environment=task_environment(submission, record, self._environment(), self.store.folder),
+                environment=task_environment(
+                    submission, record, self._environment(), self.store.folder
+                ),
                 working_directory=request.working_directory,
                 output=Path(output_path(submission, record)),
                 claims=tuple(claim.fileno() for claim in claims),
@@ -278,8 +321,13 @@ class Supervisor:
         )
         limit_at = time.monotonic() + request.time_limit_seconds
         early = request.signal_seconds_before_limit
-        warn_at = None if early is None else limit_at - early
-        self.running[record.raw_id] = RunningTask(record.raw_id, step, limit_at, warn_at, claims=claims)
+        if early is None:
+            warn_at = None
+        else:
+            warn_at = limit_at - early
+        self.running[record.raw_id] = RunningTask(
+            record.raw_id, step, limit_at, warn_at, claims=claims
+        )
 
     def _change_task(self, raw_id: int, **changes: object) -> None:
         """Change one task's record on disk, if it is still there."""
@@ -325,7 +373,9 @@ def main(arguments: list[str]) -> int:
     ready_read, ready_write = os.pipe()
     if os.fork():
         os.close(ready_write)
-        return 0 if os.read(ready_read, 1) else 1
+        if os.read(ready_read, 1):
+            return 0
+        return 1
     os.close(ready_read)
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

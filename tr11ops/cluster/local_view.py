@@ -24,7 +24,8 @@ HELD = "JobHeldUser"
 
 
 def output_path(submission: LocalSubmission, task: TaskRecord | None = None) -> str:
-    """The output file with Slurm's patterns (%x %j %A %a %N %u %%, with a width as in %5a) replaced.
+    """The output file with Slurm's patterns (%x %j %A %a %N %u %%, with a width as in %5a)
+    replaced.
 
     Without a task, the patterns that only a started task can fill stay as they are.
     """
@@ -37,11 +38,17 @@ def output_path(submission: LocalSubmission, task: TaskRecord | None = None) -> 
     if not submission.is_array:
         values |= {"j": submission.job_id, "a": NO_TASK}
     if task is not None:
-        values |= {"j": task.raw_id, "a": NO_TASK if task.task_id is None else task.task_id, "N": task.nodes[0]}
+        values |= {
+            "j": task.raw_id,
+            "a": NO_TASK if task.task_id is None else task.task_id,
+            "N": task.nodes[0],
+        }
 
     def replaced(match: re.Match[str]) -> str:
         width, value = match[1], values.get(match[2], match[0])
-        return str(value).zfill(min(int(width), 10)) if width and isinstance(value, int) else str(value)
+        if width and isinstance(value, int):
+            return str(value).zfill(min(int(width), 10))
+        return str(value)
 
     file = re.sub(r"%([0-9]*)([xjAaNu%])", replaced, submission.request.output)
     return os.path.join(submission.request.working_directory, file)  # noqa: PTH118  a Path costs ten times as much
@@ -68,7 +75,9 @@ def _display_id(submission: LocalSubmission, task_ids: tuple[int | None, ...]) -
         return str(submission.job_id)
     if len(numbers) == 1:
         return f"{submission.job_id}_{numbers[0]}"
-    throttle = f"%{submission.throttle}" if submission.throttle else ""
+    throttle = ""
+    if submission.throttle:
+        throttle = f"%{submission.throttle}"
     return f"{submission.job_id}_[{format_ranges(numbers)}{throttle}]"
 
 
@@ -81,7 +90,8 @@ def waiting_job(submission: LocalSubmission, group: tuple[WaitingTask, ...]) -> 
         raw_id=str(submission.job_id),
         task_id=numbers[0] if len(numbers) == 1 else None,
         state=JobState.PENDING,
-        reason=HELD if first.held else submission.reason.replace(HELD, "None"),  # the supervisor's word may be old
+        # the supervisor's word may be old
+        reason=HELD if first.held else submission.reason.replace(HELD, "None"),
         dependency=submission.request.dependency or "",
         excluded=first.excluded,
         pending_tasks=numbers,
@@ -123,9 +133,14 @@ def dropped_job(submission: LocalSubmission, dropped: Dropped) -> Job:
 
 
 def submission_jobs(submission: LocalSubmission) -> tuple[Job, ...]:
-    """Every Job of a submission: waiting tasks in groups, started tasks one by one, dropped tasks in groups."""
+    """Every Job of a submission: waiting tasks in groups, started tasks one by one, dropped tasks
+    in groups.
+    """
     return (
-        *(waiting_job(submission, tuple(group)) for group in waiting_groups(submission.waiting).values()),
+        *(
+            waiting_job(submission, tuple(group))
+            for group in waiting_groups(submission.waiting).values()
+        ),
         *(task_job(submission, task) for task in submission.tasks),
         *(dropped_job(submission, dropped) for dropped in submission.dropped),
     )
@@ -143,12 +158,17 @@ def find_job(submission: LocalSubmission, task_id: int | None) -> Job | None:
     for dropped in submission.dropped:
         if task_id is not None and task_id in dropped.task_ids:
             return dropped_job(submission, Dropped((task_id,), dropped.time))
-    jobs = submission_jobs(submission) if task_id is None else ()
+    if task_id is None:
+        jobs = submission_jobs(submission)
+    else:
+        jobs = ()
     if jobs and jobs[0].state is JobState.PENDING:
         return jobs[0]
     if submission.tasks and task_id is None:
         return task_job(submission, submission.tasks[-1])
-    return jobs[0] if jobs else None
+    if jobs:
+        return jobs[0]
+    return None
 
 
 def node_view(node: LocalNode, active: Sequence[LocalSubmission]) -> Node:

@@ -1,8 +1,10 @@
-"""What a node's state means: a table of all states and flags of Slurm, and the one judgement of them. Pure.
+"""What a node's state means: a table of all states and flags of Slurm, and the one judgement of
+them. Pure.
 
-The words are those of Slurm 22.05 to 25.11: of `scontrol` ("MIXED+DRAIN"), and of `sinfo` in its long and its compact
-form, with the characters that follow a state ("down*", "idle~"). A node has several at once; the worst word counts. A
-word that is not in the table is a newer Slurm's: it says nothing.
+The words are those of Slurm 22.05 to 25.11: of `scontrol` ("MIXED+DRAIN"), and of `sinfo` in its
+long and its compact form, with the characters that follow a state ("down*", "idle~"). A node has
+several at once; the worst word counts. A word that is not in the table is a newer Slurm's: it says
+nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ class StateAnswer(StrEnum):
 
 
 class NodeState(Record):
-    """One row. `name` is tr11's word for the state, `spellings` are Slurm's other ones, `suffix` is its character.
+    """One row. `name` is tr11's word for the state, `spellings` are Slurm's other ones, `suffix` is
+    its character.
 
-    `starts`: may Slurm start new work there, now or when what holds the node has ended? `runs_on`: does what runs
-    there go on? NO means that nothing can run there: such a node is gone for the job that had it.
+    `starts`: may Slurm start new work there, now or when what holds the node has ended? `runs_on`:
+    does what runs there go on? NO means that nothing can run there: such a node is gone for the job
+    that had it.
     """
 
     name: str
@@ -40,43 +44,50 @@ _YES, _NO, _UNKNOWN = StateAnswer.YES, StateAnswer.NO, StateAnswer.UNKNOWN
 NODE_STATES = (
     #         name                starts    runs_on   other spellings
     # what holds the node: nothing, or jobs
-    NodeState("idle",             _YES,     _YES),
-    NodeState("allocated",        _YES,     _YES,     ("alloc",)),
-    NodeState("mixed",            _YES,     _YES,     ("mix",)),
-    NodeState("completing",       _YES,     _YES,     ("comp",)),
-    NodeState("planned",          _YES,     _YES,     ("plnd",), "-"),  # of the backfill scheduler, for another job
-    NodeState("reserved",         _YES,     _YES,     ("resv",)),  # for whom, the reservation says
-    NodeState("blocked",          _YES,     _YES,     ("block",)),  # by a job that has its part of the network alone
-    NodeState("perfctrs",         _NO,      _YES,     ("npc", "net")),  # its counters are in use
+    NodeState("idle", _YES, _YES),
+    NodeState("allocated", _YES, _YES, ("alloc",)),
+    NodeState("mixed", _YES, _YES, ("mix",)),
+    NodeState("completing", _YES, _YES, ("comp",)),
+    # of the backfill scheduler, for another job
+    NodeState("planned", _YES, _YES, ("plnd",), "-"),
+    NodeState("reserved", _YES, _YES, ("resv",)),  # for whom, the reservation says
+    # by a job that has its part of the network alone
+    NodeState("blocked", _YES, _YES, ("block",)),
+    NodeState("perfctrs", _NO, _YES, ("npc", "net")),  # its counters are in use
     # what kind of node it is
-    NodeState("cloud",            _YES,     _YES),
-    NodeState("dynamic_norm",     _YES,     _YES),
-    NodeState("dynamic_future",   _YES,     _YES),
-    NodeState("external",         _NO,      _UNKNOWN),  # without slurmd, so that no batch script starts there
+    NodeState("cloud", _YES, _YES),
+    NodeState("dynamic_norm", _YES, _YES),
+    NodeState("dynamic_future", _YES, _YES),
+    # without slurmd, so that no batch script starts there
+    NodeState("external", _NO, _UNKNOWN),
     # taken out of service by a person, or by the site's own checks: what runs there runs on
-    NodeState("drain",            _NO,      _YES,     ("draining", "drained", "drng")),
-    NodeState("fail",             _NO,      _YES,     ("failing", "failg")),  # "expected to fail soon"
-    NodeState("maintenance",      _NO,      _YES,     ("maint",), "$"),
-    NodeState("power_drain",      _NO,      _YES),  # drained, to be powered down
+    NodeState("drain", _NO, _YES, ("draining", "drained", "drng")),
+    # "expected to fail soon"
+    NodeState("fail", _NO, _YES, ("failing", "failg")),
+    NodeState("maintenance", _NO, _YES, ("maint",), "$"),
+    NodeState("power_drain", _NO, _YES),  # drained, to be powered down
     # on its way to a reboot or to sleep; a node that sleeps is woken for the next job
-    NodeState("reboot_requested", _YES,     _YES,     ("reboot", "boot"), "@"),  # once it is idle
-    NodeState("reboot_issued",    _NO,      _UNKNOWN, (), "^"),
-    NodeState("reboot_canceled",  _YES,     _YES,     ("reboot_cancel", "cancel_reboot", "canc_r")),
-    NodeState("power_down",       _YES,     _YES,     ("pow_dn",), "!"),  # once it is idle
-    NodeState("powering_down",    _YES,     _NO,      (), "%"),
-    NodeState("powered_down",     _YES,     _NO,      ("power",), "~"),
-    NodeState("power_up",         _YES,     _UNKNOWN, ("pow_up",)),
-    NodeState("powering_up",      _YES,     _UNKNOWN, (), "#"),
-    NodeState("resume",           _YES,     _YES,     ("resm",)),
-    NodeState("undrain",          _YES,     _YES),
+    NodeState("reboot_requested", _YES, _YES, ("reboot", "boot"), "@"),  # once it is idle
+    NodeState("reboot_issued", _NO, _UNKNOWN, (), "^"),
+    NodeState("reboot_canceled", _YES, _YES, ("reboot_cancel", "cancel_reboot", "canc_r")),
+    NodeState("power_down", _YES, _YES, ("pow_dn",), "!"),  # once it is idle
+    NodeState("powering_down", _YES, _NO, (), "%"),
+    NodeState("powered_down", _YES, _NO, ("power",), "~"),
+    NodeState("power_up", _YES, _UNKNOWN, ("pow_up",)),
+    NodeState("powering_up", _YES, _UNKNOWN, (), "#"),
+    NodeState("resume", _YES, _YES, ("resm",)),
+    NodeState("undrain", _YES, _YES),
     # what is wrong with it
-    NodeState("down",             _NO,      _NO),
-    NodeState("future",           _NO,      _NO,      ("futr",)),  # it does not exist yet
-    NodeState("not_responding",   _NO,      _UNKNOWN, ("no_respond", "noresp"), "*"),  # only its slurmd may be gone
-    NodeState("inval",            _NO,      _UNKNOWN, ("invalid_reg", "invalid")),  # fewer resources than configured
-    NodeState("error",            _NO,      _UNKNOWN),
-    NodeState("unknown",          _UNKNOWN, _UNKNOWN, ("unk",)),  # of every node, when the controller has just begun
-)  # fmt: skip
+    NodeState("down", _NO, _NO),
+    NodeState("future", _NO, _NO, ("futr",)),  # it does not exist yet
+    # only its slurmd may be gone
+    NodeState("not_responding", _NO, _UNKNOWN, ("no_respond", "noresp"), "*"),
+    # fewer resources than configured
+    NodeState("inval", _NO, _UNKNOWN, ("invalid_reg", "invalid")),
+    NodeState("error", _NO, _UNKNOWN),
+    # of every node, when the controller has just begun
+    NodeState("unknown", _UNKNOWN, _UNKNOWN, ("unk",)),
+)
 
 _BY_NAME = {name: state for state in NODE_STATES for name in (state.name, *state.spellings)}
 _BY_SUFFIX = {state.suffix: state for state in NODE_STATES if state.suffix}
@@ -97,7 +108,9 @@ def state_words(text: str) -> frozenset[str]:
 
 
 def may_start(words: Iterable[str]) -> StateAnswer:
-    """May the scheduler start new work on a node with these words, now or when what holds it has ended?"""
+    """May the scheduler start new work on a node with these words, now or when what holds it has
+    ended?
+    """
     return _worst(state.starts for state in _rows(words))
 
 
@@ -112,7 +125,9 @@ def is_gone(words: Iterable[str]) -> bool:
 
 
 def is_silent(words: Iterable[str]) -> bool:
-    """Does the node not answer the scheduler? No further step of a job can be started there; what runs may run on."""
+    """Does the node not answer the scheduler? No further step of a job can be started there; what
+    runs may run on.
+    """
     return "not_responding" in set(words)
 
 
@@ -137,5 +152,7 @@ def lost_words(nodes: Iterable[str]) -> str:
 
 
 def is_loss_alone(words: str) -> bool:
-    """Whether a record has nothing against a node but that it was lost once; a fault that came back says more."""
+    """Whether a record has nothing against a node but that it was lost once; a fault that came back
+    says more.
+    """
     return words.partition(": ")[2] == LOST

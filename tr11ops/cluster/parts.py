@@ -1,4 +1,6 @@
-"""What changes queued jobs by name: "12" is a whole job or array, "12_5" and "12_[4-10]" are tasks of one. Pure."""
+"""What changes queued jobs by name: "12" is a whole job or array, "12_5" and "12_[4-10]" are tasks
+of one. Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ def array_number(job: Job) -> str:
 
 
 def names_of(chosen: Iterable[Job], left: Iterable[Job]) -> tuple[str, ...]:
-    """Names for the chosen waiting jobs that leave out those in `left`: one for each array or single job.
+    """Names for the chosen waiting jobs that leave out those in `left`: one for each array or
+    single job.
 
     An array goes by its number where nothing of it is left out; else its chosen tasks are named.
     """
@@ -27,11 +30,15 @@ def names_of(chosen: Iterable[Job], left: Iterable[Job]) -> tuple[str, ...]:
     tasks: dict[str, set[int]] = {}
     for job in chosen:
         tasks.setdefault(array_number(job), set()).update(tasks_of(job))
-    return tuple(_name(number, found if number in apart else set()) for number, found in tasks.items())
+    return tuple(
+        _name(number, found if number in apart else set()) for number, found in tasks.items()
+    )
 
 
 def split(job: Job, names: Iterable[str]) -> tuple[Job | None, Job | None]:
-    """The part of a waiting job that these names cover, and the part that they do not; None for nothing."""
+    """The part of a waiting job that these names cover, and the part that they do not; None for
+    nothing.
+    """
     tasks, covered = set(tasks_of(job)), set[int]()
     for name in names:
         number, meant = _read(name)
@@ -42,7 +49,9 @@ def split(job: Job, names: Iterable[str]) -> tuple[Job | None, Job | None]:
         covered |= tasks & meant
     if not covered:
         return None, job
-    return (job, None) if covered == tasks else (_only(job, covered), _only(job, tasks - covered))
+    if covered == tasks:
+        return (job, None)
+    return (_only(job, covered), _only(job, tasks - covered))
 
 
 def covered(name: str, jobs: Iterable[Job]) -> tuple[Job, ...]:
@@ -56,11 +65,16 @@ def covers(name: str, job: Job) -> bool:
 
 
 def without(names: Iterable[str], gone: Iterable[str]) -> tuple[str, ...]:
-    """The names less what `gone` covers. A whole array of which a part is gone is gone: what is left has no name."""
+    """The names less what `gone` covers. A whole array of which a part is gone is gone: what is
+    left has no name.
+    """
     lost: dict[str, set[int] | None] = {}
     for number, tasks in map(_read, gone):
         before = lost.get(number, set())
-        lost[number] = None if before is None or tasks is None else before | tasks
+        if before is None or tasks is None:
+            lost[number] = None
+        else:
+            lost[number] = before | tasks
     found = []
     for name in names:
         number, tasks = _read(name)
@@ -73,7 +87,9 @@ def without(names: Iterable[str], gone: Iterable[str]) -> tuple[str, ...]:
 
 
 def not_repeated(names: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
-    """The names less what `more` names again. A whole array stays whole where `more` names some tasks of it."""
+    """The names less what `more` names again. A whole array stays whole where `more` names some
+    tasks of it.
+    """
     again = tuple(more)
     whole = {number for number, tasks in map(_read, again) if tasks is None}
     found: list[str] = []
@@ -94,7 +110,9 @@ def tasks_of(job: Job) -> tuple[int, ...]:
 def _name(number: str, tasks: set[int]) -> str:
     if not tasks:
         return number
-    return f"{number}_{min(tasks)}" if len(tasks) == 1 else f"{number}_[{format_ranges(sorted(tasks))}]"
+    if len(tasks) == 1:
+        return f"{number}_{min(tasks)}"
+    return f"{number}_[{format_ranges(sorted(tasks))}]"
 
 
 def _only(job: Job, tasks: set[int]) -> Job:
@@ -103,7 +121,13 @@ def _only(job: Job, tasks: set[int]) -> Job:
 
 
 def _read(name: str) -> tuple[str, set[int] | None]:
-    """The number and the tasks (None: all) that a name means; what is no part is a number, that of no job perhaps."""
+    """The number and the tasks (None: all) that a name means; what is no part is a number, that of
+    no job perhaps.
+    """
     match = _PART.fullmatch(name)
-    tasks = named_tasks(match[2]) if match else None
-    return (name, None) if match is None or tasks is None else (match[1], set(tasks))
+    tasks = None
+    if match:
+        tasks = named_tasks(match[2])
+    if match is None or tasks is None:
+        return (name, None)
+    return (match[1], set(tasks))

@@ -1,6 +1,7 @@
 """Options of sbatch that tr11 does not know, and passes through as a card gives them. Pure.
 
-An option is a name, as sbatch spells it without the dashes, and a value: text, or "" where it has none (`--exclusive`).
+An option is a name, as sbatch spells it without the dashes, and a value: text, or "" where it has
+none (`--exclusive`).
 """
 
 from __future__ import annotations
@@ -73,9 +74,19 @@ TAKEN: Mapping[str, str] = {
 }
 # What a job on chosen nodes has no use for: they say which nodes a job of many gets.
 _WHICH_NODES = frozenset(
-    {"contiguous", "consolidate-segments", "nodefile", "nodelist", "segment", "spread-job", "switches", "use-min-nodes"}
+    {
+        "contiguous",
+        "consolidate-segments",
+        "nodefile",
+        "nodelist",
+        "segment",
+        "spread-job",
+        "switches",
+        "use-min-nodes",
+    }
 )
-# Who does the work, and what every job of the run uses wherever it runs, such as the license of a file system.
+# Who does the work, and what every job of the run uses wherever it runs, such as the license of a
+# file system.
 _OF_EVERY_JOB = frozenset({"licenses", "mcs-label", "nice", "wckey"})
 
 
@@ -93,10 +104,14 @@ def options_of(table: Mapping[str, str | int | bool]) -> Options:
 def option_fault(name: str, value: str) -> tuple[str, str] | None:
     """Why an option may not be passed through (the rule, what to do); None when it may."""
     if not _NAME.fullmatch(name):
-        return "is not the long name of an option of sbatch", "write it as in `--licenses=scratch`, without the dashes"
+        return (
+            "is not the long name of an option of sbatch",
+            "write it as in `--licenses=scratch`, without the dashes",
+        )
     if any(not character.isprintable() for character in value):
         return "holds characters that cannot stand in a batch script", "leave them out"
-    beginnings = (other for other in TAKEN if other.startswith(name))  # sbatch takes them for the whole name
+    # sbatch takes them for the whole name
+    beginnings = (other for other in TAKEN if other.startswith(name))
     taken = name if name in TAKEN else next(beginnings, None)
     if taken is not None:
         return f"is not passed through: tr11 sees to --{taken} itself", TAKEN[taken]
@@ -104,33 +119,57 @@ def option_fault(name: str, value: str) -> tuple[str, str] | None:
 
 
 def gpu_fault(options: Options, gpus: int) -> tuple[str, str, str] | None:
-    """Why what the options say of GPUs does not fit the card's number of them (option, rule, what to do); else None."""
-    named = [(name, count) for name, value in options if (count := _gpus_named(name, value)) is not None]
+    """Why what the options say of GPUs does not fit the card's number of them (option, rule, what
+    to do); else None.
+    """
+    named = [
+        (name, count) for name, value in options if (count := _gpus_named(name, value)) is not None
+    ]
     if len(named) > 1:
-        return named[1][0], "names the GPUs a second time", f"keep slurm.options.{named[0][0]} alone"
+        return (
+            named[1][0],
+            "names the GPUs a second time",
+            f"keep slurm.options.{named[0][0]} alone",
+        )
     if named and named[0][1] != gpus:
         name, count = named[0]
-        return name, f"asks for {count} GPUs a node, slurm.gpus_per_node for {gpus}", "make the two equal"
+        return (
+            name,
+            f"asks for {count} GPUs a node, slurm.gpus_per_node for {gpus}",
+            "make the two equal",
+        )
     return None
 
 
 def gpus_of(gres: str) -> int | None:
-    """GPUs of a `--gres` value: `gpu:8`, `gpu:a100:8`, `gpu:8,other:1`. None when it names none, or no number."""
+    """GPUs of a `--gres` value: `gpu:8`, `gpu:a100:8`, `gpu:8,other:1`. None when it names none, or
+    no number.
+    """
     try:
-        counts = [1 if entry.count is None else entry.count for entry in parse_gres(gres) if entry.name == "gpu"]
+        counts = [
+            1 if entry.count is None else entry.count
+            for entry in parse_gres(gres)
+            if entry.name == "gpu"
+        ]
     except ValueError:
         return None
-    return sum(counts) if counts else None
+    if counts:
+        return sum(counts)
+    return None
 
 
 def gpu_kind_asked(options: Options) -> str:
     """The one kind of GPU that the options ask for; "" for none, or for several."""
     asked = dict(options)
-    return gpu_kind_of(f"gpu:{asked['gpus-per-node']}" if "gpus-per-node" in asked else asked.get("gres", ""))
+    return gpu_kind_of(
+        f"gpu:{asked['gpus-per-node']}" if "gpus-per-node" in asked else asked.get("gres", "")
+    )
 
 
 def with_gpus(options: Options, gpus: int) -> Options:
-    """The options with `gpus` GPUs a node, of the kind that they name: in `gres`, or in `gpus-per-node`; 0: none."""
+    """The options with `gpus` GPUs a node, of the kind that they name: in `gres`, or in
+    `gpus-per-node`; 0: none.
+    """
     if any(_gpus_named(name, value) == gpus for name, value in options):
         return options
     kind, by_node, found = "", False, []
@@ -139,22 +178,31 @@ def with_gpus(options: Options, gpus: int) -> Options:
             kind, by_node = gpu_kind_of(f"gpu:{value}"), True
         elif name == "gres":
             kind = kind or gpu_kind_of(value)
-            found.append((name, ",".join(entry for entry in value.split(",") if gpus_of(entry) is None)))
+            found.append(
+                (name, ",".join(entry for entry in value.split(",") if gpus_of(entry) is None))
+            )
         else:
             found.append((name, value))
     found = [(name, value) for name, value in found if name != "gres" or value]
     if not gpus:
         return tuple(found)
-    wanted = f"{kind}:{gpus}" if kind else str(gpus)
+    if kind:
+        wanted = f"{kind}:{gpus}"
+    else:
+        wanted = str(gpus)
     if by_node:
         return (*found, ("gpus-per-node", wanted))
     return _with_gres(tuple(found), f"gpu:{wanted}")
 
 
 def memory_megabytes(options: Options) -> int:
-    """Memory of each node that the options ask for, in MiB; 0 where they do not say it, or want all of it."""
+    """Memory of each node that the options ask for, in MiB; 0 where they do not say it, or want all
+    of it.
+    """
     match = _SIZE.fullmatch(dict(options).get("mem", ""))
-    return 0 if match is None else int(match[1]) * _KIBIBYTES[match[2].upper()] // 1024
+    if match is None:
+        return 0
+    return int(match[1]) * _KIBIBYTES[match[2].upper()] // 1024
 
 
 def of_chosen_nodes(options: Options) -> Options:
@@ -175,7 +223,9 @@ def shown(options: Iterable[tuple[str, str]]) -> str:
 def _gpus_named(name: str, value: str) -> int | None:
     if name == "gpus-per-node":
         return gpus_of(f"gpu:{value}")
-    return gpus_of(value) if name == "gres" else None
+    if name == "gres":
+        return gpus_of(value)
+    return None
 
 
 def _with_gres(options: Options, entry: str) -> Options:

@@ -1,7 +1,9 @@
-"""Why a job waits, as Slurm says it, and what that means: a table of all reasons that its source has for waiting. Pure.
+"""Why a job waits, as Slurm says it, and what that means: a table of all reasons that its source
+has for waiting. Pure.
 
-The names are those of Slurm 22.05 to 25.05 (`enum job_state_reason`), and the sentences that its controller puts in
-their place. A reason that is not in the table is taken for one that needs a person.
+The names are those of Slurm 22.05 to 25.05 (`enum job_state_reason`), and the sentences that its
+controller puts in their place. A reason that is not in the table is taken for one that needs a
+person.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from trainer.contract.record import Record
 
 
 class Wait(StrEnum):
-    """What ends the wait: `PASSES` time or other jobs; `NEVER` nothing, the request itself must be another one.
+    """What ends the wait: `PASSES` time or other jobs; `NEVER` nothing, the request itself must be
+    another one.
 
-    No reason of the scheduler's means `NODES`: what the nodes are now does (see observe/placement.py).
+    No reason of the scheduler's means `NODES`: what the nodes are now does (see
+    observe/placement.py).
     """
 
     PASSES = "passes by itself"
@@ -28,7 +32,9 @@ class Wait(StrEnum):
 
 
 class Cause(StrEnum):
-    """What stands in the way: each has its own cure. `LIMIT` with `Wait.PASSES`: of what is used at one time."""
+    """What stands in the way: each has its own cure. `LIMIT` with `Wait.PASSES`: of what is used at
+    one time.
+    """
 
     NONE = ""
     HOLD = "hold"
@@ -40,7 +46,9 @@ class Cause(StrEnum):
 
 
 class HeldBy(StrEnum):
-    """Who put a pending job on hold, by what the scheduler says; UNKNOWN: only its priority of 0 shows the hold."""
+    """Who put a pending job on hold, by what the scheduler says; UNKNOWN: only its priority of 0
+    shows the hold.
+    """
 
     USER = "its user"
     ADMINISTRATOR = "an administrator"
@@ -49,7 +57,9 @@ class HeldBy(StrEnum):
 
 
 class JobReason(Record):
-    """One row: `pattern` is matched with the whole name (or sentence) in which blanks stand for underscores."""
+    """One row: `pattern` is matched with the whole name (or sentence) in which blanks stand for
+    underscores.
+    """
 
     pattern: str
     wait: Wait
@@ -64,61 +74,166 @@ _GROUP = r"(AssocGrp|QOSGrp)"
 # The first row that matches counts.
 TABLE: tuple[JobReason, ...] = (
     # ---- passes by itself
-    JobReason(r"|None|Priority|Resources|SchedDefer|Prolog|Cleaning", Wait.PASSES, Cause.NONE, "it waits for its turn"),
-    JobReason(r"Dependency|JobArrayTaskLimit|FedJobLock", Wait.PASSES, Cause.NONE, "it waits for another job"),
+    JobReason(
+        r"|None|Priority|Resources|SchedDefer|Prolog|Cleaning",
+        Wait.PASSES,
+        Cause.NONE,
+        "it waits for its turn",
+    ),
+    JobReason(
+        r"Dependency|JobArrayTaskLimit|FedJobLock",
+        Wait.PASSES,
+        Cause.NONE,
+        "it waits for another job",
+    ),
     JobReason(r"BeginTime", Wait.PASSES, Cause.NONE, "it waits for its time"),
-    JobReason(r"Reservation", Wait.PASSES, Cause.NONE, "it waits for its reservation to begin, or to have room"),
-    JobReason(r"Licenses|MpiPortsBusy|MaxPoweredUpNodes|BurstBuffer(Resources|StageIn)|BlockFreeAction", Wait.PASSES,
-           Cause.NONE, "it waits for what other jobs use"),
-    JobReason(r"(QOS)?JobLimit|AssociationJobLimit|AssocMaxJobsLimit|AssocMaxSubmitJobLimit|QOSJobLimit|"
-           r"QOSMax(Jobs|SubmitJob)PerUserLimit|Max(Jobs|SubmitJobs)PerAccount", Wait.PASSES, Cause.NONE,
-           "it waits for other jobs of its user or account to end"),
-    # Slurm has one name for both; where the job alone asks for more it never starts. A launch tells, and its age does.
-    JobReason(rf"{_GROUP}({_RESOURCE}|Jobs|SubmitJobs)(Limit)?|{_GROUP}({_RESOURCE}RunMinutes|CPURunMinutesLimit)|"
-           rf"QOSMax{_RESOURCE}PerUser(Limit)?|Max{_RESOURCE}PerAccount|Max{_RESOURCE}RunMinsPer(Account|User)",
-           Wait.PASSES, Cause.LIMIT,
-           "its account, QoS or user may not have so much at one time: others use it, or it alone asks for more"),
-    JobReason(r"ReqNodeNotAvail(, May be reserved for other job)?", Wait.PASSES, Cause.NONE,
-           "its nodes are kept for other jobs"),
-    JobReason(r"Nodes required for job are DOWN.*|ReqNodeNotAvail, UnavailableNodes.*", Wait.PASSES,
-           Cause.NONE, "its nodes are in use, or cannot be used"),
-    JobReason(r"OutOfMemory|TimeLimit|InactiveLimit|NonZeroExitCode|RaisedSignal.*", Wait.PASSES,
-           Cause.NONE, "it ran before, and waits for its turn"),
+    JobReason(
+        r"Reservation",
+        Wait.PASSES,
+        Cause.NONE,
+        "it waits for its reservation to begin, or to have room",
+    ),
+    JobReason(
+        r"Licenses|MpiPortsBusy|MaxPoweredUpNodes|BurstBuffer(Resources|StageIn)|BlockFreeAction",
+        Wait.PASSES,
+        Cause.NONE,
+        "it waits for what other jobs use",
+    ),
+    JobReason(
+        r"(QOS)?JobLimit|AssociationJobLimit|AssocMaxJobsLimit|AssocMaxSubmitJobLimit|QOSJobLimit|"
+        r"QOSMax(Jobs|SubmitJob)PerUserLimit|Max(Jobs|SubmitJobs)PerAccount",
+        Wait.PASSES,
+        Cause.NONE,
+        "it waits for other jobs of its user or account to end",
+    ),
+    # Slurm has one name for both; where the job alone asks for more it never starts. A launch
+    # tells, and its age does.
+    JobReason(
+        rf"{_GROUP}({_RESOURCE}|Jobs|SubmitJobs)(Limit)?|{_GROUP}({_RESOURCE}RunMinutes|CPURunMinutesLimit)|"
+        rf"QOSMax{_RESOURCE}PerUser(Limit)?|Max{_RESOURCE}PerAccount|Max{_RESOURCE}RunMinsPer(Account|User)",
+        Wait.PASSES,
+        Cause.LIMIT,
+        "its account, QoS or user may not have so much at one time: others use it, or it alone asks for more",
+    ),
+    JobReason(
+        r"ReqNodeNotAvail(, May be reserved for other job)?",
+        Wait.PASSES,
+        Cause.NONE,
+        "its nodes are kept for other jobs",
+    ),
+    JobReason(
+        r"Nodes required for job are DOWN.*|ReqNodeNotAvail, UnavailableNodes.*",
+        Wait.PASSES,
+        Cause.NONE,
+        "its nodes are in use, or cannot be used",
+    ),
+    JobReason(
+        r"OutOfMemory|TimeLimit|InactiveLimit|NonZeroExitCode|RaisedSignal.*",
+        Wait.PASSES,
+        Cause.NONE,
+        "it ran before, and waits for its turn",
+    ),
     # ---- needs the site
-    JobReason(r"PartitionDown|PartitionInactive", Wait.SITE, Cause.SITE, "the site has closed its partition"),
-    JobReason(r"ReqNodeNotAvail, Reserved for maintenance", Wait.SITE, Cause.SITE,
-           "the site keeps its nodes for maintenance"),
-    JobReason(r"NodeDown|FrontEndDown|PowerNotAvail|PowerReserved", Wait.SITE,
-           Cause.SITE, "its nodes cannot be used"),
-    JobReason(r"SystemFailure|BlockMaxError", Wait.SITE, Cause.SITE, "the site's system has failed"),
+    JobReason(
+        r"PartitionDown|PartitionInactive",
+        Wait.SITE,
+        Cause.SITE,
+        "the site has closed its partition",
+    ),
+    JobReason(
+        r"ReqNodeNotAvail, Reserved for maintenance",
+        Wait.SITE,
+        Cause.SITE,
+        "the site keeps its nodes for maintenance",
+    ),
+    JobReason(
+        r"NodeDown|FrontEndDown|PowerNotAvail|PowerReserved",
+        Wait.SITE,
+        Cause.SITE,
+        "its nodes cannot be used",
+    ),
+    JobReason(
+        r"SystemFailure|BlockMaxError", Wait.SITE, Cause.SITE, "the site's system has failed"
+    ),
     # ---- needs a person
     JobReason(r"JobHeldUser", Wait.PERSON, Cause.HOLD, "it is held", HeldBy.USER),
     JobReason(r"JobHeldAdmin", Wait.PERSON, Cause.HOLD, "it is held", HeldBy.ADMINISTRATOR),
-    JobReason(r"JobHoldMaxRequeue|launch failed requeued held|job requeued in held state|JobLaunchFailure", Wait.PERSON,
-           Cause.HOLD, "it failed to start and is held", HeldBy.SCHEDULER),
-    JobReason(r"ReservationDeleted|ReservationInvalid|Reservation \S.* (was deleted|is invalid)", Wait.PERSON,
-           Cause.RESERVATION, "its reservation has ended or was taken away"),
-    JobReason(rf"{_GROUP}({_RESOURCE}Minutes|CPUMinutesLimit|WallLimit)(Limit)?", Wait.PERSON, Cause.LIMIT,
-           "the granted time is used up, or less is left than it asks for"),
+    JobReason(
+        r"JobHoldMaxRequeue|launch failed requeued held|job requeued in held state|JobLaunchFailure",
+        Wait.PERSON,
+        Cause.HOLD,
+        "it failed to start and is held",
+        HeldBy.SCHEDULER,
+    ),
+    JobReason(
+        r"ReservationDeleted|ReservationInvalid|Reservation \S.* (was deleted|is invalid)",
+        Wait.PERSON,
+        Cause.RESERVATION,
+        "its reservation has ended or was taken away",
+    ),
+    JobReason(
+        rf"{_GROUP}({_RESOURCE}Minutes|CPUMinutesLimit|WallLimit)(Limit)?",
+        Wait.PERSON,
+        Cause.LIMIT,
+        "the granted time is used up, or less is left than it asks for",
+    ),
     JobReason(rf"{_GROUP}.*", Wait.PERSON, Cause.LIMIT, "a limit of its account or QoS is reached"),
-    JobReason(r"QOSUsageThreshold|QOSResourceLimit|AssociationResourceLimit|AccountingPolicy", Wait.PERSON, Cause.LIMIT,
-           "a limit of its account or QoS is reached"),
-    JobReason(r"PartitionTimeLimit", Wait.PERSON, Cause.LIMIT, "it asks for more time than its partition allows"),
-    JobReason(r"PartitionNodeLimit", Wait.PERSON, Cause.LIMIT,
-           "it asks for more or fewer nodes than its partition allows, or has"),
-    JobReason(r"BurstBufferOperation", Wait.PERSON, Cause.HOLD, "its burst buffer has failed", HeldBy.SCHEDULER),
+    JobReason(
+        r"QOSUsageThreshold|QOSResourceLimit|AssociationResourceLimit|AccountingPolicy",
+        Wait.PERSON,
+        Cause.LIMIT,
+        "a limit of its account or QoS is reached",
+    ),
+    JobReason(
+        r"PartitionTimeLimit",
+        Wait.PERSON,
+        Cause.LIMIT,
+        "it asks for more time than its partition allows",
+    ),
+    JobReason(
+        r"PartitionNodeLimit",
+        Wait.PERSON,
+        Cause.LIMIT,
+        "it asks for more or fewer nodes than its partition allows, or has",
+    ),
+    JobReason(
+        r"BurstBufferOperation",
+        Wait.PERSON,
+        Cause.HOLD,
+        "its burst buffer has failed",
+        HeldBy.SCHEDULER,
+    ),
     # ---- never runs as asked
-    JobReason(r"DependencyNeverSatisfied", Wait.NEVER, Cause.REQUEST, "it waits for the success of a job that failed"),
-    JobReason(r"BadConstraints|Constraints|PartitionConfig|ReqNodeNotAvail\(Never\)|JobArrayTaskLimit\(0\)|DeadLine",
-           Wait.NEVER, Cause.REQUEST, "it asks for what there is not"),
-    JobReason(r"InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed", Wait.NEVER, Cause.REQUEST,
-           "its account or QoS may not be used so"),
-    JobReason(rf"(Assoc|QOS)Max({_RESOURCE}(Minutes)?PerJob|WallDurationPerJob)(Limit)?|AssociationTimeLimit|QOSTimeLimit|"
-           rf"(Assoc|QOS)Max{_RESOURCE}PerNode|MaxMemPerLimit|QOSMin{_RESOURCE}(NotSatisfied)?", Wait.NEVER,
-           Cause.LIMIT, "one job may not ask for as much, or as little"),
-)  # fmt: skip
+    JobReason(
+        r"DependencyNeverSatisfied",
+        Wait.NEVER,
+        Cause.REQUEST,
+        "it waits for the success of a job that failed",
+    ),
+    JobReason(
+        r"BadConstraints|Constraints|PartitionConfig|ReqNodeNotAvail\(Never\)|JobArrayTaskLimit\(0\)|DeadLine",
+        Wait.NEVER,
+        Cause.REQUEST,
+        "it asks for what there is not",
+    ),
+    JobReason(
+        r"InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed",
+        Wait.NEVER,
+        Cause.REQUEST,
+        "its account or QoS may not be used so",
+    ),
+    JobReason(
+        rf"(Assoc|QOS)Max({_RESOURCE}(Minutes)?PerJob|WallDurationPerJob)(Limit)?|AssociationTimeLimit|QOSTimeLimit|"
+        rf"(Assoc|QOS)Max{_RESOURCE}PerNode|MaxMemPerLimit|QOSMin{_RESOURCE}(NotSatisfied)?",
+        Wait.NEVER,
+        Cause.LIMIT,
+        "one job may not ask for as much, or as little",
+    ),
+)
 UNKNOWN = JobReason("", Wait.PERSON, Cause.UNKNOWN, "tr11 does not know this reason")
-ZERO_PRIORITY = JobReason("", Wait.PERSON, Cause.HOLD, "its priority is 0: it never starts", HeldBy.UNKNOWN)
+ZERO_PRIORITY = JobReason(
+    "", Wait.PERSON, Cause.HOLD, "its priority is 0: it never starts", HeldBy.UNKNOWN
+)
 
 
 @lru_cache(maxsize=1024)
@@ -131,7 +246,9 @@ def reason_of(text: str) -> JobReason:
 def reason_of_job(job: Job) -> JobReason:
     """The row of a pending job: a priority of 0 holds it, whatever else the scheduler says."""
     row = reason_of(job.reason)
-    return ZERO_PRIORITY if job.priority == 0 and row.wait in {Wait.PASSES, Wait.SITE} else row
+    if job.priority == 0 and row.wait in {Wait.PASSES, Wait.SITE}:
+        return ZERO_PRIORITY
+    return row
 
 
 def is_held(job: Job) -> bool:

@@ -1,6 +1,8 @@
-"""Who is who among processes, for ever: marks that outlive a reuse of the number, and whether such a one still runs.
+"""Who is who among processes, for ever: marks that outlive a reuse of the number, and whether such
+a one still runs.
 
-psutil is imported where /proc does not tell: `tr11 status` looks at marks alone, and that import is 2 % of its start.
+psutil is imported where /proc does not tell: `tr11 status` looks at marks alone, and that import is
+2 % of its start.
 """
 
 from __future__ import annotations
@@ -24,13 +26,17 @@ def boot_mark() -> str:
 
 
 def start_mark(pid: int) -> str | None:
-    """When a process started, in a form that clock changes leave alone; None if there is no such process."""
+    """When a process started, in a form that clock changes leave alone; None if there is no such
+    process.
+    """
     if Path("/proc/self/stat").exists():
         try:
             fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             return None
-        return None if fields[0] == b"Z" else fields[19].decode()
+        if fields[0] == b"Z":
+            return None
+        return fields[19].decode()
     import psutil
 
     try:
@@ -46,4 +52,8 @@ def mark(pid: int) -> ProcessMark:
 
 def is_alive(process: ProcessMark | None) -> bool:
     """Does exactly this process still run, on this machine, since this boot?"""
-    return process is not None and process.boot == boot_mark() and start_mark(process.pid) == process.start
+    return (
+        process is not None
+        and process.boot == boot_mark()
+        and start_mark(process.pid) == process.start
+    )

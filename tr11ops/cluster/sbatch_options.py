@@ -1,4 +1,6 @@
-"""The options of sbatch for a request: one list, which the command line and the `#SBATCH` lines both are made of."""
+"""The options of sbatch for a request: one list, which the command line and the `#SBATCH` lines
+both are made of.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def format_time_limit(seconds: int) -> str:
 
 
 def sbatch_options(request: BatchRequest) -> list[str]:
-    """Every option that the request means, each as one argument of sbatch; the script itself is none of them."""
+    """Every option that the request means, each as one argument of sbatch; the script itself is
+    none of them.
+    """
     early = request.signal_seconds_before_limit
     values: list[tuple[str, object]] = [
         ("job-name", request.name),
@@ -45,7 +49,8 @@ def sbatch_options(request: BatchRequest) -> list[str]:
         # a time of day would be ambiguous twice a year
         ("begin", None if request.begin is None else f"uts{math.ceil(request.begin)}"),
     ]
-    # After a node's death the next array task starts in a second or two; a requeued one waits two minutes.
+    # After a node's death the next array task starts in a second or two; a requeued one waits two
+    # minutes.
     flags = ["--requeue" if request.requeue else "--no-requeue"]
     if request.survives_nodes:
         flags.append("--no-kill")
@@ -53,11 +58,16 @@ def sbatch_options(request: BatchRequest) -> list[str]:
         flags.append("--hold")
     if request.dependency and _NEVER_SATISFIED.search(request.dependency):
         flags.append("--kill-on-invalid-dep=yes")  # it would otherwise wait for ever
-    return [*(argument_of(name, value) for name, value in values if value not in (None, "")), *flags]
+    return [
+        *(argument_of(name, value) for name, value in values if value not in (None, "")),
+        *flags,
+    ]
 
 
 def _passed(request: BatchRequest) -> Iterator[tuple[str, object]]:
-    """What the card passes through, with the GPUs that tr11 asks for; a job's own memory outweighs the card's."""
+    """What the card passes through, with the GPUs that tr11 asks for; a job's own memory outweighs
+    the card's.
+    """
     for name, value in with_gpus(request.options, request.gpus_per_node):
         if name != "mem" or not request.memory_megabytes:
             yield name, value or FLAG
@@ -65,22 +75,30 @@ def _passed(request: BatchRequest) -> Iterator[tuple[str, object]]:
 
 def argument_of(name: str, value: object) -> str:
     """An option as one argument of sbatch."""
-    return f"--{name}" if value is FLAG else f"--{name}={value}"
+    if value is FLAG:
+        return f"--{name}"
+    return f"--{name}={value}"
 
 
 def script_options(request: BatchRequest) -> list[str]:
-    """The same for the script's `#SBATCH` lines: `sbatch` alone does with the script what tr11 does."""
+    """The same for the script's `#SBATCH` lines: `sbatch` alone does with the script what tr11
+    does.
+    """
     return [quoted_argument(option) for option in sbatch_options(request)]
 
 
 def quoted_argument(argument: str) -> str:
     """One argument of sbatch as it stands on an `#SBATCH` or `#SCRON` line."""
     name, equals, value = argument.partition("=")
-    return f"{name}={quoted_option(value)}" if equals else name
+    if equals:
+        return f"{name}={quoted_option(value)}"
+    return name
 
 
 def quoted_option(text: str) -> str:
-    """Quoted for Slurm's reader of `#SBATCH` lines: plain words as they are, others in double quotes."""
+    """Quoted for Slurm's reader of `#SBATCH` lines: plain words as they are, others in double
+    quotes.
+    """
     if text and all(character.isalnum() or character in "@%_+=:,./-[]&|*()" for character in text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

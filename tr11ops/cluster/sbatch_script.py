@@ -23,7 +23,9 @@ def code_root() -> Path | None:
         site.getusersitepackages(),
         *site.getsitepackages(),
     }
-    return None if str(root) in {str(Path(path).resolve()) for path in installed if path} else root
+    if str(root) in {str(Path(path).resolve()) for path in installed if path}:
+        return None
+    return root
 
 
 def _shared_part(name: str) -> str:
@@ -31,7 +33,8 @@ def _shared_part(name: str) -> str:
 
 
 def script_engine() -> jinja2.Environment:
-    """The template engine of scripts: what is undefined is an error, and `| sh` quotes a value for the shell.
+    """The template engine of scripts: what is undefined is an error, and `| sh` quotes a value for
+    the shell.
 
     `{% include NAME %}` takes in a part that scripts share, from slurm/.
     """

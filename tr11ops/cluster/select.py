@@ -11,20 +11,32 @@ from tr11ops.cluster.base import Scheduler
 
 SchedulerKind = Literal["slurm", "local", "auto"]
 
-USUAL_CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf")
+USUAL_CONFIGURATIONS = (
+    "/etc/slurm/slurm.conf",
+    "/etc/slurm-llnl/slurm.conf",
+    "/usr/local/etc/slurm.conf",
+)
 
 
 def has_slurm() -> bool:
-    """Is Slurm installed and configured here? Inside a job of the embedded scheduler the answer is no."""
+    """Is Slurm installed and configured here? Inside a job of the embedded scheduler the answer is
+    no.
+    """
     if os.environ.get("TR11_SCHEDULER") == "local" or shutil.which("sbatch") is None:
         return False
     named = os.environ.get("SLURM_CONF")
-    return Path(named).is_file() if named else any(Path(path).is_file() for path in USUAL_CONFIGURATIONS)
+    if named:
+        return Path(named).is_file()
+    return any(Path(path).is_file() for path in USUAL_CONFIGURATIONS)
 
 
 def start_of_watchdog() -> str:
-    """The words of tr11 that have a watchdog look from here: where nothing starts it by itself, in a terminal."""
-    return "cron install" if shutil.which("crontab") is not None or has_slurm() else "cron run"
+    """The words of tr11 that have a watchdog look from here: where nothing starts it by itself, in
+    a terminal.
+    """
+    if shutil.which("crontab") is not None or has_slurm():
+        return "cron install"
+    return "cron run"
 
 
 def choose_scheduler(kind: SchedulerKind) -> Scheduler:

@@ -12,7 +12,9 @@ T = TypeVar("T")
 
 
 class SharedOverview:
-    """An Overview for one look at many runs: each question is asked once, and not again where it failed."""
+    """An Overview for one look at many runs: each question is asked once, and not again where it
+    failed.
+    """
 
     def __init__(self, scheduler: Overview) -> None:
         self.name = scheduler.name

@@ -1,4 +1,6 @@
-"""A Slurm site's own rules, as far as its commands tell them: arrays, jobs of one user, accounts, its clock."""
+"""A Slurm site's own rules, as far as its commands tell them: arrays, jobs of one user, accounts,
+its clock.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,18 @@ from pathlib import Path
 
 from tr11ops.base.errors import NewerFileError, SchedulerUnreachable
 from tr11ops.base.newer import replace_json
-from tr11ops.cluster.slurm_command import COMMAND_SECONDS, CommandRunner, ask_about_site, run_command
+from tr11ops.cluster.slurm_command import (
+    COMMAND_SECONDS,
+    CommandRunner,
+    ask_about_site,
+    run_command,
+)
 from tr11ops.cluster.slurm_text import time_stamp
 from trainer.contract.record import Record
 
 SCHEMA = 1
-ACCOUNTING_SECONDS = 8.0  # slurmdbd that is frozen keeps its clients for minutes; what it tells is not needed
+# slurmdbd that is frozen keeps its clients for minutes; what it tells is not needed
+ACCOUNTING_SECONDS = 8.0
 _AS_OF = re.compile(r"^Configuration data as of (?P<time>\S+)", re.MULTILINE)
 _ENFORCES_LIMITS = re.compile(r"\b(limits|safe|all)\b")
 _SETTING = re.compile(r"^(?P<key>\w+)\s+= ?(?P<value>.*)$", re.MULTILINE)
@@ -23,12 +31,13 @@ _SETTING = re.compile(r"^(?P<key>\w+)\s+= ?(?P<value>.*)$", re.MULTILINE)
 class SiteRules(Record):
     """What a site allows. None: no such rule, or it is not told.
 
-    `largest_array_size` is Slurm's MaxArraySize: indices must stay below it, and 0 or 1 switches arrays off. `jobs`
-    are all that the controller keeps, `submitted_jobs` what one user may have queued and running. `clock` is the
-    controller's time of its answer (seconds since the epoch). `job_completions` is the text file in which it notes
-    each job that has ended (JobCompType=jobcomp/filetxt). `enforces_limits`: limits of accounts and QoS hold;
-    `is_safe`: also for what a job could use at most. `untold`: why accounts, QoS and the limit of submitted jobs could
-    not be asked; "" where they could.
+    `largest_array_size` is Slurm's MaxArraySize: indices must stay below it, and 0 or 1 switches
+    arrays off. `jobs` are all that the controller keeps, `submitted_jobs` what one user may have
+    queued and running. `clock` is the controller's time of its answer (seconds since the epoch).
+    `job_completions` is the text file in which it notes each job that has ended
+    (JobCompType=jobcomp/filetxt). `enforces_limits`: limits of accounts and QoS hold; `is_safe`:
+    also for what a job could use at most. `untold`: why accounts, QoS and the limit of submitted
+    jobs could not be asked; "" where they could.
     """
 
     largest_array_size: int | None = None
@@ -55,13 +64,16 @@ def read_site(
 ) -> SiteRules:
     """Ask `scontrol show config`, and `sacctmgr` where the site keeps accounts.
 
-    Raises SchedulerUnreachable when the controller does not answer. An accounting database that does not answer within
-    ACCOUNTING_SECONDS leaves accounts and their limits untold, and is not asked a second time.
+    Raises SchedulerUnreachable when the controller does not answer. An accounting database that
+    does not answer within ACCOUNTING_SECONDS leaves accounts and their limits untold, and is not
+    asked a second time.
     """
 
     def ask(*arguments: str, seconds: float = COMMAND_SECONDS) -> str | None:
         result = ask_about_site(arguments, environment, runner, seconds)
-        return result.stdout if result.returncode == 0 else None
+        if result.returncode == 0:
+            return result.stdout
+        return None
 
     shown = ask("scontrol", "show", "config")
     if shown is None:
@@ -91,7 +103,9 @@ def read_site(
         clock=config_time(shown),
         accounts=accounts,
         qualities=qualities,
-        job_completions=settings.get("JobCompLoc", "") if "filetxt" in settings.get("JobCompType", "") else "",
+        job_completions=settings.get("JobCompLoc", "")
+        if "filetxt" in settings.get("JobCompType", "")
+        else "",
         enforces_limits=enforces_limits and "slurmdbd" in settings.get("AccountingStorageType", ""),
         is_safe=bool(re.search(r"\b(safe|all)\b", enforced)),
         untold=untold,
@@ -101,11 +115,14 @@ def read_site(
 def config_time(shown: str) -> float | None:
     """The controller's time of its answer to `scontrol show config`; None where it does not say."""
     stamp = _AS_OF.search(shown)
-    return time_stamp(stamp["time"]) if stamp else None
+    if stamp:
+        return time_stamp(stamp["time"])
+    return None
 
 
 def keep_site(path: Path, rules: SiteRules) -> None:
-    """Put on record what later looks need, so that they need not ask. What a newer tr11 wrote of the site stays.
+    """Put on record what later looks need, so that they need not ask. What a newer tr11 wrote of
+    the site stays.
 
     Raises OSError as the file system does.
     """
@@ -118,7 +135,9 @@ def _associations(text: str) -> tuple[tuple[str, ...], tuple[str, ...], list[int
     """Accounts, QoS and limits of submitted jobs in the lines `account|qos,qos|limit`."""
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
     accounts = tuple(dict.fromkeys(account for account, _, _ in rows if account))
-    qualities = tuple(dict.fromkeys(name for _, names, _ in rows for name in names.split(",") if name))
+    qualities = tuple(
+        dict.fromkeys(name for _, names, _ in rows for name in names.split(",") if name)
+    )
     return accounts, qualities, [int(limit) for _, _, limit in rows if limit.isdigit()]
 
 
@@ -130,4 +149,6 @@ def _quality_limits(text: str, usable: Sequence[str]) -> list[int]:
 
 def _number(text: str) -> int | None:
     match = re.match(r"\d+", text)
-    return int(match[0]) if match else None
+    if match:
+        return int(match[0])
+    return None

@@ -1,4 +1,6 @@
-"""The edge to Slurm: its own commands, each with a time-out, none of them believed when it stays silent."""
+"""The edge to Slurm: its own commands, each with a time-out, none of them believed when it stays
+silent.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ _UNREACHABLE = re.compile(
 # sbatch then tries again for minutes; it is stopped at these words: no job came of it
 _QUEUE_FULL = "temporarily unable to accept job"
 _MEANINGS = (  # what Slurm's words mean, and what to do
-    (re.compile(_QUEUE_FULL), "the cluster's queue is full (MaxJobCount): try again when jobs have ended"),
+    (
+        re.compile(_QUEUE_FULL),
+        "the cluster's queue is full (MaxJobCount): try again when jobs have ended",
+    ),
     (
         re.compile(r"violates accounting/QOS policy", re.IGNORECASE),
         "a limit of your account or QoS: `sacctmgr show assoc user=$USER` shows it",
@@ -50,8 +55,8 @@ _MEANINGS = (  # what Slurm's words mean, and what to do
         "slurmctld is there, but too busy to answer in time; a job may have come of it",
     ),
 )
-# what `sbatch --test-only` says where too few nodes can be used now, or others have reserved them: sbatch itself queues
-# such a job, unless it can never start (22.05 has the same words for both)
+# what `sbatch --test-only` says where too few nodes can be used now, or others have reserved them:
+# sbatch itself queues such a job, unless it can never start (22.05 has the same words for both)
 _OF_THE_MOMENT = re.compile(
     r"node configuration is not available|partition configuration not available now|requested nodes are busy|"
     r"required node not available|not start due to maintenance|switch resources currently not available|"
@@ -61,14 +66,19 @@ _OF_THE_MOMENT = re.compile(
 _NO_JOBS = "No jobs in the system"
 _UNKNOWN_JOB = re.compile(r"invalid job id|job \S+ not found", re.IGNORECASE)
 # answers for single tasks of an array which do not spoil what was done for the others
-_HARMLESS = re.compile(r"no longer pending|already finished|already completing or completed", re.IGNORECASE)
+_HARMLESS = re.compile(
+    r"no longer pending|already finished|already completing or completed", re.IGNORECASE
+)
 _PER_TASK = re.compile(r"^\d+(?:_\S+)?: (?P<answer>.+)$")
-_MERGED = re.compile(r"\w+(,\w+)+")  # squeue's own words for one reason have spaces or colons behind a comma
-# a task that lost a node and lives on has these said of itself and of its whole array for as long as it runs (22.05
-# without accounting); the array's waiting tasks are changed all the same, or can be when they are named
+# squeue's own words for one reason have spaces or colons behind a comma
+_MERGED = re.compile(r"\w+(,\w+)+")
+# a task that lost a node and lives on has these said of itself and of its whole array for as long
+# as it runs (22.05 without accounting); the array's waiting tasks are changed all the same, or can
+# be when they are named
 _NOT_NOW = re.compile(r"DB index is being set|unexpected message", re.IGNORECASE)
 _RETRYING = "in transitional state, retrying"
-# for questions only, so that no job inherits it: times as seconds since the epoch, array expressions never cut short
+# for questions only, so that no job inherits it: times as seconds since the epoch, array
+# expressions never cut short
 _READABLE = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 
@@ -92,24 +102,35 @@ class SlurmScheduler:
         self._has_table = True
         self._has_node_table = True
 
-    # -- what is --------------------------------------------------------------------------------------------------
+    # -- what is
+    # --------------------------------------------------------------------------------------------------
 
     def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
-        """All jobs the scheduler still knows, in one call; two only where the quick form of the answer will not do.
+        """All jobs the scheduler still knows, in one call; two only where the quick form of the
+        answer will not do.
 
-        With a name it is squeue's table, without the excluded nodes. The table shows an array's waiting tasks as one,
-        whatever each waits for: where that differs, and without a name, it is scontrol's records, as Slurm keeps them.
+        With a name it is squeue's table, without the excluded nodes. The table shows an array's
+        waiting tasks as one, whatever each waits for: where that differs, and without a name, it is
+        scontrol's records, as Slurm keeps them.
         """
-        found = self._jobs_as_table(name, user) if self._has_table and name else None
+        found = None
+        if self._has_table and name:
+            found = self._jobs_as_table(name, user)
         if found is None or any(map(_is_merged, found)):
             found = tuple(self._records())
-        return tasks_apart(job for job in found if name in (None, job.name) and user in (None, job.user))
+        return tasks_apart(
+            job for job in found if name in (None, job.name) and user in (None, job.user)
+        )
 
     def _jobs_as_table(self, name: str, user: str | None) -> tuple[Job, ...] | None:
         filters = [f"--name={name}", *([f"--user={user}"] if user else [])]
-        result = self._run(["squeue", "--noheader", "--states=all", f"--Format={slurm_table.FORMAT}", *filters])
+        result = self._run(
+            ["squeue", "--noheader", "--states=all", f"--Format={slurm_table.FORMAT}", *filters]
+        )
         # a field that this version does not know is left out with a complaint, and exit status 0
-        found = slurm_table.jobs_from_table(result.stdout) if result.returncode == 0 and not result.stderr else None
+        found = None
+        if result.returncode == 0 and not result.stderr:
+            found = slurm_table.jobs_from_table(result.stdout)
         if found is None and _UNREACHABLE.search(_message(result, "squeue")):
             raise SchedulerUnreachable(_message(result, "squeue"))
         self._has_table = found is not None
@@ -118,16 +139,21 @@ class SlurmScheduler:
     def job(self, job_id: str) -> Job | None:
         """One job or array task, through `scontrol show job`; None if Slurm no longer knows it.
 
-        For an array's id it is the record of the waiting tasks, or of the last task once all have started.
+        For an array's id it is the record of the waiting tasks, or of the last task once all have
+        started.
         """
         found = self._job(job_id)
-        return None if found is None else task_apart(found)
+        if found is None:
+            return None
+        return task_apart(found)
 
     def _job(self, job_id: str) -> Job | None:
         """As `job`, as Slurm has it."""
         wanted = _plain_id(job_id)
         base, _, task = wanted.partition("_")
-        task_number = int(task) if task.isdigit() else None
+        task_number = None
+        if task.isdigit():
+            task_number = int(task)
         found = self._records(wanted if task_number is not None else base)
         if task_number is None:
             return next((job for job in found if job.raw_id == base), found[0] if found else None)
@@ -136,28 +162,37 @@ class SlurmScheduler:
                 return job
             if task_number in task_numbers(job.job_id.partition("_")[2]):
                 output = job.output.replace("%a", str(task_number))
-                return replace(job, job_id=wanted, task_id=task_number, pending_tasks=(), output=output)
+                return replace(
+                    job, job_id=wanted, task_id=task_number, pending_tasks=(), output=output
+                )
         return None
 
     def step_code(self, job_id: str) -> int | None:
-        """The highest exit status so far of the steps of a job, which may still run; 128 + n after signal n.
+        """The highest exit status so far of the steps of a job, which may still run; 128 + n after
+        signal n.
 
         None where Slurm does not say it, or knows the job no more.
         """
         number = _plain_id(job_id)
-        told = slurm_text.records(self._ask(["scontrol", "--details", "show", "job", number]), "JobId")
+        told = slurm_text.records(
+            self._ask(["scontrol", "--details", "show", "job", number]), "JobId"
+        )
         own = next((record for record in told if record["JobId"] == number), {})
         return shell_exit_code(*exit_pair(own.get("DerivedExitCode", "")))
 
     def _records(self, *job_ids: str) -> list[Job]:
-        """What `scontrol show job` tells of a job, a task, or all tasks of an array (nothing if it knows none); of all.
+        """What `scontrol show job` tells of a job, a task, or all tasks of an array (nothing if it
+        knows none); of all.
 
         An answer without a record is an empty queue only where it says so.
         """
         result = self._run(["scontrol", "--details", "show", "job", *job_ids])
         words = _message(result, "scontrol")
         if result.returncode == 0:
-            found = [slurm_text.job_from_record(record) for record in slurm_text.records(result.stdout, "JobId")]
+            found = [
+                slurm_text.job_from_record(record)
+                for record in slurm_text.records(result.stdout, "JobId")
+            ]
             if not (found or job_ids or _NO_JOBS in result.stdout):
                 raise SchedulerUnreachable(words)
             return found
@@ -166,19 +201,26 @@ class SlurmScheduler:
         raise _failure(words)
 
     def nodes(self) -> tuple[Node, ...]:
-        """All nodes that are in a partition, in one call, which tells also the partitions that start nothing.
+        """All nodes that are in a partition, in one call, which tells also the partitions that
+        start nothing.
 
-        Where the table cannot be read `scontrol show nodes` is asked, which reads the same in every version, and tells
-        no partition's state.
+        Where the table cannot be read `scontrol show nodes` is asked, which reads the same in every
+        version, and tells no partition's state.
         """
-        found = self._nodes_as_table() if self._has_node_table else None
+        found = None
+        if self._has_node_table:
+            found = self._nodes_as_table()
         if found is None:
             found = slurm_text.nodes_from_scontrol(self._ask(["scontrol", "show", "nodes"]))
         return found
 
     def _nodes_as_table(self) -> tuple[Node, ...] | None:
-        result = self._run(["sinfo", "--all", "--noheader", "--Node", f"--Format={slurm_nodes.FORMAT}"])
-        found = slurm_nodes.nodes_from_table(result.stdout) if result.returncode == 0 and not result.stderr else None
+        result = self._run(
+            ["sinfo", "--all", "--noheader", "--Node", f"--Format={slurm_nodes.FORMAT}"]
+        )
+        found = None
+        if result.returncode == 0 and not result.stderr:
+            found = slurm_nodes.nodes_from_table(result.stdout)
         if found is None and _UNREACHABLE.search(_message(result, "sinfo")):
             raise SchedulerUnreachable(_message(result, "sinfo"))
         self._has_node_table = found is not None
@@ -186,7 +228,9 @@ class SlurmScheduler:
 
     def partitions(self) -> tuple[Partition, ...]:
         """All partitions, in one call."""
-        return slurm_text.partitions_from_scontrol(self._ask(["scontrol", "--all", "show", "partitions"]))
+        return slurm_text.partitions_from_scontrol(
+            self._ask(["scontrol", "--all", "show", "partitions"])
+        )
 
     def clock(self) -> float:
         """The controller's time, in seconds since the epoch."""
@@ -195,37 +239,52 @@ class SlurmScheduler:
             raise SchedulerError("scontrol show config does not say its time")
         return told
 
-    # -- what is to be ---------------------------------------------------------------------------------------------
+    # -- what is to be
+    # ---------------------------------------------------------------------------------------------
 
     def submit(self, request: BatchRequest) -> str:
         """Submit, and return the job id.
 
-        After SchedulerUnreachable the job may exist all the same: look for it by name and comment before trying again.
+        After SchedulerUnreachable the job may exist all the same: look for it by name and comment
+        before trying again.
         """
         answer = _answer(self._sbatch("--parsable", request), "sbatch").strip()
-        job_id = answer.splitlines()[-1].partition(";")[0] if answer else ""
+        job_id = ""
+        if answer:
+            job_id = answer.splitlines()[-1].partition(";")[0]
         if not job_id.isdigit():
-            raise SchedulerError(f"sbatch answered {answer!r}, not a job id: look with squeue before trying again")
+            raise SchedulerError(
+                f"sbatch answered {answer!r}, not a job id: look with squeue before trying again"
+            )
         return job_id
 
     def test(self, request: BatchRequest) -> TestResult:
-        """`sbatch --test-only`: would this request be accepted, and could it start? Submits nothing."""
+        """`sbatch --test-only`: would this request be accepted, and could it start? Submits
+        nothing.
+        """
         result = self._sbatch("--test-only", request)
         words = _message(result, "sbatch")
         if result.returncode != 0 and _UNREACHABLE.search(words):
             raise SchedulerUnreachable(words)
         accepted = result.returncode == 0
-        return TestResult(accepted, words, not accepted and _OF_THE_MOMENT.search(words) is not None)
+        return TestResult(
+            accepted, words, not accepted and _OF_THE_MOMENT.search(words) is not None
+        )
 
     def cancel(self, job_id: str) -> None:
-        """Cancel a job, an array, or one task. What has ended already, or was never there, stays as it is.
+        """Cancel a job, an array, or one task. What has ended already, or was never there, stays as
+        it is.
 
-        A task that is named by its own number, and not as ARRAY_TASK, is not found by scancel, which then says so and
-        ends with 0 (seen in 22.05): it gets its other name first.
+        A task that is named by its own number, and not as ARRAY_TASK, is not found by scancel,
+        which then says so and ends with 0 (seen in 22.05): it gets its other name first.
         """
         wanted = _plain_id(job_id)
-        found = self._job(wanted) if wanted.isdecimal() else None
-        self._ask(["scancel", wanted if found is None or found.array_id == wanted else _task_name(found)])
+        found = None
+        if wanted.isdecimal():
+            found = self._job(wanted)
+        self._ask(
+            ["scancel", wanted if found is None or found.array_id == wanted else _task_name(found)]
+        )
 
     def hold(self, job_id: str) -> None:
         """Keep a pending job or the pending tasks of an array from starting."""
@@ -238,8 +297,9 @@ class SlurmScheduler:
     def signal(self, job_id: str, signal_name: str, batch_only: bool = True) -> None:
         """Send a signal to what runs of a job. Raises SchedulerError when nothing of it runs.
 
-        While tasks of an array wait, scancel is told "try again later" although the running ones got the signal (seen
-        in 22.05), and repeats it for a minute and a half: it is stopped before the first repetition.
+        While tasks of an array wait, scancel is told "try again later" although the running ones
+        got the signal (seen in 22.05), and repeats it for a minute and a half: it is stopped before
+        the first repetition.
         """
         wanted = _plain_id(job_id)
         task = wanted.partition("_")[2]
@@ -270,11 +330,15 @@ class SlurmScheduler:
     def set_comment(self, job_id: str, comment: str) -> None:
         """Set the comment of pending work in place."""
         self._change(
-            job_id, lambda name: ["update", f"JobId={name}", f"Comment={comment}"], lambda job: job.comment == comment
+            job_id,
+            lambda name: ["update", f"JobId={name}", f"Comment={comment}"],
+            lambda job: job.comment == comment,
         )
 
     def run_after(self, job_id: str, after: str) -> None:
-        """Let pending work start only after the end of job `after` (its own number), however that ends."""
+        """Let pending work start only after the end of job `after` (its own number), however that
+        ends.
+        """
         number = _plain_id(after)
         self._change(
             job_id,
@@ -283,10 +347,11 @@ class SlurmScheduler:
         )
 
     def requeue(self, job_id: str) -> None:
-        """Put a running job back among the pending ones, whatever it was submitted with; its processes are ended.
+        """Put a running job back among the pending ones, whatever it was submitted with; its
+        processes are ended.
 
-        The last task of an array to begin has the array's own number, by which scontrol requeues every task that runs
-        (seen in 22.05): a task is named as ARRAY_TASK.
+        The last task of an array to begin has the array's own number, by which scontrol requeues
+        every task that runs (seen in 22.05): a task is named as ARRAY_TASK.
         """
         name = _plain_id(job_id)
         found = self._job(name)
@@ -295,7 +360,8 @@ class SlurmScheduler:
         self._ask(["scontrol", "update", f"JobId={name}", "Requeue=1"])
         self._ask(["scontrol", "requeue", name])
 
-    # -- how -------------------------------------------------------------------------------------------------------
+    # -- how
+    # -------------------------------------------------------------------------------------------------------
 
     def _run(self, arguments: list[str], until: str | None = None) -> CommandResult:
         return self._runner(
@@ -309,7 +375,9 @@ class SlurmScheduler:
     def _sbatch(self, mode: str, request: BatchRequest) -> CommandResult:
         if not request.working_directory.is_dir():
             # Slurm would take the job, and start it in /tmp
-            raise SchedulerError(f"the working directory {request.working_directory} does not exist: create it first")
+            raise SchedulerError(
+                f"the working directory {request.working_directory} does not exist: create it first"
+            )
         arguments = ["sbatch", mode, *sbatch_options(request)]
         return self._runner(
             arguments,
@@ -332,8 +400,9 @@ class SlurmScheduler:
     ) -> None:
         """Run scontrol with the `words` that change what is named so.
 
-        Slurm refuses "at this moment" for one task of an array, for as long as that task lives, and may have changed
-        the others, or let them start: whether it `is_so` is asked of what waits. What is not is changed by name.
+        Slurm refuses "at this moment" for one task of an array, for as long as that task lives, and
+        may have changed the others, or let them start: whether it `is_so` is asked of what waits.
+        What is not is changed by name.
         """
         name = _plain_id(job_id)
         try:
@@ -357,13 +426,19 @@ class SlurmScheduler:
         return covered(name, (job for job in records if job.state is JobState.PENDING))
 
     def _change_named(self, words: list[str]) -> None:
-        """A change of pending work; that some tasks of an array run or have ended does not spoil it."""
+        """A change of pending work; that some tasks of an array run or have ended does not spoil
+        it.
+        """
         result = self._run(["scontrol", *words])
         if result.returncode == 0:
             return
-        answers = [match["answer"] for match in map(_PER_TASK.match, result.stderr.splitlines()) if match]
+        answers = [
+            match["answer"] for match in map(_PER_TASK.match, result.stderr.splitlines()) if match
+        ]
         done = [answer for answer in answers if answer == "No error"]
-        if not done or any(answer not in done and not _HARMLESS.search(answer) for answer in answers):
+        if not done or any(
+            answer not in done and not _HARMLESS.search(answer) for answer in answers
+        ):
             raise _failure(_message(result, "scontrol"))
 
 
@@ -405,7 +480,11 @@ def _failure(words: str) -> SchedulerError:
 
 def _message(result: CommandResult, command: str) -> str:
     """What the command said of its failure, in one line, without its own name before each sentence."""
-    lines = [line.strip() for line in (result.stderr.strip() or result.stdout).splitlines() if line.strip()]
+    lines = [
+        line.strip()
+        for line in (result.stderr.strip() or result.stdout).splitlines()
+        if line.strip()
+    ]
     errors = [line for line in lines if re.search("error|fatal", line, re.IGNORECASE)] or lines
     said = [re.sub(rf"^{command}: (error: )?", "", line) for line in errors]
     unique = "; ".join(dict.fromkeys(said))

@@ -1,4 +1,6 @@
-"""Running one of Slurm's commands: with a time-out, and with an environment that does not bend its answers."""
+"""Running one of Slurm's commands: with a time-out, and with an environment that does not bend its
+answers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from trainer.contract.record import Record
 POLITE_SECONDS = 2.0  # from TERM to KILL, and for the last lines of one that has ended
 COMMAND_SECONDS = 60.0  # for one command, where its caller does not say
 # a person's defaults for the site, which a submission may take from the environment
-_SITE_DEFAULTS = {"SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_PARTITION", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT"}
+_SITE_DEFAULTS = {
+    "SBATCH_ACCOUNT",
+    "SBATCH_QOS",
+    "SBATCH_PARTITION",
+    "SBATCH_RESERVATION",
+    "SBATCH_CONSTRAINT",
+}
 _KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"} | _SITE_DEFAULTS
 _SLURM = re.compile(r"(SLURM|SLURMD|SBATCH|SQUEUE|SINFO|SCANCEL|SCONTROL|SRUN|SALLOC)_")
 
@@ -32,7 +40,9 @@ class CommandResult(Record):
 
 
 class CommandRunner(Protocol):
-    """Runs one command to its end. Raises SchedulerUnreachable when it cannot start or takes too long."""
+    """Runs one command to its end. Raises SchedulerUnreachable when it cannot start or takes too
+    long.
+    """
 
     def __call__(
         self,
@@ -44,7 +54,9 @@ class CommandRunner(Protocol):
         directory: Path | None = None,
         until: str | None = None,
     ) -> CommandResult:
-        """Run `arguments` with exactly this environment, in `directory`; stop it when its stderr says `until`."""
+        """Run `arguments` with exactly this environment, in `directory`; stop it when its stderr
+        says `until`.
+        """
 
 
 def run_command(
@@ -69,7 +81,8 @@ def run_command(
 
 
 class PatientOnce:
-    """A runner for what only betters an answer: `seconds` for one command, and after one silence no other is asked.
+    """A runner for what only betters an answer: `seconds` for one command, and after one silence no
+    other is asked.
 
     `silence`: what was not answered; "" while all was.
     """
@@ -94,9 +107,13 @@ class PatientOnce:
             raise SchedulerUnreachable(self.silence)
         try:
             return self._runner(
-                arguments, standard_input=standard_input, environment=environment,
-                timeout_seconds=min(timeout_seconds, self._seconds), directory=directory, until=until,
-            )  # fmt: skip
+                arguments,
+                standard_input=standard_input,
+                environment=environment,
+                timeout_seconds=min(timeout_seconds, self._seconds),
+                directory=directory,
+                until=until,
+            )
         except SchedulerUnreachable as error:
             self.silence = str(error)
             raise
@@ -108,13 +125,22 @@ def ask_about_site(
     runner: CommandRunner,
     timeout_seconds: float = COMMAND_SECONDS,
 ) -> CommandResult:
-    """One question, with `environment` over this process's own; times come as seconds since the epoch."""
-    variables = client_environment({**os.environ, **(environment or {})}) | {"SLURM_TIME_FORMAT": "%s"}
-    return runner(arguments, standard_input="", environment=variables, timeout_seconds=timeout_seconds)
+    """One question, with `environment` over this process's own; times come as seconds since the
+    epoch.
+    """
+    variables = client_environment({**os.environ, **(environment or {})}) | {
+        "SLURM_TIME_FORMAT": "%s"
+    }
+    return runner(
+        arguments, standard_input="", environment=variables, timeout_seconds=timeout_seconds
+    )
 
 
 def _start(
-    arguments: Sequence[str], standard_input: int, environment: Mapping[str, str], directory: Path | None
+    arguments: Sequence[str],
+    standard_input: int,
+    environment: Mapping[str, str],
+    directory: Path | None,
 ) -> subprocess.Popen[str]:
     """The started command, whose output comes through pipes. Raises SchedulerUnreachable."""
     try:
@@ -150,7 +176,8 @@ def _run_until(
     timer.start()
     said = ""
     try:
-        with suppress(BrokenPipeError), process.stdin as stream:  # one that ends early reads nothing
+        # one that ends early reads nothing
+        with suppress(BrokenPipeError), process.stdin as stream:
             stream.write(standard_input)
         for line in process.stderr:
             said += line
@@ -176,15 +203,17 @@ def follow_command(
 ) -> CommandResult:
     """Run a command whose output counts as it comes: each line of its stdout goes to `on_line`.
 
-    It is ended when its time is over, politely at first: srun then ends what it started on the nodes. `returncode` is
-    then None; `stdout` is always empty. Raises SchedulerUnreachable when it cannot start.
+    It is ended when its time is over, politely at first: srun then ends what it started on the
+    nodes. `returncode` is then None; `stdout` is always empty. Raises SchedulerUnreachable when it
+    cannot start.
     """
     process = _start(arguments, subprocess.DEVNULL, environment, directory)
     assert process.stdout is not None and process.stderr is not None
     said: list[str] = []
     streams = {process.stdout: on_line, process.stderr: said.append}
     readers = {
-        stream: threading.Thread(target=_each_line, args=(stream, use), daemon=True) for stream, use in streams.items()
+        stream: threading.Thread(target=_each_line, args=(stream, use), daemon=True)
+        for stream, use in streams.items()
     }
     for reader in readers.values():
         reader.start()
@@ -225,9 +254,10 @@ def _too_slow(command: str, seconds: float) -> SchedulerUnreachable:
 
 
 def client_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` without what would bend Slurm's answers: the variables of a surrounding job and of a person's habits.
+    """`base` without what would bend Slurm's answers: the variables of a surrounding job and of a
+    person's habits.
 
-    SQUEUE_STATES would hide jobs, SCANCEL_INTERACTIVE would wait for an answer, SLURM_NTASKS of a surrounding job
-    would reach the submitted one.
+    SQUEUE_STATES would hide jobs, SCANCEL_INTERACTIVE would wait for an answer, SLURM_NTASKS of a
+    surrounding job would reach the submitted one.
     """
     return {key: value for key, value in base.items() if not _SLURM.match(key) or key in _KEPT}

@@ -1,4 +1,6 @@
-"""Reading `sinfo --Node --Format`: in one answer all nodes, and which of their partitions start nothing. Pure."""
+"""Reading `sinfo --Node --Format`: in one answer all nodes, and which of their partitions start
+nothing. Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,18 @@ from tr11ops.cluster.node_states import state_words
 from tr11ops.cluster.slurm_text import SEPARATOR, text_value, time_stamp
 
 _FIELDS = (
-    "NodeList", "StateComplete", "PartitionName", "Available", "CPUs", "Gres", "Memory", "Features", "Reason",
-    "Timestamp", "User",
-)  # fmt: skip
+    "NodeList",
+    "StateComplete",
+    "PartitionName",
+    "Available",
+    "CPUs",
+    "Gres",
+    "Memory",
+    "Features",
+    "Reason",
+    "Timestamp",
+    "User",
+)
 # a colon without a size is "as wide as the value"; what follows it is printed behind the value
 FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in _FIELDS)
 
@@ -23,12 +34,16 @@ def _reason(reason: str, since: str, user: str) -> dict[str, Any]:
     """Why a node is as it is, since when and by whom; nothing where no reason is given."""
     if reason == "none" or not text_value(reason):
         return {}
-    by = "" if user == "Unknown" else text_value(user)
+    if user == "Unknown":
+        by = ""
+    else:
+        by = text_value(user)
     return {"reason": text_value(reason), "reason_time": time_stamp(since), "reason_user": by}
 
 
 def nodes_from_table(text: str) -> tuple[Node, ...] | None:
-    """Nodes of `sinfo --all --noheader --Node --Format=FORMAT`, which has a row for each node and partition.
+    """Nodes of `sinfo --all --noheader --Node --Format=FORMAT`, which has a row for each node and
+    partition.
 
     None where this version of Slurm prints its table otherwise.
     """
@@ -39,7 +54,9 @@ def nodes_from_table(text: str) -> tuple[Node, ...] | None:
         fields = line.split(SEPARATOR)
         if len(fields) != len(_FIELDS) or not fields[4].isdigit():
             return None
-        name, state, partition, available, cpus, gres, memory, features, reason, since, user = fields
+        name, state, partition, available, cpus, gres, memory, features, reason, since, user = (
+            fields
+        )
         node = found.get(name)
         if node is None:
             node = Node(

@@ -1,4 +1,5 @@
-"""Reading `squeue --Format`: the one answer that is quick for ten thousand jobs and tells exit codes. Pure.
+"""Reading `squeue --Format`: the one answer that is quick for ten thousand jobs and tells exit
+codes. Pure.
 
 It tells all that scontrol's records do but the excluded nodes.
 """
@@ -24,21 +25,48 @@ from tr11ops.cluster.slurm_text import (
 )
 
 _FIELDS = (
-    "JobArrayID", "JobID", "ArrayJobID", "ArrayTaskID", "Name", "UserName", "State", "Reason", "Partition", "NodeList",
-    "NumNodes", "SubmitTime", "StartTime", "EndTime", "EligibleTime", "TimeLimit", "Dependency", "exit_code",
-    "DerivedEC", "STDOUT", "WorkDir", "PriorityLong", "tres-per-node", "Comment",
-)  # fmt: skip
+    "JobArrayID",
+    "JobID",
+    "ArrayJobID",
+    "ArrayTaskID",
+    "Name",
+    "UserName",
+    "State",
+    "Reason",
+    "Partition",
+    "NodeList",
+    "NumNodes",
+    "SubmitTime",
+    "StartTime",
+    "EndTime",
+    "EligibleTime",
+    "TimeLimit",
+    "Dependency",
+    "exit_code",
+    "DerivedEC",
+    "STDOUT",
+    "WorkDir",
+    "PriorityLong",
+    "tres-per-node",
+    "Comment",
+)
 # a colon without a size is "as wide as the value"; what follows it is printed behind the value
 FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in _FIELDS)
 
 
 def jobs_from_table(text: str) -> tuple[Job, ...] | None:
-    """Jobs of `squeue --noheader --Format=FORMAT`; None where this version of Slurm prints its table otherwise.
+    """Jobs of `squeue --noheader --Format=FORMAT`; None where this version of Slurm prints its
+    table otherwise.
 
     Thousands of waiting jobs repeat the same few values: each is read once.
     """
     state_of, names_of, limit_of = cache(job_state), cache(node_names), cache(duration_seconds)
-    time_of, exit_of, value_of, place_of = cache(time_stamp), cache(_exit), cache(text_value), cache(posixpath.join)
+    time_of, exit_of, value_of, place_of = (
+        cache(time_stamp),
+        cache(_exit),
+        cache(text_value),
+        cache(posixpath.join),
+    )
     jobs = []
     for line in text.split(f"{SEPARATOR}\n"):
         if not line:
@@ -46,16 +74,23 @@ def jobs_from_table(text: str) -> tuple[Job, ...] | None:
         fields = line.split(SEPARATOR)
         if len(fields) != len(_FIELDS) or not fields[1].isdigit() or not fields[10].isdigit():
             return None
-        shown, raw_id, array, tasks, name, user, state, reason, partition, nodes, count = fields[:11]
+        shown, raw_id, array, tasks, name, user, state, reason, partition, nodes, count = fields[
+            :11
+        ]
         submitted, started, ended, eligible, limit, dependency = fields[11:17]
         code, derived, output, directory, priority, resources, comment = fields[17:]
         in_array = tasks != "N/A" and text_value(tasks) != ""
         array_id = array if in_array else None
-        task_id = int(tasks) if tasks.isdigit() else None
+        task_id = None
+        if tasks.isdigit():
+            task_id = int(tasks)
         known_state = state_of(state)
         is_over = known_state.is_final
         pattern = value_of(output)
-        exit_code, exit_signal = exit_of(code) if is_over else (None, None)
+        if is_over:
+            exit_code, exit_signal = exit_of(code)
+        else:
+            exit_code, exit_signal = (None, None)
         jobs.append(
             Job(
                 job_id=shown,
@@ -78,7 +113,9 @@ def jobs_from_table(text: str) -> tuple[Job, ...] | None:
                 derived_exit_code=shell_exit_code(*exit_of(derived)) if is_over else None,
                 comment=value_of(comment),
                 dependency=value_of(dependency),
-                pending_tasks=task_numbers(tasks) if in_array and task_id is None and not is_over else (),
+                pending_tasks=task_numbers(tasks)
+                if in_array and task_id is None and not is_over
+                else (),
                 working_directory=directory,
                 output=_output(pattern, directory, name, user, raw_id, array_id, task_id)
                 if "%" in pattern
@@ -99,12 +136,22 @@ def _exit(text: str) -> tuple[int | None, int | None]:
 
 
 def _output(
-    pattern: str, directory: str, name: str, user: str, raw_id: str, array_id: str | None, task_id: int | None
+    pattern: str,
+    directory: str,
+    name: str,
+    user: str,
+    raw_id: str,
+    array_id: str | None,
+    task_id: int | None,
 ) -> str:
-    """The file that a pattern such as "logs/%x-%A_%a.out" names; codes that say nothing here stay as they are."""
+    """The file that a pattern such as "logs/%x-%A_%a.out" names; codes that say nothing here stay
+    as they are.
+    """
     known = {"%": "%", "x": name, "u": user, "A": array_id or raw_id}
     if array_id is None:
         known |= {"j": raw_id, "a": str(NO_TASK)}
     elif task_id is not None:
         known |= {"j": raw_id, "a": str(task_id)}
-    return posixpath.join(directory, re.sub("%(.?)", lambda code: known.get(code[1], code[0]), pattern))
+    return posixpath.join(
+        directory, re.sub("%(.?)", lambda code: known.get(code[1], code[0]), pattern)
+    )

@@ -1,4 +1,6 @@
-"""Reading what `scontrol show ...` prints, and the values that all of Slurm's commands print: times, states. Pure."""
+"""Reading what `scontrol show ...` prints, and the values that all of Slurm's commands print:
+times, states. Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,18 @@ from tr11ops.cluster.node_states import state_words
 from tr11ops.cluster.passed_options import gpus_of
 
 SEPARATOR = "\x1f"
-_NO_VALUE = {"", "(null)", "N/A", "n/a", "None", "Unknown", "UNLIMITED", "NOT_SET", "INVALID", "Partition_Limit"}
+_NO_VALUE = {
+    "",
+    "(null)",
+    "N/A",
+    "n/a",
+    "None",
+    "Unknown",
+    "UNLIMITED",
+    "NOT_SET",
+    "INVALID",
+    "Partition_Limit",
+}
 
 # Slurm has more job states than tr11 needs to tell apart
 _STATES = {
@@ -52,11 +65,15 @@ def duration_seconds(text: str) -> int | None:
 
 def limit_seconds(text: str) -> int | None:
     """Seconds of a limit that is printed in whole minutes, or as D-HH:MM:SS; None for no limit."""
-    return int(text) * 60 if text.isdigit() else duration_seconds(text)
+    if text.isdigit():
+        return int(text) * 60
+    return duration_seconds(text)
 
 
 def time_stamp(text: str) -> float | None:
-    """Seconds since the epoch, from a number (SLURM_TIME_FORMAT=%s) or from local time as Slurm prints it."""
+    """Seconds since the epoch, from a number (SLURM_TIME_FORMAT=%s) or from local time as Slurm
+    prints it.
+    """
     if text.isdigit():
         return float(text) or None
     try:
@@ -66,7 +83,9 @@ def time_stamp(text: str) -> float | None:
 
 
 def node_names(text: str) -> tuple[str, ...]:
-    """Names of a host list in a reply; none for an empty value. A form we cannot read stays one name, as it is."""
+    """Names of a host list in a reply; none for an empty value. A form we cannot read stays one
+    name, as it is.
+    """
     if text.strip() in _NO_VALUE:
         return ()
     try:
@@ -77,12 +96,23 @@ def node_names(text: str) -> tuple[str, ...]:
 
 def text_value(text: str) -> str:
     """A value without Slurm's ways to say "none"."""
-    return "" if text.strip() in {"", "(null)", "N/A", "n/a"} else text.strip()
+    if text.strip() in {"", "(null)", "N/A", "n/a"}:
+        return ""
+    return text.strip()
 
 
 _WHOLE_LINES = (
-    "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Comment", "AdminComment", "SystemComment", "Reason", "OS"
-)  # fmt: skip
+    "Command",
+    "WorkDir",
+    "StdErr",
+    "StdIn",
+    "StdOut",
+    "Comment",
+    "AdminComment",
+    "SystemComment",
+    "Reason",
+    "OS",
+)
 
 
 def records(text: str, first_key: str) -> list[dict[str, str]]:
@@ -154,7 +184,9 @@ def job_from_record(record: Mapping[str, str]) -> Job:
 
 
 def gpus_per_node(resources: str) -> int:
-    """GPUs that a job asks for on each node: of "gres:gpu:8" (22.05), or "gres/gpu:a100:8"; 0 for none."""
+    """GPUs that a job asks for on each node: of "gres:gpu:8" (22.05), or "gres/gpu:a100:8"; 0 for
+    none.
+    """
     return gpus_of(resources) or 0
 
 
@@ -162,7 +194,9 @@ def full_job_id(raw_id: str, array_id: str | None, tasks: str) -> str:
     """The id as people type it: "12", "12_3", or "12_[4-10%1]" for the waiting tasks of an array."""
     if not array_id or not tasks:
         return raw_id
-    return f"{array_id}_{tasks}" if tasks.isdigit() else f"{array_id}_[{tasks}]"
+    if tasks.isdigit():
+        return f"{array_id}_{tasks}"
+    return f"{array_id}_[{tasks}]"
 
 
 def shell_exit_code(code: int | None, signal: int | None) -> int | None:
@@ -173,11 +207,15 @@ def shell_exit_code(code: int | None, signal: int | None) -> int | None:
 def exit_pair(text: str) -> tuple[int | None, int | None]:
     """Exit code and signal of "3:0"; no signal where it is 0."""
     match = re.fullmatch(r"(\d+):(\d+)", text)
-    return (int(match[1]), int(match[2]) or None) if match else (None, None)
+    if match:
+        return (int(match[1]), int(match[2]) or None)
+    return (None, None)
 
 
 def node_reason(text: str) -> dict[str, Any]:
-    """Why a node is as it is, since when and by whom, of "fan 3 [root@2026-01-01T10:00:00]"; nothing of ""."""
+    """Why a node is as it is, since when and by whom, of "fan 3 [root@2026-01-01T10:00:00]";
+    nothing of "".
+    """
     if not text:
         return {}
     found = re.fullmatch(r"(.*?)\s*\[([^@\[\]]*)@([^\]]*)\]", text, re.DOTALL)
@@ -199,7 +237,9 @@ def nodes_from_scontrol(text: str) -> tuple[Node, ...]:
             gpu_kind=gpu_kind_of(record.get("Gres", "")),
             memory_megabytes=int(record.get("RealMemory", "0")),
             partitions=tuple(filter(None, text_value(record.get("Partitions", "")).split(","))),
-            features=frozenset(filter(None, text_value(record.get("AvailableFeatures", "")).split(","))),
+            features=frozenset(
+                filter(None, text_value(record.get("AvailableFeatures", "")).split(","))
+            ),
         )
         for record in records(text, "NodeName")
     )

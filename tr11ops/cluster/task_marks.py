@@ -1,9 +1,11 @@
-"""Arrays whose tasks are runs of their own: which run a task is, written in the one comment that an array has. Pure.
+"""Arrays whose tasks are runs of their own: which run a task is, written in the one comment that an
+array has. Pure.
 
     tr11-tasks:1=TAG@MARK,2=TAG@MARK [the card's comment]
 
-A scheduler has one name and one comment for an array. Each task of such an array is shown as a job of its own, with the
-comment that its run would have had, so that it belongs to that run for every command.
+A scheduler has one name and one comment for an array. Each task of such an array is shown as a job
+of its own, with the comment that its run would have had, so that it belongs to that run for every
+command.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _MARKS = re.compile(r"tr11-tasks:(\d+=[^\s,=]+(?:,\d+=[^\s,=]+)*)(?: (.*))?", re
 
 
 def array_comment(marks: Mapping[int, str], more: str = "") -> str:
-    """The comment of an array whose task `number` is the run that `marks[number]` names: `TAG@MARK`."""
+    """The comment of an array whose task `number` is the run that `marks[number]` names:
+    `TAG@MARK`.
+    """
     named = ",".join(f"{number}={mark}" for number, mark in sorted(marks.items()))
     return f"tr11-tasks:{named}{f' {more}' if more else ''}"
 
@@ -36,7 +40,9 @@ def tasks_apart(jobs: Iterable[Job]) -> tuple[Job, ...]:
 def task_apart(job: Job) -> Job:
     """The same of one job; what stands for several of its tasks stays as it is."""
     apart = tasks_apart((job,))
-    return apart[0] if len(apart) == 1 else job
+    if len(apart) == 1:
+        return apart[0]
+    return job
 
 
 def is_cell(comment: str) -> bool:
@@ -45,16 +51,28 @@ def is_cell(comment: str) -> bool:
 
 
 def _apart(job: Job) -> Iterator[Job]:
-    match = _MARKS.fullmatch(job.comment) if job.array_id is not None else None
-    numbers = _numbers(job) if match else ()
+    match = None
+    if job.array_id is not None:
+        match = _MARKS.fullmatch(job.comment)
+    if match:
+        numbers = _numbers(job)
+    else:
+        numbers = ()
     if match is None or not numbers:
         yield job
         return
-    marks = {int(number): mark for number, _, mark in (part.partition("=") for part in match[1].split(","))}
+    marks = {
+        int(number): mark
+        for number, _, mark in (part.partition("=") for part in match[1].split(","))
+    }
     is_started = bool(job.nodes) or (job.state.is_active and len(numbers) == 1)
     for number in numbers:
         name = f"{job.array_id}_{number}"
-        words = (f"{COMMENT_PREFIX}{marks[number]}", CELL, match[2]) if number in marks else (job.comment,)
+        words = (
+            (f"{COMMENT_PREFIX}{marks[number]}", CELL, match[2])
+            if number in marks
+            else (job.comment,)
+        )
         yield replace(
             job,
             job_id=name,

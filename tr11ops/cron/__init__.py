@@ -1,1 +1,3 @@
-"""The periodic jobs: when each is due, one round of one of them, and the four ways to have them run."""
+"""The periodic jobs: when each is due, one round of one of them, and the four ways to have them
+run.
+"""

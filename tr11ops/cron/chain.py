@@ -4,8 +4,9 @@ A chain is a token. Each of its jobs, a link, carries token and due time in its 
 
     tr11-cron:hourly:TOKEN:DUE@MARK
 
-Only the token of the newest claim on the chain (`claims.py`) may go on: a link of any other leaves at once. So two
-chains become one however they came to be, and an install that finds a living link changes nothing.
+Only the token of the newest claim on the chain (`claims.py`) may go on: a link of any other leaves
+at once. So two chains become one however they came to be, and an install that finds a living link
+changes nothing.
 """
 
 from __future__ import annotations
@@ -41,11 +42,15 @@ T = TypeVar("T")
 LOOKUPS = 5
 LOOKUP_PAUSE_SECONDS = 2.0
 INSTALL_SECONDS = 300.0  # how long an install on another host may take before its claim is doubted
-_COMMENT = re.compile(r"tr11-cron:(hourly|daily):([0-9a-f]{8}):(\d{1,15})@([0-9a-f]{12})(?![0-9a-f])")
+_COMMENT = re.compile(
+    r"tr11-cron:(hourly|daily):([0-9a-f]{8}):(\d{1,15})@([0-9a-f]{12})(?![0-9a-f])"
+)
 
 
 class Link(Record):
-    """One job of a chain that is not over. `due` is the point of the schedule that it is for (epoch seconds)."""
+    """One job of a chain that is not over. `due` is the point of the schedule that it is for (epoch
+    seconds).
+    """
 
     token: str
     due: int
@@ -82,10 +87,14 @@ class ChainContext(Record):
     @property
     def time_limit_seconds(self) -> int:
         section = self.invocation.card.cron
-        return parse_time_limit(section.hourly_time_limit if self.name == "hourly" else section.daily_time_limit)
+        return parse_time_limit(
+            section.hourly_time_limit if self.name == "hourly" else section.daily_time_limit
+        )
 
     def links(self) -> tuple[Link, ...]:
-        """Links of this chain, of any token, that are not over, by due time. Raises SchedulerUnreachable."""
+        """Links of this chain, of any token, that are not over, by due time. Raises
+        SchedulerUnreachable.
+        """
         return links_of(self.scheduler.jobs(), self.directory.mark, self.name)
 
 
@@ -96,39 +105,63 @@ def comment_of(directory: RunDirectory, chain: str, token: str, due: int) -> str
 
 
 def links_of(jobs: Iterable[Job], mark: str, chain: str) -> tuple[Link, ...]:
-    """The links of one run's chain among all jobs that the scheduler knows, less those that are over."""
+    """The links of one run's chain among all jobs that the scheduler knows, less those that are
+    over.
+    """
     found = []
     for job in jobs:
         match = _COMMENT.search(job.comment)
-        if match and match[1] == chain and match[4] == mark and not job.state.is_final and job.raw_id.isdigit():
+        if (
+            match
+            and match[1] == chain
+            and match[4] == mark
+            and not job.state.is_final
+            and job.raw_id.isdigit()
+        ):
             found.append(Link(match[2], int(match[3]), job))
     return tuple(sorted(found, key=lambda link: (link.due, link.number)))
 
 
 def due_after(schedule: Schedule, due: int, now: float) -> int:
-    """The point for which the next link is queued: the first that lies behind this one's and is not over.
+    """The point for which the next link is queued: the first that lies behind this one's and is not
+    over.
 
     A due time far in the future means that the clock was set back; the clock is then believed.
     """
-    latest = now if due > now + TOLERANCE_SECONDS else max(due, now)
+    if due > now + TOLERANCE_SECONDS:
+        latest = now
+    else:
+        latest = max(due, now)
     return round(schedule.after(latest + slack(schedule)))
 
 
 def is_living(link: Link, token: str, schedule: Schedule, now: float) -> bool:
-    """Whether a link carries its chain on: of the chain's own token, and not waiting for a time of another clock."""
+    """Whether a link carries its chain on: of the chain's own token, and not waiting for a time of
+    another clock.
+    """
     return link.token == token and link.due <= now + schedule.period_seconds + TOLERANCE_SECONDS
 
 
 def must_leave(links: Iterable[Link], token: str, due: int, number: int) -> Link | None:
-    """The link that stands for the same point and was there first; two come when sbatch's answer was lost."""
-    return next((link for link in links if link.token == token and link.due == due and link.number < number), None)
+    """The link that stands for the same point and was there first; two come when sbatch's answer
+    was lost.
+    """
+    return next(
+        (
+            link
+            for link in links
+            if link.token == token and link.due == due and link.number < number
+        ),
+        None,
+    )
 
 
 # ----------------------------------------------------------------------------- queueing a link
 def _request(context: ChainContext, token: str, due: int, begin: float | None) -> BatchRequest:
     section = context.invocation.card.cron
     folder = cron_folder(context.directory) / "slurm"
-    if cron_folder(context.directory).is_dir():  # else the run directory is not mounted: nothing is made in its place
+    # else the run directory is not mounted: nothing is made in its place
+    if cron_folder(context.directory).is_dir():
         with suppress(OSError):  # then its output is lost, and nothing else
             make_shared(folder)
     words = ("cron", "link", context.name, "--token", token, "--due", str(due), *context.words)
@@ -137,7 +170,8 @@ def _request(context: ChainContext, token: str, due: int, begin: float | None) -
         name=context.job_name,
         nodes=1,
         time_limit_seconds=context.time_limit_seconds,
-        output="/dev/null",  # the script opens its own: Slurm ends a job whose output cannot be opened
+        # the script opens its own: Slurm ends a job whose output cannot be opened
+        output="/dev/null",
         working_directory=context.invocation.folder,
         partition=section.partition or context.placement.partition,
         account=section.account,
@@ -151,15 +185,20 @@ def _request(context: ChainContext, token: str, due: int, begin: float | None) -
     )
     return replace(
         request,
-        script=link_script(context.invocation, context.name, request, context.invocation.command(words), folder),
+        script=link_script(
+            context.invocation, context.name, request, context.invocation.command(words), folder
+        ),
     )
 
 
-def queue_link(context: ChainContext, token: str, due: int, begin: float | None, by: str = "") -> str:
-    """Queue the link for a point unless it is there; returns its number. `by` is the link that queues it.
+def queue_link(
+    context: ChainContext, token: str, due: int, begin: float | None, by: str = ""
+) -> str:
+    """Queue the link for a point unless it is there; returns its number. `by` is the link that
+    queues it.
 
-    Raises SchedulerUnreachable when that cannot be known: the answer was lost and the job is not found, but may come.
-    Raises SchedulerError with the scheduler's reason, OSError.
+    Raises SchedulerUnreachable when that cannot be known: the answer was lost and the job is not
+    found, but may come. Raises SchedulerError with the scheduler's reason, OSError.
     """
     found = _find(context, token, due, by)
     if found is not None:
@@ -174,7 +213,9 @@ def queue_link(context: ChainContext, token: str, due: int, begin: float | None,
 
 
 def find_lost(find: Callable[[], T | None], pause: Callable[[float], None]) -> T | None:
-    """What `find` finds of a submission whose answer was lost: it may have been taken all the same. None: nothing."""
+    """What `find` finds of a submission whose answer was lost: it may have been taken all the same.
+    None: nothing.
+    """
     for _ in range(LOOKUPS):
         pause(LOOKUP_PAUSE_SECONDS)
         with suppress(SchedulerUnreachable):
@@ -185,7 +226,9 @@ def find_lost(find: Callable[[], T | None], pause: Callable[[float], None]) -> T
 
 
 def _find(context: ChainContext, token: str, due: int, but: str) -> str | None:
-    numbers = (link.job.raw_id for link in context.links() if (link.token, link.due) == (token, due))
+    numbers = (
+        link.job.raw_id for link in context.links() if (link.token, link.due) == (token, due)
+    )
     return next((number for number in numbers if number != but), None)
 
 
@@ -195,7 +238,9 @@ def _record(context: ChainContext, number: str, due: int) -> None:
 
 # ----------------------------------------------------------------------------- install and remove
 class Installed(Record):
-    """`is_new` is False when a living chain was found, and nothing was changed but, at most, its record."""
+    """`is_new` is False when a living chain was found, and nothing was changed but, at most, its
+    record.
+    """
 
     job_id: str
     due: int
@@ -211,16 +256,24 @@ def install(context: ChainContext) -> Installed:
     for _ in range(LOOKUPS):
         newest, links, now = context.claims.newest(), context.links(), context.clock()
         if newest is not None and newest.held:
-            living = [link for link in links if is_living(link, newest.token, context.schedule, now)]
+            living = [
+                link for link in links if is_living(link, newest.token, context.schedule, now)
+            ]
             if living:
                 last = living[-1]
                 _record(context, last.job.raw_id, last.due)
                 return Installed(last.job.raw_id, last.due, is_new=False)
-            if newest.is_living(now) and not newest.data.get("queued") and newest.process.pid != os.getpid():
+            if (
+                newest.is_living(now)
+                and not newest.data.get("queued")
+                and newest.process.pid != os.getpid()
+            ):
                 busy = f"{newest} installs the {context.name} chain at this moment: look again in a minute"
                 context.pause(LOOKUP_PAUSE_SECONDS)
                 continue
-        mine = context.claims.take(Claim.of_this_process(now, INSTALL_SECONDS, secrets.token_hex(4)), newest)
+        mine = context.claims.take(
+            Claim.of_this_process(now, INSTALL_SECONDS, secrets.token_hex(4)), newest
+        )
         if mine is not None:
             return _start(context, mine, links)
     raise ChainBusy(busy)
@@ -233,7 +286,8 @@ def _start(context: ChainContext, mine: Claim, old: tuple[Link, ...]) -> Install
     try:
         number = queue_link(context, mine.token, due, None)
     except SchedulerUnreachable:
-        raise  # the job may exist: the claim stands, and anyone who installs next finds it, or replaces it
+        # the job may exist: the claim stands, and anyone who installs next finds it, or replaces it
+        raise
     except BaseException:
         context.claims.release(mine)
         raise
@@ -243,16 +297,20 @@ def _start(context: ChainContext, mine: Claim, old: tuple[Link, ...]) -> Install
 
 
 def remove(context: ChainContext) -> tuple[str, ...]:
-    """End the chain: its queued jobs are cancelled, a running one leaves after its round. Returns the cancelled jobs.
+    """End the chain: its queued jobs are cancelled, a running one leaves after its round. Returns
+    the cancelled jobs.
 
-    Raises SchedulerUnreachable when its jobs cannot be known; they then leave when they begin. Raises OSError.
+    Raises SchedulerUnreachable when its jobs cannot be known; they then leave when they begin.
+    Raises OSError.
     """
     for _ in range(LOOKUPS):
         newest = context.claims.newest()
         if newest is None or not newest.held:
             break
         gone: dict[str, Any] = {"removed": True}
-        if context.claims.take(replace(Claim.of_this_process(context.clock(), 0.0, **gone), held=False), newest):
+        if context.claims.take(
+            replace(Claim.of_this_process(context.clock(), 0.0, **gone), held=False), newest
+        ):
             break
     chain_file(context.directory, context.name).unlink(missing_ok=True)
     waiting = [link for link in context.links() if not link.job.state.is_active]
@@ -263,16 +321,21 @@ def _cancel(context: ChainContext, number: str) -> bool:
     try:
         context.scheduler.cancel(number)
     except SchedulerError as error:
-        context.say(f"job {number} could not be cancelled ({cause(error)}): it leaves when it begins")
+        context.say(
+            f"job {number} could not be cancelled ({cause(error)}): it leaves when it begins"
+        )
         return False
     return True
 
 
-# ----------------------------------------------------------------------------- what a link does first
+# ----------------------------------------------------------------------------- what a link does
+# first
 class Begun(Record):
-    """`leave` says why this link must leave at once, "" when it goes on; `owed`: the next link is not queued yet.
+    """`leave` says why this link must leave at once, "" when it goes on; `owed`: the next link is
+    not queued yet.
 
-    `unseen` says why the run directory seen here is not the one in which the chain was installed, "" where it is.
+    `unseen` says why the run directory seen here is not the one in which the chain was installed,
+    "" where it is.
     """
 
     leave: str = ""
@@ -283,7 +346,8 @@ class Begun(Record):
 
 
 def begin_link(context: ChainContext, token: str, due: int, number: str) -> Begun:
-    """Queue the next link, before anything else can fail. Never raises for a scheduler that is silent or refuses.
+    """Queue the next link, before anything else can fail. Never raises for a scheduler that is
+    silent or refuses.
 
     Where the run directory is not mounted the chain goes on, and nothing is made in its place.
     """
@@ -335,6 +399,9 @@ def _why_leave(context: ChainContext, token: str) -> str:
     except OSError as error:
         context.say(f"whether this chain still counts is unknown, it goes on: {cause(error)}")
         return ""
-    if newest is None or newest.token in {token, ""}:  # None: not this directory; "": a claim that cannot be read
+    # None: not this directory; "": a claim that cannot be read
+    if newest is None or newest.token in {token, ""}:
         return ""
-    return f"{newest} has installed another chain" if newest.held else "this chain was removed"
+    if newest.held:
+        return f"{newest} has installed another chain"
+    return "this chain was removed"

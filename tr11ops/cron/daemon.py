@@ -1,7 +1,8 @@
-"""The periodic jobs in the foreground, until a signal ends it: APScheduler gives the threads and the waiting.
+"""The periodic jobs in the foreground, until a signal ends it: APScheduler gives the threads and
+the waiting.
 
-What was run when is in the records of the jobs, not in the daemon: a new one goes on where the last one was killed, and
-two of them start each round once.
+What was run when is in the records of the jobs, not in the daemon: a new one goes on where the last
+one was killed, and two of them start each round once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ AGAIN_SECONDS = 60.0  # after a record that could not be read
 
 
 class RecordTrigger(BaseTrigger):  # type: ignore[misc]
-    """Fires when a job's own record says that it is due, then at each point of its schedule. Missed points are one."""
+    """Fires when a job's own record says that it is due, then at each point of its schedule. Missed
+    points are one.
+    """
 
     def __init__(self, schedule: Schedule, started: Callable[[], float | None]):
         self._schedule = schedule
@@ -48,7 +51,9 @@ class RecordTrigger(BaseTrigger):  # type: ignore[misc]
 
 
 class Daemon:
-    """The jobs of one run, each in a thread of its own when it is due. `reload` gives others when the card changed."""
+    """The jobs of one run, each in a thread of its own when it is due. `reload` gives others when
+    the card changed.
+    """
 
     def __init__(
         self,
@@ -85,7 +90,9 @@ class Daemon:
                 if changed is not None or abs(now - offset) > JUMP_SECONDS:
                     # the scheduler waits for times of the old clock, which may be hours away
                     self._jobs = self._jobs if changed is None else changed
-                    self._say("the card has changed" if changed is not None else "the clock was set")
+                    self._say(
+                        "the card has changed" if changed is not None else "the clock was set"
+                    )
                     self._schedule_all()
                 offset = now
         finally:

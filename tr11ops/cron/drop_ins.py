@@ -2,9 +2,9 @@
 
     RUN DIRECTORY/cron.hourly/*.slurm     CARD'S FOLDER/cron.hourly/*.slurm     and cron.daily in both
 
-Of two of one name the run directory's counts. A script runs in the name of the user who has the rounds run, so it must
-be theirs alone to change, and so must its folder: run directories are often a group's. Those that tr11 ships
-(`tr11-pulse.slurm`) name jobs of the table, and are left out here.
+Of two of one name the run directory's counts. A script runs in the name of the user who has the
+rounds run, so it must be theirs alone to change, and so must its folder: run directories are often
+a group's. Those that tr11 ships (`tr11-pulse.slurm`) name jobs of the table, and are left out here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ def every_job(card: RunCard, directory: RunDirectory, card_folder: Path) -> tupl
     """The jobs of the table, then the scripts. Raises CardError as `table` does."""
     jobs = table(card)
     taken = {job.name for job in jobs}
-    found = {job.name: job for job in drop_ins(card, (card_folder, directory.root)) if job.name not in taken}
+    found = {
+        job.name: job
+        for job in drop_ins(card, (card_folder, directory.root))
+        if job.name not in taken
+    }
     return (*jobs, *found.values())
 
 
@@ -51,14 +55,18 @@ def drop_ins(card: RunCard, roots: Iterable[Path]) -> tuple[PeriodicJob, ...]:
 def script_command(script: Path) -> list[str]:
     """How sbatch would run it: by the interpreter that its first line names, else by bash.
 
-    Raises ValueError for a script that must not be run, though it was asked for by name, and for an odd first line.
+    Raises ValueError for a script that must not be run, though it was asked for by name, and for an
+    odd first line.
     """
     fault = _folder_fault(script.parent) or _fault(script)
     if fault:
         raise ValueError(fault)
     first = _head(script).partition("\n")[0]
     try:
-        words = shlex.split(first[2:]) if first.startswith("#!") else []
+        if first.startswith("#!"):
+            words = shlex.split(first[2:])
+        else:
+            words = []
     except ValueError as error:
         raise ValueError(f"the first line of {script} is no command: {error}") from None
     return [*(words or ["/bin/bash"]), str(script)]
@@ -69,13 +77,20 @@ def _scripts(folder: Path) -> list[Path]:
         names = sorted(os.listdir(folder))  # noqa: PTH208  a name is enough
     except OSError:
         return []
-    return [folder / name for name in names if name.endswith(SUFFIX) and not name.startswith((".", SHIPPED))]
+    return [
+        folder / name
+        for name in names
+        if name.endswith(SUFFIX) and not name.startswith((".", SHIPPED))
+    ]
 
 
 def _job(card: RunCard, path: Path, chain: ChainName, unwanted: str) -> PeriodicJob:
     limit = card.cron.hourly_time_limit if chain == "hourly" else card.cron.daily_time_limit
     seconds = parse_time_limit(limit)
-    asked = None if unwanted else _TIME.search(_head(path))
+    if unwanted:
+        asked = None
+    else:
+        asked = _TIME.search(_head(path))
     if asked:
         try:
             seconds = parse_time_limit(asked[1])
@@ -83,22 +98,32 @@ def _job(card: RunCard, path: Path, chain: ChainName, unwanted: str) -> Periodic
             unwanted = f"#SBATCH --time of {path} is no time limit"
     schedule = Every(3600) if chain == "hourly" else daily(card, card.cron.daily_time)
     job = PeriodicJob(
-        _name(path), (), schedule, seconds, f"your script {path}", answers=frozenset({0}), chain=chain,
-        unwanted=unwanted, script=path,
-    )  # fmt: skip
+        _name(path),
+        (),
+        schedule,
+        seconds,
+        f"your script {path}",
+        answers=frozenset({0}),
+        chain=chain,
+        unwanted=unwanted,
+        script=path,
+    )
     return unless_skipped(job, card.cron.skip)
 
 
 def _name(path: Path) -> str:
     """A name that a record can have: `My Job_2.slurm` is my-job-2."""
     text = re.sub(r"[^a-z0-9]+", "-", path.name.removesuffix(SUFFIX).lower()).strip("-") or "script"
-    return (text if text[0].isalpha() and not text.startswith("chain-") else f"script-{text}")[:64].rstrip("-")
+    return (text if text[0].isalpha() and not text.startswith("chain-") else f"script-{text}")[
+        :64
+    ].rstrip("-")
 
 
 def _folder_fault(folder: Path) -> str:
     """Why no script of a folder is run, and what to type; "" when its scripts may be.
 
-    Who can change a folder decides which script lies in it, and may put another user's private file there by a link.
+    Who can change a folder decides which script lies in it, and may put another user's private file
+    there by a link.
     """
     try:
         status = folder.lstat()

@@ -1,4 +1,6 @@
-"""One look at the periodic jobs of a run: their records, their claims, and the queue where a chain is installed."""
+"""One look at the periodic jobs of a run: their records, their claims, and the queue where a chain
+is installed.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +29,32 @@ def look(
 ) -> CronView:
     """What is on record, judged. The scheduler is asked, once, only where a chain is installed.
 
-    `in_table` says whether this machine's cron has the run's lines; it is asked only where no job ever ran.
+    `in_table` says whether this machine's cron has the run's lines; it is asked only where no job
+    ever ran.
     """
     states, chains = read_jobs(directory), read_chains(directory)
     local = existing_fallback(directory)
     names = [chain.name for chain in known(chains, ())]
-    living = {state.name: _lives(directory, state.name, now) for state in known(states, ()) if state.is_running}
+    living = {
+        state.name: _lives(directory, state.name, now)
+        for state in known(states, ())
+        if state.is_running
+    }
     return view(
         jobs,
         states,
         chains,
         _links(directory, names, open_scheduler) if names else {},
-        {"hourly": chain_schedule(card, jobs, "hourly"), "daily": chain_schedule(card, jobs, "daily")},
+        {
+            "hourly": chain_schedule(card, jobs, "hourly"),
+            "daily": chain_schedule(card, jobs, "daily"),
+        },
         living,
         now,
         is_installed=states == () and in_table(),
-        fallback=str(local.root) if local is not None and (local.paths.state / "cron").is_dir() else "",
+        fallback=str(local.root)
+        if local is not None and (local.paths.state / "cron").is_dir()
+        else "",
     )
 
 
@@ -66,5 +78,7 @@ def _links(
             found[name] = claim
         else:
             links = links_of(jobs, directory.mark, name)
-            found[name] = tuple(link for link in links if isinstance(claim, Claim) and link.token == claim.token)
+            found[name] = tuple(
+                link for link in links if isinstance(claim, Claim) and link.token == claim.token
+            )
     return found

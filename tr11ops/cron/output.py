@@ -17,7 +17,9 @@ LONGEST_LINE = 200
 
 
 class RoundOutput:
-    """The output of one round: kept in the job's log, its end in memory. A log that cannot be written stops no job."""
+    """The output of one round: kept in the job's log, its end in memory. A log that cannot be
+    written stops no job.
+    """
 
     def __init__(self, path: Path, title: str):
         self.fault = ""
@@ -37,7 +39,9 @@ class RoundOutput:
         self._append(f"== {title}\n".encode("utf-8", "replace"))
 
     def feed(self, data: bytes) -> None:
-        """Take what the job has just written. What comes after `close`, from a process that escaped, is dropped."""
+        """Take what the job has just written. What comes after `close`, from a process that
+        escaped, is dropped.
+        """
         if self._is_closed:
             return
         self._tail = (self._tail + data)[-TAIL_BYTES:]
@@ -55,12 +59,17 @@ class RoundOutput:
             self._append(b"\n" if not self._is_at_line_start else b"")
             self._append(f"... {lost} bytes left out ...\n".encode() if lost > 0 else b"")
             self._append(self._tail[-self._dropped :])
-        self._append((b"" if self._is_at_line_start else b"\n") + f"-- {word}\n".encode("utf-8", "replace"))
+        self._append(
+            (b"" if self._is_at_line_start else b"\n") + f"-- {word}\n".encode("utf-8", "replace")
+        )
 
     def lines(self) -> list[str]:
         """The last lines that the job wrote, without what a terminal would obey."""
         text = self._tail.decode("utf-8", "replace")
-        found = ("".join(c if c.isprintable() else " " for c in line).strip() for line in text.splitlines())
+        found = (
+            "".join(c if c.isprintable() else " " for c in line).strip()
+            for line in text.splitlines()
+        )
         return [line[:LONGEST_LINE] for line in found if line]
 
     def _append(self, data: bytes) -> None:

@@ -1,4 +1,6 @@
-"""One round of one periodic job: claimed, on record before and after, ended in time, its output kept."""
+"""One round of one periodic job: claimed, on record before and after, ended in time, its output
+kept.
+"""
 
 from __future__ import annotations
 
@@ -41,23 +43,31 @@ from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
-# One child process: it starts only when its claim names it, its output is taken as it comes, and it ends in time.
+# One child process: it starts only when its claim names it, its output is taken as it comes, and it
+# ends in time.
 
 Ending: TypeAlias = Literal["by itself", "time", "asked"]
 GRACE_SECONDS = 10.0  # between TERM and KILL
 DRAIN_SECONDS = 5.0  # for output of what the child left behind
 LOOK_SECONDS = 0.05
 
-# The child waits for a line before it becomes the command. If who started it dies before the claim names the child, the
-# line never comes, and the child leaves: no job can run that no claim knows of.
+# The child waits for a line before it becomes the command. If who started it dies before the claim
+# names the child, the line never comes, and the child leaves: no job can run that no claim knows
+# of.
 _GATE = 'read -r go || exit 125; exec "$@" </dev/null'
 
 
 class Child:
-    """A command in a process group of its own, not started before `go`. Raises OSError when it cannot be made."""
+    """A command in a process group of its own, not started before `go`. Raises OSError when it
+    cannot be made.
+    """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], folder: Path, feed: Callable[[bytes], None]
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        feed: Callable[[bytes], None],
     ):
         self._feed = feed
         self._process = subprocess.Popen(
@@ -86,7 +96,8 @@ class Child:
     def wait(self, seconds: float, must_end: Callable[[], bool]) -> tuple[int, Ending]:
         """Wait for the end, at most so long, or until `must_end`; it is then made to end.
 
-        Returns the exit code, below 0 for a signal, and how it came to its end. Nothing of its group is left.
+        Returns the exit code, below 0 for a signal, and how it came to its end. Nothing of its
+        group is left.
         """
         ending: Ending = "by itself"
         deadline = time.monotonic() + seconds
@@ -96,7 +107,8 @@ class Child:
                 ending = "time" if is_late else "asked"
                 self._end()
             time.sleep(LOOK_SECONDS)
-        _signal_group(self.pid, signal.SIGKILL)  # what it left behind; its number is free only when it is reaped
+        # what it left behind; its number is free only when it is reaped
+        _signal_group(self.pid, signal.SIGKILL)
         code = self._process.wait()
         self._pump.join(DRAIN_SECONDS)
         return code, ending
@@ -149,7 +161,12 @@ CLAIM_MARGIN_SECONDS = 120.0  # a claim outlives the time-out of its job by this
 OWN_ERROR = "tr11: an error of tr11 itself"
 TRACEBACK = "Traceback (most recent call last)"
 SAID_BY_TR11 = "tr11: "
-FILE_ERRORS = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.ESTALE)))
+FILE_ERRORS = tuple(
+    map(
+        os.strerror,
+        (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.ESTALE),
+    )
+)
 WAYS = ("slurm", "crontab", "scrontab")  # what `tr11 cron install` makes
 BY_HAND = ("hand", "once")  # rounds in between, which do not change what runs the job regularly
 SHOWN_LINES = 20
@@ -158,7 +175,8 @@ ENTRY = "from tr11ops.cli.main import run; run()"
 
 
 class CronRound(Record):
-    """What came of one start. `state` is what is on record after it, `why` explains all that is not "ran".
+    """What came of one start. `state` is what is on record after it, `why` explains all that is not
+    "ran".
 
     `lines` are the last that the job wrote.
     """
@@ -172,17 +190,23 @@ class CronRound(Record):
     @property
     def line(self) -> str:
         """The round in one line."""
-        code = self.state.exit_code if self.result == "ran" and self.state else None
-        shown = f" (exit code {code})" if code else ""
+        code = None
+        if self.result == "ran" and self.state:
+            code = self.state.exit_code
+        shown = ""
+        if code:
+            shown = f" (exit code {code})"
         return f"{self.name}: {self.result}{shown}" + (f": {self.why}" if self.why else "")
 
 
 class CronContext(Record):
-    """Where and how rounds run: `command` gives the whole command line of a job, `folder` is where it is typed.
+    """Where and how rounds run: `command` gives the whole command line of a job, `folder` is where
+    it is typed.
 
-    `must_end` turns true when a running job has to be ended, `seconds_left` is how long this process may go on.
-    `fallback` is where claims and records go while the run directory cannot be written. `why_not_there` says why what
-    is seen in its place is not it; "" where it is: nothing is made there then.
+    `must_end` turns true when a running job has to be ended, `seconds_left` is how long this
+    process may go on. `fallback` is where claims and records go while the run directory cannot be
+    written. `why_not_there` says why what is seen in its place is not it; "" where it is: nothing
+    is made there then.
     """
 
     directory: RunDirectory
@@ -215,13 +239,18 @@ def child_environment(base: Mapping[str, str]) -> dict[str, str]:
     root, path = code_root(), base.get("PYTHONPATH", "")
     found = {**base, "PYTHONUNBUFFERED": "1"}
     if root is not None and str(root) not in path.split(":"):
-        found["PYTHONPATH"] = f"{root}:{path}" if path else str(root)
+        if path:
+            found["PYTHONPATH"] = f"{root}:{path}"
+        else:
+            found["PYTHONPATH"] = str(root)
     return found
 
 
 # ----------------------------------------------------------------------------- which are due
 def last_starts(directory: RunDirectory, jobs: Iterable[PeriodicJob]) -> dict[str, float]:
-    """When each job last started. Raises OSError when a record cannot be read; one that is garbage counts as none."""
+    """When each job last started. Raises OSError when a record cannot be read; one that is garbage
+    counts as none.
+    """
     found = {job.name: _read_last(directory, job.name) for job in jobs}
     return {name: state.started for name, state in found.items() if state is not None}
 
@@ -240,15 +269,21 @@ def run_due(context: CronContext, jobs: tuple[PeriodicJob, ...]) -> tuple[CronRo
 
 
 def _last(context: CronContext, name: str) -> PeriodicJobState | None:
-    """The last round, wherever it is on record. Raises OSError, but not where the fallback stands in for it."""
+    """The last round, wherever it is on record. Raises OSError, but not where the fallback stands
+    in for it.
+    """
     if context.fallback is None:
         return _read_last(context.directory, name)
     in_directory = known(observed(lambda: _read_last(context.directory, name)), None)
-    return later(in_directory, known(observed(lambda: fallback_round(context.directory, name)), None))
+    return later(
+        in_directory, known(observed(lambda: fallback_round(context.directory, name)), None)
+    )
 
 
 def _read_last(directory: RunDirectory, name: str) -> PeriodicJobState | None:
-    """The last round. Raises OSError. A file that holds no record is replaced by the next round, so it is as none."""
+    """The last round. Raises OSError. A file that holds no record is replaced by the next round, so
+    it is as none.
+    """
     state = read_job(directory, name)
     if not isinstance(state, Unknown):
         return state
@@ -261,11 +296,13 @@ def _read_last(directory: RunDirectory, name: str) -> PeriodicJobState | None:
 
 # ----------------------------------------------------------------------------- one round
 def run_job(context: CronContext, job: PeriodicJob, forced: bool = False) -> CronRound:
-    """Run a job if it is due (or `forced`), unless it runs already. Never raises for what the job does.
+    """Run a job if it is due (or `forced`), unless it runs already. Never raises for what the job
+    does.
 
-    A round is started at most once: anyone who is killed in the middle of it leaves a record that says so, and the next
-    round is the next point of the schedule. Where that cannot be recorded in the run directory, what watches is claimed
-    and recorded in this machine's fallback directory: once for each host.
+    A round is started at most once: anyone who is killed in the middle of it leaves a record that
+    says so, and the next round is the next point of the schedule. Where that cannot be recorded in
+    the run directory, what watches is claimed and recorded in this machine's fallback directory:
+    once for each host.
     """
     lack = context.why_not_there()
     if lack:
@@ -273,11 +310,15 @@ def run_job(context: CronContext, job: PeriodicJob, forced: bool = False) -> Cro
     try:
         return _run_if_due(context, job, forced)
     except OSError as error:
-        return _run_elsewhere(context, job, forced, f"the run directory cannot be written ({cause(error)})")
+        return _run_elsewhere(
+            context, job, forced, f"the run directory cannot be written ({cause(error)})"
+        )
 
 
 def _run_elsewhere(context: CronContext, job: PeriodicJob, forced: bool, lack: str) -> CronRound:
-    """A round where the run directory takes no record, by reason of `lack`: what watches is recorded here."""
+    """A round where the run directory takes no record, by reason of `lack`: what watches is
+    recorded here.
+    """
     why = f"nothing is run that cannot be recorded: {lack}"
     if not job.watches:
         return CronRound(job.name, "not recorded", why)
@@ -296,7 +337,9 @@ def _run_if_due(context: CronContext, job: PeriodicJob, forced: bool) -> CronRou
         return CronRound(job.name, "not due")
     seconds = min(job.timeout_seconds, context.seconds_left())
     if seconds < min(job.timeout_seconds, 60):
-        return CronRound(job.name, "no time", f"{duration(seconds)} left here, left for the next round")
+        return CronRound(
+            job.name, "no time", f"{duration(seconds)} left here, left for the next round"
+        )
     return _claimed(context, job, seconds, forced)
 
 
@@ -305,7 +348,9 @@ def _claimed(context: CronContext, job: PeriodicJob, seconds: float, forced: boo
     before = folder.newest()
     if before is not None and before.is_living(context.clock()):
         return _skip(context, job, before)
-    mine = folder.take(Claim.of_this_process(context.clock(), seconds + CLAIM_MARGIN_SECONDS), before)
+    mine = folder.take(
+        Claim.of_this_process(context.clock(), seconds + CLAIM_MARGIN_SECONDS), before
+    )
     if mine is None:
         return _skip(context, job, folder.newest())
     try:
@@ -325,13 +370,20 @@ def _is_due(context: CronContext, job: PeriodicJob) -> bool:
 
 
 def _skip(context: CronContext, job: PeriodicJob, owner: Claim | None) -> CronRound:
-    why = f"it runs already, by {owner}, since {stamp(owner.time)}" if owner else "someone else has just started it"
-    output = RoundOutput(_log(context, job), f"{stamp(context.clock())} {job.name} not started by {context.way}")
+    if owner:
+        why = f"it runs already, by {owner}, since {stamp(owner.time)}"
+    else:
+        why = "someone else has just started it"
+    output = RoundOutput(
+        _log(context, job), f"{stamp(context.clock())} {job.name} not started by {context.way}"
+    )
     output.close(why)
     return CronRound(job.name, "running", why)
 
 
-def _run(context: CronContext, job: PeriodicJob, seconds: float, folder: ClaimFolder, mine: Claim) -> CronRound:
+def _run(
+    context: CronContext, job: PeriodicJob, seconds: float, folder: ClaimFolder, mine: Claim
+) -> CronRound:
     last = _last(context, job.name)
     failures = last.failures_in_a_row if last else 0
     now = context.clock()
@@ -348,13 +400,17 @@ def _run(context: CronContext, job: PeriodicJob, seconds: float, folder: ClaimFo
         failures_in_a_row=failures + (1 if last is not None and last.is_running else 0),
         next_due=next_due(job.schedule, now, now),
     )
-    output = RoundOutput(_log(context, job), f"{stamp(now)} {job.name} by {context.way} on {mine.host}")
+    output = RoundOutput(
+        _log(context, job), f"{stamp(now)} {job.name} by {context.way} on {mine.host}"
+    )
     write_job(context.records, began)
     steady = time.monotonic()
     try:
         child = Child(context.command(job), context.environment, context.folder, output.feed)
     except (OSError, ValueError) as error:  # ValueError: a script that must not, or cannot, be run
-        return _end(context, job, began, output, steady, 127, f"it cannot be started: {cause(error)}")
+        return _end(
+            context, job, began, output, steady, 127, f"it cannot be started: {cause(error)}"
+        )
     try:
         folder.write(replace(mine, child=mark(child.pid)))
     except BaseException:
@@ -364,7 +420,8 @@ def _run(context: CronContext, job: PeriodicJob, seconds: float, folder: ClaimFo
     code, ending = child.wait(seconds, context.must_end.is_set)
     why = failure(job, code, ending, output.lines(), seconds)
     newest = known(observed(folder.newest), None)
-    if newest is not None and newest.epoch > mine.epoch:  # this process was stopped for so long that others went on
+    # this process was stopped for so long that others went on
+    if newest is not None and newest.epoch > mine.epoch:
         return CronRound(job.name, "failed", f"it was taken over by {newest}")
     return _end(context, job, began, output, steady, code, why)
 
@@ -387,7 +444,9 @@ def _end(
         failures_in_a_row=began.failures_in_a_row + 1 if why else 0,
     )
     output.close(f"{why or f'exit code {code}'} after {duration(took)}")
-    result: Result = "failed" if why else "ran"
+    result: Result = "ran"
+    if why:
+        result = "failed"
     kept = output.fault and f"its output was not kept: {output.fault}"
     try:
         kept = _record_end(context, ended) or kept
@@ -403,13 +462,21 @@ def _record_end(context: CronContext, ended: PeriodicJobState) -> str:
         write_job(context.fallback, ended)
         return ""
     _, elsewhere = write_or_fall_back(context.directory, lambda records: write_job(records, ended))
-    return f"the run directory cannot be written: its end is recorded in {elsewhere}" if elsewhere else ""
+    if elsewhere:
+        return f"the run directory cannot be written: its end is recorded in {elsewhere}"
+    return ""
 
 
 def failure(job: PeriodicJob, code: int, ending: Ending, lines: list[str], seconds: float) -> str:
-    """Why a round counts as failed, in one line; "" when the job did its work, whatever it found. Pure."""
-    said = f": {lines[-1]}" if lines else ""
-    own = lines[-1].removeprefix(SAID_BY_TR11) if lines else "it said nothing"
+    """Why a round counts as failed, in one line; "" when the job did its work, whatever it found.
+    Pure.
+    """
+    said = ""
+    if lines:
+        said = f": {lines[-1]}"
+        own = lines[-1].removeprefix(SAID_BY_TR11)
+    else:
+        own = "it said nothing"
     if ending == "time":
         return f"it was ended after its time-out of {duration(seconds)}{said}"
     if ending == "asked":
@@ -420,13 +487,21 @@ def failure(job: PeriodicJob, code: int, ending: Ending, lines: list[str], secon
         return f"it broke (exit code {code}){said}"
     if code == 1 and _is_refusal(lines):
         return f"exit code 1: {own}"
-    return "" if code in job.answers else f"exit code {code}{said}"
+    if code in job.answers:
+        return ""
+    return f"exit code {code}{said}"
 
 
 def _is_refusal(lines: list[str]) -> bool:
-    """Whether 1 was not the job's answer: tr11 broke, the file system did, or there is not one word of an answer."""
-    last = lines[-1] if lines else ""
-    broke = last.startswith(OWN_ERROR) or (last.startswith(SAID_BY_TR11) and last.endswith(FILE_ERRORS))
+    """Whether 1 was not the job's answer: tr11 broke, the file system did, or there is not one word
+    of an answer.
+    """
+    last = ""
+    if lines:
+        last = lines[-1]
+    broke = last.startswith(OWN_ERROR) or (
+        last.startswith(SAID_BY_TR11) and last.endswith(FILE_ERRORS)
+    )
     return broke or all(line.startswith(SAID_BY_TR11) for line in lines)
 
 

@@ -1,4 +1,6 @@
-"""When a periodic job is due: points on the wall clock, so that rounds never drift. Pure; `now` is an argument."""
+"""When a periodic job is due: points on the wall clock, so that rounds never drift. Pure; `now` is
+an argument.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ class Every(Record):
 
 
 class Daily(Record):
-    """Each day at a time of day, "HH:MM", in a time zone. On the day that lacks it: as late as if the clock had stood.
+    """Each day at a time of day, "HH:MM", in a time zone. On the day that lacks it: as late as if
+    the clock had stood.
 
     Raises ValueError for a zone that this machine does not know.
     """
@@ -74,7 +77,9 @@ class Daily(Record):
         try:
             return ZoneInfo(self.zone)
         except (KeyError, ValueError, OSError):
-            raise ValueError(f"{self.zone!r} is not a time zone; use a name such as Europe/Paris or UTC") from None
+            raise ValueError(
+                f"{self.zone!r} is not a time zone; use a name such as Europe/Paris or UTC"
+            ) from None
 
     def __str__(self) -> str:
         return f"daily {self.time} {self.zone}"
@@ -84,15 +89,19 @@ Schedule: TypeAlias = Every | Daily
 
 
 def slack(schedule: Schedule) -> float:
-    """How much before its point a round may start, in seconds: the scheduler's clock may be ahead of this node's."""
+    """How much before its point a round may start, in seconds: the scheduler's clock may be ahead
+    of this node's.
+    """
     return min(LARGEST_SLACK_SECONDS, schedule.period_seconds / 10)
 
 
 def next_due(schedule: Schedule, started: float | None, now: float) -> float:
-    """When the next round is due after one that started at `started`; `now` for a job that never ran.
+    """When the next round is due after one that started at `started`; `now` for a job that never
+    ran.
 
-    The result may be past: rounds that were missed are one round, not many. A start in the future (beyond what two
-    machines' clocks may differ) means that the clock was set back: waiting for it could take years, so it is due now.
+    The result may be past: rounds that were missed are one round, not many. A start in the future
+    (beyond what two machines' clocks may differ) means that the clock was set back: waiting for it
+    could take years, so it is due now.
     """
     if started is None or started > now + min(schedule.period_seconds, LARGEST_TOLERANCE_SECONDS):
         return now

@@ -58,23 +58,31 @@ class CronView(Record):
         """One line."""
         if self.problems:
             more = len(self.problems) - 1
-            return f"NEEDS A PERSON: {self.problems[0].text}" + (f" (and {more} more)" if more else "")
+            return f"NEEDS A PERSON: {self.problems[0].text}" + (
+                f" (and {more} more)" if more else ""
+            )
         if self.unknown:
             return f"UNKNOWN: {self.unknown[0]}"
         wanted = [row for row in self.rows if not row.job.unwanted]
         if wanted and all(row.state is None for row in wanted):
             return "FINE: the periodic jobs are installed, and wait for their first round"
-        return "FINE: the periodic jobs run" if wanted else "FINE: the card wants no periodic job"
+        if wanted:
+            return "FINE: the periodic jobs run"
+        return "FINE: the card wants no periodic job"
 
     @property
     def exit_code(self) -> int:
         if self.problems:
             return NEEDS_PERSON
-        return UNOBSERVED if self.unknown else 0
+        if self.unknown:
+            return UNOBSERVED
+        return 0
 
 
 def grace(schedule: Schedule) -> float:
-    """How much later than its point a round may start before that is a fault: half a period, 5 minutes to 2 hours."""
+    """How much later than its point a round may start before that is a fault: half a period, 5
+    minutes to 2 hours.
+    """
     return max(LEAST_GRACE_SECONDS, min(schedule.period_seconds / 2, LONGEST_GRACE_SECONDS))
 
 
@@ -89,16 +97,22 @@ def view(
     is_installed: bool = False,
     fallback: str = "",
 ) -> CronView:
-    """Judge what is on record. `links` are the queue's by chain, `living` which jobs' owners still live.
+    """Judge what is on record. `links` are the queue's by chain, `living` which jobs' owners still
+    live.
 
-    `is_installed`: something is there that will start the jobs, so that none of them ever ran is no fault yet.
-    `fallback`: where rounds were recorded because the run directory could not be written, "" where none was.
+    `is_installed`: something is there that will start the jobs, so that none of them ever ran is no
+    fault yet. `fallback`: where rounds were recorded because the run directory could not be
+    written, "" where none was.
     """
-    unknown = [f"the records of the jobs: {states.why}"] if isinstance(states, Unknown) else []
+    if isinstance(states, Unknown):
+        unknown = [f"the records of the jobs: {states.why}"]
+    else:
+        unknown = []
     unknown += [f"the records of the chains: {chains.why}"] if isinstance(chains, Unknown) else []
     found = known(chains, ())
     chain_rows = tuple(
-        _chain_row(chain, links.get(chain.name, Unknown("not asked")), schedules, now) for chain in found
+        _chain_row(chain, links.get(chain.name, Unknown("not asked")), schedules, now)
+        for chain in found
     )
     for chain in found:
         queue = links.get(chain.name)
@@ -111,12 +125,18 @@ def view(
     rows: tuple[JobRow, ...] = ()
     if not isinstance(states, Unknown):
         by_name = {state.name: state for state in states}
-        rows = tuple(_job_row(job, by_name.get(job.name), living.get(job.name, False), now) for job in jobs)
-        problems += _job_problems(rows, now, is_installed or any(not row.fault for row in chain_rows))
+        rows = tuple(
+            _job_row(job, by_name.get(job.name), living.get(job.name, False), now) for job in jobs
+        )
+        problems += _job_problems(
+            rows, now, is_installed or any(not row.fault for row in chain_rows)
+        )
     return CronView(rows, chain_rows, tuple(problems), tuple(unknown))
 
 
-def _job_row(job: PeriodicJob, state: PeriodicJobState | None, is_alive: bool, now: float) -> JobRow:
+def _job_row(
+    job: PeriodicJob, state: PeriodicJobState | None, is_alive: bool, now: float
+) -> JobRow:
     if job.unwanted:
         return JobRow(job, state, "not wanted", 0.0)
     due = next_due(job.schedule, state.started if state else None, now)
@@ -127,14 +147,22 @@ def _job_row(job: PeriodicJob, state: PeriodicJobState | None, is_alive: bool, n
         return JobRow(job, state, "running" if is_alive else "cut off", due, late and not is_alive)
     if state.message:
         return JobRow(job, state, "failed", due, late)
-    return JobRow(job, state, {0: "fine", 1: "needs a person"}.get(state.exit_code or 0, "not observed"), due, late)
+    return JobRow(
+        job,
+        state,
+        {0: "fine", 1: "needs a person"}.get(state.exit_code or 0, "not observed"),
+        due,
+        late,
+    )
 
 
 def _job_problems(rows: Sequence[JobRow], now: float, is_installed: bool) -> list[CronProblem]:
     wanted = [row for row in rows if not row.job.unwanted]
     states = [row.state for row in wanted if row.state is not None]
     if wanted and not states:
-        return [] if is_installed else [CronProblem("no periodic job ever ran", "tr11 cron install")]
+        if is_installed:
+            return []
+        return [CronProblem("no periodic job ever ran", "tr11 cron install")]
     # just after an install the jobs have their first rounds one after another
     is_new = all(state.runs == 1 and now < state.started + LEAST_GRACE_SECONDS for state in states)
     found = []
@@ -145,9 +173,13 @@ def _job_problems(rows: Sequence[JobRow], now: float, is_installed: bool) -> lis
                 found.append(CronProblem(f"{name} never ran", f"tr11 cron run {name}"))
         elif row.is_overdue:
             late = duration(now - row.next_due)
-            found.append(CronProblem(f"{name} is {late} overdue: nothing starts it", _start_again(state.way)))
+            found.append(
+                CronProblem(f"{name} is {late} overdue: nothing starts it", _start_again(state.way))
+            )
         elif row.result in {"failed", "cut off"}:
-            times = f", {state.failures_in_a_row} times in a row" if state.failures_in_a_row > 1 else ""
+            times = ""
+            if state.failures_in_a_row > 1:
+                times = f", {state.failures_in_a_row} times in a row"
             why = state.message if row.result == "failed" else CUT_OFF
             found.append(CronProblem(f"{name} failed{times}: {why}", f"tr11 cron run {name}"))
     return found
@@ -156,7 +188,9 @@ def _job_problems(rows: Sequence[JobRow], now: float, is_installed: bool) -> lis
 def _start_again(way: str) -> str:
     if way in {"crontab", "scrontab", "slurm"}:
         return f"tr11 cron install --way {way}"
-    return "tr11 cron run" if way == "daemon" else "tr11 cron install"
+    if way == "daemon":
+        return "tr11 cron run"
+    return "tr11 cron install"
 
 
 def _chain_row(
@@ -168,18 +202,31 @@ def _chain_row(
     if isinstance(links, Unknown):
         return ChainRow(chain, None)
     link = next((link for link in reversed(links) if link.job.raw_id == chain.job_id), None)
-    if link is None:  # between the queueing of a link and its record, or the first that could not be recorded
-        link = links[-1] if links else None
+    # between the queueing of a link and its record, or the first that could not be recorded
     if link is None:
-        return ChainRow(chain, None, f"the {chain.name} chain is dead: job {chain.job_id} is not in the queue any more")
-    name: ChainName = "hourly" if chain.name == "hourly" else "daily"
+        link = None
+        if links:
+            link = links[-1]
+    if link is None:
+        return ChainRow(
+            chain,
+            None,
+            f"the {chain.name} chain is dead: job {chain.job_id} is not in the queue any more",
+        )
+    name: ChainName = "daily"
+    if chain.name == "hourly":
+        name = "hourly"
     if link.due > now + schedules[name].period_seconds + TOLERANCE_SECONDS:
         why = "its interval is shorter now, or a clock was set back"
         return ChainRow(chain, link, f"the {name} chain waits too long: {why}")
     if is_held(link.job):
-        return ChainRow(chain, link, f"the {name} chain is held: job {link.job.raw_id} ({link.job.reason})")
+        return ChainRow(
+            chain, link, f"the {name} chain is held: job {link.job.raw_id} ({link.job.reason})"
+        )
     if reason_of_job(link.job).wait in {Wait.PERSON, Wait.NEVER}:
-        return ChainRow(chain, link, f"the {name} chain cannot go on: job {link.job.raw_id} ({link.job.reason})")
+        return ChainRow(
+            chain, link, f"the {name} chain cannot go on: job {link.job.raw_id} ({link.job.reason})"
+        )
     return ChainRow(chain, link)
 
 

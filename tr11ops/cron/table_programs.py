@@ -1,4 +1,6 @@
-"""The user's tables of cron and scrontab: read, shown, replaced; and the script that their lines call."""
+"""The user's tables of cron and scrontab: read, shown, replaced; and the script that their lines
+call.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from trainer.contract.files import write_atomically
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 
-# A run's lines in a table of cron (or of scrontab), between two marks; all other lines stay as they are. Pure.
+# A run's lines in a table of cron (or of scrontab), between two marks; all other lines stay as they
+# are. Pure.
 
 
 def marks(mark: str, run: str) -> tuple[bytes, bytes]:
@@ -51,11 +54,17 @@ def replaced(table: bytes, mark: str, run: str, lines: Sequence[str]) -> bytes:
             f"the lines {first.decode()!r} and {last.decode()!r} are not one block any more: "
             "edit the table by hand, remove what is left of them, and try again"
         )
-    block = [first, *(line.encode("utf-8", "surrogateescape") for line in lines), last] if lines else []
+    if lines:
+        block = [first, *(line.encode("utf-8", "surrogateescape") for line in lines), last]
+    else:
+        block = []
     new = [row + b"\n" for row in block]
     if begins:
         return b"".join([*rows[: begins[0]], *new, *rows[ends[0] + 1 :]])
-    gap = [b"\n"] if new and table and not table.endswith(b"\n") else []
+    if new and table and not table.endswith(b"\n"):
+        gap = [b"\n"]
+    else:
+        gap = []
     return b"".join([*rows, *gap, *new])
 
 
@@ -66,7 +75,8 @@ def difference(before: bytes, after: bytes) -> str:
 
 
 def cron_command(words: Sequence[str]) -> str:
-    """A command for a line of cron: quoted for the shell, and for cron, which takes a bare % as a line end.
+    """A command for a line of cron: quoted for the shell, and for cron, which takes a bare % as a
+    line end.
 
     Raises TableError for what cannot stand on a line.
     """
@@ -79,7 +89,8 @@ def cron_command(words: Sequence[str]) -> str:
 def minutes_field(schedules: Sequence[Schedule], now: float, offset_minutes: int) -> str:
     """The minutes of an hour at which every point of these schedules is met, as cron writes them.
 
-    `offset_minutes` is what this machine's clock is ahead of UTC. Points between whole minutes are met a minute late.
+    `offset_minutes` is what this machine's clock is ahead of UTC. Points between whole minutes are
+    met a minute late.
     """
     steps = [60]
     for schedule in schedules:
@@ -94,10 +105,14 @@ def minutes_field(schedules: Sequence[Schedule], now: float, offset_minutes: int
     step = reduce(math.gcd, steps)
     if step == 60:
         return "0"
-    return "*" if step == 1 else f"*/{step}"
+    if step == 1:
+        return "*"
+    return f"*/{step}"
 
 
-def cron_lines(command: Sequence[str], jobs: Sequence[PeriodicJob], now: float, offset_minutes: int) -> list[str]:
+def cron_lines(
+    command: Sequence[str], jobs: Sequence[PeriodicJob], now: float, offset_minutes: int
+) -> list[str]:
     """The run's line: what is due is decided by the command, so the line is only often enough."""
     minutes = minutes_field([job.schedule for job in jobs], now, offset_minutes)
     return [f"{minutes} * * * * {cron_command(command)}"]
@@ -120,7 +135,9 @@ class RunCrontab(Record):
     def script(self) -> Path:
         """What the lines call. It is the user's alone: what it holds is run in the user's name."""
         environment = self.invocation.environment
-        home = environment.get("XDG_CONFIG_HOME") or str(Path(environment.get("HOME") or Path.home()) / ".config")
+        home = environment.get("XDG_CONFIG_HOME") or str(
+            Path(environment.get("HOME") or Path.home()) / ".config"
+        )
         return Path(home) / "tr11" / "cron" / f"{self.directory.mark}-{self.program}.sh"
 
 
@@ -140,33 +157,45 @@ class TableChange(Record):
 def plan_install(crontab: RunCrontab, now: float) -> TableChange:
     """What an install would change. Raises TableError, ValueError, OSError."""
     before = read_table(crontab)
-    after = replaced(before, crontab.directory.mark, crontab.invocation.card.run.name, _lines(crontab, now))
+    after = replaced(
+        before, crontab.directory.mark, crontab.invocation.card.run.name, _lines(crontab, now)
+    )
     return TableChange(before, after, round_script(crontab.invocation))
 
 
 def plan_removal(crontab: RunCrontab) -> TableChange:
     """What a removal would change. Raises TableError."""
     before = read_table(crontab)
-    return TableChange(before, replaced(before, crontab.directory.mark, crontab.invocation.card.run.name, ()), None)
+    return TableChange(
+        before, replaced(before, crontab.directory.mark, crontab.invocation.card.run.name, ()), None
+    )
 
 
 def apply(crontab: RunCrontab, change: TableChange) -> None:
-    """Carry it out: the script first, so that no line calls what is not there. Raises TableError, OSError."""
+    """Carry it out: the script first, so that no line calls what is not there. Raises TableError,
+    OSError.
+    """
     if change.script is not None:
         crontab.script.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(crontab.script, change.script, 0o700)
     if change.difference:
         if read_table(crontab) != change.before:
-            raise TableError(f"the {crontab.program} was changed by someone else at this moment; try again")
+            raise TableError(
+                f"the {crontab.program} was changed by someone else at this moment; try again"
+            )
         _write(crontab, change.after)
         if read_table(crontab) != change.after:
-            raise TableError(f"{crontab.program} did not keep what it was given; look with `{crontab.program} -l`")
+            raise TableError(
+                f"{crontab.program} did not keep what it was given; look with `{crontab.program} -l`"
+            )
     if change.script is None:
         crontab.script.unlink(missing_ok=True)
 
 
 def read_table(crontab: RunCrontab) -> bytes:
-    """The user's table; empty when there is none. Raises TableError when it cannot be read: it is never overwritten."""
+    """The user's table; empty when there is none. Raises TableError when it cannot be read: it is
+    never overwritten.
+    """
     done = _run(crontab, "-l")
     if done.returncode == 0:
         return done.stdout
@@ -225,21 +254,26 @@ def _write(crontab: RunCrontab, table: bytes) -> None:
         stream.flush()
         done = _run(crontab, stream.name)
     if done.returncode != 0:
-        raise TableError(f"{crontab.program} refused the new table, the old one stands: {_words(done)}")
+        raise TableError(
+            f"{crontab.program} refused the new table, the old one stands: {_words(done)}"
+        )
 
 
 def _run(crontab: RunCrontab, argument: str) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(
             [crontab.program, argument],
-            env={**client_environment(crontab.invocation.environment), "LC_ALL": "C"},  # its messages are read
+            # its messages are read
+            env={**client_environment(crontab.invocation.environment), "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=TIMEOUT_SECONDS,
             check=False,
         )
     except FileNotFoundError:
-        raise TableError(f"there is no {crontab.program} on this machine; see `tr11 cron install --help`") from None
+        raise TableError(
+            f"there is no {crontab.program} on this machine; see `tr11 cron install --help`"
+        ) from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise TableError(f"{crontab.program} does not answer: {error}") from None
 

@@ -9,7 +9,14 @@ from tr11ops.curves.steps import LoggedStep
 from trainer.contract.record import Record
 
 AnomalyKind = Literal[
-    "spike", "divergence", "throughput-fall", "restart", "repeated-norm", "missing-loss", "dropped-steps", "gap"
+    "spike",
+    "divergence",
+    "throughput-fall",
+    "restart",
+    "repeated-norm",
+    "missing-loss",
+    "dropped-steps",
+    "gap",
 ]
 
 
@@ -38,4 +45,6 @@ class NumberRule(Protocol):
 
 def span(first: int, last: int) -> str:
     """`at iteration 7` or `in iterations 7 to 9`."""
-    return f"at iteration {first:,}" if first == last else f"in iterations {first:,} to {last:,}"
+    if first == last:
+        return f"at iteration {first:,}"
+    return f"in iterations {first:,} to {last:,}"

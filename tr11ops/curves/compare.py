@@ -30,8 +30,9 @@ class ComparisonRow(Record):
 
 
 class CurveComparison(Record):
-    """`lines` are those that a level is the mean of. `rows` lie where all runs have values, the last at the end of the
-    shortest. `reached`: for each run but the first, the x at which it is at the first one's last level.
+    """`lines` are those that a level is the mean of. `rows` lie where all runs have values, the
+    last at the end of the shortest. `reached`: for each run but the first, the x at which it is at
+    the first one's last level.
     """
 
     names: tuple[str, ...]
@@ -45,7 +46,9 @@ class CurveComparison(Record):
         difference = last.difference(index)
         place = f"at {axis} {axis_text(last.x, axis)}"
         if not last.is_sure(index):
-            said = f"{other} and {first} do not differ by more than noise {place} ({difference:+.4g})"
+            said = (
+                f"{other} and {first} do not differ by more than noise {place} ({difference:+.4g})"
+            )
         else:
             word = "below" if difference < 0 else "above"
             said = f"{other} is {abs(difference):.4g} {word} {first} {place}"
@@ -61,7 +64,8 @@ class CurveComparison(Record):
 def compare(
     curves: Sequence[RunCurve], rows: int = ROWS, lines: int = LINES, within: CurveRange = WHOLE
 ) -> CurveComparison:
-    """Compare the courses where all of them have values; `within` is the part of them that they are.
+    """Compare the courses where all of them have values; `within` is the part of them that they
+    are.
 
     Raises ValueError, one line, where they share none.
     """
@@ -73,8 +77,13 @@ def compare(
         late = max(curves, key=lambda curve: curve.x[0])
         raise ValueError(f"{late.name} begins at {late.x[0]:g}, where another has ended ({end:g})")
     lines = max(1, min(lines, *(len(curve.x) for curve in curves)))
-    places = [begin + (end - begin) * (index + 1) / rows for index in range(rows)] if end > begin else [end]
-    found = tuple(ComparisonRow(x, tuple(curve.level(x, lines) for curve in curves)) for x in places)
+    if end > begin:
+        places = [begin + (end - begin) * (index + 1) / rows for index in range(rows)]
+    else:
+        places = [end]
+    found = tuple(
+        ComparisonRow(x, tuple(curve.level(x, lines) for curve in curves)) for x in places
+    )
     last = found[-1].levels[0].mean
     reached = tuple(curve.reaches(last, max(lines, len(curve.x) // 50)) for curve in curves[1:])
     return CurveComparison(tuple(curve.name for curve in curves), lines, found, reached)
@@ -84,4 +93,6 @@ def axis_text(x: float, axis: str) -> str:
     """A place on the axis as a table shows it."""
     if axis != "hours":
         return f"{x:,.0f}"
-    return f"{x:,.2f} h" if x >= 1 else f"{x:.3g} h"
+    if x >= 1:
+        return f"{x:,.2f} h"
+    return f"{x:.3g} h"

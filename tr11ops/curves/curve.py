@@ -31,7 +31,9 @@ class CurveLevel(Record):
 
 
 class RunCurve(Record):
-    """Finite values over x, which rises. `hours` as x are hours of training, without waits and restarts."""
+    """Finite values over x, which rises. `hours` as x are hours of training, without waits and
+    restarts.
+    """
 
     name: str
     x: Sequence[float]
@@ -50,7 +52,9 @@ class RunCurve(Record):
         return CurveLevel(mean, math.sqrt(spread / len(values)))
 
     def reaches(self, value: float, lines: int) -> float | None:
-        """The first x at which the mean of the last `lines` values is `value` or less; None where it never is."""
+        """The first x at which the mean of the last `lines` values is `value` or less; None where
+        it never is.
+        """
         total = 0.0
         for index, own in enumerate(self.y):
             total += own - (self.y[index - lines] if index >= lines else 0.0)
@@ -60,9 +64,14 @@ class RunCurve(Record):
 
 
 def curve_of(
-    name: str, steps: Iterable[LoggedStep], axis: CurveAxis, value: CurveValue, within: CurveRange = WHOLE
+    name: str,
+    steps: Iterable[LoggedStep],
+    axis: CurveAxis,
+    value: CurveValue,
+    within: CurveRange = WHOLE,
 ) -> RunCurve:
-    """The course as it counts: what was done again after a restart or a roll-back replaces what it was done for.
+    """The course as it counts: what was done again after a restart or a roll-back replaces what it
+    was done for.
 
     Of it the steps `within` a range; hours are counted from the begin of the training all the same.
     """
@@ -75,8 +84,13 @@ def curve_of(
         record = step.record
         cut = bisect_left(iterations, record.iteration)
         del iterations[cut:], x[cut:], y[cut:], hours[cut:], inside[cut:]
-        distance = record.iteration - iterations[-1] if iterations else 1
-        seconds = record.seconds_per_iteration if math.isfinite(record.seconds_per_iteration) else 0.0
+        if iterations:
+            distance = record.iteration - iterations[-1]
+        else:
+            distance = 1
+        seconds = (
+            record.seconds_per_iteration if math.isfinite(record.seconds_per_iteration) else 0.0
+        )
         spent = (hours[-1] if hours else 0.0) + distance * seconds / 3600.0
         own = _measured(record, value)
         iterations.append(record.iteration)
@@ -84,13 +98,18 @@ def curve_of(
         x.append(spent if axis == "hours" else _place(record, axis))
         y.append(math.nan if own is None else float(own))
         inside.append(within.has(record.iteration, record.consumed_samples, record.consumed_tokens))
-    kept = [index for index, own in enumerate(y) if inside[index] and math.isfinite(own) and math.isfinite(x[index])]
+    kept = [
+        index
+        for index, own in enumerate(y)
+        if inside[index] and math.isfinite(own) and math.isfinite(x[index])
+    ]
     return RunCurve(name, [x[index] for index in kept], [y[index] for index in kept])
 
 
 def wants_logarithm(low: float, high: float) -> bool:
-    """Whether values from `low` to `high` are easier to read on a logarithmic axis: a loss that falls by much more than
-    half."""
+    """Whether values from `low` to `high` are easier to read on a logarithmic axis: a loss that
+    falls by much more than half.
+    """
     return low > 0 and high > 4 * low
 
 
@@ -106,4 +125,6 @@ def _place(record: StepRecord, axis: str) -> float:
     if axis == "iteration":
         return float(record.iteration)
     count = record.consumed_samples if axis == "samples" else record.consumed_tokens
-    return float(count) if count or not record.iteration else math.nan
+    if count or not record.iteration:
+        return float(count)
+    return math.nan

@@ -62,13 +62,20 @@ class RestartSeams:
         self._found: list[NumberAnomaly] = []
 
     def take(self, step: LoggedStep) -> None:
-        before = self._history[-1] if self._history else None
-        if before is not None and (step.start != before.start or step.record.iteration <= before.record.iteration):
+        before = None
+        if self._history:
+            before = self._history[-1]
+        if before is not None and (
+            step.start != before.start or step.record.iteration <= before.record.iteration
+        ):
             self._close()
             self._seam = _Seam(before, tuple(self._history))
         if self._seam is not None:
             self._seam.after.append(step)
-            if len(self._seam.after) >= LEVEL_LINES and step.record.iteration > self._seam.before.record.iteration:
+            if (
+                len(self._seam.after) >= LEVEL_LINES
+                and step.record.iteration > self._seam.before.record.iteration
+            ):
                 self._close()
         self._history.append(step)
 
@@ -87,16 +94,24 @@ def _judged(seam: _Seam) -> NumberAnomaly:
     again = max(0, last.iteration - first.iteration + 1)
     missing = first.iteration - last.iteration - 1
     wrong = list(_what_is_wrong(seam))
-    done = f"{counted(again, 'iteration')} done again" if again else "nothing done again"
+    if again:
+        done = f"{counted(again, 'iteration')} done again"
+    else:
+        done = "nothing done again"
     text = f"restart after iteration {last.iteration:,}: goes on at {first.iteration:,}, {done}"
     if missing > _interval(seam.history):
         wrong.append(f"no line between iterations {last.iteration:,} and {first.iteration:,}")
     evidence = (*wrong, *_same_iterations(seam))
     text += f"; {wrong[0]}" if wrong else ""
     return NumberAnomaly(
-        "restart", min(first.iteration, last.iteration), max(first.iteration, last.iteration), seam.after[0].line,
-        text, bool(wrong), evidence,
-    )  # fmt: skip
+        "restart",
+        min(first.iteration, last.iteration),
+        max(first.iteration, last.iteration),
+        seam.after[0].line,
+        text,
+        bool(wrong),
+        evidence,
+    )
 
 
 def _what_is_wrong(seam: _Seam) -> Iterator[str]:
@@ -113,7 +128,11 @@ def _samples(seam: _Seam) -> Iterator[str]:
         expected = same.record.consumed_samples
     else:
         before = seam.earlier[-1].record if seam.earlier else None
-        if before is None or before.global_batch_size != first.global_batch_size or not first.global_batch_size:
+        if (
+            before is None
+            or before.global_batch_size != first.global_batch_size
+            or not first.global_batch_size
+        ):
             return
         distance = first.iteration - before.iteration
         expected = before.consumed_samples + distance * first.global_batch_size
@@ -131,7 +150,9 @@ def _learning_rate(seam: _Seam) -> Iterator[str]:
         if len(before) < 2:
             return
         usual = before[-1].learning_rate
-        pace = abs(usual - before[0].learning_rate) / max(1, before[-1].iteration - before[0].iteration)
+        pace = abs(usual - before[0].learning_rate) / max(
+            1, before[-1].iteration - before[0].iteration
+        )
         moved = 2 * pace * (first.iteration - before[-1].iteration)
         allowed = LEARNING_RATE_JUMP + (moved / usual if usual > 0 else math.inf)
     if abs(first.learning_rate - usual) > allowed * max(usual, 1e-12):
@@ -157,7 +178,10 @@ def _same_iterations(seam: _Seam) -> Iterator[str]:
     finite = [(old, new) for old, new in twice if math.isfinite(old) and math.isfinite(new)]
     if finite:
         worst = max(abs(new - old) for old, new in finite)
-        said = "are the same" if worst == 0 else f"differ by at most {worst:.3g}"
+        if worst == 0:
+            said = "are the same"
+        else:
+            said = f"differ by at most {worst:.3g}"
         yield f"the losses of {counted(len(finite), 'iteration')} that were done twice {said}"
 
 
@@ -172,9 +196,11 @@ def _interval(history: Sequence[LoggedStep]) -> int:
     return max((second - first for first, second in pairwise(last)), default=1)
 
 
-# What a log does not say: losses that are missing or not finite, updates that were dropped, missing iterations.
+# What a log does not say: losses that are missing or not finite, updates that were dropped, missing
+# iterations.
 
-SURE_REPEATS = {True: 2, False: 8}  # equal norms after one another; by chance a rounded one repeats, eight do not
+# equal norms after one another; by chance a rounded one repeats, eight do not
+SURE_REPEATS = {True: 2, False: 8}
 DROPPED_IN_A_ROW = 3
 
 
@@ -204,20 +230,26 @@ class MissingLosses:
     def take(self, step: LoggedStep) -> None:
         is_missing = not math.isfinite(step.record.lm_loss)
         if is_missing:
-            self._found[-1:] = (
-                [self._found[-1].with_step(step)] if self._goes_on else [*self._found[-1:], _stretch(step)]
-            )
+            if self._goes_on:
+                self._found[-1:] = [self._found[-1].with_step(step)]
+            else:
+                self._found[-1:] = [*self._found[-1:], _stretch(step)]
         self._goes_on = is_missing
 
     def anomalies(self) -> Iterator[NumberAnomaly]:
         for one in self._found:
-            lines = "1 line" if one.count == 1 else f"{one.count:,} lines"
+            if one.count == 1:
+                lines = "1 line"
+            else:
+                lines = f"{one.count:,} lines"
             text = f"no finite loss {span(one.first, one.last)} ({lines}): it was NaN or infinite"
             yield NumberAnomaly("missing-loss", one.first, one.last, one.line, text)
 
 
 class RepeatedNorms:
-    """The same gradient norm again and again: the step was dropped, and the norm of an earlier one is shown."""
+    """The same gradient norm again and again: the step was dropped, and the norm of an earlier one
+    is shown.
+    """
 
     def __init__(self) -> None:
         self._found: list[tuple[_Stretch, float]] = []
@@ -237,8 +269,9 @@ class RepeatedNorms:
     def anomalies(self) -> Iterator[NumberAnomaly]:
         self._close()
         for one, norm in self._found:
+            where = span(one.first, one.last)
             text = (
-                f"the gradient norm is {norm:.6g} in {one.count:,} lines after one another, {span(one.first, one.last)}"
+                f"the gradient norm is {norm:.6g} in {one.count:,} lines after one another, {where}"
             )
             yield NumberAnomaly("repeated-norm", one.first, one.last, one.line, text)
 
@@ -249,7 +282,9 @@ class RepeatedNorms:
 
 
 class DroppedUpdates:
-    """Updates that the optimizer dropped. Some are the loss scale of fp16 at work; many in a row change nothing."""
+    """Updates that the optimizer dropped. Some are the loss scale of fp16 at work; many in a row
+    change nothing.
+    """
 
     def __init__(self) -> None:
         self._all = self._lines = 0
@@ -266,7 +301,10 @@ class DroppedUpdates:
             return
         self._all += skipped
         self._first, self._last = self._first or step, step.record.iteration
-        self._now = _stretch(step) if self._now is None else self._now.with_step(step)
+        if self._now is None:
+            self._now = _stretch(step)
+        else:
+            self._now = self._now.with_step(step)
         if self._longest is None or self._now.count > self._longest.count:
             self._longest = self._now
 
@@ -274,11 +312,9 @@ class DroppedUpdates:
         if self._first is None or self._longest is None:
             return
         is_wrong = self._longest.count >= DROPPED_IN_A_ROW
-        row = (
-            f", {self._longest.count:,} lines after one another {span(self._longest.first, self._longest.last)}"
-            if is_wrong
-            else ""
-        )
+        row = ""
+        if is_wrong:
+            row = f", {self._longest.count:,} lines after one another {span(self._longest.first, self._longest.last)}"
         text = f"{self._all:,} updates were dropped in {self._lines:,} lines{row}"
         first = self._first.record.iteration
         yield NumberAnomaly("dropped-steps", first, self._last, self._first.line, text, is_wrong)
@@ -329,7 +365,9 @@ class _Fall:
 
 
 class ThroughputFalls:
-    """Compares within one start, at one batch size and one sequence length: else the numbers mean something else."""
+    """Compares within one start, at one batch size and one sequence length: else the numbers mean
+    something else.
+    """
 
     def __init__(self) -> None:
         self._usual = RunningMedian(WINDOW, LEARNING_LINES)
@@ -344,7 +382,9 @@ class ThroughputFalls:
         if not math.isfinite(rate) or rate <= 0:
             return
         like = (step.start, record.global_batch_size, record.curriculum_length)
-        if like != self._like or (self._recent and record.iteration <= self._recent[-1].record.iteration):
+        if like != self._like or (
+            self._recent and record.iteration <= self._recent[-1].record.iteration
+        ):
             self._close("to the next start, or change of batch")
             self._usual.clear()
             self._recent.clear()
@@ -353,13 +393,21 @@ class ThroughputFalls:
         mean = sum(map(_rate, self._recent)) / len(self._recent)
         if self._fall is not None:
             self._fall.sum, self._fall.lines, self._fall.last = (
-                self._fall.sum + rate, self._fall.lines + 1, record.iteration,
-            )  # fmt: skip
+                self._fall.sum + rate,
+                self._fall.lines + 1,
+                record.iteration,
+            )
             if mean >= RETURN * self._fall.usual:
                 self._close("")
         elif len(self._recent) == MEAN_LINES and mean < FALL * self._usual.value:
             first = self._recent[0]
-            self._fall = _Fall(first, self._usual.value, record.iteration, sum(map(_rate, self._recent)), MEAN_LINES)
+            self._fall = _Fall(
+                first,
+                self._usual.value,
+                record.iteration,
+                sum(map(_rate, self._recent)),
+                MEAN_LINES,
+            )
         else:
             self._usual.add(rate)
 
@@ -376,7 +424,9 @@ class ThroughputFalls:
         span = until or f"for {fall.last - first + 1:,} iterations"
         change = f"{fall.usual:.1f} to {low:.1f} {unit} ({low / fall.usual - 1:+.1%})"
         text = f"throughput falls from {change} at iteration {first:,}, {span}"
-        self._found.append(NumberAnomaly("throughput-fall", first, fall.last, fall.first.line, text))
+        self._found.append(
+            NumberAnomaly("throughput-fall", first, fall.last, fall.first.line, text)
+        )
 
 
 def _rate(step: LoggedStep) -> float:
@@ -386,22 +436,35 @@ def _rate(step: LoggedStep) -> float:
         return record.tflops
     if math.isfinite(record.samples_per_second):
         return record.samples_per_second
-    return 3600.0 / record.seconds_per_iteration if record.seconds_per_iteration > 0 else math.nan
+    if record.seconds_per_iteration > 0:
+        return 3600.0 / record.seconds_per_iteration
+    return math.nan
 
 
 def _unit(step: LoggedStep) -> str:
     if math.isfinite(step.record.tflops):
         return "TFLOPs"
-    return "samples/s" if math.isfinite(step.record.samples_per_second) else "iterations/h"
+    if math.isfinite(step.record.samples_per_second):
+        return "samples/s"
+    return "iterations/h"
 
 
 RULES: tuple[Callable[[], NumberRule], ...] = (
-    Spikes, Divergence, ThroughputFalls, RestartSeams, RepeatedNorms, MissingLosses, DroppedUpdates, LogGaps,
-)  # fmt: skip
+    Spikes,
+    Divergence,
+    ThroughputFalls,
+    RestartSeams,
+    RepeatedNorms,
+    MissingLosses,
+    DroppedUpdates,
+    LogGaps,
+)
 
 
 class CurveJudgement(Record):
-    """`steps` lines were read, from iteration `first` to `last`, of `starts` starts. Anomalies by iteration."""
+    """`steps` lines were read, from iteration `first` to `last`, of `starts` starts. Anomalies by
+    iteration.
+    """
 
     steps: int
     first: int
@@ -427,4 +490,6 @@ def judge(steps: Iterable[LoggedStep]) -> CurveJudgement:
         for rule in rules:
             rule.take(step)
     found = [anomaly for rule in rules for anomaly in rule.anomalies()]
-    return CurveJudgement(count, first, last, starts, tuple(sorted(found, key=lambda one: (one.first, one.kind))))
+    return CurveJudgement(
+        count, first, last, starts, tuple(sorted(found, key=lambda one: (one.first, one.kind)))
+    )

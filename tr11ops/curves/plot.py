@@ -13,7 +13,8 @@ LABEL_WIDTH = 9
 
 
 def text_plot(curves: Sequence[RunCurve], width: int, height: int) -> list[str]:
-    """`height` lines, each at most `width` wide: the first curve drawn with A, the next with B, and so on.
+    """`height` lines, each at most `width` wide: the first curve drawn with A, the next with B, and
+    so on.
 
     A column shows the mean of the values that fall into it.
     """
@@ -41,7 +42,9 @@ def text_plot(curves: Sequence[RunCurve], width: int, height: int) -> list[str]:
 def _columns(curve: RunCurve, low: float, high: float, count: int) -> list[float | None]:
     sums, counts = [0.0] * count, [0] * count
     for x, y in zip(curve.x, curve.y, strict=True):
-        column = min(count - 1, int((x - low) / (high - low) * count)) if high > low else 0
+        column = 0
+        if high > low:
+            column = min(count - 1, int((x - low) / (high - low) * count))
         sums[column] += y
         counts[column] += 1
     return [total / number if number else None for total, number in zip(sums, counts, strict=True)]
@@ -50,9 +53,14 @@ def _columns(curve: RunCurve, low: float, high: float, count: int) -> list[float
 def _row(value: float, low: float, high: float, height: int, is_log: bool) -> int:
     if high <= low:
         return height // 2
-    share = math.log(value / low) / math.log(high / low) if is_log else (value - low) / (high - low)
+    if is_log:
+        share = math.log(value / low) / math.log(high / low)
+    else:
+        share = (value - low) / (high - low)
     return round((1.0 - share) * (height - 1))
 
 
 def _middle(low: float, high: float, is_log: bool) -> float:
-    return math.sqrt(low * high) if is_log else 0.5 * (low + high)
+    if is_log:
+        return math.sqrt(low * high)
+    return 0.5 * (low + high)

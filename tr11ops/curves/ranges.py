@@ -1,4 +1,6 @@
-"""A part of a training's course: from one place to another, each in iterations, samples or tokens. Pure."""
+"""A part of a training's course: from one place to another, each in iterations, samples or tokens.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ class CurvePlace(Record):
 
     @classmethod
     def of(cls, text: str) -> CurvePlace:
-        """The place that a person means: a number of iterations, or with a unit, e.g. `3Msamples`, `50 B tokens`.
+        """The place that a person means: a number of iterations, or with a unit, e.g. `3Msamples`,
+        `50 B tokens`.
 
         Raises ValueError for anything else.
         """
@@ -49,7 +52,11 @@ class CurveRange(Record):
 
     def has(self, iteration: int, samples: float, tokens: float) -> bool:
         """Whether a step after which so much was done lies in it."""
-        done: dict[CurveUnit, float] = {"iterations": iteration, "samples": samples, "tokens": tokens}
+        done: dict[CurveUnit, float] = {
+            "iterations": iteration,
+            "samples": samples,
+            "tokens": tokens,
+        }
         if self.first is not None and done[self.first.unit] < self.first.value:
             return False
         return self.last is None or done[self.last.unit] <= self.last.value
@@ -61,8 +68,14 @@ class CurveRange(Record):
 
     def __str__(self) -> str:
         """In words; "" for all of a course."""
-        begin = "" if self.first is None else f"from {self.first}"
-        end = "" if self.last is None else f"to {self.last}"
+        if self.first is None:
+            begin = ""
+        else:
+            begin = f"from {self.first}"
+        if self.last is None:
+            end = ""
+        else:
+            end = f"to {self.last}"
         return " ".join(filter(None, (begin, end)))
 
     def document(self) -> dict[str, object]:
@@ -76,6 +89,11 @@ WHOLE = CurveRange()
 
 def range_of(first: CurvePlace | None, last: CurvePlace | None) -> CurveRange:
     """Both ends together. Raises ValueError where the second is before the first."""
-    if first is not None and last is not None and first.unit == last.unit and last.value < first.value:
+    if (
+        first is not None
+        and last is not None
+        and first.unit == last.unit
+        and last.value < first.value
+    ):
         raise ValueError(f"{last} is before {first}")
     return CurveRange(first, last)

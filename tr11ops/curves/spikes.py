@@ -1,7 +1,8 @@
 """Spikes and divergence: the loss, or the gradient norm before it, leaves what was usual.
 
-The bounds are those that part the spike of April 2022 in the 176B training from its noise: a gradient norm above ten
-times its median in two lines after one another, or a loss above twice its median.
+The bounds are those that part the spike of April 2022 in the 176B training from its noise: a
+gradient norm above ten times its median in two lines after one another, or a loss above twice its
+median.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class _Episode:
     def add(self, step: LoggedStep, is_high: bool) -> None:
         record = step.record
         self.lines += 1
-        self.calm = 0 if is_high else self.calm + 1
+        if is_high:
+            self.calm = 0
+        else:
+            self.calm = self.calm + 1
         if is_high:
             self.last = record.iteration
         if record.lm_loss > self.peak_loss:
@@ -60,11 +64,18 @@ class Spikes:
 
     def take(self, step: LoggedStep) -> None:
         loss, norm = step.record.lm_loss, step.record.grad_norm
-        if not math.isfinite(loss) or step.record.skipped_iterations or (norm is not None and not math.isfinite(norm)):
+        if (
+            not math.isfinite(loss)
+            or step.record.skipped_iterations
+            or (norm is not None and not math.isfinite(norm))
+        ):
             return
         high_loss = loss > LOSS_FACTOR * self._losses.value
         high_norm = norm is not None and norm > NORM_FACTOR * self._norms.value
-        self._high_norms = self._high_norms + 1 if high_norm else 0
+        if high_norm:
+            self._high_norms = self._high_norms + 1
+        else:
+            self._high_norms = 0
         if (high_loss or high_norm) and self._episode is None:
             self._episode = _Episode(step, self._losses.value)
         if not high_loss:
@@ -91,20 +102,25 @@ class Spikes:
         if episode is None or not episode.is_sure:
             return
         first = episode.first.record.iteration
-        norm = f", gradient norm up to {episode.peak_norm:.4g}" if math.isfinite(episode.peak_norm) else ""
-        text = (
-            f"loss {episode.usual:.4g} -> {episode.peak_loss:.4g} at iteration {episode.peak:,}{norm}; {end}"
-            if episode.peak_loss > LOSS_FACTOR * episode.usual
-            else f"gradient norm up to {episode.peak_norm:.4g}, loss not above {episode.peak_loss:.4g}; {end}"
-        )
+        norm = ""
+        if math.isfinite(episode.peak_norm):
+            norm = f", gradient norm up to {episode.peak_norm:.4g}"
+        if episode.peak_loss > LOSS_FACTOR * episode.usual:
+            text = f"loss {episode.usual:.4g} -> {episode.peak_loss:.4g} at iteration {episode.peak:,}{norm}; {end}"
+        else:
+            text = f"gradient norm up to {episode.peak_norm:.4g}, loss not above {episode.peak_loss:.4g}; {end}"
         last = max(first, episode.last)
         self._found.append(
-            NumberAnomaly("spike", first, last, episode.first.line, f"spike {span(first, last)}: {text}")
+            NumberAnomaly(
+                "spike", first, last, episode.first.line, f"spike {span(first, last)}: {text}"
+            )
         )
 
 
 class Divergence:
-    """Finds a loss that ends well above the best it had: it rose slowly, or a spike was never made good."""
+    """Finds a loss that ends well above the best it had: it rose slowly, or a spike was never made
+    good.
+    """
 
     def __init__(self) -> None:
         self._recent = RunningMedian(END_LINES, END_LINES)
@@ -126,7 +142,10 @@ class Divergence:
             return
         first, last = best.record.iteration, self._last.record.iteration
         yield NumberAnomaly(
-            "divergence", first, last, best.line,
+            "divergence",
+            first,
+            last,
+            best.line,
             f"the loss ends at {now:.4g}, above its best of {self._best:.4g} around iteration {first:,} "
             f"(medians of {END_LINES} lines)",
-        )  # fmt: skip
+        )

@@ -1,4 +1,6 @@
-"""The steps that a log of any trainer holds: `metrics.jsonl`, `main_log.txt`, a log of any dialect, a job's output."""
+"""The steps that a log of any trainer holds: `metrics.jsonl`, `main_log.txt`, a log of any dialect,
+a job's output.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ METRICS_DECIMALS, LOG_DECIMALS = 17, 3  # of a gradient norm
 
 
 class LoggedStep(Record):
-    """One step of a log: `line` counts from 1, `start` is the attempt or the count of starts that it belongs to.
+    """One step of a log: `line` counts from 1, `start` is the attempt or the count of starts that
+    it belongs to.
 
     `decimals`: with how many the log writes a gradient norm.
     """
@@ -43,8 +46,12 @@ def logged_steps(path: Path) -> Iterator[LoggedStep]:
 
 
 def _is_metrics(line: bytes) -> bool:
-    """Whether a file that begins with this line is a `metrics.jsonl`, and no other trainer's log of JSON lines."""
-    record = parse_record(line) if line.lstrip().startswith(b"{") else None
+    """Whether a file that begins with this line is a `metrics.jsonl`, and no other trainer's log of
+    JSON lines.
+    """
+    record = None
+    if line.lstrip().startswith(b"{"):
+        record = parse_record(line)
     return record is not None and not record.values.keys().isdisjoint({"kind", "iteration"})
 
 
@@ -59,14 +66,20 @@ def _numbered(first: bytes, stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 def _metrics(lines: Iterator[tuple[int, bytes]]) -> Iterator[LoggedStep]:
     for number, line in lines:
-        record = parse_record(line) if line.endswith(b"\n") else None
-        step = record.step() if record is not None else None
+        record = None
+        if line.endswith(b"\n"):
+            record = parse_record(line)
+        step = None
+        if record is not None:
+            step = record.step()
         if record is not None and step is not None:
             yield LoggedStep(step, number, record.job_id, METRICS_DECIMALS)
 
 
 def _log(lines: Iterator[tuple[int, bytes]]) -> Iterator[LoggedStep]:
-    """The last line of a step counts: a bar is drawn again. Later ones of other outputs or ranks are the same step."""
+    """The last line of a step counts: a bar is drawn again. Later ones of other outputs or ranks
+    are the same step.
+    """
     waiting: LoggedStep | None = None
     before: deque[tuple[str, int, float]] = deque(maxlen=WRITERS)
     for step in _log_lines(lines):

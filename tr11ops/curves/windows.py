@@ -8,7 +8,9 @@ from collections import deque
 
 
 class RunningMedian:
-    """The median of the last `length` values; NaN, above which nothing is high, until there are `least`."""
+    """The median of the last `length` values; NaN, above which nothing is high, until there are
+    `least`.
+    """
 
     def __init__(self, length: int, least: int) -> None:
         self._values: deque[float] = deque()

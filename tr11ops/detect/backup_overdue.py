@@ -1,4 +1,6 @@
-"""A checkpoint that must be copied away was not: one lost file system, and months of training are gone."""
+"""A checkpoint that must be copied away was not: one lost file system, and months of training are
+gone.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,19 @@ _ARCHIVES: tuple[ArchiveName, ...] = ("store", "url")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """One finding for each archive that lags: WARNING after one round and a half, CRITICAL after a week.
+    """One finding for each archive that lags: WARNING after one round and a half, CRITICAL after a
+    week.
 
-    The clock begins when the first step that has no copy there was reached, but not before the first submission. A
-    copy of which the step is not known counts for every step that was reached before it.
+    The clock begins when the first step that has no copy there was reached, but not before the
+    first submission. A copy of which the step is not known counts for every step that was reached
+    before it.
     """
     backup = snapshot.operation.backup
-    if isinstance(backup, Unknown) or isinstance(snapshot.submissions, Unknown) or isinstance(snapshot.steps, Unknown):
+    if (
+        isinstance(backup, Unknown)
+        or isinstance(snapshot.submissions, Unknown)
+        or isinstance(snapshot.steps, Unknown)
+    ):
         return
     missing = missing_copies(snapshot, backup)
     for archive in _ARCHIVES:
@@ -39,7 +47,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         if late > grace(snapshot):
             yield Finding(
                 NAME,
-                Severity.CRITICAL if late > max(CRITICAL_SECONDS, 2 * grace(snapshot)) else Severity.WARNING,
+                Severity.CRITICAL
+                if late > max(CRITICAL_SECONDS, 2 * grace(snapshot))
+                else Severity.WARNING,
                 f"step {lacking[-1].step} is not copied to the {archive}; copies are due for {duration(late)}",
                 subject=archive,
                 identity=(archive,),
@@ -48,11 +58,16 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             )
 
 
-def _evidence(snapshot: Snapshot, backup: CopyStatus | None, lacking: list[WantedCopy]) -> Iterator[str]:
+def _evidence(
+    snapshot: Snapshot, backup: CopyStatus | None, lacking: list[WantedCopy]
+) -> Iterator[str]:
     if backup is None:
         yield "none was ever copied"
     else:
-        step = "" if backup.step is None else f", of step {backup.step}"
+        if backup.step is None:
+            step = ""
+        else:
+            step = f", of step {backup.step}"
         yield f"the last copy is {duration(snapshot.time - backup.time)} old{step}"
         if backup.message:
             yield backup.message
@@ -74,11 +89,18 @@ def missing_copies(snapshot: Snapshot, backup: CopyStatus | None) -> tuple[Wante
     here = set(snapshot.checkpoints.steps)
     last = derived.total_iterations(snapshot) or max(here, default=0)
     wanted = wanted_copies(policy, sorted(here | {copy.step for copy in copied}), last)
-    return tuple(copy for copy in wanted if copy.step in here and not _is_copied(snapshot, copy, backup, there))
+    return tuple(
+        copy
+        for copy in wanted
+        if copy.step in here and not _is_copied(snapshot, copy, backup, there)
+    )
 
 
 def _is_copied(
-    snapshot: Snapshot, wanted: WantedCopy, backup: CopyStatus | None, there: set[tuple[str, str, int]]
+    snapshot: Snapshot,
+    wanted: WantedCopy,
+    backup: CopyStatus | None,
+    there: set[tuple[str, str, int]],
 ) -> bool:
     if backup is None:
         return False
@@ -91,15 +113,22 @@ def _is_copied(
 
 
 def late_by(snapshot: Snapshot, step: int) -> float:
-    """For how long a step's copy is due, in seconds; 0.0 where it is not known when the step was reached."""
+    """For how long a step's copy is due, in seconds; 0.0 where it is not known when the step was
+    reached.
+    """
     since = [
-        moment for moment in (derived.first_submission(snapshot), reached_at(snapshot, step)) if moment is not None
+        moment
+        for moment in (derived.first_submission(snapshot), reached_at(snapshot, step))
+        if moment is not None
     ]
-    return max(0.0, snapshot.time - max(since)) if since else 0.0
+    if since:
+        return max(0.0, snapshot.time - max(since))
+    return 0.0
 
 
 def reached_at(snapshot: Snapshot, step: int) -> float | None:
-    """About when a step was trained: its checkpoint's own time, else reckoned back from the last one at this pace.
+    """About when a step was trained: its checkpoint's own time, else reckoned back from the last
+    one at this pace.
 
     Waits and restarts in between make the truth earlier, so a copy is never called for too soon.
     """

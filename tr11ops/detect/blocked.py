@@ -12,10 +12,16 @@ from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.repair import way_out
 
 
-def blocked(snapshot: Snapshot, detector: str, cause: Cause, how: str, severity: Severity) -> Iterator[Finding]:
+def blocked(
+    snapshot: Snapshot, detector: str, cause: Cause, how: str, severity: Severity
+) -> Iterator[Finding]:
     """A finding for each array or job that waits for this cause; `how` it waits, in words."""
     rows = [(job, reason_of_job(job)) for job in snapshot.pending_jobs]
-    jobs = {array_number(job): job for job, row in rows if row.cause is cause and row.wait is not Wait.PASSES}
+    jobs = {
+        array_number(job): job
+        for job, row in rows
+        if row.cause is cause and row.wait is not Wait.PASSES
+    }
     for number, job in jobs.items():
         yield Finding(
             detector,

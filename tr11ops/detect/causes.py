@@ -1,7 +1,9 @@
-"""Which finding follows from which: one incident has one cause, and the cause is what people are told first. Pure.
+"""Which finding follows from which: one incident has one cause, and the cause is what people are
+told first. Pure.
 
-`CAUSES` places every detector. What follows from another finding of the same look (or is its lesser sign) is listed
-below that one, wherever findings are shown: in mails, in alerts, on the screen, in the verdict.
+`CAUSES` places every detector. What follows from another finding of the same look (or is its lesser
+sign) is listed below that one, wherever findings are shown: in mails, in alerts, on the screen, in
+the verdict.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class Same(StrEnum):
 
 
 class CauseLink(Record):
-    """That findings follow from those of the detector `cause`; with `fault`, only where that fault is on record.
+    """That findings follow from those of the detector `cause`; with `fault`, only where that fault
+    is on record.
 
     `outlasts`: what follows stays when the cause is gone, until its own `then` is typed.
     """
@@ -44,8 +47,9 @@ def _of_run(*causes: str, outlasts: bool = False) -> tuple[CauseLink, ...]:
 
 
 NONE: tuple[CauseLink, ...] = ()
-# Of each detector: what its findings follow from, the strongest cause first. NONE: it is always told for itself.
-# The strongest detector comes first, and each after what its findings follow from: see `lead`.
+# Of each detector: what its findings follow from, the strongest cause first. NONE: it is always
+# told for itself. The strongest detector comes first, and each after what its findings follow from:
+# see `lead`.
 CAUSES: Mapping[str, tuple[CauseLink, ...]] = {
     "directory-unseen": NONE,
     "filesystem-full": NONE,
@@ -106,8 +110,9 @@ CAUSES: Mapping[str, tuple[CauseLink, ...]] = {
 
 
 def lead(detector: str, severity: Severity) -> tuple[int, int]:
-    """The order in which faults are told, wherever several are: the most severe first, and of equals the strongest
-    cause; one of a detector that is not known here last. Sort by it."""
+    """The order in which faults are told, wherever several are: the most severe first, and of
+    equals the strongest cause; one of a detector that is not known here last. Sort by it.
+    """
     places = list(CAUSES)
     return -severity.rank, places.index(detector) if detector in CAUSES else len(places)
 
@@ -115,7 +120,9 @@ def lead(detector: str, severity: Severity) -> tuple[int, int]:
 def cause_of(finding: Finding, others: Iterable[Finding]) -> Finding | None:
     """The strongest of `others` that a finding follows from; None where it is told for itself."""
     found = _link_of(finding, tuple(others))
-    return None if found is None else found[1]
+    if found is None:
+        return None
+    return found[1]
 
 
 def _link_of(finding: Finding, others: tuple[Finding, ...]) -> tuple[CauseLink, Finding] | None:
@@ -147,11 +154,14 @@ def first_cause(finding: Finding, findings: tuple[Finding, ...]) -> Finding:
 def commands_after(finding: Finding, findings: tuple[Finding, ...]) -> tuple[str, ...]:
     """The `then` of a finding, as far as it is still to be typed when its cause is gone."""
     found = _link_of(finding, findings)
-    return finding.then if found is None or found[0].outlasts else ()
+    if found is None or found[0].outlasts:
+        return finding.then
+    return ()
 
 
 def by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The first causes, each with what follows from it as its `consequences`, as severe as the worst of them.
+    """The first causes, each with what follows from it as its `consequences`, as severe as the
+    worst of them.
 
     They come in the order of `lead`, equals as they are given.
     """

@@ -20,21 +20,29 @@ NEEDS = ("jobs", "kill_switch", "pause", "steps", "submissions", "attempts", "no
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """WARNING when fewer than watch.tasks_left tasks wait behind the one that trains now, or that trains next.
+    """WARNING when fewer than watch.tasks_left tasks wait behind the one that trains now, or that
+    trains next.
 
-    Silent when those that are left cover the rest of the training, and where some of them start when the site is done.
-    Tasks for which too few nodes can be used cover nothing; nodes-short tells of them. Nor is it told while an attempt
-    leaves that has held what is queued for its fault: its end says why, and what helps.
+    Silent when those that are left cover the rest of the training, and where some of them start
+    when the site is done. Tasks for which too few nodes can be used cover nothing; nodes-short
+    tells of them. Nor is it told while an attempt leaves that has held what is queued for its
+    fault: its end says why, and what helps.
     """
     active, waiting = trains_on(snapshot), derived.sure_jobs(snapshot)
     if (not active and not waiting) or derived.stop_of(snapshot) is not None:
         return
     unseen = (snapshot.steps, snapshot.submissions, snapshot.attempts, snapshot.nodes)
     if any(isinstance(seen, Unknown) for seen in unseen):
-        return  # what is left to train, or to queue, how long that takes, or whether the site lets it, cannot be told
+        # what is left to train, or to queue, how long that takes, or whether the site lets it,
+        # cannot be told
+        return
     if not snapshot.steps and derived.total_iterations(snapshot) is not None:
         return  # the first step tells how long all takes
-    if derived.some_wait_for_site(snapshot) or derived.some_wait_for_nodes(snapshot) or holds_as_it_leaves(snapshot):
+    if (
+        derived.some_wait_for_site(snapshot)
+        or derived.some_wait_for_nodes(snapshot)
+        or holds_as_it_leaves(snapshot)
+    ):
         return  # another launch would meet the same
     tasks = derived.queued_tasks(waiting) + len(active) + derived.tasks_to_come(snapshot)
     end, covered = end_of(snapshot), queue_coverage_seconds(snapshot, only_sure=True)
@@ -45,11 +53,20 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     if remaining is not None and covered is not None and remaining <= covered:
         return
     last = "the last task of the queue " + ("is running" if active else "is waiting")
-    more = "one more task is" if behind == 1 else f"{behind} more tasks are"
-    title = last if behind < 1 else f"{more} queued after " + ("this one" if active else "the next one")
+    if behind == 1:
+        more = "one more task is"
+    else:
+        more = f"{behind} more tasks are"
+    if behind < 1:
+        title = last
+    else:
+        title = f"{more} queued after " + ("this one" if active else "the next one")
     evidence = []
     if remaining is not None:
-        held = "" if covered is None else f", the queue holds {duration(covered)}"
+        if covered is None:
+            held = ""
+        else:
+            held = f", the queue holds {duration(covered)}"
         evidence.append(f"{duration(remaining)} of training are left{held}")
     evidence += [f"no cover is {one}" for one in no_cover(snapshot)[:SHOWN]]
     yield Finding(

@@ -1,4 +1,6 @@
-"""A health check fails everywhere, so that the running attempt goes on without it: nothing looks for that fault now."""
+"""A health check fails everywhere, so that the running attempt goes on without it: nothing looks
+for that fault now.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """One finding for the attempt that runs, by the records of its launches that have ended."""
     for job in snapshot.active_jobs:
         names = derived.identifiers(job)
-        ends = [end for end in known(snapshot.training.launch_ends, ()) if end.job_id in names and end.failing_checks]
+        ends = [
+            end
+            for end in known(snapshot.training.launch_ends, ())
+            if end.job_id in names and end.failing_checks
+        ]
         if ends:
             last = max(ends, key=lambda end: end.launch)
             yield Finding(

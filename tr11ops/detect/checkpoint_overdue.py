@@ -1,4 +1,5 @@
-"""The training goes on, but a save failed, or none keeps up: a fault now costs more than one save interval.
+"""The training goes on, but a save failed, or none keeps up: a fault now costs more than one save
+interval.
 
 What to do: `tr11 logs`, look for `SAVE FAILED`; make room on the disk; `tr11 checkpoint-now`.
 """
@@ -21,7 +22,8 @@ BOUND = "one save that failed, or 1.5 intervals; 2.5"
 SEVERITIES = "WARNING, CRITICAL"
 NAME = "checkpoint-overdue"
 STORAGE = "storage"
-WANT_OF_ROOM = ("No space left on device", "Disk quota exceeded")  # as systems say ENOSPC and EDQUOT
+# as systems say ENOSPC and EDQUOT
+WANT_OF_ROOM = ("No space left on device", "Disk quota exceeded")
 NEEDS = ("jobs", "steps", "checkpoints", "heartbeats", "training.phases", "training.events")
 
 WARN_INTERVALS = 1.5  # a save in the background may take a part of the next interval
@@ -29,11 +31,12 @@ CRITICAL_INTERVALS = 2.5
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """Counts iterations, and minutes of training, since the newest sound checkpoint, while a job is active.
+    """Counts iterations, and minutes of training, since the newest sound checkpoint, while a job is
+    active.
 
-    Only what that job itself has trained: what an attempt before it left unsaved is lost already, or was given up by
-    a roll-back; what is passed over was not trained. A save that is under way may take as long as one has taken, and
-    more.
+    Only what that job itself has trained: what an attempt before it left unsaved is lost already,
+    or was given up by a roll-back; what is passed over was not trained. A save that is under way
+    may take as long as one has taken, and more.
     """
     checkpoints = snapshot.checkpoints
     if isinstance(checkpoints, Unknown) or not snapshot.active_jobs:
@@ -53,9 +56,18 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     if not is_late and failed is not None:
         title = f"the save of step {failed.values.get('step')} failed"
     pace = derived.seconds_per_iteration(snapshot)
-    at_stake = "" if pace is None else f", {duration(unsaved * pace)} of work"
-    since = f"since {sound.step}" if sound else "and none was ever saved"
-    save, is_for_room = derived.command(snapshot, "checkpoint-now --wait"), _is_for_want_of_room(snapshot, failed)
+    if pace is None:
+        at_stake = ""
+    else:
+        at_stake = f", {duration(unsaved * pace)} of work"
+    if sound:
+        since = f"since {sound.step}"
+    else:
+        since = "and none was ever saved"
+    save, is_for_room = (
+        derived.command(snapshot, "checkpoint-now --wait"),
+        _is_for_want_of_room(snapshot, failed),
+    )
     yield Finding(
         NAME,
         Severity.CRITICAL if is_late and intervals > CRITICAL_INTERVALS else Severity.WARNING,
@@ -68,21 +80,33 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _is_for_want_of_room(snapshot: Snapshot, failed: TrainingEvent | None) -> bool:
-    """Whether no save comes about as the disk is full: by the fault of the last one that failed; or by a look at the
-    disk, for on a full one not even that is noted."""
+    """Whether no save comes about as the disk is full: by the fault of the last one that failed; or
+    by a look at the disk, for on a full one not even that is noted.
+    """
     if any(folder.is_full for folder in known(snapshot.operation.shut_folders, ())):
         return True
-    why = "" if failed is None else str(failed.values.get("why") or "")
+    if failed is None:
+        why = ""
+    else:
+        why = str(failed.values.get("why") or "")
     return any(words in why for words in WANT_OF_ROOM)
 
 
 def _failed_since(snapshot: Snapshot, sound: Checkpoint | None) -> TrainingEvent | None:
     """The last save that failed, of a job that is there, where none has come about since."""
     names = frozenset().union(*(derived.identifiers(job) for job in snapshot.active_jobs))
-    since = (sound.created or 0.0) if sound is not None else 0.0
+    since = 0.0
+    if sound is not None:
+        since = sound.created or 0.0
     events = known(snapshot.training.events, ())
-    failed = [one for one in events if one.kind == SAVE_FAILED and one.job_id in names and one.time > since]
-    return failed[-1] if failed else None
+    failed = [
+        one
+        for one in events
+        if one.kind == SAVE_FAILED and one.job_id in names and one.time > since
+    ]
+    if failed:
+        return failed[-1]
+    return None
 
 
 def _why_failed(failed: TrainingEvent | None) -> Iterator[str]:
@@ -96,20 +120,31 @@ def _of_iterations(snapshot: Snapshot, unsaved: int) -> tuple[float, str]:
     interval = snapshot.run.checkpoint_interval
     if interval is None:
         return 0.0, ""
-    return unsaved / interval, f"no checkpoint for {unsaved} iterations (the interval is {interval})"
+    return (
+        unsaved / interval,
+        f"no checkpoint for {unsaved} iterations (the interval is {interval})",
+    )
 
 
 def _of_minutes(snapshot: Snapshot, sound: Checkpoint | None) -> tuple[float, str]:
-    """The same by the clock: from the newest checkpoint, or from the launch's first step where that is later."""
+    """The same by the clock: from the newest checkpoint, or from the launch's first step where that
+    is later.
+    """
     minutes = snapshot.run.training.checkpoint_minutes
     names = frozenset().union(*(derived.identifiers(job) for job in snapshot.active_jobs))
     stepped = derived.step_times(snapshot, names)
     if minutes is None or not stepped:
         return 0.0, ""
     began = normal_silence.launch_trained_since(snapshot, names)
-    since = max([min(stepped) if began is None else began, *([sound.created] if sound and sound.created else [])])
+    since = max(
+        [
+            min(stepped) if began is None else began,
+            *([sound.created] if sound and sound.created else []),
+        ]
+    )
     late = max(0.0, snapshot.time - since)
-    # What a save takes is no delay: the interval counts from the begin of one to the begin of the next.
+    # What a save takes is no delay: the interval counts from the begin of one to the begin of the
+    # next.
     saved_in = normal_silence.longest(snapshot, "saving") or 0.0
     return (late - saved_in) / (60.0 * minutes), (
         f"no checkpoint for {duration(late)} of training (the interval is {duration(60.0 * minutes)})"

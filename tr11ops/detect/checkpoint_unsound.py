@@ -1,4 +1,5 @@
-"""The newest checkpoint is not whole, or `latest` names one that is not there: a resume falls back to an older one.
+"""The newest checkpoint is not whole, or `latest` names one that is not there: a resume falls back
+to an older one.
 
 Or it is whole, and what begins from it fails: then the agent has gone back to an older one.
 """
@@ -30,9 +31,13 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         bad = bad[1:]
     if bad:
         lines = [
-            f"{checkpoint_name(entry.step)}: {entry.faults[0] if entry.faults else 'no manifest'}" for entry in bad
+            f"{checkpoint_name(entry.step)}: {entry.faults[0] if entry.faults else 'no manifest'}"
+            for entry in bad
         ]
-        fall_back = f"a resume takes {checkpoint_name(sound.step)}" if sound else "no sound checkpoint was found"
+        if sound:
+            fall_back = f"a resume takes {checkpoint_name(sound.step)}"
+        else:
+            fall_back = "no sound checkpoint was found"
         yield Finding(
             NAME,
             Severity.WARNING if sound else Severity.CRITICAL,
@@ -55,12 +60,15 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _doubted(snapshot: Snapshot, sound: Checkpoint | None) -> Iterator[Finding]:
-    """The checkpoint that launches failed after again and again, until one is saved beyond where they ended.
+    """The checkpoint that launches failed after again and again, until one is saved beyond where
+    they ended.
 
-    INFO until the older one has come past that iteration: only then was it the checkpoint. Silent where the training
-    fails there from the older one too: then it was not.
+    INFO until the older one has come past that iteration: only then was it the checkpoint. Silent
+    where the training fails there from the older one too: then it was not.
     """
-    ends = [one for one in known(snapshot.training.launch_ends, ()) if one.older_checkpoint is not None]
+    ends = [
+        one for one in known(snapshot.training.launch_ends, ()) if one.older_checkpoint is not None
+    ]
     last = max(ends, key=lambda one: one.time, default=None)
     if last is None or last.began_at is None:
         return
@@ -70,7 +78,11 @@ def _doubted(snapshot: Snapshot, sound: Checkpoint | None) -> Iterator[Finding]:
     later = [one for one in known(snapshot.training.launch_ends, ()) if one.time > last.time]
     if any(one.reached == last.reached and one.began_at != last.began_at for one in later):
         return
-    steps = [step for step in known(snapshot.steps, ()) if step.time is not None and step.time > last.time]
+    steps = [
+        step
+        for step in known(snapshot.steps, ())
+        if step.time is not None and step.time > last.time
+    ]
     is_proven = any(step.record.iteration > passed for step in steps)
     name, older = checkpoint_name(last.began_at), checkpoint_name(last.older_checkpoint or 0)
     yield Finding(

@@ -1,4 +1,5 @@
-"""Clocks differ between machines: deadlines and the order of events cannot be trusted, least of all leases.
+"""Clocks differ between machines: deadlines and the order of events cannot be trusted, least of all
+leases.
 
 Ages are judged by the run's clock, whatever is wrong here: see observe/clock.py.
 """
@@ -24,14 +25,17 @@ RECENT_SECONDS = derived.HOUR  # an older file may be a copy, with the time of t
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """WARNING for each host whose writes and the file system's time of them differ by over watch.clock_skew_seconds.
+    """WARNING for each host whose writes and the file system's time of them differ by over
+    watch.clock_skew_seconds.
 
-    Also for this machine's own clock, in both directions. Only files of the last hour count. A host is behind only if
-    all its files say so, since one of them may have been written slowly.
+    Also for this machine's own clock, in both directions. Only files of the last hour count. A host
+    is behind only if all its files say so, since one of them may have been written slowly.
     """
     bound = snapshot.run.operation.clock_skew_seconds
     recent = [
-        entry for entry in known(snapshot.operation.clocks, ()) if snapshot.time - entry.stamped <= RECENT_SECONDS
+        entry
+        for entry in known(snapshot.operation.clocks, ())
+        if snapshot.time - entry.stamped <= RECENT_SECONDS
     ]
     nodes = {node.name for node in known(snapshot.nodes, ())}
     for host, skew in sorted(skews(recent, bound).items(), key=lambda pair: -abs(pair[1])):

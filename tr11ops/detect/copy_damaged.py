@@ -1,4 +1,6 @@
-"""A copy of a checkpoint is not what was copied: bytes at the destination rotted, or someone changed them."""
+"""A copy of a checkpoint is not what was copied: bytes at the destination rotted, or someone
+changed them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ NAMED = 10
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """CRITICAL as soon as a re-read found it, until the copy is repaired: the other copies may go the same way."""
+    """CRITICAL as soon as a re-read found it, until the copy is repaired: the other copies may go
+    the same way.
+    """
     backup = snapshot.operation.backup
     if backup is None or isinstance(backup, Unknown) or not backup.damaged:
         return
@@ -28,7 +32,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     yield Finding(
         NAME,
         Severity.CRITICAL,
-        f"{count} copies of checkpoints are damaged" if count > 1 else "a copy of a checkpoint is damaged",
+        f"{count} copies of checkpoints are damaged"
+        if count > 1
+        else "a copy of a checkpoint is damaged",
         evidence=(
             *backup.damaged[:NAMED],
             *more,

@@ -1,7 +1,8 @@
-"""A counter jumped at a restart: samples, learning rate, batch size, or an iteration from before the last checkpoint.
+"""A counter jumped at a restart: samples, learning rate, batch size, or an iteration from before
+the last checkpoint.
 
-Training that is resumed wrongly looks healthy for days. What to do: stop the run, compare the two launches' cards
-(`state/attempts/JOB/`), resume from the checkpoint that is named.
+Training that is resumed wrongly looks healthy for days. What to do: stop the run, compare the two
+launches' cards (`state/attempts/JOB/`), resume from the checkpoint that is named.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ NEEDS = ("jobs", "steps", "training.events", "checkpoints", "training.launch_end
 
 SAME_RATE = 0.01  # relative: what the log rounds, and dropped updates, may change
 SCHEDULE_RATE = (
-    0.05  # relative: what a schedule may change beyond its slope, where it turns from one course to the next
+    # relative: what a schedule may change beyond its slope, where it turns from one course to the
+    # next
+    0.05
 )
 SLOPE_LINES = 20  # on each side, from which the schedule's slope is taken
 SLOPE_FACTOR = 3.0
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """Compares the first line after each recent restart with the line of the same iteration, or the one before."""
+    """Compares the first line after each recent restart with the line of the same iteration, or the
+    one before.
+    """
     steps = known(snapshot.steps, ())
     if not snapshot.active_jobs:
         return
@@ -55,14 +60,17 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _gone_back(snapshot: Snapshot, steps: tuple[Step, ...], index: int) -> Iterator[str]:
-    """The launch began before a checkpoint that was there, and nothing that tr11 did on purpose says why.
+    """The launch began before a checkpoint that was there, and nothing that tr11 did on purpose
+    says why.
 
     That is a roll-back of the trainer's own, or an older checkpoint that the agent tries.
     """
     before, after = steps[index - 1], steps[index]
     if after.time is None or before.time is None:
         return
-    backs = [event.time for event in known(snapshot.training.events, ()) if event.kind == "roll-back"]
+    backs = [
+        event.time for event in known(snapshot.training.events, ()) if event.kind == "roll-back"
+    ]
     if isinstance(snapshot.training.launch_ends, Unknown):
         return
     backs += [end.time for end in snapshot.training.launch_ends if end.older_checkpoint is not None]
@@ -71,7 +79,9 @@ def _gone_back(snapshot: Snapshot, steps: tuple[Step, ...], index: int) -> Itera
     began = after.time - _finite(after.record.seconds_per_iteration)
     sound = [entry for entry in snapshot.examined if entry.is_sound]
     there = [entry for entry in sound if entry.created is not None and entry.created < began]
-    newest = max((entry.step for entry in there if entry.step <= before.record.iteration), default=None)
+    newest = max(
+        (entry.step for entry in there if entry.step <= before.record.iteration), default=None
+    )
     if newest is not None and after.record.iteration <= newest:
         yield (
             f"the training went back to iteration {after.record.iteration}, though {checkpoint_name(newest)} was there"
@@ -80,7 +90,14 @@ def _gone_back(snapshot: Snapshot, steps: tuple[Step, ...], index: int) -> Itera
 
 def _jumps(steps: tuple[Step, ...], index: int) -> Iterator[str]:
     after = steps[index].record
-    base = next((step.record for step in reversed(steps[:index]) if step.record.iteration <= after.iteration), None)
+    base = next(
+        (
+            step.record
+            for step in reversed(steps[:index])
+            if step.record.iteration <= after.iteration
+        ),
+        None,
+    )
     if base is None:
         return
     count = after.iteration - base.iteration
@@ -100,13 +117,18 @@ def _samples(base: StepRecord, after: StepRecord, count: int) -> Iterator[str]:
         )
 
 
-def _rate(base: StepRecord, after: StepRecord, count: int, steps: tuple[Step, ...], index: int) -> Iterator[str]:
+def _rate(
+    base: StepRecord, after: StepRecord, count: int, steps: tuple[Step, ...], index: int
+) -> Iterator[str]:
     change = abs(after.learning_rate - base.learning_rate)
     largest = max(abs(after.learning_rate), abs(base.learning_rate))
     if count == 0:
         allowed = SAME_RATE * largest
     else:
-        slopes = [*_slopes(steps[max(0, index - SLOPE_LINES) : index]), *_slopes(steps[index : index + SLOPE_LINES])]
+        slopes = [
+            *_slopes(steps[max(0, index - SLOPE_LINES) : index]),
+            *_slopes(steps[index : index + SLOPE_LINES]),
+        ]
         if not slopes:
             return  # cannot be told
         allowed = SLOPE_FACTOR * max(slopes) * count + SCHEDULE_RATE * largest
@@ -123,7 +145,9 @@ def _slopes(steps: tuple[Step, ...]) -> Iterator[float]:
 
 
 def _finite(value: float) -> float:
-    return value if math.isfinite(value) else 0.0
+    if math.isfinite(value):
+        return value
+    return 0.0
 
 
 def _line(step: Step) -> str:

@@ -1,4 +1,6 @@
-"""The periodic jobs are not run any more: their daemon, crontab or chain of jobs is gone, and no one was told."""
+"""The periodic jobs are not run any more: their daemon, crontab or chain of jobs is gone, and no
+one was told.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,18 @@ BY_HAND = frozenset({"hand", "once"})  # nothing was installed that could die
 
 
 def grace(interval_seconds: float) -> float:
-    """How late a round may begin: its own interval, at least a quarter of an hour, at most six hours."""
+    """How late a round may begin: its own interval, at least a quarter of an hour, at most six
+    hours.
+    """
     return min(LONGEST_GRACE_SECONDS, max(SHORTEST_GRACE_SECONDS, interval_seconds))
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """One finding for each dead chain, else for each way in which jobs are overdue; silent where none was ever run.
+    """One finding for each dead chain, else for each way in which jobs are overdue; silent where
+    none was ever run.
 
-    WARNING; CRITICAL when the watchdog is among them. A round that still runs is overdue after two intervals.
+    WARNING; CRITICAL when the watchdog is among them. A round that still runs is overdue after two
+    intervals.
     """
     dead_chains = False
     for chain in known(snapshot.operation.chains, ()):
@@ -80,16 +86,22 @@ def is_overdue(job: PeriodicJobState, now: float) -> bool:
     """Whether a job's next round should have begun long ago."""
     if job.way in BY_HAND or now - job.next_due <= grace(job.interval_seconds):
         return False
-    return not job.is_running or now - job.started > 2 * job.interval_seconds + grace(job.interval_seconds)
+    return not job.is_running or now - job.started > 2 * job.interval_seconds + grace(
+        job.interval_seconds
+    )
 
 
 def watchdog_fault(jobs: Iterable[PeriodicJobState], now: float) -> str:
-    """Why nothing looks at the run regularly; "" where a watchdog lives: its last round is on record, it did not fail,
-    and by its own interval the next one is not overdue. A look that a person made is no watchdog."""
+    """Why nothing looks at the run regularly; "" where a watchdog lives: its last round is on
+    record, it did not fail, and by its own interval the next one is not overdue. A look that a
+    person made is no watchdog.
+    """
     watchdog = next((job for job in jobs if job.name == WATCHDOG), None)
     if watchdog is None or watchdog.way in BY_HAND:
         return ALONE
     if is_overdue(watchdog, now):
         silent, every = duration(now - watchdog.started), duration(watchdog.interval_seconds)
         return f"the watchdog has not looked for {silent} (due every {every})"
-    return "the watchdog's last look failed" if watchdog.failures_in_a_row else ""
+    if watchdog.failures_in_a_row:
+        return "the watchdog's last look failed"
+    return ""

@@ -1,4 +1,6 @@
-"""A state file of the run directory is damaged: what it said is missing, and nothing says so but this."""
+"""A state file of the run directory is damaged: what it said is missing, and nothing says so but
+this.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     if isinstance(damaged, Unknown) or not damaged:
         return
     damaged = tuple(sorted(damaged, key=lambda entry: entry.is_newer))
-    more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    more = ""
+    if len(damaged) > 1:
+        more = f" and {len(damaged) - 1} more"
     head = "a state file:" if damaged[0].is_newer else "a state file is damaged:"
     lines = [f"{entry.path} {entry.what}: {entry.without}" for entry in damaged[:MOST_NAMED]]
     is_moved = any(entry.is_set_aside for entry in damaged)

@@ -1,4 +1,6 @@
-"""Queued work that can never start as it stands: a dependency that cannot be met, a request that cannot be served."""
+"""Queued work that can never start as it stands: a dependency that cannot be met, a request that
+cannot be served.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,26 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         row = reason_of_job(job)
         if row.cause is Cause.REQUEST:
             usable = usable_nodes(snapshot, job.partition)
-            is_short = job.reason.startswith("BadConstraints") and usable is not None and job.node_count > usable
-            spares = fewer_spares(snapshot, usable) if is_short else ""
-            evidence = (row.meaning, *((f"dependency: {job.dependency}",) if job.dependency else ()))
+            is_short = (
+                job.reason.startswith("BadConstraints")
+                and usable is not None
+                and job.node_count > usable
+            )
+            spares = ""
+            if is_short:
+                spares = fewer_spares(snapshot, usable)
+            evidence = (
+                row.meaning,
+                *((f"dependency: {job.dependency}",) if job.dependency else ()),
+            )
             yield Finding(
                 NAME,
                 Severity.CRITICAL,
                 f"job {job.job_id} can never start: {job.reason}",
                 subject=array_number(job),
                 evidence=evidence,
-                fix=derived.command(snapshot, f"launch --replace {spares}" if spares else "launch --repair"),
+                fix=derived.command(
+                    snapshot, f"launch --replace {spares}" if spares else "launch --repair"
+                ),
                 fault=WANT_OF_NODES if is_short else "",
             )

@@ -1,4 +1,6 @@
-"""The run directory that is seen here is not the one that the run's jobs were queued from: it is not mounted."""
+"""The run directory that is seen here is not the one that the run's jobs were queued from: it is
+not mounted.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ NEEDS = ("jobs",)
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """A job carries the directory's mark, and no launch is on record there: nothing that is read there is the run's."""
+    """A job carries the directory's mark, and no launch is on record there: nothing that is read
+    there is the run's.
+    """
     if not snapshot.unmounted or isinstance(snapshot.jobs, Unknown):
         return
     yield Finding(

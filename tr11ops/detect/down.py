@@ -1,4 +1,6 @@
-"""Nothing runs and nothing is queued, though the training is neither finished nor stopped by someone."""
+"""Nothing runs and nothing is queued, though the training is neither finished nor stopped by
+someone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ NEEDS = ("jobs", "kill_switch", "pause", "attempts", "last_end", "heartbeats", "
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """Silent unless jobs and the kill switch were really seen: absence is never concluded from silence."""
+    """Silent unless jobs and the kill switch were really seen: absence is never concluded from
+    silence.
+    """
     if isinstance(snapshot.jobs, Unknown) or derived.stop_of(snapshot) is not None:
         return
     if snapshot.active_jobs or snapshot.pending_jobs:
@@ -40,7 +44,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _since(snapshot: Snapshot) -> float | None:
-    """When the last of it ended, as far as that is known; None where a person had stopped the run until some time."""
+    """When the last of it ended, as far as that is known; None where a person had stopped the run
+    until some time.
+    """
     marker = derived.last_marker(snapshot)
     attempts = known(snapshot.attempts, ())
     if not attempts or (marker is not None and marker.reason in {"kill-switch", "pause"}):
@@ -52,7 +58,9 @@ def _since(snapshot: Snapshot) -> float | None:
 
 
 def _what_helps(snapshot: Snapshot) -> str:
-    """The launch that was last typed, once more; but first a look, where the same launch would fail the same way."""
+    """The launch that was last typed, once more; but first a look, where the same launch would fail
+    the same way.
+    """
     marker = derived.last_marker(snapshot)
     if marker is not None and marker.reason in BAD_REASONS:
         return "logs"
@@ -64,7 +72,10 @@ def last_launch(snapshot: Snapshot) -> str:
     newest = next(iter(known(snapshot.submissions, ())), None)
     if newest is None:
         return "launch --array 1-10"
-    words = ["launch"] if newest.array is None else ["launch --array", newest.array.partition("%")[0]]
+    if newest.array is None:
+        words = ["launch"]
+    else:
+        words = ["launch --array", newest.array.partition("%")[0]]
     if newest.scheduler == "local":  # else Slurm would be taken where there is one
         words.append("--scheduler local")
     return " ".join(words)
@@ -83,4 +94,6 @@ def _evidence(snapshot: Snapshot) -> Iterator[str]:
     elif newest.job_id is None:
         yield f"the scheduler never said whether it took submission {newest.tag}"
     else:
-        yield f"the last submission was job {newest.job_id}" + (f", array {newest.array}" if newest.array else "")
+        yield f"the last submission was job {newest.job_id}" + (
+            f", array {newest.array}" if newest.array else ""
+        )

@@ -35,9 +35,11 @@ NOTE = "note.txt"  # as the runbook's page calls it
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """INFO when one more exclusion is allowed, WARNING when none is; silent where no node is excluded.
+    """INFO when one more exclusion is allowed, WARNING when none is; silent where no node is
+    excluded.
 
-    A WARNING for each node that was found bad and could not be excluded any more; INFO while it is down.
+    A WARNING for each node that was found bad and could not be excluded any more; INFO while it is
+    down.
     """
     if isinstance(snapshot.jobs, Unknown):
         return
@@ -98,33 +100,50 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
         title, severity = f"{named} excluded, one more may be", Severity.INFO
     fix = take_back(snapshot, names)
     if not fix:
-        evidence = (*evidence, f"none can come back now: {first_few(cannot_return(snapshot, names), NAMED)}")
+        evidence = (
+            *evidence,
+            f"none can come back now: {first_few(cannot_return(snapshot, names), NAMED)}",
+        )
         fix = _note_for_site(snapshot, names)
     evidence = (*evidence, _how_more_may_be(snapshot, len(in_partition), limit.needed, len(names)))
     since = max(
-        (entry.since for entry in known(snapshot.exclusions, ()) if entry.node in names and entry.since), default=None
+        (
+            entry.since
+            for entry in known(snapshot.exclusions, ())
+            if entry.node in names and entry.since
+        ),
+        default=None,
     )
-    yield Finding(NAME, severity, title, evidence=evidence, fix=fix, since=since)  # since the last of them
+    # since the last of them
+    yield Finding(NAME, severity, title, evidence=evidence, fix=fix, since=since)
 
 
 def _how_more_may_be(snapshot: Snapshot, partition_nodes: int, needed: int, excluded: int) -> str:
-    """What a person may do so that tr11 excludes by itself again, the queued tasks among it; or that nothing does."""
+    """What a person may do so that tr11 excludes by itself again, the queued tasks among it; or
+    that nothing does.
+    """
     percent = percent_for(partition_nodes, needed, excluded + 1)
     if percent is None:
         return f"a greater {KEY} would not help: an attempt needs all others"
     command = derived.command(snapshot, f"launch --replace --set {KEY}={percent}")
-    return f"so that more may be: {KEY} = {percent} in the card; for what is queued now, `{command}`"
+    return (
+        f"so that more may be: {KEY} = {percent} in the card; for what is queued now, `{command}`"
+    )
 
 
 def _note_for_site(snapshot: Snapshot, names: Collection[str]) -> str:
-    """The command that writes what the site has to repair; "" where all are excluded because someone wants it so."""
+    """The command that writes what the site has to repair; "" where all are excluded because
+    someone wants it so.
+    """
     if not unusable_exclusions(snapshot, names):
         return ""
     return derived.command(snapshot, f"nodes list --excluded --report {NOTE}")
 
 
 def _what_may_be_lost(snapshot: Snapshot) -> str:
-    """How many nodes an attempt goes on without, by its spares: the one that runs as it is now, else the next one."""
+    """How many nodes an attempt goes on without, by its spares: the one that runs as it is now,
+    else the next one.
+    """
     spares, runs = spare_nodes(snapshot)
     if not spares:
         return "the next bad node stops the run"
@@ -134,7 +153,9 @@ def _what_may_be_lost(snapshot: Snapshot) -> str:
 
 
 def _what_helps(snapshot: Snapshot, node: str, why: str) -> str:
-    """Its exclusion past the cap, where an attempt still finds its nodes without it; else a check of it."""
+    """Its exclusion past the cap, where an attempt still finds its nodes without it; else a check
+    of it.
+    """
     usable, needed = usable_nodes(snapshot), needed_next(snapshot)
     if usable is None or needed is None or usable <= needed:
         return derived.command(snapshot, f"nodes check {node}")

@@ -26,7 +26,10 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     late = due_for_recheck(known(snapshot.exclusions, ()), snapshot.time - GRACE_SECONDS)
     if not late:
         return
-    word = "an excluded node waits" if len(late) == 1 else f"{len(late)} excluded nodes wait"
+    if len(late) == 1:
+        word = "an excluded node waits"
+    else:
+        word = f"{len(late)} excluded nodes wait"
     evidence = tuple(
         f"{entry.node}: due for {duration(snapshot.time - (entry.until or snapshot.time))}"
         + (f", {kept_off(entry.state)} because {entry.why}" if entry.why else "")

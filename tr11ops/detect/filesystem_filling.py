@@ -20,7 +20,9 @@ SOON_SECONDS = 2 * derived.DAY
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """WARNING when it fills within two days, INFO within the card's `forecast_days`; silent where it is full now."""
+    """WARNING when it fills within two days, INFO within the card's `forecast_days`; silent where
+    it is full now.
+    """
     samples = known(snapshot.operation.usage, ())
     last = newest(samples)
     for rule in snapshot.run.operation.filesystems:
@@ -30,7 +32,10 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         found = forecast(own, snapshot.time)
         line = filling(found, rule, snapshot.time)
         if line and found.full_at is not None:
-            growth = "" if found.per_day is None else f"it grows by {found.per_day:.2g} % of its limit a day"
+            if found.per_day is None:
+                growth = ""
+            else:
+                growth = f"it grows by {found.per_day:.2g} % of its limit a day"
             yield Finding(
                 NAME,
                 Severity.WARNING if found.full_at - snapshot.time < SOON_SECONDS else Severity.INFO,

@@ -1,4 +1,6 @@
-"""A watched file system or quota is full, or nearly: the next save may fail, and with it everything since the last."""
+"""A watched file system or quota is full, or nearly: the next save may fail, and with it everything
+since the last.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,12 @@ KEPT = 2  # checkpoints: the newest, and the one that a resume takes if that fai
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """WARNING beyond the card's share of bytes or inodes or below its `least_free`; CRITICAL from 97 % on.
+    """WARNING beyond the card's share of bytes or inodes or below its `least_free`; CRITICAL from
+    97 % on.
 
-    One finding a file system, from the last sample of it, however old: what is full empties by itself never. Whether
-    the run's own folders can be written to, and have room for the next save, is seen at each look; read-only may be so
-    on this host alone.
+    One finding a file system, from the last sample of it, however old: what is full empties by
+    itself never. Whether the run's own folders can be written to, and have room for the next save,
+    is seen at each look; read-only may be so on this host alone.
     """
     shut = known(snapshot.operation.shut_folders, ())
     for folder in shut:
@@ -60,14 +63,19 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 lines[0],
                 subject=rule.name,
                 identity=(rule.name,),
-                evidence=(*lines[1:], f"measured {duration(snapshot.time - usage.time)} ago by {usage.source}"),
+                evidence=(
+                    *lines[1:],
+                    f"measured {duration(snapshot.time - usage.time)} ago by {usage.source}",
+                ),
                 fix=make_room(snapshot),
                 then=(derived.command(snapshot, "fs-watchdog"),),
             )
 
 
 def _no_room_for_a_save(snapshot: Snapshot, shut: set[str]) -> Iterator[Finding]:
-    """WARNING as long as a save as large as the newest sound one does not fit: what was full is well only then."""
+    """WARNING as long as a save as large as the newest sound one does not fit: what was full is
+    well only then.
+    """
     room, sound = known(snapshot.operation.save_room, None), snapshot.newest_sound
     if room is None or room.path in shut or sound is None or derived.is_finished(snapshot):
         return
@@ -85,8 +93,10 @@ def _no_room_for_a_save(snapshot: Snapshot, shut: set[str]) -> Iterator[Finding]
 
 
 def what_fills_it(snapshot: Snapshot, path: str) -> tuple[str, ...]:
-    """How much of a file system the run's checkpoints are, of which `path` is the run's first folder; what becomes of
-    the training; what the command does. Nothing where its checkpoints are elsewhere."""
+    """How much of a file system the run's checkpoints are, of which `path` is the run's first
+    folder; what becomes of the training; what the command does. Nothing where its checkpoints are
+    elsewhere.
+    """
     room, checkpoints = known(snapshot.operation.save_room, None), known(snapshot.checkpoints, None)
     if room is None or room.path != path or checkpoints is None:
         return ()
@@ -95,21 +105,34 @@ def what_fills_it(snapshot: Snapshot, path: str) -> tuple[str, ...]:
     goes_on = "the training goes on meanwhile, and saves again by itself once there is room"
     if not count or each is None:
         return (goes_on,)
-    held = min(count * each, room.total_bytes) if room.total_bytes else count * each
-    share = f" of the {size(room.total_bytes)} there" if room.total_bytes else ""
-    lines = [f"the run's {counted(count, 'checkpoint')} {'are' if count > 1 else 'is'} about {size(held)}{share}"]
+    if room.total_bytes:
+        held = min(count * each, room.total_bytes)
+    else:
+        held = count * each
+    share = ""
+    if room.total_bytes:
+        share = f" of the {size(room.total_bytes)} there"
+    lines = [
+        f"the run's {counted(count, 'checkpoint')} {'are' if count > 1 else 'is'} about {size(held)}{share}"
+    ]
     if room.total_bytes:
         others = max(0, room.total_bytes - room.free_bytes - held)
         lines.append(_others(others, held, path))
     if count > KEPT:
-        lines.append("the command shows which checkpoints would go, and asks; with `--dry-run` it only shows them")
+        lines.append(
+            "the command shows which checkpoints would go, and asks; with `--dry-run` it only shows them"
+        )
     else:
-        lines.append(f"a resume needs {'them' if count > 1 else 'it'}: other files must go, or be moved")
+        lines.append(
+            f"a resume needs {'them' if count > 1 else 'it'}: other files must go, or be moved"
+        )
     return (*lines, goes_on)
 
 
 def _others(others: int, held: int, path: str) -> str:
-    """Of what is no checkpoint; where that is most of it, to remove checkpoints helps for a while alone."""
+    """Of what is no checkpoint; where that is most of it, to remove checkpoints helps for a while
+    alone.
+    """
     if others <= held:
         return f"{size(others)} are other files, of this run or of others"
     show = shlex.join(["du", "-xhd", "2", path])
@@ -117,8 +140,9 @@ def _others(others: int, held: int, path: str) -> str:
 
 
 def make_room(snapshot: Snapshot) -> str:
-    """The command that removes checkpoints which the run does not need; where it needs all, the one that shows what
-    else is in its directory."""
+    """The command that removes checkpoints which the run does not need; where it needs all, the one
+    that shows what else is in its directory.
+    """
     checkpoints = known(snapshot.checkpoints, None)
     if checkpoints is not None and len(checkpoints.steps) <= KEPT:
         return shlex.join(["du", "-xhd", "2", str(snapshot.run.directory)])
@@ -127,7 +151,13 @@ def make_room(snapshot: Snapshot) -> str:
 
 def severity(usage: Usage, rule: FilesystemRule) -> Severity:
     """How loud a full file system is. Half of the room that must be left is as loud as 97 %."""
-    shares = [percent for percent in (usage.percent("bytes"), usage.percent("inodes")) if percent is not None]
+    shares = [
+        percent
+        for percent in (usage.percent("bytes"), usage.percent("inodes"))
+        if percent is not None
+    ]
     free = usage.bytes_free
     short = rule.least_free is not None and free is not None and free < rule.least_free / 2
-    return Severity.CRITICAL if short or max(shares, default=0.0) >= CRITICAL_PERCENT else Severity.WARNING
+    if short or max(shares, default=0.0) >= CRITICAL_PERCENT:
+        return Severity.CRITICAL
+    return Severity.WARNING

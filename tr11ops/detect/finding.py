@@ -1,4 +1,6 @@
-"""What a detector concludes: one fault or remark, with its evidence and the command that repairs it."""
+"""What a detector concludes: one fault or remark, with its evidence and the command that repairs
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from trainer.contract.record import Record
 
 @total_ordering
 class Severity(Enum):
-    """INFO is worth knowing, WARNING wants a person in working hours, CRITICAL wants one now. Written by its name."""
+    """INFO is worth knowing, WARNING wants a person in working hours, CRITICAL wants one now.
+    Written by its name.
+    """
 
     INFO = "INFO"
     WARNING = "WARNING"
@@ -25,7 +29,8 @@ class Severity(Enum):
         return self.rank < other.rank
 
 
-HELD_FOR_FAULT = "held"  # the `fault` of queued work that tr11 holds because the next task would meet the same
+# the `fault` of queued work that tr11 holds because the next task would meet the same
+HELD_FOR_FAULT = "held"
 
 NO_CAUSE = "unknown"  # the identity of the end of an attempt of which no cause is on record
 
@@ -33,23 +38,24 @@ NO_CAUSE = "unknown"  # the identity of the end of an attempt of which no cause 
 class Finding(Record):
     """One conclusion from a snapshot.
 
-    `detector` is the detector's name (its file in `tr11ops/detect/`), `subject` what it is about (a job, a node, a
-    step), as it is shown. `fix` is the command that helps with it, or ""; `then` are those that let the run go on when
-    that is done.
+    `detector` is the detector's name (its file in `tr11ops/detect/`), `subject` what it is about (a
+    job, a node, a step), as it is shown. `fix` is the command that helps with it, or ""; `then` are
+    those that let the run go on when that is done.
 
-    `fault` is the class of fault that the run's own records give as its reason ("storage", "numerics", ...), "" where
-    they give none. `consequences` are findings of the same look that follow from this one: `causes.by_cause` puts them
-    here.
+    `fault` is the class of fault that the run's own records give as its reason ("storage",
+    "numerics", ...), "" where they give none. `consequences` are findings of the same look that
+    follow from this one: `causes.by_cause` puts them here.
 
-    `identity` tells two incidents of one detector apart: names that the next restart does not change (a node, a file
-    system, a step). Two findings of one detector and one identity are one incident. Empty, where a run has at most one
-    such incident at a time; ids of jobs are never in it.
+    `identity` tells two incidents of one detector apart: names that the next restart does not
+    change (a node, a file system, a step). Two findings of one detector and one identity are one
+    incident. Empty, where a run has at most one such incident at a time; ids of jobs are never in
+    it.
 
-    `is_to_be_passed`: a later attempt trains, but has not come past the iteration at which the fault was: an alert of
-    it, if people know of one, is not over.
+    `is_to_be_passed`: a later attempt trains, but has not come past the iteration at which the
+    fault was: an alert of it, if people know of one, is not over.
 
-    `since`: when the fault began, by its evidence; None where that is the look. `patience`: of a standstill, for how
-    many seconds it would have been none; None for other faults.
+    `since`: when the fault began, by its evidence; None where that is the look. `patience`: of a
+    standstill, for how many seconds it would have been none; None for other faults.
     """
 
     detector: str

@@ -21,10 +21,15 @@ NEEDS = ("jobs", "steps", "training.events")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """More than 10 times its median on two consecutive lines: a single line is noise. Looks at the last 50."""
+    """More than 10 times its median on two consecutive lines: a single line is noise. Looks at the
+    last 50.
+    """
     steps, facts = known(snapshot.steps, ()), snapshot.run.training
     highs = series.not_undone(
-        snapshot, series.recent_highs(steps, lambda record: record.grad_norm, facts.gradient_factor, facts.window)
+        snapshot,
+        series.recent_highs(
+            steps, lambda record: record.grad_norm, facts.gradient_factor, facts.window
+        ),
     )
     pairs = [(one, two) for one, two in pairwise(highs) if two.index == one.index + 1]
     if not pairs or not snapshot.active_jobs:
@@ -34,14 +39,18 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     began = steps[first.index].record.iteration
     peak = max(highs, key=lambda high: high.value)
     evidence = [
-        f"iteration {steps[high.index].record.iteration}: grad norm {high.value:.4g}" for high in (first, second)
+        f"iteration {steps[high.index].record.iteration}: grad norm {high.value:.4g}"
+        for high in (first, second)
     ]
     evidence[0] += f", its median is {first.usual:.3g}"
     if peak is not second and peak is not first:
         evidence.append(f"most at iteration {steps[peak.index].record.iteration}: {peak.value:.4g}")
     if not lasts:
         now = steps[-1].record
-        norm = "not logged" if now.grad_norm is None else f"{now.grad_norm:.4g}"
+        if now.grad_norm is None:
+            norm = "not logged"
+        else:
+            norm = f"{now.grad_norm:.4g}"
         evidence.append(f"{norm} at iteration {now.iteration}")
     yield Finding(
         NAME,

@@ -1,8 +1,9 @@
 """A training that hangs: ranks that showed life stand still for longer than their phase explains.
 
-It is stronger than a stall, where ranks show life and finish nothing. The evidence names the ranks, and their nodes,
-that do not stand where the others wait, and who holds them up by the stacks that the watchdog has taken. What to do:
-end the job, without the node that causes it; where no stacks were taken yet, `tr11 stacks` first.
+It is stronger than a stall, where ranks show life and finish nothing. The evidence names the ranks,
+and their nodes, that do not stand where the others wait, and who holds them up by the stacks that
+the watchdog has taken. What to do: end the job, without the node that causes it; where no stacks
+were taken yet, `tr11 stacks` first.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ NEEDS = ("jobs", "heartbeats", "steps", "training.phases", "attempts", "training
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """Phase-aware: saving, evaluating and start-up are silent for as long as the last attempts' were, and more."""
+    """Phase-aware: saving, evaluating and start-up are silent for as long as the last attempts'
+    were, and more.
+    """
     for job in snapshot.active_jobs:
         if job.state is JobState.RUNNING:
             yield from _of_job(snapshot, job)
@@ -63,8 +66,9 @@ def _of_job(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
 
 
 def _by_stacks(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Iterator[Finding]:
-    """A job that finishes no iteration, and whose stacks surely name who holds all up: its other ranks show life only
-    because they have waited for a shorter time than they may."""
+    """A job that finishes no iteration, and whose stacks surely name who holds all up: its other
+    ranks show life only because they have waited for a shorter time than they may.
+    """
     found = standstill(snapshot, job, liveness)
     if found is None or not names_culprit(stacks_since(snapshot, job, found.since)):
         return
@@ -76,16 +80,26 @@ def _by_stacks(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Iter
     yield _finding(snapshot, job, how, ranks.describe(standing, snapshot.time), found.since)
 
 
-def left_behind(snapshot: Snapshot, beats: tuple[Heartbeat, ...], patience: float) -> tuple[Heartbeat, ...]:
-    """Ranks that stopped in training at an iteration that others have passed, for longer than the patience."""
+def left_behind(
+    snapshot: Snapshot, beats: tuple[Heartbeat, ...], patience: float
+) -> tuple[Heartbeat, ...]:
+    """Ranks that stopped in training at an iteration that others have passed, for longer than the
+    patience.
+    """
     if any(beat.phase not in TRAINING_PHASES for beat in beats):
         return ()
     top = max((beat.iteration for beat in beats), default=0)
-    return tuple(beat for beat in beats if beat.iteration < top and snapshot.time - beat.time > patience)
+    return tuple(
+        beat for beat in beats if beat.iteration < top and snapshot.time - beat.time > patience
+    )
 
 
-def _finding(snapshot: Snapshot, job: Job, how: str, evidence: tuple[str, ...], since: float) -> Finding:
-    """Who holds the others up leads, where the stacks have told; `how` the hang shows is then evidence."""
+def _finding(
+    snapshot: Snapshot, job: Job, how: str, evidence: tuple[str, ...], since: float
+) -> Finding:
+    """Who holds the others up leads, where the stacks have told; `how` the hang shows is then
+    evidence.
+    """
     kept = stacks_since(snapshot, job, since)
     who = culprit(kept)
     if kept is not None:
@@ -94,4 +108,6 @@ def _finding(snapshot: Snapshot, job: Job, how: str, evidence: tuple[str, ...], 
         evidence = (how, *evidence)
     title = f"job {job.job_id} hangs: {who or how}"
     fix, *then = way_out(snapshot, job, kept)
-    return Finding(NAME, Severity.CRITICAL, title, job.job_id, evidence, fix, then=tuple(then), since=since)
+    return Finding(
+        NAME, Severity.CRITICAL, title, job.job_id, evidence, fix, then=tuple(then), since=since
+    )

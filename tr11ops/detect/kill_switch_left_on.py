@@ -15,11 +15,13 @@ SEVERITIES = "WARNING, CRITICAL"
 NAME = "kill-switch-left-on"
 NEEDS = ("kill_switch", "jobs")
 
-FORGOTTEN_SECONDS = derived.DAY  # a queued job keeps its place in the queue for as long; sites do not like it for ever
+# a queued job keeps its place in the queue for as long; sites do not like it for ever
+FORGOTTEN_SECONDS = derived.DAY
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """WARNING while queued tasks would start and leave at once, one after another, or while work has waited for a day.
+    """WARNING while queued tasks would start and leave at once, one after another, or while work
+    has waited for a day.
 
     CRITICAL when a job runs on long after the switch was set.
     """
@@ -28,11 +30,15 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         return
     release = derived.command(snapshot, "resume")
     evidence = (
-        f"{switch.path}: set by {switch.who or 'someone'}" + (f", because: {switch.why}" if switch.why else ""),
+        f"{switch.path}: set by {switch.who or 'someone'}"
+        + (f", because: {switch.why}" if switch.why else ""),
     )
     queued = derived.queued_tasks(derived.startable_jobs(snapshot))
     if queued:
-        word = "the queued task" if queued == 1 else f"all {queued} queued tasks"
+        if queued == 1:
+            word = "the queued task"
+        else:
+            word = f"all {queued} queued tasks"
         yield Finding(
             NAME,
             Severity.WARNING,
@@ -40,7 +46,10 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             evidence=evidence,
             fix=release,
         )
-    age = None if switch.time is None else snapshot.time - switch.time
+    if switch.time is None:
+        age = None
+    else:
+        age = snapshot.time - switch.time
     held = snapshot.pending_jobs
     tasks = counted(derived.queued_tasks(held), "task")
     if not queued and held and age is not None and age > FORGOTTEN_SECONDS:
@@ -52,7 +61,11 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             fix=release,
         )
     for job in snapshot.active_jobs:
-        if job.state is JobState.RUNNING and age is not None and age > normal_silence.UNLEARNED_SECONDS:
+        if (
+            job.state is JobState.RUNNING
+            and age is not None
+            and age > normal_silence.UNLEARNED_SECONDS
+        ):
             yield Finding(
                 NAME,
                 Severity.CRITICAL,

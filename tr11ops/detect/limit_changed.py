@@ -1,4 +1,6 @@
-"""The running job's time limit is not the card's: someone has changed it at the scheduler, or the card since."""
+"""The running job's time limit is not the card's: someone has changed it at the scheduler, or the
+card since.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ ROUNDING_SECONDS = 60.0
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """The attempt follows the limit that its job has now; a shorter one trains less in each task, or too little."""
+    """The attempt follows the limit that its job has now; a shorter one trains less in each task,
+    or too little.
+    """
     wanted = snapshot.run.time_limit
     others = derived.other_variants(snapshot)
     for job in snapshot.active_jobs:
@@ -35,6 +39,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             Severity.WARNING if is_shorter else Severity.INFO,
             f"{scheduler} ends job {job.job_id} at {timestamp(ends, UTC)}, the card says {timestamp(said, UTC)}",
             subject=job.job_id,
-            evidence=(f"its time limit is {duration(limit)} now, the card's (slurm.time_limit) is {duration(wanted)}",),
+            evidence=(
+                f"its time limit is {duration(limit)} now, the card's (slurm.time_limit) is {duration(wanted)}",
+            ),
             fix=derived.command(snapshot, "checkpoint-now") if is_shorter else "",
         )

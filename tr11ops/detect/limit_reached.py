@@ -1,6 +1,8 @@
-"""Queued work that a limit of the partition, account or QoS keeps from starting: used up, or below what it asks.
+"""Queued work that a limit of the partition, account or QoS keeps from starting: used up, or below
+what it asks.
 
-Also work that someone has moved to a partition which has not got the nodes: Slurm then still says that it waits.
+Also work that someone has moved to a partition which has not got the nodes: Slurm then still says
+that it waits.
 """
 
 from __future__ import annotations
@@ -25,8 +27,16 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """One finding for each array: CRITICAL when nothing else of the run can run, else a WARNING."""
     severity = Severity.CRITICAL if derived.is_idle(snapshot) else Severity.WARNING
     yield from blocked(snapshot, NAME, Cause.LIMIT, "over a limit", severity)
-    told = {array_number(job) for job in snapshot.pending_jobs if reason_of_job(job).cause is Cause.LIMIT}
-    wrong = {array_number(job): job for job in snapshot.pending_jobs if reason_of_job(job).wait is Wait.PASSES}
+    told = {
+        array_number(job)
+        for job in snapshot.pending_jobs
+        if reason_of_job(job).cause is Cause.LIMIT
+    }
+    wrong = {
+        array_number(job): job
+        for job in snapshot.pending_jobs
+        if reason_of_job(job).wait is Wait.PASSES
+    }
     for number, job in wrong.items():
         why = misplaced(snapshot, job)
         if why and number not in told:
@@ -35,6 +45,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 severity,
                 f"job {job.job_id} can never start in partition {job.partition}",
                 subject=number,
-                evidence=(why, f"`scontrol update JobId={number} Partition=NAME` keeps its place in the queue"),
+                evidence=(
+                    why,
+                    f"`scontrol update JobId={number} Partition=NAME` keeps its place in the queue",
+                ),
                 fix=derived.command(snapshot, "launch --replace"),
             )

@@ -1,4 +1,6 @@
-"""The trainer has ended, but its job still holds the nodes: the next task cannot start, the hours are billed."""
+"""The trainer has ended, but its job still holds the nodes: the next task cannot start, the hours
+are billed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         if marker is None:
             continue
         liveness = derived.liveness_of(snapshot, job)
-        if liveness is not None and liveness.time > marker.time and liveness.phase != derived.ENDED_PHASE:
+        if (
+            liveness is not None
+            and liveness.time > marker.time
+            and liveness.phase != derived.ENDED_PHASE
+        ):
             continue
         age = snapshot.time - marker.time
         if age > derived.LEAVING_SECONDS:
@@ -33,7 +39,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 Severity.CRITICAL,
                 f"job {job.job_id} still holds its nodes {duration(age)} after the trainer ended",
                 subject=job.job_id,
-                evidence=(f"end marker: {marker.reason} at iteration {marker.iteration}, from {marker.host}",),
+                evidence=(
+                    f"end marker: {marker.reason} at iteration {marker.iteration}, from {marker.host}",
+                ),
                 fix=derived.command(snapshot, "kill --now --wait"),
                 then=(derived.command(snapshot, "resume"),),
             )

@@ -1,7 +1,8 @@
-"""The training shows life, but its logs do not tell of it; or the logs tell, and the heartbeats do not.
+"""The training shows life, but its logs do not tell of it; or the logs tell, and the heartbeats do
+not.
 
-Half of what watches this run is then blind. What to do: see whether the disk or the quota is full, and whether the
-folder may be written to.
+Half of what watches this run is then blind. What to do: see whether the disk or the quota is full,
+and whether the folder may be written to.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ NEEDS = ("jobs", "heartbeats", "steps", "training.logs")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """Compares iterations before times: a clock that is wrong must not look like a log that stands still."""
+    """Compares iterations before times: a clock that is wrong must not look like a log that stands
+    still.
+    """
     pace = derived.seconds_per_iteration(snapshot)
     for job in snapshot.active_jobs:
         if job.state is JobState.RUNNING and pace is not None:
-            patience = normal_silence.training_patience(snapshot, pace, snapshot.run.training.log_interval)
+            patience = normal_silence.training_patience(
+                snapshot, pace, snapshot.run.training.log_interval
+            )
             yield from _of_job(snapshot, job, patience)
 
 
@@ -38,7 +43,10 @@ def _of_job(snapshot: Snapshot, job: Job, patience: float) -> Iterator[Finding]:
     interval = snapshot.run.training.log_interval
     if not beats or not stepped:
         return
-    done, last = max(beat.iteration for beat in beats), known(snapshot.steps, ())[-1].record.iteration
+    done, last = (
+        max(beat.iteration for beat in beats),
+        known(snapshot.steps, ())[-1].record.iteration,
+    )
     beat, line = max(beat.time for beat in beats), max(stepped)
     if done > last + interval and now - line > patience and now - beat <= patience:
         title = f"job {job.job_id} trains iteration {done}, but its log stands at {last}"
@@ -69,7 +77,11 @@ def _finding(snapshot: Snapshot, job: Job, title: str, reason: str) -> Finding:
     )
     evidence = (reason, sizes) if sizes else (reason,)
     return Finding(
-        NAME, Severity.WARNING, title, subject=job.job_id, evidence=evidence,
+        NAME,
+        Severity.WARNING,
+        title,
+        subject=job.job_id,
+        evidence=evidence,
         fix=derived.command(snapshot, "checkpoint-now --wait"),
         then=(derived.command(snapshot, "kill --wait"), derived.command(snapshot, "resume")),
-    )  # fmt: skip
+    )

@@ -27,8 +27,8 @@ LOOK = "checkpoints list"  # where it began is not known: which checkpoint is fr
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """Looks at the last step only: a training that recovered by itself has skipped the bad batch.
 
-    A remark once the run has gone back, by a roll-back or another launch, until an iteration after the last bad one is
-    a number: what it trains before that was never bad.
+    A remark once the run has gone back, by a roll-back or another launch, until an iteration after
+    the last bad one is a number: what it trains before that was never bad.
     """
     steps = known(snapshot.steps, ())
     if not steps:
@@ -39,8 +39,13 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     began = _first_of_row(steps)
     first, last = steps[began].record, steps[-1].record
     at_least = "" if began else " at least"
-    evidence = [f"iteration {last.iteration}: lm loss {last.lm_loss}, {_norm_of(last)}", *_dropped(steps[began:])]
-    stop = derived.command(snapshot, "kill --now --wait") if _may_train(snapshot) else ""
+    evidence = [
+        f"iteration {last.iteration}: lm loss {last.lm_loss}, {_norm_of(last)}",
+        *_dropped(steps[began:]),
+    ]
+    stop = ""
+    if _may_train(snapshot):
+        stop = derived.command(snapshot, "kill --now --wait")
     fix, then = derived.command(snapshot, LOOK), tuple[str, ...]()
     if not at_least:  # else it is not known where it began
         fix = pass_over(snapshot, first.iteration, last.iteration, lasts=True)
@@ -67,12 +72,15 @@ def _after_stop(snapshot: Snapshot, command: str) -> tuple[str, ...]:
         return command, *derived.go_on(snapshot)
     if command == derived.command(snapshot, LOOK):
         return (command,)
-    return derived.command(snapshot, "kill --release"), command  # a launch, which a kill switch would refuse
+    # a launch, which a kill switch would refuse
+    return derived.command(snapshot, "kill --release"), command
 
 
 def _norm_of(record: StepRecord) -> str:
     """The gradient norm in words; the record of a step keeps no norm that is infinite or no number."""
-    return "grad norm not finite" if record.grad_norm is None else f"grad norm {record.grad_norm:.4g}"
+    if record.grad_norm is None:
+        return "grad norm not finite"
+    return f"grad norm {record.grad_norm:.4g}"
 
 
 def _dropped(row: tuple[Step, ...]) -> Iterator[str]:
@@ -84,7 +92,9 @@ def _dropped(row: tuple[Step, ...]) -> Iterator[str]:
 
 
 def _to_be_passed(snapshot: Snapshot, steps: tuple[Step, ...]) -> Iterator[Finding]:
-    """The newest row of losses that were no numbers from which the run has gone back, and which it has not passed."""
+    """The newest row of losses that were no numbers from which the run has gone back, and which it
+    has not passed.
+    """
     ends = [*_turns_back(steps), *([len(steps)] if derived.is_rolled_back(snapshot) else [])]
     for end in reversed(ends):
         last = _last_bad(steps[:end])
@@ -116,10 +126,12 @@ def _last_bad(steps: tuple[Step, ...]) -> int | None:
 
 
 def _first_of_row(steps: tuple[Step, ...]) -> int:
-    """The index of the first line of the row of losses that are no numbers, at whose end the last line is.
+    """The index of the first line of the row of losses that are no numbers, at whose end the last
+    line is.
 
-    A few numbers among them do not end the row: the training has not recovered, and the row would begin elsewhere at
-    each look. What came before a roll-back, or before a launch that began further back, is another row.
+    A few numbers among them do not end the row: the training has not recovered, and the row would
+    begin elsewhere at each look. What came before a roll-back, or before a launch that began
+    further back, is another row.
     """
     earliest = next(reversed(_turns_back(steps)), 0)
     first, finite = len(steps) - 1, 0
@@ -134,9 +146,13 @@ def _first_of_row(steps: tuple[Step, ...]) -> int:
 
 
 def _turns_back(steps: tuple[Step, ...]) -> tuple[int, ...]:
-    """Indices of the first lines after the training went back to an iteration that it had done before."""
+    """Indices of the first lines after the training went back to an iteration that it had done
+    before.
+    """
     return tuple(
-        index for index in series.restarts(steps) if steps[index].record.iteration <= steps[index - 1].record.iteration
+        index
+        for index in series.restarts(steps)
+        if steps[index].record.iteration <= steps[index - 1].record.iteration
     )
 
 

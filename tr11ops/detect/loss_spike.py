@@ -1,7 +1,7 @@
 """The loss jumped: more than twice what is usual. Most spikes pass by themselves; some do not.
 
-What to do: nothing while it comes back within some tens of iterations; keep the checkpoint from before it. Else stop
-the run and go back to that checkpoint, past the data.
+What to do: nothing while it comes back within some tens of iterations; keep the checkpoint from
+before it. Else stop the run and go back to that checkpoint, past the data.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ NEEDS = ("jobs", "steps", "training.events")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """Looks at the last 50 lines: CRITICAL while it lasts, a warning once the loss is back or was rolled back.
+    """Looks at the last 50 lines: CRITICAL while it lasts, a warning once the loss is back or was
+    rolled back.
 
     A remark once a person has rolled it back, until the training has come past it.
     """
     steps, facts = known(snapshot.steps, ()), snapshot.run.training
-    seen = series.recent_highs(steps, lambda record: record.lm_loss, facts.loss_factor, facts.window)
+    seen = series.recent_highs(
+        steps, lambda record: record.lm_loss, facts.loss_factor, facts.window
+    )
     highs = series.not_undone(snapshot, seen)
     if not snapshot.active_jobs:
         return
@@ -37,7 +40,10 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     peak = max(highs, key=lambda high: high.value)
     lasts = last.index == len(steps) - 1 and not _answers(snapshot, first, "roll-back")
     record = steps[peak.index].record
-    norm = "" if record.grad_norm is None else f"; grad norm {record.grad_norm:.4g}"
+    if record.grad_norm is None:
+        norm = ""
+    else:
+        norm = f"; grad norm {record.grad_norm:.4g}"
     loss = f"lm loss {peak.value:.4g}, {peak.factor:.1f} times its median {peak.usual:.4g}"
     evidence = [f"iteration {record.iteration}: {loss}{norm}"]
     if not lasts:
@@ -45,7 +51,10 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         evidence.append(f"{now.lm_loss:.4g} at iteration {now.iteration}")
     evidence += _answers(snapshot, first, "roll-back") + _answers(snapshot, first, "skipped")
     began, ended = steps[first.index].record.iteration, steps[last.index].record.iteration
-    span = f"at iteration {began}" if began == ended else f"from iteration {began} to {ended}"
+    if began == ended:
+        span = f"at iteration {began}"
+    else:
+        span = f"from iteration {began} to {ended}"
     yield Finding(
         NAME,
         Severity.CRITICAL if lasts else Severity.WARNING,

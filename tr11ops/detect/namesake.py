@@ -1,4 +1,6 @@
-"""A job carries this run's name but does not belong to it: easily mistaken for the run, by people and by tools."""
+"""A job carries this run's name but does not belong to it: easily mistaken for the run, by people
+and by tools.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ NAMED = 3
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """One remark for all jobs of that name that still run or wait, which count for nothing else; and one for those of
-    the run that train another variant of it: they hold its lease, and its kill switch stops them."""
+    """One remark for all jobs of that name that still run or wait, which count for nothing else;
+    and one for those of the run that train another variant of it: they hold its lease, and its kill
+    switch stops them.
+    """
     for job_id, variant in list(derived.other_variants(snapshot).items())[:1]:
         yield Finding(
             NAME,
@@ -35,6 +39,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
             f"not of this run, though of its name: {named}",
             subject=strangers[0].job_id,
             evidence=tuple(
-                f"{job.job_id}: {job.working_directory or job.comment or 'no directory'}" for job in strangers[:NAMED]
+                f"{job.job_id}: {job.working_directory or job.comment or 'no directory'}"
+                for job in strangers[:NAMED]
             ),
         )

@@ -19,31 +19,41 @@ MEANT_SECONDS = 86_400.0  # so long what a person excluded is what that person w
 
 
 def partition_of(snapshot: Snapshot) -> str:
-    """The partition that the run uses: that of what is queued, else the card's, else that of its other jobs; "" where
-    none says."""
+    """The partition that the run uses: that of what is queued, else the card's, else that of its
+    other jobs; "" where none says.
+    """
     queued = partitions_of(with_room(snapshot.pending_jobs, known(snapshot.nodes, ())))
     named = [job.partition for job in known(snapshot.jobs, ()) if job.partition]
     return queued or snapshot.run.operation.partition or (named[0] if named else "")
 
 
 def nodes_of_partition(snapshot: Snapshot, partition: str) -> tuple[Node, ...]:
-    """The nodes of a partition; all nodes where it is not known, or where no node tells its partitions."""
+    """The nodes of a partition; all nodes where it is not known, or where no node tells its
+    partitions.
+    """
     return partition_nodes(known(snapshot.nodes, ()), partition)
 
 
 def needed_nodes(snapshot: Snapshot) -> int | None:
-    """How many nodes one attempt asks for by the card, spares included; None where that does not say it."""
+    """How many nodes one attempt asks for by the card, spares included; None where that does not
+    say it.
+    """
     return snapshot.run.operation.allocated_nodes or snapshot.run.nodes
 
 
 def needed_next(snapshot: Snapshot) -> int | None:
     """What the next attempt asks for: what is queued may be of another shape than the card is now.
 
-    Of several jobs it is the one that asks for least, for it starts first; not one that waits for another of them.
+    Of several jobs it is the one that asks for least, for it starts first; not one that waits for
+    another of them.
     """
-    queued = derived.startable_jobs(snapshot) or with_room(snapshot.pending_jobs, known(snapshot.nodes, ()))
+    queued = derived.startable_jobs(snapshot) or with_room(
+        snapshot.pending_jobs, known(snapshot.nodes, ())
+    )
     asked = [job.node_count for job in derived.first_in_line(queued) if job.node_count]
-    return min(asked) if asked else needed_nodes(snapshot)
+    if asked:
+        return min(asked)
+    return needed_nodes(snapshot)
 
 
 def needed_queued(snapshot: Snapshot) -> int | None:
@@ -53,9 +63,11 @@ def needed_queued(snapshot: Snapshot) -> int | None:
 
 
 def spare_nodes(snapshot: Snapshot) -> tuple[int, bool]:
-    """How many nodes an attempt has beyond those that train, and whether that is the one that runs now.
+    """How many nodes an attempt has beyond those that train, and whether that is the one that runs
+    now.
 
-    Of that one only nodes count that can still be used: neither gone, nor silent, nor found bad by one of its launches.
+    Of that one only nodes count that can still be used: neither gone, nor silent, nor found bad by
+    one of its launches.
     """
     job = next(iter(snapshot.active_jobs), None)
     if job is None or not job.nodes:
@@ -64,19 +76,30 @@ def spare_nodes(snapshot: Snapshot) -> tuple[int, bool]:
     if training is None:
         return 0, True
     lost = {node.name for node in known(snapshot.nodes, ()) if node.is_gone or node.is_silent}
-    bad = {node for end in known(snapshot.training.launch_ends, ()) if end.job_id == job.raw_id for node in end.blamed}
+    bad = {
+        node
+        for end in known(snapshot.training.launch_ends, ())
+        if end.job_id == job.raw_id
+        for node in end.blamed
+    }
     return max(0, len(set(job.nodes) - lost - bad) - training), True
 
 
 def excluded_nodes(snapshot: Snapshot) -> frozenset[str]:
     """The names on the run's own list; without those that only a queued job excludes."""
-    return frozenset(entry.node for entry in known(snapshot.exclusions, ()) if entry.since is not None or entry.owner)
+    return frozenset(
+        entry.node
+        for entry in known(snapshot.exclusions, ())
+        if entry.since is not None or entry.owner
+    )
 
 
 def bad_nodes(snapshot: Snapshot) -> Mapping[str, str]:
-    """Nodes that a recent launch found bad and that the cap keeps off the run's list, with why each is bad.
+    """Nodes that a recent launch found bad and that the cap keeps off the run's list, with why each
+    is bad.
 
-    Below the cap a node that is not on the list has been let back in; empty also where the cap is not known.
+    Below the cap a node that is not on the list has been let back in; empty also where the cap is
+    not known.
     """
     limit, excluded = exclusion_limit(snapshot), excluded_nodes(snapshot)
     if limit is None or isinstance(snapshot.exclusions, Unknown):
@@ -97,8 +120,9 @@ def bad_nodes(snapshot: Snapshot) -> Mapping[str, str]:
 def blame_stands(snapshot: Snapshot, node: str, when: float, why: str) -> bool:
     """Whether what a launch that ended at `when` blamed a node for still holds.
 
-    It does not where the node was taken off the list since, nor, where it was lost to the scheduler and no more is
-    against it, once it answers again: the node is looked at now. False too where it is not known who was let in.
+    It does not where the node was taken off the list since, nor, where it was lost to the scheduler
+    and no more is against it, once it answers again: the node is looked at now. False too where it
+    is not known who was let in.
     """
     if isinstance(snapshot.readmissions, Unknown):
         return False
@@ -109,7 +133,8 @@ def blame_stands(snapshot: Snapshot, node: str, when: float, why: str) -> bool:
 
 
 def leaving_nodes(snapshot: Snapshot) -> tuple[Node, ...]:
-    """Nodes on which the run works on, and that the site takes away when that work ends: drained, or to be rebooted.
+    """Nodes on which the run works on, and that the site takes away when that work ends: drained,
+    or to be rebooted.
 
     One that is gone, or silent, has a finding of its own.
     """
@@ -124,11 +149,15 @@ def leaving_nodes(snapshot: Snapshot) -> tuple[Node, ...]:
 
 
 def take_back(snapshot: Snapshot, nodes: Collection[str]) -> str:
-    """The command that takes one of these back, which are excluded: of those that can come back now, the one that was
-    excluded first; "" where none can. It is checked before, whether or not its time is over."""
+    """The command that takes one of these back, which are excluded: of those that can come back
+    now, the one that was excluded first; "" where none can. It is checked before, whether or not
+    its time is over.
+    """
     entries = [entry for entry in _listed(snapshot, nodes) if not _against_return(snapshot, entry)]
     first = min(entries, key=lambda entry: (entry.since or 0.0, entry.node), default=None)
-    return "" if first is None else derived.command(snapshot, f"nodes include {first.node}")
+    if first is None:
+        return ""
+    return derived.command(snapshot, f"nodes include {first.node}")
 
 
 def cannot_return(snapshot: Snapshot, nodes: Collection[str]) -> tuple[str, ...]:
@@ -139,20 +168,25 @@ def cannot_return(snapshot: Snapshot, nodes: Collection[str]) -> tuple[str, ...]
 
 
 def unusable_exclusions(snapshot: Snapshot, nodes: Collection[str]) -> tuple[str, ...]:
-    """Which of these, which tr11 has excluded or a person has a day ago or longer, the scheduler cannot use now."""
+    """Which of these, which tr11 has excluded or a person has a day ago or longer, the scheduler
+    cannot use now.
+    """
     entries = [entry for entry in _listed(snapshot, nodes) if not is_meant(snapshot, entry)]
     return tuple(sorted(entry.node for entry in entries if _against_return(snapshot, entry)))
 
 
 def is_meant(snapshot: Snapshot, entry: Exclusion) -> bool:
-    """Whether a person excluded it within the last day: no one is told to take back what was just done on purpose."""
+    """Whether a person excluded it within the last day: no one is told to take back what was just
+    done on purpose.
+    """
     is_by_person = entry.owner not in {"", AUTOMATIC_OWNER}
     return is_by_person and entry.since is not None and snapshot.time - entry.since < MEANT_SECONDS
 
 
 def are_all_meant(snapshot: Snapshot, nodes: Collection[str]) -> bool:
     """Whether all of these were excluded by people within the last day: `tr11 nodes exclude` told them how
-    many more may be."""
+    many more may be.
+    """
     entries = _listed(snapshot, nodes)
     return bool(entries) and all(is_meant(snapshot, entry) for entry in entries)
 
@@ -162,7 +196,9 @@ def _listed(snapshot: Snapshot, nodes: Collection[str]) -> list[Exclusion]:
 
 
 def _against_return(snapshot: Snapshot, entry: Exclusion) -> str:
-    """Why an excluded node is not to be taken back now, behind its name; "" where nothing is known against it."""
+    """Why an excluded node is not to be taken back now, behind its name; "" where nothing is known
+    against it.
+    """
     if is_meant(snapshot, entry):
         return f"was excluded by {entry.owner} within the last day"
     node = next((one for one in known(snapshot.nodes, ()) if one.name == entry.node), None)
@@ -176,11 +212,16 @@ def _against_return(snapshot: Snapshot, entry: Exclusion) -> str:
 
 
 def usable_nodes(snapshot: Snapshot, partition: str = "") -> int | None:
-    """Nodes that the scheduler may use, now or when their present work ends, and that the run does not exclude.
+    """Nodes that the scheduler may use, now or when their present work ends, and that the run does
+    not exclude.
 
     `partition`: in which to look, "" for the run's. None where nodes or exclusions are unknown.
     """
-    if isinstance(snapshot.nodes, Unknown) or isinstance(snapshot.exclusions, Unknown) or not snapshot.nodes:
+    if (
+        isinstance(snapshot.nodes, Unknown)
+        or isinstance(snapshot.exclusions, Unknown)
+        or not snapshot.nodes
+    ):
         return None
     excluded = {entry.node for entry in snapshot.exclusions}
     nodes = nodes_of_partition(snapshot, partition or partition_of(snapshot))
@@ -188,8 +229,9 @@ def usable_nodes(snapshot: Snapshot, partition: str = "") -> int | None:
 
 
 def fewer_spares(snapshot: Snapshot, usable: int | None) -> str:
-    """The option for an attempt with as many spares as `usable` nodes leave; "" where those that train do not fit, or
-    where that is not known."""
+    """The option for an attempt with as many spares as `usable` nodes leave; "" where those that
+    train do not fit, or where that is not known.
+    """
     training = snapshot.run.nodes
     if usable is None or training is None or training > usable:
         return ""
@@ -202,6 +244,9 @@ def exclusion_limit(snapshot: Snapshot) -> ExclusionLimit | None:
     if isinstance(snapshot.nodes, Unknown) or not snapshot.nodes or needed is None:
         return None
     return ExclusionLimit.of_run(
-        snapshot.nodes, snapshot.pending_jobs, partitions=(partition_of(snapshot),),
-        allocated=needed, percent=snapshot.run.operation.exclusion_cap_percent,
-    )  # fmt: skip
+        snapshot.nodes,
+        snapshot.pending_jobs,
+        partitions=(partition_of(snapshot),),
+        allocated=needed,
+        percent=snapshot.run.operation.exclusion_cap_percent,
+    )

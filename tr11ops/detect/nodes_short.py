@@ -1,4 +1,6 @@
-"""The partition has fewer usable nodes than one attempt needs: only the site, or a smaller card, helps."""
+"""The partition has fewer usable nodes than one attempt needs: only the site, or a smaller card,
+helps.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ NAMES_SHOWN = 8
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """CRITICAL when nothing of the run has an allocation, for no attempt can start; WARNING while one has.
+    """CRITICAL when nothing of the run has an allocation, for no attempt can start; WARNING while
+    one has.
 
     A maintenance gives the nodes back by itself: WARNING too.
     """
@@ -38,11 +41,14 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     nodes = nodes_of_partition(snapshot, partition)
     if len(nodes) < needed:  # the card asks for more than there is, which a launch refuses
         return
-    if usable + sum(node.is_unknown for node in nodes) >= needed:  # a controller that has just begun knows no node yet
+    # a controller that has just begun knows no node yet
+    if usable + sum(node.is_unknown for node in nodes) >= needed:
         return
     excluded: tuple[Exclusion, ...] = known(snapshot.exclusions, ())
     listed = {entry.node for entry in excluded}
-    gone = [f"{node.name} ({' '.join(sorted(node.states))})" for node in nodes if not node.is_usable]
+    gone = [
+        f"{node.name} ({' '.join(sorted(node.states))})" for node in nodes if not node.is_usable
+    ]
     kept_off = sorted(node.name for node in nodes if node.is_usable and node.name in listed)
     total, where = counted(len(nodes), "node"), f" in {partition}" if partition else ""
     evidence = [f"{total}{where}, {usable} usable, {needed} needed"]
@@ -67,12 +73,15 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _with_fewer_spares(snapshot: Snapshot, usable: int) -> str:
-    """The command that queues the waiting attempts again with as many spares as there are; "" where those that train
-    would not fit, or where nothing of the run's waits that may start now."""
+    """The command that queues the waiting attempts again with as many spares as there are; "" where
+    those that train would not fit, or where nothing of the run's waits that may start now.
+    """
     spares = fewer_spares(snapshot, usable)
     is_closed = derived.some_wait_for_site(snapshot) or derived.stop_of(snapshot) is not None
     if not spares or snapshot.active_jobs or is_closed:
         return ""
-    if not derived.some_wait_for_nodes(snapshot) and not any(map(derived.is_dead, snapshot.pending_jobs)):
+    if not derived.some_wait_for_nodes(snapshot) and not any(
+        map(derived.is_dead, snapshot.pending_jobs)
+    ):
         return ""
     return derived.command(snapshot, f"launch --replace {spares}")

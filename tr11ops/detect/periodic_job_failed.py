@@ -1,4 +1,6 @@
-"""A periodic job failed: the watchdog, the copy of the logs, the check of the nodes. Its silence is no good news."""
+"""A periodic job failed: the watchdog, the copy of the logs, the check of the nodes. Its silence is
+no good news.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,19 @@ WATCHDOG = "pulse"  # while it fails, nothing else is noticed
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """One finding for each job whose last round failed: INFO, and WARNING from the third in a row on.
+    """One finding for each job whose last round failed: INFO, and WARNING from the third in a row
+    on.
 
-    The watchdog's own: WARNING, and CRITICAL from the third in a row on. A job that the card skips does not count.
+    The watchdog's own: WARNING, and CRITICAL from the third in a row on. A job that the card skips
+    does not count.
     """
     for job in known(snapshot.operation.periodic_jobs, ()):
         if job.failures_in_a_row < 1 or not is_wanted(snapshot, job):
             continue
-        times = "" if job.failures_in_a_row == 1 else f" {job.failures_in_a_row} times in a row"
+        if job.failures_in_a_row == 1:
+            times = ""
+        else:
+            times = f" {job.failures_in_a_row} times in a row"
         yield Finding(
             NAME,
             severity(job),
@@ -54,12 +61,19 @@ def severity(job: PeriodicJobState) -> Severity:
     """How loud a failed job is."""
     again = job.failures_in_a_row >= IN_A_ROW
     if job.name == WATCHDOG:
-        return Severity.CRITICAL if again else Severity.WARNING
-    return Severity.WARNING if again else Severity.INFO
+        if again:
+            return Severity.CRITICAL
+        return Severity.WARNING
+    if again:
+        return Severity.WARNING
+    return Severity.INFO
 
 
 def _evidence(snapshot: Snapshot, job: PeriodicJobState) -> Iterator[str]:
-    code = "" if job.exit_code is None else f", exit code {job.exit_code}"
+    if job.exit_code is None:
+        code = ""
+    else:
+        code = f", exit code {job.exit_code}"
     yield f"last round {duration(snapshot.time - job.started)} ago on {job.host}{code}"
     if job.message:
         yield " ".join(job.message.split())[:LONGEST_MESSAGE]

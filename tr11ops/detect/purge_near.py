@@ -22,9 +22,11 @@ CRITICAL_SHARE = 0.9
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """WARNING when three quarters of watch.scratch_purge_days are over, CRITICAL from nine tenths on; one a kind.
+    """WARNING when three quarters of watch.scratch_purge_days are over, CRITICAL from nine tenths
+    on; one a kind.
 
-    Looks at the newest checkpoint and at the datasets. A run that trains reads its data and saves: it is silent then.
+    Looks at the newest checkpoint and at the datasets. A run that trains reads its data and saves:
+    it is silent then.
     """
     days = snapshot.run.operation.purge_days
     if days is None:
@@ -34,19 +36,28 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         left = days * derived.DAY - age
         if age <= WARN_SHARE * days * derived.DAY:
             continue
-        when = f"may be purged in {duration(left)}" if left > 0 else "may be purged at any moment"
+        if left > 0:
+            when = f"may be purged in {duration(left)}"
+        else:
+            when = "may be purged at any moment"
         yield Finding(
             NAME,
             Severity.CRITICAL if age >= CRITICAL_SHARE * days * derived.DAY else Severity.WARNING,
             f"{entry.what} {when}",
             subject=entry.what,
             identity=(entry.what,),
-            evidence=(f"{entry.path}: untouched for {duration(age)}; the site deletes after {counted(days, 'day')}",),
+            evidence=(
+                f"{entry.path}: untouched for {duration(age)}; the site deletes after {counted(days, 'day')}",
+            ),
             fix=f"find {shlex.quote(str(_folder_of(snapshot, Path(entry.path))))} -type f -exec touch -a -c {{}} +",
         )
 
 
 def _folder_of(snapshot: Snapshot, path: Path) -> Path:
-    """What is read again at once: of the run's own files the whole folder that they are in, else the file's."""
+    """What is read again at once: of the run's own files the whole folder that they are in, else
+    the file's.
+    """
     root = snapshot.run.directory
-    return root / path.relative_to(root).parts[0] if path.is_relative_to(root) else path.parent
+    if path.is_relative_to(root):
+        return root / path.relative_to(root).parts[0]
+    return path.parent

@@ -1,4 +1,6 @@
-"""Nothing trains, and the first task waits and waits, although the nodes are the run's own: a queue is not a reason."""
+"""Nothing trains, and the first task waits and waits, although the nodes are the run's own: a queue
+is not a reason.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +26,31 @@ NEEDS = ("jobs", "kill_switch", "pause", "attempts", "heartbeats", "steps")
 CRITICAL_FACTOR = 3.0  # times watch.longest_queue_minutes
 # Waiting for a time or for another task, not for nodes. Prefixes, as versions of Slurm add words.
 OTHER_REASONS = ("BeginTime", "Dependency")
-# Waiting for a task of its own array. Where none runs, Slurm has miscounted: 22.05 does so when it is started again
-# while a task lives on that has lost a node, and then starts no other one ever.
+# Waiting for a task of its own array. Where none runs, Slurm has miscounted: 22.05 does so when it
+# is started again while a task lives on that has lost a node, and then starts no other one ever.
 BEHIND_ANOTHER = "JobArrayTaskLimit"
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """WARNING after watch.longest_queue_minutes, CRITICAL after three times that; only while nothing of the run runs.
+    """WARNING after watch.longest_queue_minutes, CRITICAL after three times that; only while
+    nothing of the run runs.
 
-    So too for jobs that wait for other jobs below a limit: it passes by itself, or shows by its age that it does not.
+    So too for jobs that wait for other jobs below a limit: it passes by itself, or shows by its age
+    that it does not.
 
-    Counted from when the task could start: its submission or release, or the end of the task before it. WARNING at once
-    where the scheduler itself expects the first start later than that from now, or someone has set such a time.
+    Counted from when the task could start: its submission or release, or the end of the task before
+    it. WARNING at once where the scheduler itself expects the first start later than that from now,
+    or someone has set such a time.
     """
     if isinstance(snapshot.attempts, Unknown):
         return
     if derived.may_live_outside(snapshot):
         return  # it may train outside the scheduler
-    if snapshot.active_jobs or derived.stop_of(snapshot) is not None or derived.liveness_outside(snapshot) is not None:
+    if (
+        snapshot.active_jobs
+        or derived.stop_of(snapshot) is not None
+        or derived.liveness_outside(snapshot) is not None
+    ):
         return
     limit = snapshot.run.operation.longest_queue_seconds
     waiting = [
@@ -81,19 +90,22 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         f"nothing trains: job {job.job_id} has waited for {what} for {duration(waited)}",
         subject=array_number(job),
         evidence=tuple(evidence),
-        fix=derived.command(snapshot, "launch --replace" if job.reason.startswith(BEHIND_ANOTHER) else "nodes list"),
+        fix=derived.command(
+            snapshot, "launch --replace" if job.reason.startswith(BEHIND_ANOTHER) else "nodes list"
+        ),
         since=since,
     )
 
 
 def _late_start(snapshot: Snapshot, limit: float) -> Job | None:
-    """The job that is expected to start first, where that is more than `limit` seconds away; None where one may start
-    earlier, or the scheduler does not say of one when it will.
+    """The job that is expected to start first, where that is more than `limit` seconds away; None
+    where one may start earlier, or the scheduler does not say of one when it will.
     """
     first = [
         job
         for job in derived.startable_jobs(snapshot)
-        if reason_of_job(job).wait is Wait.PASSES and not job.reason.startswith(("Dependency", BEHIND_ANOTHER))
+        if reason_of_job(job).wait is Wait.PASSES
+        and not job.reason.startswith(("Dependency", BEHIND_ANOTHER))
     ]
     starts = [job.start_time for job in first if job.start_time is not None]
     if not first or len(starts) < len(first) or min(starts) - snapshot.time <= limit:
@@ -127,7 +139,12 @@ def waits_since(snapshot: Snapshot, job: Job) -> float | None:
     """When the job could start at the earliest; None where its submission is not known."""
     if job.submit_time is None:
         return None
-    ends = [other.end_time for other in known(snapshot.jobs, ()) if other.state.is_final and other.end_time is not None]
+    ends = [
+        other.end_time
+        for other in known(snapshot.jobs, ())
+        if other.state.is_final and other.end_time is not None
+    ]
     ends += [attempt.changed for attempt in known(snapshot.attempts, ())]
-    released = snapshot.operation.holds_changed  # not every answer of the scheduler tells since when it may start
+    # not every answer of the scheduler tells since when it may start
+    released = snapshot.operation.holds_changed
     return max([job.submit_time, job.eligible_time or 0.0, released or 0.0, *ends])

@@ -1,4 +1,6 @@
-"""Which ranks do not stand where the others stand: the first thing to know of a training that hangs. Pure."""
+"""Which ranks do not stand where the others stand: the first thing to know of a training that
+hangs. Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,16 @@ from tr11ops.base.units import counted, duration, first_few
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.record import Record
 
-QUICK_SECONDS = 2.0  # per iteration; heartbeats are a second apart at least, so ranks may then show different ones
-APART_SECONDS = 1.0  # ranks that began the same last step have heartbeats no further apart than that
+# per iteration; heartbeats are a second apart at least, so ranks may then show different ones
+QUICK_SECONDS = 2.0
+# ranks that began the same last step have heartbeats no further apart than that
+APART_SECONDS = 1.0
 
 
 class RankProgress(Record):
-    """All ranks' last heartbeats, and those of the odd ones out: fewer than half, behind or in another phase."""
+    """All ranks' last heartbeats, and those of the odd ones out: fewer than half, behind or in
+    another phase.
+    """
 
     beats: tuple[Heartbeat, ...]
     odd: tuple[Heartbeat, ...]
@@ -25,12 +31,18 @@ class RankProgress(Record):
 
 
 def standing(beats: tuple[Heartbeat, ...], pace: float | None) -> RankProgress:
-    """Who is odd among ranks that should be together. `pace`: seconds per iteration, None where it is not known."""
+    """Who is odd among ranks that should be together. `pace`: seconds per iteration, None where it
+    is not known.
+    """
     if not beats:
         return RankProgress((), ())
     top, newest = max(beat.iteration for beat in beats), max(beat.time for beat in beats)
     quick = pace is not None and pace < QUICK_SECONDS
-    behind = tuple(beat for beat in beats if beat.iteration < top and (not quick or newest - beat.time > APART_SECONDS))
+    behind = tuple(
+        beat
+        for beat in beats
+        if beat.iteration < top and (not quick or newest - beat.time > APART_SECONDS)
+    )
     if not behind:
         usual = Counter(beat.phase for beat in beats).most_common(1)[0][0]
         behind = tuple(beat for beat in beats if beat.phase != usual)
@@ -49,7 +61,10 @@ def describe(found: RankProgress, now: float, most: int = 3) -> tuple[str, ...]:
     shown = found.odd or found.beats
     if found.odd:
         count, rest = len(found.odd), found.rest
-        who = f"rank {found.odd[0].rank} is" if count == 1 else f"{count} of {counted(len(found.beats), 'rank')} are"
+        if count == 1:
+            who = f"rank {found.odd[0].rank} is"
+        else:
+            who = f"{count} of {counted(len(found.beats), 'rank')} are"
         first = f"{who} the odd one{'s' * (count > 1)} out, on {nodes_of(found.odd)}; the other {len(rest)}: "
         lines = [first + _place(rest)]
     elif len(found.beats) > 1:

@@ -1,4 +1,6 @@
-"""All detectors. A new one is a file as `Detector` says, and a line here: docs/contributing/detector.md."""
+"""All detectors. A new one is a file as `Detector` says, and a line here:
+docs/contributing/detector.md.
+"""
 
 from __future__ import annotations
 
@@ -63,9 +65,10 @@ from tr11ops.observe.snapshot import Snapshot
 class Detector(Protocol):
     """A module of `tr11ops/detect/`: one fault, judged from a snapshot alone.
 
-    `NAME` is the file's name with hyphens. `NEEDS` are the observations without which it cannot judge, as attributes of
-    the Snapshot, dotted where a part of one is meant (`checkpoints.latest`): where one of them is Unknown, its silence
-    means nothing. `BOUND` and `SEVERITIES` are for people: from when on it is a finding, and how grave.
+    `NAME` is the file's name with hyphens. `NEEDS` are the observations without which it cannot
+    judge, as attributes of the Snapshot, dotted where a part of one is meant
+    (`checkpoints.latest`): where one of them is Unknown, its silence means nothing. `BOUND` and
+    `SEVERITIES` are for people: from when on it is a finding, and how grave.
     """
 
     @property
@@ -143,14 +146,20 @@ def detect_all(snapshot: Snapshot) -> tuple[Finding, ...]:
 
 
 def unjudged_detectors(snapshot: Snapshot) -> frozenset[str]:
-    """The names of the detectors that could not judge: no fault of theirs is over because they are silent."""
+    """The names of the detectors that could not judge: no fault of theirs is over because they are
+    silent.
+    """
     return frozenset(
-        detector.NAME for detector in DETECTORS if any(is_hidden(snapshot, need) for need in detector.NEEDS)
+        detector.NAME
+        for detector in DETECTORS
+        if any(is_hidden(snapshot, need) for need in detector.NEEDS)
     )
 
 
 def is_hidden(snapshot: Snapshot, need: str) -> bool:
-    """Whether an observation, or what holds it, is Unknown. Raises AttributeError for one that there is not."""
+    """Whether an observation, or what holds it, is Unknown. Raises AttributeError for one that
+    there is not.
+    """
     value: object = snapshot
     for name in need.split("."):
         value = getattr(value, name)

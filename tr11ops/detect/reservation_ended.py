@@ -1,4 +1,6 @@
-"""Queued work whose reservation has ended, or was taken away: the scheduler keeps it, and never starts it."""
+"""Queued work whose reservation has ended, or was taken away: the scheduler keeps it, and never
+starts it.
+"""
 
 from __future__ import annotations
 

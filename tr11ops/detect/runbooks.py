@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from tr11ops.detect.finding import HELD_FOR_FAULT, Finding
 
-# Where a page of another name says what to do, because it treats more than one sign of the same trouble.
+# Where a page of another name says what to do, because it treats more than one sign of the same
+# trouble.
 _PAGES = {
     "held": "array-held.md",
     "nodes-short": "queued-too-long.md",
@@ -21,21 +22,57 @@ _PAGES = {
 
 # What people call a trouble that goes by another name here.
 WORDS = {
-    "nan": "spike.md", "inf": "spike.md", "loss": "spike.md", "divergence": "spike.md", "diverged": "spike.md",
-    "hang": "hung.md", "stuck": "hung.md", "deadlock": "hung.md", "nccl": "hung.md", "timeout": "hung.md",
-    "crash": "unfinished-end.md", "oom": "unfinished-end.md", "killed": "unfinished-end.md",
-    "segfault": "unfinished-end.md", "traceback": "unfinished-end.md",
-    "xid": "bad-node.md", "ecc": "bad-node.md", "gpu": "bad-node.md", "health": "bad-node.md",
-    "sdc": "silent-corruption.md", "straggler": "slow-node.md", "disk": "filesystem-full.md",
-    "quota": "filesystem-full.md", "inodes": "filesystem-full.md", "space": "filesystem-full.md",
-    "enospc": "filesystem-full.md", "purge": "purge-near.md", "pending": "queued-too-long.md",
-    "queue": "queued-too-long.md", "queued": "queued-too-long.md", "maintenance": "waits-for-site.md",
-    "hold": "array-held.md", "array": "chain-end.md", "dependency": "dead-chain.md", "lease": "two-trainers.md",
-    "checkpoint": "checkpoint-unsound.md", "corrupt": "checkpoint-unsound.md", "resume": "resume-refused.md",
-    "refused": "launch-refused.md", "save": "save-failed.md", "backup": "backup-overdue.md", "hub": "sync-overdue.md",
-    "cron": "cron-dead.md", "watchdog": "cron-dead.md", "token": "secret-in-log.md", "password": "secret-in-log.md",
-    "clock": "clock-skew.md", "kill": "stopped.md", "switch": "kill-switch-left-on.md", "exclusion": "exclusion-cap.md",
-}  # fmt: skip
+    "nan": "spike.md",
+    "inf": "spike.md",
+    "loss": "spike.md",
+    "divergence": "spike.md",
+    "diverged": "spike.md",
+    "hang": "hung.md",
+    "stuck": "hung.md",
+    "deadlock": "hung.md",
+    "nccl": "hung.md",
+    "timeout": "hung.md",
+    "crash": "unfinished-end.md",
+    "oom": "unfinished-end.md",
+    "killed": "unfinished-end.md",
+    "segfault": "unfinished-end.md",
+    "traceback": "unfinished-end.md",
+    "xid": "bad-node.md",
+    "ecc": "bad-node.md",
+    "gpu": "bad-node.md",
+    "health": "bad-node.md",
+    "sdc": "silent-corruption.md",
+    "straggler": "slow-node.md",
+    "disk": "filesystem-full.md",
+    "quota": "filesystem-full.md",
+    "inodes": "filesystem-full.md",
+    "space": "filesystem-full.md",
+    "enospc": "filesystem-full.md",
+    "purge": "purge-near.md",
+    "pending": "queued-too-long.md",
+    "queue": "queued-too-long.md",
+    "queued": "queued-too-long.md",
+    "maintenance": "waits-for-site.md",
+    "hold": "array-held.md",
+    "array": "chain-end.md",
+    "dependency": "dead-chain.md",
+    "lease": "two-trainers.md",
+    "checkpoint": "checkpoint-unsound.md",
+    "corrupt": "checkpoint-unsound.md",
+    "resume": "resume-refused.md",
+    "refused": "launch-refused.md",
+    "save": "save-failed.md",
+    "backup": "backup-overdue.md",
+    "hub": "sync-overdue.md",
+    "cron": "cron-dead.md",
+    "watchdog": "cron-dead.md",
+    "token": "secret-in-log.md",
+    "password": "secret-in-log.md",
+    "clock": "clock-skew.md",
+    "kill": "stopped.md",
+    "switch": "kill-switch-left-on.md",
+    "exclusion": "exclusion-cap.md",
+}
 
 
 def page_of_word(word: str) -> str | None:
@@ -44,12 +81,15 @@ def page_of_word(word: str) -> str | None:
 
 
 def page_of(detector: str) -> str:
-    """The file name of a detector's page in `runbooks/`: the detector's own name, unless another page treats it."""
+    """The file name of a detector's page in `runbooks/`: the detector's own name, unless another
+    page treats it.
+    """
     return _PAGES.get(detector, f"{detector}.md")
 
 
 def page_for(finding: Finding, consequences: Iterable[Finding]) -> str:
-    """The page that treats a finding and what follows from it: where a failed attempt holds the array, the page that
-    says for each cause what helps, and how the tasks are released."""
+    """The page that treats a finding and what follows from it: where a failed attempt holds the
+    array, the page that says for each cause what helps, and how the tasks are released.
+    """
     holds = any(one.fault == HELD_FOR_FAULT for one in consequences)
     return page_of("held" if holds and finding.detector == "unfinished-end" else finding.detector)

@@ -1,4 +1,6 @@
-"""The training printed a secret: anyone who reads the log has it. What was published is masked, the log here is not."""
+"""The training printed a secret: anyone who reads the log has it. What was published is masked, the
+log here is not.
+"""
 
 from __future__ import annotations
 

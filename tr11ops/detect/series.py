@@ -1,4 +1,6 @@
-"""The course of the training's numbers: its restarts, its spikes, and which lines may be compared. Pure."""
+"""The course of the training's numbers: its restarts, its spikes, and which lines may be compared.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ RECENT_LINES = 50  # what a look an hour later must still find, at the pace of t
 
 
 class High(Record):
-    """A line whose value lies far above what was usual before it; `index` among the steps of the snapshot."""
+    """A line whose value lies far above what was usual before it; `index` among the steps of the
+    snapshot.
+    """
 
     index: int
     value: float
@@ -25,16 +29,22 @@ class High(Record):
 
     @property
     def factor(self) -> float:
-        return self.value / self.usual if self.usual > 0 else math.inf
+        if self.usual > 0:
+            return self.value / self.usual
+        return math.inf
 
 
 def recent_highs(
-    steps: tuple[Step, ...], value_of: Callable[[StepRecord], float | None], factor: float, window: int
+    steps: tuple[Step, ...],
+    value_of: Callable[[StepRecord], float | None],
+    factor: float,
+    window: int,
 ) -> tuple[High, ...]:
-    """The recent lines with a value above `factor` times the median of the `window` ordinary lines before them.
+    """The recent lines with a value above `factor` times the median of the `window` ordinary lines
+    before them.
 
-    A high value is not learned, so that a spike does not lift what it is measured by. Lines without a finite value, or
-    whose update was dropped, are passed over.
+    A high value is not learned, so that a spike does not lift what it is measured by. Lines without
+    a finite value, or whose update was dropped, are passed over.
     """
     found: list[High] = []
     usual: list[float] = []
@@ -59,7 +69,9 @@ def not_undone(snapshot: Snapshot, highs: Iterable[High]) -> tuple[High, ...]:
 
 
 def _undone_lines(snapshot: Snapshot) -> frozenset[int]:
-    """Indices of the lines that a person's roll-back has undone: what they showed, that person knew."""
+    """Indices of the lines that a person's roll-back has undone: what they showed, that person
+    knew.
+    """
     steps, undone = known(snapshot.steps, ()), set[int]()
     for event in derived.standing_rollbacks(snapshot):
         to = event.values.get("to")
@@ -74,7 +86,9 @@ def _undone_lines(snapshot: Snapshot) -> frozenset[int]:
 
 
 def restarts(steps: tuple[Step, ...]) -> tuple[int, ...]:
-    """Indices of the first lines after a restart or a roll-back: of another attempt, or of an iteration done before."""
+    """Indices of the first lines after a restart or a roll-back: of another attempt, or of an
+    iteration done before.
+    """
     return tuple(
         index
         for index in range(1, len(steps))
@@ -84,7 +98,9 @@ def restarts(steps: tuple[Step, ...]) -> tuple[int, ...]:
 
 
 def comparable(snapshot: Snapshot) -> tuple[Step, ...]:
-    """The newest lines that one launch wrote at one batch size and one sequence length, oldest first."""
+    """The newest lines that one launch wrote at one batch size and one sequence length, oldest
+    first.
+    """
     steps = known(snapshot.steps, ())
     if not steps:
         return ()
@@ -105,7 +121,10 @@ def comparable(snapshot: Snapshot) -> tuple[Step, ...]:
 def _alike(steps: tuple[Step, ...], last: StepRecord, began: float | None) -> Iterator[Step]:
     for step in reversed(steps):
         record = step.record
-        if record.global_batch_size != last.global_batch_size or record.curriculum_length != last.curriculum_length:
+        if (
+            record.global_batch_size != last.global_batch_size
+            or record.curriculum_length != last.curriculum_length
+        ):
             return
         if began is not None and step.time is not None and step.time < began:
             return

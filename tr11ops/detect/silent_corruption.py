@@ -1,4 +1,5 @@
-"""A worker computed something else than it did before, or than the other replicas did: its node may not train on.
+"""A worker computed something else than it did before, or than the other replicas did: its node may
+not train on.
 
 What to do: exclude the node, stop, and go back to a checkpoint from before the error.
 """
@@ -24,7 +25,9 @@ QUOTED = 3
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """CRITICAL for each suspect node, until it is excluded. Of two that differ without a third, each is a suspect."""
+    """CRITICAL for each suspect node, until it is excluded. Of two that differ without a third,
+    each is a suspect.
+    """
     if isinstance(snapshot.exclusions, Unknown):
         return
     by_node: dict[str, list[Corruption]] = {}
@@ -39,7 +42,9 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         yield Finding(
             NAME,
             Severity.CRITICAL,
-            f"{node} computes wrongly" if is_certain else f"{node} or another node computes wrongly",
+            f"{node} computes wrongly"
+            if is_certain
+            else f"{node} or another node computes wrongly",
             subject=node,
             identity=(node,),
             evidence=(

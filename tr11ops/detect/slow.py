@@ -1,7 +1,8 @@
-"""The training is slower than it was, without a restart in between: one slow GPU holds all the others back.
+"""The training is slower than it was, without a restart in between: one slow GPU holds all the
+others back.
 
-What to do: stop, `tr11 nodes bench`, go on; when no node is found, leave nodes out at the next restart, a few at a
-time.
+What to do: stop, `tr11 nodes bench`, go on; when no node is found, leave nodes out at the next
+restart, a few at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ NOISE_FACTOR = 4.0  # times the spread of single lines: a machine shared with ot
 
 
 class Slowdown(Record):
-    """The speed of the last lines and the usual one, in `unit`; `bound` is the least that counts as usual."""
+    """The speed of the last lines and the usual one, in `unit`; `bound` is the least that counts as
+    usual.
+    """
 
     last: tuple[float, ...]
     usual: float
@@ -50,7 +53,9 @@ class Slowdown(Record):
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """Mean and median of the last 3 lines, or half minute, against 100 lines of the same launch, batch and length."""
+    """Mean and median of the last 3 lines, or half minute, against 100 lines of the same launch,
+    batch and length.
+    """
     if not snapshot.active_jobs:
         return
     found = slowdown(snapshot)
@@ -58,7 +63,10 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         return
     nodes = [node for job in snapshot.active_jobs for node in job.nodes]
     each = ", ".join(f"{value:.4g}" for value in found.last)
-    shown = each if len(found.last) <= LAST_LINES else f"{fmean(found.last):.4g} on average"
+    if len(found.last) <= LAST_LINES:
+        shown = each
+    else:
+        shown = f"{fmean(found.last):.4g} on average"
     fix, *then = _what_finds_it(snapshot, nodes)
     yield Finding(
         NAME,
@@ -76,11 +84,14 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def is_measured_still(snapshot: Snapshot, found: Slowdown) -> bool:
-    """Whether the ranks' own compute times do not cover the slow steps yet: they may name a node in a few more.
+    """Whether the ranks' own compute times do not cover the slow steps yet: they may name a node in
+    a few more.
 
     They are written every ten steps; what has none after twenty is not waited for.
     """
-    newest = max((times.iteration for times in known(snapshot.training.compute_times, ())), default=None)
+    newest = max(
+        (times.iteration for times in known(snapshot.training.compute_times, ())), default=None
+    )
     if newest is None or found.final >= found.began + 2 * EVERY_STEPS:
         return False
     return newest < found.began + EVERY_STEPS
@@ -96,8 +107,9 @@ def _what_ranks_say(snapshot: Snapshot, found: Slowdown) -> Iterator[str]:
 
 
 def _what_finds_it(snapshot: Snapshot, nodes: list[str]) -> tuple[str, ...]:
-    """What to type: with Slurm the nodes are measured against each other while none of them trains; `nodes bench` has
-    the command that leaves out a slow one."""
+    """What to type: with Slurm the nodes are measured against each other while none of them trains;
+    `nodes bench` has the command that leaves out a slow one.
+    """
     if snapshot.scheduler != "slurm" or not nodes:
         return (derived.command(snapshot, f"nodes check {compress(nodes)}" if nodes else "logs"),)
     stop = derived.command(snapshot, "kill --wait --reason 'to measure the nodes'")
@@ -105,7 +117,9 @@ def _what_finds_it(snapshot: Snapshot, nodes: list[str]) -> tuple[str, ...]:
 
 
 def _togetherness(snapshot: Snapshot) -> Iterator[str]:
-    """Every iteration ends with all ranks waiting for the slowest, so that their heartbeats rarely tell it apart."""
+    """Every iteration ends with all ranks waiting for the slowest, so that their heartbeats rarely
+    tell it apart.
+    """
     for job in snapshot.active_jobs:
         beats = derived.beats_of(snapshot, job)
         if len(beats) > 1 and len({beat.iteration for beat in beats}) == 1:
@@ -124,7 +138,8 @@ def slowdown(snapshot: Snapshot) -> Slowdown | None:
         return None
     last, before = pairs[-count:], [value for _, value in pairs[:-count]]
     values = tuple(value for _, value in last)
-    for end in range(len(before), 0, -HISTORY_LINES):  # older windows too, or a lasting loss would become the usual
+    # older windows too, or a lasting loss would become the usual
+    for end in range(len(before), 0, -HISTORY_LINES):
         window = before[max(0, end - HISTORY_LINES) : end]
         if len(window) < LEAST_HISTORY:
             break
@@ -133,7 +148,16 @@ def slowdown(snapshot: Snapshot) -> Slowdown | None:
         if max(fmean(values), median(values)) < bound:
             first, final = last[0][0].record.iteration, last[-1][0].record.iteration
             began = _row_began(pairs, bound, first)
-            return Slowdown(values, usual, bound, _speed(last[-1][0].record)[1], len(window), first, final, began)
+            return Slowdown(
+                values,
+                usual,
+                bound,
+                _speed(last[-1][0].record)[1],
+                len(window),
+                first,
+                final,
+                began,
+            )
     return None
 
 
@@ -162,7 +186,9 @@ def _speed(record: StepRecord) -> tuple[float | None, str]:
 
 
 def _beside_no_save(snapshot: Snapshot, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Without the lines since the last save began, as long as its checkpoint is not there (and the line after it)."""
+    """Without the lines since the last save began, as long as its checkpoint is not there (and the
+    line after it).
+    """
     saves = [span.began for span in known(snapshot.training.phases, ()) if span.phase == "saving"]
     if not saves or not steps:
         return steps

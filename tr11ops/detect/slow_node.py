@@ -1,6 +1,7 @@
 """Which node is slow: by its ranks' own compute times, else by what else tells the nodes apart.
 
-What to do: `tr11 nodes check NODE`; when it is bad, `tr11 nodes exclude NODE`, and the next start is without it.
+What to do: `tr11 nodes check NODE`; when it is bad, `tr11 nodes exclude NODE`, and the next start
+is without it.
 """
 
 from __future__ import annotations
@@ -27,44 +28,55 @@ from trainer.contract.record import Record
 
 # Which ranks compute for longer than others that do the same work, by their own records. Pure.
 #
-# Ranks of one pipeline stage and tensor position do equal work, one in each replica; ranks of other places do not. Where
-# there is one replica alone, each is compared with its own first steps, and the change with that of all others. A
-# record leaves waiting out, so that those who wait for a slow rank are never taken for it. From when on a value is an
-# outlier is in `step_statistics`. One that is slower by less than a quarter is named only where it lasts: in each of the
-# last windows it was slower than 95 of 100 windows of other nodes' ranks.
+# Ranks of one pipeline stage and tensor position do equal work, one in each replica; ranks of other
+# places do not. Where there is one replica alone, each is compared with its own first steps, and
+# the change with that of all others. A record leaves waiting out, so that those who wait for a slow
+# rank are never taken for it. From when on a value is an outlier is in `step_statistics`. One that
+# is slower by less than a quarter is named only where it lasts: in each of the last windows it was
+# slower than 95 of 100 windows of other nodes' ranks.
 
 # When a rank's steps are longer than those of its peers by more than chance. Pure.
 #
-# Each rank has a factor x: its seconds of a step in units of those of the usual rank of its place. It is an outlier where
+# Each rank has a factor x: its seconds of a step in units of those of the usual rank of its place.
+# It is an outlier where
 #
 #     x - 1 > max(percent, SPREAD_FACTOR * s, NOISE_FACTOR * e + j), and always where x > 2
 #
-# `s` is how far ranks differ: 1.4826 * median|x - 1| of the ranks of the other nodes, times 1 + 1/n for n of them, since
-# of few it is hardly known. (1.4826 * MAD: the standard deviation of a normal distribution; so is 1.2533, the error of a
-# median in units of that of a mean.) `e` is the error of the value itself, from r, the logarithms of single steps' ratios
-# to the usual rank's, less their median: what all ranks have in common is not in them.
+# `s` is how far ranks differ: 1.4826 * median|x - 1| of the ranks of the other nodes, times 1 + 1/n
+# for n of them, since of few it is hardly known. (1.4826 * MAD: the standard deviation of a normal
+# distribution; so is 1.2533, the error of a median in units of that of a mean.) `e` is the error of
+# the value itself, from r, the logarithms of single steps' ratios to the usual rank's, less their
+# median: what all ranks have in common is not in them.
 #
-# - Of medians (of the ratios) e = 1.2533 * 1.4826 * median|r| / sqrt(steps), j = 0, and NOISE_FACTOR * e and percent add
-#   up as squares do: a rank that always is slow. Four steps of five must be above half of the bound, since MAD knows
-#   nothing of steps that are long now and then on every rank.
-# - Of means, e = sqrt(v / steps): a rank that is slow for a part of the time. v is the mean of r^2 over the ranks of
-#   other nodes, or twice that of the negative ones of all ranks where that is larger: a slow node's own long steps do not
-#   hide it, and long steps that come everywhere accuse no one. Long steps are rare and no normal distribution, so that
-#   two as long as the longest on other nodes are allowed besides, j = 2 * max(exp(r) - 1) / steps (as in Bernstein's
-#   inequality); and both halves of the steps must be above half of the bound: a burst is over, a slow node is not.
+# - Of medians (of the ratios) e = 1.2533 * 1.4826 * median|r| / sqrt(steps), j = 0, and
+#   NOISE_FACTOR * e and percent add up as squares do: a rank that always is slow. Four steps of
+#   five must be above half of the bound, since MAD knows nothing of steps that are long now and
+#   then on every rank.
+# - Of means, e = sqrt(v / steps): a rank that is slow for a part of the time. v is the mean of r^2
+#   over the ranks of other nodes, or twice that of the negative ones of all ranks where that is
+#   larger: a slow node's own long steps do not hide it, and long steps that come everywhere accuse
+#   no one. Long steps are rare and no normal distribution, so that two as long as the longest on
+#   other nodes are allowed besides, j = 2 * max(exp(r) - 1) / steps (as in Bernstein's inequality);
+#   and both halves of the steps must be above half of the bound: a burst is over, a slow node is
+#   not.
 #
-# Simulated with steps that scatter by 0.5 to 10 %, ranks that differ by 0.3 to 0.5 %, and one step in 200 that takes 30 %
-# longer: less than one false alarm in 10,000 windows of 2 to 16 ranks (the soak test of `test_slow_ranks`).
+# Simulated with steps that scatter by 0.5 to 10 %, ranks that differ by 0.3 to 0.5 %, and one step
+# in 200 that takes 30 % longer: less than one false alarm in 10,000 windows of 2 to 16 ranks (the
+# soak test of `test_slow_ranks`).
 
-NOISE_FACTOR = 6.0  # times the error: a run has hundreds of ranks, and the largest of many is far out by chance
-SPREAD_FACTOR = 4.0  # times what ranks differ by: that is not chance, and who differs by less than percent is not slow
+# times the error: a run has hundreds of ranks, and the largest of many is far out by chance
+NOISE_FACTOR = 6.0
+# times what ranks differ by: that is not chance, and who differs by less than percent is not slow
+SPREAD_FACTOR = 4.0
 FEW = 4  # ranks whose spread is hardly known, where no other node has any
 LONG_STEPS = 2  # that may be chance, beside the longest one of each ten
 ALWAYS_SLOW = 2.0  # times its peers' time, however much the ranks differ anyway
 
 
 class ComparedRank(Record):
-    """A rank beside the usual one of its place: factor, r of single steps, and the factors of both halves of them."""
+    """A rank beside the usual one of its place: factor, r of single steps, and the factors of both
+    halves of them.
+    """
 
     host: str
     factor: float
@@ -81,10 +93,15 @@ def is_outlier_of_records(found: Sequence[ComparedRank], percent: float) -> list
 def is_outlier_of_medians(found: Sequence[ComparedRank], percent: float) -> list[bool]:
     away = [ratio for each in found for ratio in each.scatter]
     steps = max((len(each.scatter) for each in found), default=1)
-    error = error_of_median(robust_sigma(away), steps) if away else 0.0
+    error = 0.0
+    if away:
+        error = error_of_median(robust_sigma(away), steps)
     hosts = {each.host for each in found}
     chance = math.hypot(percent / 100.0, NOISE_FACTOR * error)
-    bounds = {host: _bound(percent, max(SPREAD_FACTOR * _spread_beside(found, host), chance)) for host in hosts}
+    bounds = {
+        host: _bound(percent, max(SPREAD_FACTOR * _spread_beside(found, host), chance))
+        for host in hosts
+    }
     return [
         each.factor > ALWAYS_SLOW
         or (each.factor > bounds[each.host] and _most_steps(each) - 1 > (bounds[each.host] - 1) / 2)
@@ -111,20 +128,30 @@ def without_longest(steps: Sequence[float]) -> float:
 
 
 def step_ratio(own: Sequence[float], usual: Sequence[float]) -> float:
-    """How many times as long this rank takes for the middle one of its steps; zero where none can be compared."""
+    """How many times as long this rank takes for the middle one of its steps; zero where none can
+    be compared.
+    """
     ratios = _logarithms(own, usual)
-    return math.exp(median(ratios)) if ratios else 0.0
+    if ratios:
+        return math.exp(median(ratios))
+    return 0.0
 
 
 def scatter(own: Sequence[float], usual: Sequence[float]) -> tuple[float, ...]:
     """r of each step that both took any time for."""
     ratios = _logarithms(own, usual)
-    middle = median(ratios) if ratios else 0.0
+    middle = 0.0
+    if ratios:
+        middle = median(ratios)
     return tuple(ratio - middle for ratio in ratios)
 
 
 def _logarithms(own: Sequence[float], usual: Sequence[float]) -> list[float]:
-    return [math.log(one / other) for one, other in zip(own, usual, strict=True) if one > 0 and other > 0]
+    return [
+        math.log(one / other)
+        for one, other in zip(own, usual, strict=True)
+        if one > 0 and other > 0
+    ]
 
 
 def _most_steps(found: ComparedRank) -> float:
@@ -141,7 +168,8 @@ def _bound_of_means(found: Sequence[ComparedRank], host: str, percent: float) ->
     below = [min(ratio, 0.0) for each in found for ratio in each.scatter]
     steps = max((len(each.scatter) for each in found), default=1)
     variance = max(
-        fmean(ratio * ratio for ratio in others) if others else 0.0, 2 * fmean(each * each for each in below)
+        fmean(ratio * ratio for ratio in others) if others else 0.0,
+        2 * fmean(each * each for each in below),
     )
     longest = max([math.expm1(-min(below)), *(math.expm1(ratio) for ratio in others)])
     chance = NOISE_FACTOR * math.sqrt(variance / steps) + LONG_STEPS * longest / steps
@@ -151,20 +179,27 @@ def _bound_of_means(found: Sequence[ComparedRank], host: str, percent: float) ->
 def _spread_beside(found: Sequence[ComparedRank], host: str) -> float:
     """How far the ranks of other nodes are from the usual ones; where there are none, all ranks."""
     others = [each.factor - 1.0 for each in found if each.host != host]
-    return robust_sigma(others) * (1 + 1 / len(others)) if others else _spread_of_all(found)
+    if others:
+        return robust_sigma(others) * (1 + 1 / len(others))
+    return _spread_of_all(found)
 
 
 def _spread_of_all(found: Sequence[ComparedRank]) -> float:
     away = [each.factor - 1.0 for each in found]
-    return robust_sigma(away) * (1 + FEW / len(away)) if away else 0.0
+    if away:
+        return robust_sigma(away) * (1 + FEW / len(away))
+    return 0.0
 
 
 MIN_STEPS = 5  # of a record: fewer may be the first ones, in which kernels are chosen and compiled
-CLEAR_FACTOR = 1.25  # what is slower than its peers by less must have been so in all of the last windows
+# what is slower than its peers by less must have been so in all of the last windows
+CLEAR_FACTOR = 1.25
 MIN_WINDOWS = 6  # of ten steps
-MIN_SECONDS = 600.0  # that they last: a machine that others use too is slow for minutes, now here, now there
+# that they last: a machine that others use too is slow for minutes, now here, now there
+MIN_SECONDS = 600.0
 USUAL_SHARE = 0.95  # of the windows of other nodes' ranks: so much slower than usual is nothing
-PAST_PERCENT = 25.0  # of a rank without peers: stages do unlike work, and need not become longer alike
+# of a rank without peers: stages do unlike work, and need not become longer alike
+PAST_PERCENT = 25.0
 MAX_BEHIND = 20  # iterations of a record: who is further behind the newest has written none since
 
 _Seconds = Callable[[ComputeTimes], float]  # of a step, from a record
@@ -172,9 +207,11 @@ _Judge = Callable[[Sequence[ComparedRank], float], list[bool]]
 
 
 class SlowRank(Record):
-    """A rank that takes `factor` times as long as is usual among `peers` ranks (itself included) of its place.
+    """A rank that takes `factor` times as long as is usual among `peers` ranks (itself included) of
+    its place.
 
-    `by_past`: it has no peers, and takes so many times as long as at first, by which the other ranks did not change.
+    `by_past`: it has no peers, and takes so many times as long as at first, by which the other
+    ranks did not change.
     """
 
     times: ComputeTimes
@@ -190,23 +227,33 @@ class SlowRank(Record):
 
 
 def windows_to_last(pace: float | None) -> int:
-    """In how many windows of ten steps a small slowness must show, where a step takes `pace` seconds."""
+    """In how many windows of ten steps a small slowness must show, where a step takes `pace`
+    seconds.
+    """
     if not pace:
         return MIN_WINDOWS
     return max(MIN_WINDOWS, min(WINDOWS, math.ceil(MIN_SECONDS / (EVERY_STEPS * pace))))
 
 
-def slow_ranks(records: Sequence[ComputeTimes], percent: float, windows: int = MIN_WINDOWS) -> tuple[SlowRank, ...]:
-    """The ranks of one launch that are an outlier above their peers, by rank. `percent`: less than that is not slow.
-    `windows`: see `windows_to_last`.
+def slow_ranks(
+    records: Sequence[ComputeTimes], percent: float, windows: int = MIN_WINDOWS
+) -> tuple[SlowRank, ...]:
+    """The ranks of one launch that are an outlier above their peers, by rank. `percent`: less than
+    that is not slow. `windows`: see `windows_to_last`.
 
-    The spread is that of all ranks around the median of their place: with two replicas a place alone tells none. Of
-    two ranks the quicker one is what is usual.
+    The spread is that of all ranks around the median of their place: with two replicas a place
+    alone tells none. Of two ranks the quicker one is what is usual.
     """
     newest = max((times.iteration for times in records), default=0)
-    by_place: dict[tuple[int, int, int, int, int], list[ComputeTimes]] = {}  # and of the same steps: equal work
+    # and of the same steps: equal work
+    by_place: dict[tuple[int, int, int, int, int], list[ComputeTimes]] = {}
     for times in records:
-        if times.stage is None or times.part is None or times.steps < MIN_STEPS or times.without_longest <= 0:
+        if (
+            times.stage is None
+            or times.part is None
+            or times.steps < MIN_STEPS
+            or times.without_longest <= 0
+        ):
             continue  # no time in any step but one: there is nothing to compare
         if newest - times.iteration <= MAX_BEHIND:
             place = (times.stage, times.part, times.iteration, times.steps, len(times.recent))
@@ -216,52 +263,90 @@ def slow_ranks(records: Sequence[ComputeTimes], percent: float, windows: int = M
     slow = _slow([peers for peers in by_place.values() if len(peers) > 1], percent)
     for entry in (*slow, *_slower_than_before(alone, max(percent, PAST_PERCENT))):
         known = found.get(entry.times.rank)
-        found[entry.times.rank] = entry if known is None else max(known, entry, key=lambda each: each.factor)
-    factors = {times.rank: _window_factors(times, peers) for peers in by_place.values() for times in peers}
+        if known is None:
+            found[entry.times.rank] = entry
+        else:
+            found[entry.times.rank] = max(known, entry, key=lambda each: each.factor)
+    factors = {
+        times.rank: _window_factors(times, peers) for peers in by_place.values() for times in peers
+    }
     hosts = {times.rank: times.host for times in records}
-    return tuple(found[rank] for rank in sorted(found) if _lasts(found[rank], factors, hosts, windows))
+    return tuple(
+        found[rank] for rank in sorted(found) if _lasts(found[rank], factors, hosts, windows)
+    )
 
 
 def _window_factors(own: ComputeTimes, peers: Sequence[ComputeTimes]) -> list[float]:
-    """How many times as long as the usual one of its peers a rank took in each window that all have, newest first."""
+    """How many times as long as the usual one of its peers a rank took in each window that all
+    have, newest first.
+    """
     found = []
-    for seconds, *others in zip(reversed(own.windows), *(reversed(peer.windows) for peer in peers), strict=False):
+    for seconds, *others in zip(
+        reversed(own.windows), *(reversed(peer.windows) for peer in peers), strict=False
+    ):
         usual = median_low(others)
         found.append(seconds / usual if usual > 0 else 1.0)
     return found
 
 
-def _lasts(found: SlowRank, factors: dict[int, list[float]], hosts: dict[int, str], windows: int) -> bool:
-    """Whether a rank is slow by much, or was so in each of the last windows. An earlier trainer's records have none."""
+def _lasts(
+    found: SlowRank, factors: dict[int, list[float]], hosts: dict[int, str], windows: int
+) -> bool:
+    """Whether a rank is slow by much, or was so in each of the last windows. An earlier trainer's
+    records have none.
+    """
     if found.by_past or found.factor > CLEAR_FACTOR or not any(factors.values()):
         return True
     own = factors[found.times.rank][:windows]
-    others = [each for rank, every in factors.items() if hosts[rank] != found.times.host for each in every]
-    usual = sorted(others)[int(USUAL_SHARE * (len(others) - 1))] if others else 1.0
+    others = [
+        each for rank, every in factors.items() if hosts[rank] != found.times.host for each in every
+    ]
+    if others:
+        usual = sorted(others)[int(USUAL_SHARE * (len(others) - 1))]
+    else:
+        usual = 1.0
     return len(own) == windows and min(own) > usual
 
 
 def _slower_than_before(alone: Sequence[ComputeTimes], percent: float) -> Iterator[SlowRank]:
-    """Ranks without peers, in units of what was usual on each at first: in these all of them are peers."""
+    """Ranks without peers, in units of what was usual on each at first: in these all of them are
+    peers.
+    """
     by_steps: dict[tuple[int, int], list[ComputeTimes]] = {}
     given = {times.rank: times for times in alone}
     for times in alone:
         if times.usual and len(times.recent) >= MIN_STEPS:
-            relative = replace(times, recent=tuple(seconds / times.usual for seconds in times.recent))
+            relative = replace(
+                times, recent=tuple(seconds / times.usual for seconds in times.recent)
+            )
             by_steps.setdefault((times.iteration, len(times.recent)), []).append(relative)
     for found in _slow([peers for peers in by_steps.values() if len(peers) > 1], percent):
         times = given[found.times.rank]
         usual = times.usual or 0.0
-        yield replace(found, times=times, seconds=found.seconds * usual, usual=found.usual * usual, by_past=True)
+        yield replace(
+            found,
+            times=times,
+            seconds=found.seconds * usual,
+            usual=found.usual * usual,
+            by_past=True,
+        )
 
 
 def _slow(places: Sequence[Sequence[ComputeTimes]], percent: float) -> Iterator[SlowRank]:
-    """By every way to compare them. Records of an earlier version have no single steps: their mean alone counts."""
+    """By every way to compare them. Records of an earlier version have no single steps: their mean
+    alone counts.
+    """
     old = [peers for peers in places if len(peers[0].recent) < MIN_STEPS]
     new = [peers for peers in places if len(peers[0].recent) >= MIN_STEPS]
     long = [peers for peers in new if len(peers[0].recent) >= EVERY_STEPS + MIN_STEPS]
     yield from _judged(old, 0, lambda times: times.without_longest, is_outlier_of_records, percent)
-    yield from _judged(new, EVERY_STEPS, _last_mean, lambda found, _: [each.factor > ALWAYS_SLOW for each in found], 0)
+    yield from _judged(
+        new,
+        EVERY_STEPS,
+        _last_mean,
+        lambda found, _: [each.factor > ALWAYS_SLOW for each in found],
+        0,
+    )
     yield from _judged(long, RECENT_STEPS, _mean_of_halves, is_outlier_of_means, percent)
     for steps in (EVERY_STEPS, RECENT_STEPS):
         middle = _median_of(steps)
@@ -269,25 +354,41 @@ def _slow(places: Sequence[Sequence[ComputeTimes]], percent: float) -> Iterator[
 
 
 def _judged(
-    places: Sequence[Sequence[ComputeTimes]], steps: int, seconds: _Seconds, judge: _Judge, percent: float
+    places: Sequence[Sequence[ComputeTimes]],
+    steps: int,
+    seconds: _Seconds,
+    judge: _Judge,
+    percent: float,
 ) -> Iterator[SlowRank]:
     ranks, beside = list[SlowRank](), list[ComparedRank]()
     for peers in places:
         values = {times.rank: seconds(times) for times in peers}
-        ordered = sorted((times for times in peers if values[times.rank] > 0), key=lambda times: values[times.rank])
+        ordered = sorted(
+            (times for times in peers if values[times.rank] > 0),
+            key=lambda times: values[times.rank],
+        )
         middle = (len(ordered) - 1) // 2
         for index, times in enumerate(ordered):
-            if index == middle:  # it is the usual itself: its distance of zero says nothing of the spread
+            # it is the usual itself: its distance of zero says nothing of the spread
+            if index == middle:
                 continue
             usual, own = ordered[middle], times.recent[-steps:] if steps else ()
-            others = usual.recent[-steps:] if steps else ()
+            if steps:
+                others = usual.recent[-steps:]
+            else:
+                others = ()
             took, least = values[times.rank], values[usual.rank]
-            if judge is is_outlier_of_medians:  # step by step: what is long for all at once is long for no one
+            # step by step: what is long for all at once is long for no one
+            if judge is is_outlier_of_medians:
                 took = least * step_ratio(own, others)
             found = SlowRank(times, took, least, len(ordered), len(own) or times.steps)
             ranks.append(found)
-            beside.append(ComparedRank(times.host, found.factor, scatter(own, others), _halves(own, others)))
-    yield from (rank for rank, is_slow in zip(ranks, judge(beside, percent), strict=True) if is_slow)
+            beside.append(
+                ComparedRank(times.host, found.factor, scatter(own, others), _halves(own, others))
+            )
+    yield from (
+        rank for rank, is_slow in zip(ranks, judge(beside, percent), strict=True) if is_slow
+    )
 
 
 def _last_mean(times: ComputeTimes) -> float:
@@ -298,7 +399,9 @@ def _mean_of_halves(times: ComputeTimes) -> float:
     """Of the last 20 steps, the longest of each ten left out."""
     before, last = times.recent[:-EVERY_STEPS], times.recent[-EVERY_STEPS:]
     count = len(before) + len(last) - 2
-    return (without_longest(before) * (len(before) - 1) + without_longest(last) * (len(last) - 1)) / count
+    return (
+        without_longest(before) * (len(before) - 1) + without_longest(last) * (len(last) - 1)
+    ) / count
 
 
 def _median_of(steps: int) -> _Seconds:
@@ -320,40 +423,68 @@ BOUND = (
 )
 SEVERITIES = "WARNING; INFO where all nodes are one machine"
 NAME = "slow-node"
-NEEDS = ("jobs", "heartbeats", "steps", "training.phases", "training.node_warnings", "training.compute_times")
+NEEDS = (
+    "jobs",
+    "heartbeats",
+    "steps",
+    "training.phases",
+    "training.node_warnings",
+    "training.compute_times",
+)
 
 BEHIND_ITERATIONS = 2  # one is nothing: heartbeats of one moment are not read in one moment
-BEHIND_SECONDS = 4.0  # worth of iterations; heartbeats are a second apart at least, however quick the steps
+# worth of iterations; heartbeats are a second apart at least, however quick the steps
+BEHIND_SECONDS = 4.0
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """A node with a rank that computes for longer than its peers; one whose ranks are all iterations behind; or, in a
-    slow training, one that a health check has warned of."""
+    """A node with a rank that computes for longer than its peers; one whose ranks are all
+    iterations behind; or, in a slow training, one that a health check has warned of.
+    """
     running = [job for job in snapshot.active_jobs if job.state is JobState.RUNNING]
     slow, pace = _may_be_suspected(snapshot), derived.seconds_per_iteration(snapshot)
     for job in running:
         beats = derived.beats_of(snapshot, job)
         sure: dict[str, list[str]] = {}
-        for node, line in (*_computing(snapshot, {*job.nodes, *(beat.host for beat in beats)}), *_behind(beats, pace)):
+        for node, line in (
+            *_computing(snapshot, {*job.nodes, *(beat.host for beat in beats)}),
+            *_behind(beats, pace),
+        ):
             sure.setdefault(node, []).append(line)
         warned: dict[str, list[str]] = {}
         for node, line in _warned(snapshot, job.nodes) if slow else ():
             warned.setdefault(node, []).append(line)
         for node, lines in warned.items():
             sure.get(node, []).extend(lines)
-        suspected = warned if len(warned) == 1 and not sure else {}  # of several none is told apart by a warning
-        yield from (_finding(snapshot, node, "holds the others back", lines, True) for node, lines in sure.items())
-        yield from (_finding(snapshot, node, "may be the slow node", lines, False) for node, lines in suspected.items())
+        # of several none is told apart by a warning
+        if len(warned) == 1 and not sure:
+            suspected = warned
+        else:
+            suspected = {}
+        yield from (
+            _finding(snapshot, node, "holds the others back", lines, True)
+            for node, lines in sure.items()
+        )
+        yield from (
+            _finding(snapshot, node, "may be the slow node", lines, False)
+            for node, lines in suspected.items()
+        )
 
 
 def _may_be_suspected(snapshot: Snapshot) -> bool:
-    """Whether the training is slow, and the ranks' own compute times have said what they can say of it."""
+    """Whether the training is slow, and the ranks' own compute times have said what they can say of
+    it.
+    """
     found = slowdown(snapshot)
     return found is not None and not is_measured_still(snapshot, found)
 
 
-def _finding(snapshot: Snapshot, node: str, what: str, evidence: list[str], is_sure: bool) -> Finding:
-    """One that is only suspected is checked first. Of nodes that are one machine, none can be exchanged."""
+def _finding(
+    snapshot: Snapshot, node: str, what: str, evidence: list[str], is_sure: bool
+) -> Finding:
+    """One that is only suspected is checked first. Of nodes that are one machine, none can be
+    exchanged.
+    """
     if snapshot.scheduler == "local":
         return Finding(
             NAME,
@@ -361,10 +492,15 @@ def _finding(snapshot: Snapshot, node: str, what: str, evidence: list[str], is_s
             f"some ranks, of {node}, are slower than their peers: all nodes are this one machine",
             subject=node,
             identity=(node,),
-            evidence=(*evidence, "other work on this machine slows those that share a processor with it"),
+            evidence=(
+                *evidence,
+                "other work on this machine slows those that share a processor with it",
+            ),
         )
     check = derived.command(snapshot, f"nodes check {node}")
-    why_not = why_no_other(snapshot, node) if is_sure else ""
+    why_not = ""
+    if is_sure:
+        why_not = why_no_other(snapshot, node)
     if why_not:
         evidence = [*evidence, why_not]
     can_leave = is_sure and not why_not
@@ -384,16 +520,26 @@ def _computing(snapshot: Snapshot, nodes: set[str]) -> Iterator[tuple[str, str]]
     """Nodes with slow ranks, and the slowest of them."""
     by_node: dict[str, list[SlowRank]] = {}
     windows = windows_to_last(derived.seconds_per_iteration(snapshot))
-    for found in slow_ranks(known(snapshot.training.compute_times, ()), snapshot.run.training.slow_percent, windows):
+    for found in slow_ranks(
+        known(snapshot.training.compute_times, ()), snapshot.run.training.slow_percent, windows
+    ):
         if found.times.host in nodes:
             by_node.setdefault(found.times.host, []).append(found)
     for node, found_here in by_node.items():
         worst = max(found_here, key=lambda found: found.factor)
-        more = f" (and {len(found_here) - 1} more of its ranks)" if len(found_here) > 1 else ""
+        more = ""
+        if len(found_here) > 1:
+            more = f" (and {len(found_here) - 1} more of its ranks)"
         than = "at first, and the others as long as ever" if worst.by_past else "its peers"
-        yield node, f"its rank {worst.times.rank} computes {worst.factor:.2f} times as long as {than}{more}"
+        yield (
+            node,
+            f"its rank {worst.times.rank} computes {worst.factor:.2f} times as long as {than}{more}",
+        )
         seconds = f"{worst.seconds:.3g} s a step, {worst.usual:.3g} s is usual in stage {worst.times.stage}"
-        yield node, f"{seconds} ({counted(worst.steps, 'step')} up to iteration {worst.times.iteration})"
+        yield (
+            node,
+            f"{seconds} ({counted(worst.steps, 'step')} up to iteration {worst.times.iteration})",
+        )
 
 
 def _behind(beats: tuple[Heartbeat, ...], pace: float | None) -> Iterator[tuple[str, str]]:
@@ -402,7 +548,9 @@ def _behind(beats: tuple[Heartbeat, ...], pace: float | None) -> Iterator[tuple[
     by_node: dict[str, list[int]] = {}
     for beat in beats:
         by_node.setdefault(beat.host, []).append(beat.iteration)
-    usual = median_high(min(done) for done in by_node.values()) if by_node else 0
+    usual = 0
+    if by_node:
+        usual = median_high(min(done) for done in by_node.values())
     for node, iterations in by_node.items():
         lag = usual - max(iterations)
         ranks = counted(len(iterations), "rank is", "ranks are")

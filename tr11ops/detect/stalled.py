@@ -1,7 +1,7 @@
 """A job holds its nodes and shows life, or never showed any, but no iteration is finished.
 
-Ranks that wait for data, for a file system, for each other. (Ranks that stand still are `hung`.) What to do:
-`tr11 logs`, see what they wait for; stop the run when it does not come back.
+Ranks that wait for data, for a file system, for each other. (Ranks that stand still are `hung`.)
+What to do: `tr11 logs`, see what they wait for; stop the run when it does not come back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ NEEDS = ("jobs", "heartbeats", "steps", "training.phases", "attempts", "training
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """Counts from the last iteration, or from the end of the save or evaluation after it; never during one."""
+    """Counts from the last iteration, or from the end of the save or evaluation after it; never
+    during one.
+    """
     for job in snapshot.active_jobs:
         if job.state is not JobState.RUNNING:
             continue
@@ -42,16 +44,22 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 def _without_liveness(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
     if derived.hidden_life(snapshot) or snapshot.read_errors:
         return
-    silent = None if job.start_time is None else snapshot.time - job.start_time
+    if job.start_time is None:
+        silent = None
+    else:
+        silent = snapshot.time - job.start_time
     over = derived.marker_of(snapshot, derived.identifiers(job)) is not None
     if silent is not None and silent > normal_silence.UNLEARNED_SECONDS and not over:
-        title = f"job {job.job_id} has held its nodes for {duration(silent)} without any sign of life"
+        title = (
+            f"job {job.job_id} has held its nodes for {duration(silent)} without any sign of life"
+        )
         yield _finding(snapshot, job, title, (), since=job.start_time)
 
 
 class Standstill(Record):
-    """That no iteration was finished after `iteration`, since a moment, for longer than `patience` seconds; `pace` is
-    the usual length of one."""
+    """That no iteration was finished after `iteration`, since a moment, for longer than `patience`
+    seconds; `pace` is the usual length of one.
+    """
 
     iteration: int
     since: float
@@ -60,7 +68,9 @@ class Standstill(Record):
 
 
 def standstill(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Standstill | None:
-    """Whether a job whose ranks show life in training finishes no iteration; None where it does, or may."""
+    """Whether a job whose ranks show life in training finishes no iteration; None where it does, or
+    may.
+    """
     if not liveness.is_fresh(snapshot.time) or liveness.phase not in TRAINING_PHASES:
         return None
     names = derived.identifiers(job)
@@ -72,13 +82,18 @@ def standstill(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Stan
         return None  # it trains on, and the log does not tell: log-not-growing
     since = normal_silence.trains_since(snapshot, names)
     patience = normal_silence.training_patience(snapshot, pace, facts.log_interval)
-    if since is None:  # an older trainer, which keeps no phases: there may have been a save or an evaluation
+    # an older trainer, which keeps no phases: there may have been a save or an evaluation
+    if since is None:
         since, patience = max(finished), max(patience, normal_silence.UNLEARNED_SECONDS)
     since = max(since, *finished)
-    return Standstill(last, since, patience, pace) if snapshot.time - since > patience else None
+    if snapshot.time - since > patience:
+        return Standstill(last, since, patience, pace)
+    return None
 
 
-def _without_progress(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Iterator[Finding]:
+def _without_progress(
+    snapshot: Snapshot, job: Job, liveness: derived.Liveness
+) -> Iterator[Finding]:
     found = standstill(snapshot, job, liveness)
     if found is None:
         return
@@ -98,7 +113,9 @@ def _without_progress(snapshot: Snapshot, job: Job, liveness: derived.Liveness) 
     yield replace(told, patience=found.patience)
 
 
-def _finding(snapshot: Snapshot, job: Job, title: str, evidence: tuple[str, ...], since: float | None) -> Finding:
+def _finding(
+    snapshot: Snapshot, job: Job, title: str, evidence: tuple[str, ...], since: float | None
+) -> Finding:
     """With who holds the others up, where the stacks have told."""
     kept = stacks_since(snapshot, job, since)
     who = culprit(kept)
@@ -107,4 +124,6 @@ def _finding(snapshot: Snapshot, job: Job, title: str, evidence: tuple[str, ...]
     if who:
         evidence, title = (title, *evidence), f"job {job.job_id} finishes no iteration: {who}"
     fix, then = derived.command(snapshot, "kill --wait"), derived.go_on(snapshot)
-    return Finding(NAME, Severity.CRITICAL, title, job.job_id, evidence, fix, since=since, then=then)
+    return Finding(
+        NAME, Severity.CRITICAL, title, job.job_id, evidence, fix, since=since, then=then
+    )

@@ -1,4 +1,6 @@
-"""The last attempt never came to train: its set-up failed or hung, or its agent could not begin after it."""
+"""The last attempt never came to train: its set-up failed or hung, or its agent could not begin
+after it.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,19 @@ NEEDS = ("jobs", "attempts", "last_end")
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """CRITICAL until the next attempt begins: each one would end in the same way, so what is queued is held."""
+    """CRITICAL until the next attempt begins: each one would end in the same way, so what is queued
+    is held.
+    """
     newest, marker = derived.last_attempt(snapshot), derived.last_marker(snapshot)
     if isinstance(snapshot.jobs, Unknown) or snapshot.active_jobs:
         return
-    if newest is None or marker is None or newest.end != marker or marker.reason != "refused" or marker.launch:
+    if (
+        newest is None
+        or marker is None
+        or newest.end != marker
+        or marker.reason != "refused"
+        or marker.launch
+    ):
         return
     yield Finding(
         NAME,

@@ -1,4 +1,6 @@
-"""The kill switch cannot be seen from here: its file system is not mounted, or what lies there is not the run's."""
+"""The kill switch cannot be seen from here: its file system is not mounted, or what lies there is
+not the run's.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ NEEDS = ("switch_fault",)
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """WARNING: the run trains on, but `tr11 kill` does not reach it from here, and nothing is known of a stop."""
+    """WARNING: the run trains on, but `tr11 kill` does not reach it from here, and nothing is known
+    of a stop.
+    """
     fault = snapshot.switch_fault
     if isinstance(fault, Unknown) or not fault:
         return

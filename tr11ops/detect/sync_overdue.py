@@ -1,4 +1,6 @@
-"""The logs are not mirrored any more: anyone who watches from outside takes an old picture for the present."""
+"""The logs are not mirrored any more: anyone who watches from outside takes an old picture for the
+present.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +22,38 @@ SHORTEST_SECONDS = derived.HOUR
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """WARNING after three intervals and at least an hour without a success, if the run has logged a step since.
+    """WARNING after three intervals and at least an hour without a success, if the run has logged a
+    step since.
 
-    Silent where the card names no repository. One that was never reached counts from the first submission.
+    Silent where the card names no repository. One that was never reached counts from the first
+    submission.
     """
     interval, sync = snapshot.run.operation.sync_seconds, snapshot.operation.sync
     if interval is None or isinstance(sync, Unknown):
         return
-    since = derived.first_submission(snapshot) if sync is None else sync.time
-    logged = max((step.time for step in known(snapshot.steps, ()) if step.time is not None), default=None)
+    if sync is None:
+        since = derived.first_submission(snapshot)
+    else:
+        since = sync.time
+    logged = max(
+        (step.time for step in known(snapshot.steps, ()) if step.time is not None), default=None
+    )
     if since is None or logged is None or logged <= since:
         return
     late = snapshot.time - since
     if late <= max(SHORTEST_SECONDS, MISSED * interval):
         return
-    title = (
-        f"the logs were never mirrored, {duration(late)} after the first submission"
-        if sync is None
-        else f"the logs were last mirrored {duration(late)} ago (every {duration(interval)} is asked for)"
-    )
+    if sync is None:
+        title = f"the logs were never mirrored, {duration(late)} after the first submission"
+    else:
+        title = f"the logs were last mirrored {duration(late)} ago (every {duration(interval)} is asked for)"
     evidence = [f"last logged step {duration(snapshot.time - logged)} ago"]
     if sync is not None and sync.message:
         evidence.append(sync.message)
-    yield Finding(NAME, Severity.WARNING, title, evidence=tuple(evidence), fix=derived.command(snapshot, "sync"))
+    yield Finding(
+        NAME,
+        Severity.WARNING,
+        title,
+        evidence=tuple(evidence),
+        fix=derived.command(snapshot, "sync"),
+    )

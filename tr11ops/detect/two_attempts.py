@@ -1,6 +1,8 @@
-"""Two jobs of this run are running at once: two trainers on one checkpoint directory is the worst case of all.
+"""Two jobs of this run are running at once: two trainers on one checkpoint directory is the worst
+case of all.
 
-A task that Slurm starts beside another one of its array, because that has lost a node, looks and gives way by itself.
+A task that Slurm starts beside another one of its array, because that has lost a node, looks and
+gives way by itself.
 """
 
 from __future__ import annotations
@@ -34,17 +36,26 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         Severity.CRITICAL,
         f"{len(running)} jobs of this run are running at once: {names}",
         subject=names,
-        evidence=tuple(f"{job.job_id} of {job.user}: {job.comment or 'no comment'}" for job in running),
+        evidence=tuple(
+            f"{job.job_id} of {job.user}: {job.comment or 'no comment'}" for job in running
+        ),
         fix=derived.scheduler_command(snapshot, "scancel", running[-1]),
     )
 
 
 def _still_looks(snapshot: Snapshot, job: Job, first: Job) -> bool:
-    """Whether a job has just begun as the next task of the first one's array, and no trainer of it is seen to live.
+    """Whether a job has just begun as the next task of the first one's array, and no trainer of it
+    is seen to live.
 
-    Where heartbeats cannot be seen it has the same time: that it trains is not concluded from not seeing.
+    Where heartbeats cannot be seen it has the same time: that it trains is not concluded from not
+    seeing.
     """
-    if job is first or job.array_id is None or job.array_id != first.array_id or job.start_time is None:
+    if (
+        job is first
+        or job.array_id is None
+        or job.array_id != first.array_id
+        or job.start_time is None
+    ):
         return False
     if derived.beats_of(snapshot, job):
         return False

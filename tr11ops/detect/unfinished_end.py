@@ -1,4 +1,6 @@
-"""Attempts that did not end by themselves: no end marker, or one that says the trainer failed or refused."""
+"""Attempts that did not end by themselves: no end marker, or one that says the trainer failed or
+refused.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,21 @@ from tr11ops.rundir.node_standing import family
 from trainer.contract.end_marker import BAD_REASONS
 
 BOUND = "one; two in a row"
-SEVERITIES = "WARNING, CRITICAL; less (INFO, WARNING) once a later one trains, INFO once it came past"
+SEVERITIES = (
+    "WARNING, CRITICAL; less (INFO, WARNING) once a later one trains, INFO once it came past"
+)
 NAME = "unfinished-end"
 NEEDS = ("jobs", "attempts", "last_end", "heartbeats", "steps", "training.launch_ends")
-MAYBE_DATA = frozenset({"software", "unknown"})  # classes of faults that a sample of the data may bring about
-MAYBE_NODES = frozenset({"node", "unknown"})  # and those that a node may have, also where none is proven bad
+# classes of faults that a sample of the data may bring about
+MAYBE_DATA = frozenset({"software", "unknown"})
+# and those that a node may have, also where none is proven bad
+MAYBE_NODES = frozenset({"node", "unknown"})
 BEFORE_IT_BEGAN = "before it began"  # stands for the cause where no attempt is on record
 
 
 def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """The bad ends since the last good one: one is a warning, two in a row are critical (a bad node or a bad card).
+    """The bad ends since the last good one: one is a warning, two in a row are critical (a bad node
+    or a bad card).
 
     One finding for each fault, that of the newest end first: another fault is another incident.
     """
@@ -43,11 +50,19 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def unfinished_attempts(snapshot: Snapshot) -> tuple[Attempt, ...]:
-    """The bad ends since the last good one, newest first; none where a later attempt trains, or that is not known."""
-    if isinstance(snapshot.jobs, Unknown) or isinstance(snapshot.attempts, Unknown) or derived.hidden_life(snapshot):
+    """The bad ends since the last good one, newest first; none where a later attempt trains, or
+    that is not known.
+    """
+    if (
+        isinstance(snapshot.jobs, Unknown)
+        or isinstance(snapshot.attempts, Unknown)
+        or derived.hidden_life(snapshot)
+    ):
         return ()
     row, alive = _bad_ends(snapshot)
-    return () if not _trained(snapshot).isdisjoint(alive) else tuple(row)
+    if not _trained(snapshot).isdisjoint(alive):
+        return ()
+    return tuple(row)
 
 
 def _bad_ends(snapshot: Snapshot) -> tuple[list[Attempt], list[str]]:
@@ -56,11 +71,15 @@ def _bad_ends(snapshot: Snapshot) -> tuple[list[Attempt], list[str]]:
     outside = derived.liveness_outside(snapshot)
     row: list[Attempt] = []
     alive: list[str] = []
-    for attempt in sorted(known(snapshot.attempts, ()), key=lambda attempt: attempt.changed, reverse=True):
+    for attempt in sorted(
+        known(snapshot.attempts, ()), key=lambda attempt: attempt.changed, reverse=True
+    ):
         if attempt.gave_way:
             continue
         job = jobs.get(attempt.job_id)
-        if (job is not None and not job.state.is_final) or (outside is not None and outside.job_id == attempt.job_id):
+        if (job is not None and not job.state.is_final) or (
+            outside is not None and outside.job_id == attempt.job_id
+        ):
             alive.append(attempt.job_id)
             continue
         if not is_bad(attempt):
@@ -69,32 +88,44 @@ def _bad_ends(snapshot: Snapshot) -> tuple[list[Attempt], list[str]]:
     return row, alive
 
 
-def _by_fault(snapshot: Snapshot, row: list[Attempt], alive: list[str], jobs: dict[str, Job]) -> Iterator[Finding]:
+def _by_fault(
+    snapshot: Snapshot, row: list[Attempt], alive: list[str], jobs: dict[str, Job]
+) -> Iterator[Finding]:
     """The findings of a row of bad ends, newest first.
 
-    What a later attempt trained after is no more than a remark, however that one ended, unless it ended by the same
-    fault. The finding says so where it has not come past the iteration of the fault, which may be met again there: of
-    several ends that is a warning still.
+    What a later attempt trained after is no more than a remark, however that one ended, unless it
+    ended by the same fault. The finding says so where it has not come past the iteration of the
+    fault, which may be met again there: of several ends that is a warning still.
     """
     groups: dict[tuple[str, ...], list[Attempt]] = {}
     for attempt in row:
-        groups.setdefault(identity_of_end(snapshot, attempt, jobs.get(attempt.job_id)), []).append(attempt)
+        groups.setdefault(identity_of_end(snapshot, attempt, jobs.get(attempt.job_id)), []).append(
+            attempt
+        )
     trained, furthest = _trained(snapshot), _furthest(snapshot)
     over: set[tuple[str, ...]] = set()
-    to_be_passed: set[tuple[str, ...]] = set()  # the same step may fail again: only what comes after it shows otherwise
+    # the same step may fail again: only what comes after it shows otherwise
+    to_be_passed: set[tuple[str, ...]] = set()
     for identity, group in groups.items():
         newer = [attempt.job_id for attempt in row[: row.index(group[0])]]
         later = trained.intersection((*alive, *newer))
         if not later:
             continue
         over.add(identity)
-        failed_at = max((furthest[attempt.job_id] for attempt in group if attempt.job_id in furthest), default=None)
+        failed_at = max(
+            (furthest[attempt.job_id] for attempt in group if attempt.job_id in furthest),
+            default=None,
+        )
         if failed_at is not None and all(furthest[job_id] <= failed_at for job_id in later):
             to_be_passed.add(identity)
     standing = sum(len(group) for identity, group in groups.items() if identity not in over)
     for identity, group in groups.items():
-        if identity in over:  # several ends at one iteration are still a fault until a later attempt has come past it
-            severity = Severity.WARNING if identity in to_be_passed and len(group) > 1 else Severity.INFO
+        # several ends at one iteration are still a fault until a later attempt has come past it
+        if identity in over:
+            if identity in to_be_passed and len(group) > 1:
+                severity = Severity.WARNING
+            else:
+                severity = Severity.INFO
         else:
             severity = Severity.CRITICAL if standing > 1 else Severity.WARNING
         finding = _finding(snapshot, group, group == row[: len(group)], jobs, severity, identity)
@@ -105,12 +136,16 @@ def _trained(snapshot: Snapshot) -> frozenset[str]:
     """The attempts that are known to have finished iterations of their own."""
     by_steps = {step.job_id for step in known(snapshot.steps, ())}
     ends = known(snapshot.training.launch_ends, ())
-    by_launches = {end.job_id for end in ends if end.reached is not None and end.reached > (end.began_at or 0)}
+    by_launches = {
+        end.job_id for end in ends if end.reached is not None and end.reached > (end.began_at or 0)
+    }
     return frozenset(by_steps | by_launches)
 
 
 def _furthest(snapshot: Snapshot) -> dict[str, int]:
-    """The last iteration that each attempt finished, or began after; without those of which neither is known."""
+    """The last iteration that each attempt finished, or began after; without those of which neither
+    is known.
+    """
     furthest: dict[str, int] = {}
     for step in known(snapshot.steps, ()):
         furthest[step.job_id] = max(step.record.iteration, furthest.get(step.job_id, 0))
@@ -122,21 +157,26 @@ def _furthest(snapshot: Snapshot) -> dict[str, int]:
 
 
 def identity_of_end(snapshot: Snapshot, attempt: Attempt, job: Job | None) -> tuple[str, ...]:
-    """What tells the incident of an attempt's end from others: its fault, as its last launch has it.
+    """What tells the incident of an attempt's end from others: its fault, as its last launch has
+    it.
 
-    One fault is one incident, whatever it is taken for: what a node is suspected of first may prove to be the
-    program's. A node that is proven bad is an incident of its own. Where no launch says it, the class of the fault.
+    One fault is one incident, whatever it is taken for: what a node is suspected of first may prove
+    to be the program's. A node that is proven bad is an incident of its own. Where no launch says
+    it, the class of the fault.
     """
     cause = cause_of_end(attempt, job)
     last = _last_launch(snapshot, attempt)
     if not attempt.cause or last is None or not last.fault:
         return (cause,)
-    return (cause, last.fault) if last.blamed else (family(last.fault),)
+    if last.blamed:
+        return (cause, last.fault)
+    return (family(last.fault),)
 
 
 def cause_of_end(attempt: Attempt, job: Job | None) -> str:
-    """The class of fault that ended an attempt: by its own records, else by the scheduler's word; NO_CAUSE where
-    neither says."""
+    """The class of fault that ended an attempt: by its own records, else by the scheduler's word;
+    NO_CAUSE where neither says.
+    """
     if attempt.cause:
         return attempt.cause
     if job is not None and job.state is JobState.NODE_FAIL:
@@ -145,7 +185,9 @@ def cause_of_end(attempt: Attempt, job: Job | None) -> str:
 
 
 def _told(snapshot: Snapshot, jobs: dict[str, Job]) -> dict[str, Job]:
-    """What is known of each job's end: the scheduler's own log says more than its queue, and remembers longer."""
+    """What is known of each job's end: the scheduler's own log says more than its queue, and
+    remembers longer.
+    """
     found = dict(jobs)
     for job in known(snapshot.operation.ended_jobs, ()):
         shown = jobs.get(job.raw_id)
@@ -167,8 +209,13 @@ def how_it_ended(attempt: Attempt, job: Job | None) -> str:
         return f"cannot be told: {attempt.end.why}"
     if attempt.end is not None:
         reason = attempt.end.reason
-        return f"{reason}: {attempt.end.message}" if reason in BAD_REASONS else reason
-    known_facts = [] if job is None else [job.state.value]
+        if reason in BAD_REASONS:
+            return f"{reason}: {attempt.end.message}"
+        return reason
+    if job is None:
+        known_facts = []
+    else:
+        known_facts = [job.state.value]
     if job is not None and job.derived_exit_code:
         known_facts.append(f"derived exit code {job.derived_exit_code}")
     elif job is not None and job.exit_code:
@@ -194,9 +241,14 @@ def _finding(
     why = why_it_ended(snapshot, newest)
     suspects = _suspects_to_be_told(snapshot, newest)
     if why and suspects:
-        why = f"{_without_names(why, suspects)}; whether it is a node's fault, the next attempt tells"
+        why = (
+            f"{_without_names(why, suspects)}; whether it is a node's fault, the next attempt tells"
+        )
     if len(row) > 1:
-        which = f"the last {len(row)} attempts" if is_newest else f"{len(row)} attempts, {label} the last of them,"
+        if is_newest:
+            which = f"the last {len(row)} attempts"
+        else:
+            which = f"{len(row)} attempts, {label} the last of them,"
         title = f"{which} " + (f"failed: {why}" if why else "did not end by themselves")
     elif why:
         title = f"attempt {label} failed: {why}"
@@ -206,8 +258,12 @@ def _finding(
         title = f"attempt {label} ended by an error"
     evidence = []
     for entry in row[:3]:
-        when = f", {entry.ended.ago(snapshot.time)}" if len(row) > 1 else ""
-        evidence.append(f"{entry.label or entry.job_id}{when}: {how_it_ended(entry, jobs.get(entry.job_id))}")
+        when = ""
+        if len(row) > 1:
+            when = f", {entry.ended.ago(snapshot.time)}"
+        evidence.append(
+            f"{entry.label or entry.job_id}{when}: {how_it_ended(entry, jobs.get(entry.job_id))}"
+        )
     if suspects:
         evidence.append(f"seen on {', '.join(suspects)}, which alone proves nothing against it")
     cleared = _cleared(snapshot, row)
@@ -222,9 +278,17 @@ def _finding(
         evidence += if_the_data_are_at_fault(snapshot, newest)
     since = min(entry.changed for entry in row)  # the end of the first of them
     return Finding(
-        NAME, severity, title, subject=label, evidence=tuple(evidence), fix=fix, fault=newest.cause, since=since,
-        identity=identity, then=then,
-    )  # fmt: skip
+        NAME,
+        severity,
+        title,
+        subject=label,
+        evidence=tuple(evidence),
+        fix=fix,
+        fault=newest.cause,
+        since=since,
+        identity=identity,
+        then=then,
+    )
 
 
 def if_the_data_are_at_fault(snapshot: Snapshot, attempt: Attempt) -> tuple[str, ...]:
@@ -237,8 +301,9 @@ def if_the_data_are_at_fault(snapshot: Snapshot, attempt: Attempt) -> tuple[str,
 
 
 def passes_over_the_data(snapshot: Snapshot, attempt: Attempt) -> str:
-    """The command that passes over the data after an attempt's last iteration, where that is what a person may have to
-    do: the attempt let nothing follow, and its fault may be the data's. Else ""."""
+    """The command that passes over the data after an attempt's last iteration, where that is what a
+    person may have to do: the attempt let nothing follow, and its fault may be the data's. Else "".
+    """
     reached = _reached(snapshot, attempt)
     if not attempt.held_because or attempt.cause not in MAYBE_DATA or reached is None:
         return ""
@@ -248,20 +313,29 @@ def passes_over_the_data(snapshot: Snapshot, attempt: Attempt) -> str:
 
 
 def came_back(snapshot: Snapshot, attempt: Attempt) -> bool:
-    """Whether launches on several nodes, this attempt's last one among them, ended in the same way at one iteration: by
-    what they train on, the data, as likely as by the program."""
+    """Whether launches on several nodes, this attempt's last one among them, ended in the same way
+    at one iteration: by what they train on, the data, as likely as by the program.
+    """
     reached = _reached(snapshot, attempt)
-    same = [end for end in known(snapshot.training.launch_ends, ()) if reached is not None and end.reached == reached]
+    same = [
+        end
+        for end in known(snapshot.training.launch_ends, ())
+        if reached is not None and end.reached == reached
+    ]
     return attempt.cause == "software" and len(same) > 1
 
 
 def _suspects_to_be_told(snapshot: Snapshot, attempt: Attempt) -> tuple[str, ...]:
-    """The nodes that an attempt's fault was seen on, without proof, where another attempt runs or starts by itself: it
-    tells whether they are at fault, and until then no one is told that they are."""
+    """The nodes that an attempt's fault was seen on, without proof, where another attempt runs or
+    starts by itself: it tells whether they are at fault, and until then no one is told that they
+    are.
+    """
     last = _last_launch(snapshot, attempt)
     if last is None or last.blamed or attempt.cause not in MAYBE_NODES or attempt.held_because:
         return ()
-    return last.suspects if snapshot.active_jobs or derived.sure_jobs(snapshot) else ()
+    if snapshot.active_jobs or derived.sure_jobs(snapshot):
+        return last.suspects
+    return ()
 
 
 def _without_names(text: str, nodes: Sequence[str]) -> str:
@@ -273,7 +347,9 @@ def _without_names(text: str, nodes: Sequence[str]) -> str:
 
 
 def _cleared(snapshot: Snapshot, row: list[Attempt]) -> tuple[str, ...]:
-    """The nodes on which a fault was seen that proved to be the program's or the data's, and that are used again."""
+    """The nodes on which a fault was seen that proved to be the program's or the data's, and that
+    are used again.
+    """
     excluded = snapshot.exclusions
     if row[0].cause != "software" or isinstance(excluded, Unknown):
         return ()
@@ -296,11 +372,15 @@ def _last_launch(snapshot: Snapshot, attempt: Attempt) -> LaunchEnd | None:
 def _reached(snapshot: Snapshot, attempt: Attempt) -> int | None:
     """The last iteration that the last launch of an attempt finished; None where that is not known."""
     last = _last_launch(snapshot, attempt)
-    return None if last is None else last.reached
+    if last is None:
+        return None
+    return last.reached
 
 
 def why_it_ended(snapshot: Snapshot, attempt: Attempt) -> str:
-    """Why an attempt ended badly: its own records, else what the queued work says that it was held for by it."""
+    """Why an attempt ended badly: its own records, else what the queued work says that it was held
+    for by it.
+    """
     if attempt.why or attempt != derived.last_attempt(snapshot):
         return attempt.why
     return next((hold.why for hold in standing_holds(snapshot) if hold.is_for_fault), "")
@@ -310,7 +390,10 @@ def _never_began(snapshot: Snapshot, jobs: dict[str, Job]) -> Iterator[Finding]:
     oldest = min((attempt.changed for attempt in known(snapshot.attempts, ())), default=0.0)
     for job in dict.fromkeys(jobs.values()):
         if is_unbegun(snapshot, job) and ended_at(job) > oldest and not _has_held(snapshot, job):
-            code = "" if job.exit_code is None else f", exit code {job.exit_code}"
+            if job.exit_code is None:
+                code = ""
+            else:
+                code = f", exit code {job.exit_code}"
             yield Finding(
                 NAME,
                 Severity.WARNING,
@@ -324,20 +407,32 @@ def _never_began(snapshot: Snapshot, jobs: dict[str, Job]) -> Iterator[Finding]:
 
 
 def is_unbegun(snapshot: Snapshot, job: Job) -> bool:
-    """Whether a job got nodes and ended before it left anything in the run directory, and no one wanted that end."""
-    if not job.state.is_final or job.start_time is None or job.state in {JobState.CANCELLED, JobState.PREEMPTED}:
+    """Whether a job got nodes and ended before it left anything in the run directory, and no one
+    wanted that end.
+    """
+    if (
+        not job.state.is_final
+        or job.start_time is None
+        or job.state in {JobState.CANCELLED, JobState.PREEMPTED}
+    ):
         return False
-    return not derived.identifiers(job) & {attempt.job_id for attempt in known(snapshot.attempts, ())}
+    return not derived.identifiers(job) & {
+        attempt.job_id for attempt in known(snapshot.attempts, ())
+    }
 
 
 def ended_at(job: Job) -> float:
     """When a job was over, as far as the scheduler says it; seconds since the epoch."""
     found = job.start_time if job.end_time is None else job.end_time
-    return 0.0 if found is None else found
+    if found is None:
+        return 0.0
+    return found
 
 
 def _has_held(snapshot: Snapshot, job: Job) -> bool:
     """Whether a job held the tasks behind it for a fault: the finding about them says what it met."""
     began = job.start_time or 0.0
-    holds = [hold for hold in standing_holds(snapshot) if hold.job.partition("_")[0] == job.array_id]
+    holds = [
+        hold for hold in standing_holds(snapshot) if hold.job.partition("_")[0] == job.array_id
+    ]
     return any(hold.is_for_fault and hold.time is not None and hold.time >= began for hold in holds)

@@ -6,22 +6,34 @@ import shlex
 
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted
-from tr11ops.detect.nodes_left import excluded_nodes, exclusion_limit, fewer_spares, needed_queued, usable_nodes
+from tr11ops.detect.nodes_left import (
+    excluded_nodes,
+    exclusion_limit,
+    fewer_spares,
+    needed_queued,
+    usable_nodes,
+)
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 
 
 def exclude_command(snapshot: Snapshot, node: str, reason: str) -> str:
-    """The command that excludes a node for a reason: with `--force` where it would be refused for the limit."""
+    """The command that excludes a node for a reason: with `--force` where it would be refused for
+    the limit.
+    """
     limit = exclusion_limit(snapshot)
-    force = " --force" if limit is not None and limit.forbids([node], excluded_nodes(snapshot)) else ""
+    force = ""
+    if limit is not None and limit.forbids([node], excluded_nodes(snapshot)):
+        force = " --force"
     return derived.command(snapshot, f"nodes exclude {node}{force} --reason {shlex.quote(reason)}")
 
 
 def start_again(snapshot: Snapshot, node: str) -> tuple[str, ...]:
-    """What lets the run leave an excluded node: it saves, ends and starts again; nothing where no job holds it.
+    """What lets the run leave an excluded node: it saves, ends and starts again; nothing where no
+    job holds it.
 
-    Where an attempt does not find all its spares without the node, what is queued is queued with fewer before.
+    Where an attempt does not find all its spares without the node, what is queued is queued with
+    fewer before.
     """
     if not any(node in job.nodes for job in snapshot.active_jobs):
         return ()
@@ -31,8 +43,14 @@ def start_again(snapshot: Snapshot, node: str) -> tuple[str, ...]:
     if not spares:
         return stop, *derived.go_on(snapshot)
     if snapshot.pending_jobs:
-        return derived.command(snapshot, f"launch --replace {spares}"), stop, *derived.go_on(snapshot)
-    return stop, *(f"{line} {spares}" if "launch" in line.split() else line for line in derived.go_on(snapshot))
+        return (
+            derived.command(snapshot, f"launch --replace {spares}"),
+            stop,
+            *derived.go_on(snapshot),
+        )
+    return stop, *(
+        f"{line} {spares}" if "launch" in line.split() else line for line in derived.go_on(snapshot)
+    )
 
 
 def why_no_other(snapshot: Snapshot, node: str) -> str:
@@ -55,7 +73,9 @@ def _left_without(snapshot: Snapshot, node: str) -> int | None:
 
 
 def _spares_without(snapshot: Snapshot, node: str) -> str:
-    """The option for an attempt with the spares that are left without this node; "" where all are, or none fits."""
+    """The option for an attempt with the spares that are left without this node; "" where all are,
+    or none fits.
+    """
     left, needed = _left_without(snapshot, node), needed_queued(snapshot)
     if left is None or needed is None or left >= needed:
         return ""

@@ -1,8 +1,10 @@
-"""Who is to blame for an end, and whether a plain restart helps: two answers beside what happened. Pure.
+"""Who is to blame for an end, and whether a plain restart helps: two answers beside what happened.
+Pure.
 
-A plain restart is the same program with the same settings from the newest checkpoint. Both answers have a confidence
-of their own: the weight of the rule that led to it, fitted on labelled logs (`answers.toml`), less where what
-happened is itself not sure. `tr11 diagnose` and the agent ask the same function whether it helps.
+A plain restart is the same program with the same settings from the newest checkpoint. Both answers
+have a confidence of their own: the weight of the rule that led to it, fitted on labelled logs
+(`answers.toml`), less where what happened is itself not sure. `tr11 diagnose` and the agent ask the
+same function whether it helps.
 """
 
 from __future__ import annotations
@@ -25,10 +27,14 @@ REPEATED = 2  # launches in a row that one fault ended at one step
 _ORDERS = frozenset({FaultClass.SLURM_TIME_LIMIT, FaultClass.SLURM_PREEMPTED})
 _NO_ONES = frozenset(
     {
-        FaultClass.SLURM_TIME_LIMIT, FaultClass.SLURM_PREEMPTED, FaultClass.SLURM_USER_CANCEL, FaultClass.SLURM_SUBMIT,
-        FaultClass.CLEAN_EXIT, FaultClass.RUNNING,
+        FaultClass.SLURM_TIME_LIMIT,
+        FaultClass.SLURM_PREEMPTED,
+        FaultClass.SLURM_USER_CANCEL,
+        FaultClass.SLURM_SUBMIT,
+        FaultClass.CLEAN_EXIT,
+        FaultClass.RUNNING,
     }
-)  # fmt: skip
+)
 _OF_ONE_NODE = frozenset({FaultClass.GPU_HARDWARE, FaultClass.NCCL_NETWORK})
 _CHANGES = frozenset({NextStep.FIX_CONFIG, NextStep.FIX_STORAGE, NextStep.ROLLBACK_AND_SKIP})
 
@@ -104,7 +110,11 @@ class RestartAnswer(Record):
 
     def document(self) -> dict[str, Any]:
         """For --json."""
-        return {"answer": self.answer.value, "confidence": round(self.confidence, 2), "why": self.why}
+        return {
+            "answer": self.answer.value,
+            "confidence": round(self.confidence, 2),
+            "why": self.why,
+        }
 
 
 @cache
@@ -122,9 +132,12 @@ def _weighed(rule: str, sure: float) -> float:
     return min(MOST, weights()[rule] * share_left(sure))
 
 
-# ----------------------------------------------------------------------------- whether a restart helps
+# ----------------------------------------------------------------------------- whether a restart
+# helps
 class EndFacts(NamedTuple):
-    """What both answers rest on. `sure`: how sure the class is. `proved`: nodes that are known to be at fault."""
+    """What both answers rest on. `sure`: how sure the class is. `proved`: nodes that are known to
+    be at fault.
+    """
 
     fault: FaultClass
     step: NextStep
@@ -142,14 +155,18 @@ class _Because(NamedTuple):
 def restart_of(end: EndFacts) -> RestartAnswer:
     """Whether a plain restart helps: the first rule that says."""
     found = next(said for rule in _RULES if (said := rule(end)) is not None)
-    return RestartAnswer(found.answer, _weighed(f"restart-{found.rule}", end.sure), found.why, found.rule)
+    return RestartAnswer(
+        found.answer, _weighed(f"restart-{found.rule}", end.sure), found.why, found.rule
+    )
 
 
 def _where_nothing_failed(end: EndFacts) -> _Because | None:
     if end.step is not NextStep.NONE:
         return None
     if end.fault is FaultClass.UNKNOWN and end.signs.runs_on:
-        return _Because("runs-on", Restart.NONE, "it made steps to the last line, and may run still")
+        return _Because(
+            "runs-on", Restart.NONE, "it made steps to the last line, and may run still"
+        )
     if end.fault is FaultClass.UNKNOWN:
         return _Because("nothing-told", Restart.UNKNOWN, "nothing says that it ended, or why")
     return _Because("ended", Restart.NONE, "it ended as it should, or someone wanted it")
@@ -174,13 +191,17 @@ def _of_an_order(end: EndFacts) -> _Because | None:
     if end.fault not in _ORDERS:
         return None
     if end.fault is FaultClass.SLURM_TIME_LIMIT and not end.signs.trained:
-        return _Because("limit", Restart.PLAIN, "its time was up; no step was seen, so look whether it hung")
+        return _Because(
+            "limit", Restart.PLAIN, "its time was up; no step was seen, so look whether it hung"
+        )
     return _Because("order", Restart.PLAIN, "the scheduler ended it, and nothing failed")
 
 
 def _by_its_signature(end: EndFacts) -> _Because | None:
     helps = end.signs.helps
-    return None if helps is None else _Because(f"own-{helps}", helps, _OWN[helps])
+    if helps is None:
+        return None
+    return _Because(f"own-{helps}", helps, _OWN[helps])
 
 
 _OWN: Mapping[Restart, str] = {
@@ -194,18 +215,26 @@ _OWN: Mapping[Restart, str] = {
 def _of_hardware(end: EndFacts) -> _Because | None:
     if end.step is not NextStep.EXCLUDE_AND_RESUBMIT:
         return None
-    return _Because("hardware", Restart.ELSEWHERE, "the hardware of a node failed, so far as this log tells")
+    return _Because(
+        "hardware", Restart.ELSEWHERE, "the hardware of a node failed, so far as this log tells"
+    )
 
 
 def _of_what_is_not_shown(end: EndFacts) -> _Because | None:
     signs = end.signs
     if end.step is not NextStep.RESUBMIT or signs.peer is not None or not signs.missing:
         return None
-    return _Because("not-shown", Restart.UNKNOWN, f"whether it comes again is not told: {signs.missing}")
+    return _Because(
+        "not-shown", Restart.UNKNOWN, f"whether it comes again is not told: {signs.missing}"
+    )
 
 
 def _of_a_lone_node(end: EndFacts) -> _Because | None:
-    if end.step is not NextStep.RESUBMIT or end.signs.peer is not None or end.signs.lone_node is None:
+    if (
+        end.step is not NextStep.RESUBMIT
+        or end.signs.peer is not None
+        or end.signs.lone_node is None
+    ):
         return None
     return _lone(end.signs.lone_node)
 
@@ -217,11 +246,21 @@ def _of_what_passes(end: EndFacts) -> _Because | None:
     if signs.peer is not None:
         return _Because("peer", Restart.ELSEWHERE, f"{signs.peer} is suspected")
     if end.fault is FaultClass.UNKNOWN:
-        return _Because("death-untold", Restart.UNKNOWN, "something ended it, and no line says why: one try tells")
+        return _Because(
+            "death-untold",
+            Restart.UNKNOWN,
+            "something ended it, and no line says why: one try tells",
+        )
     if signs.role is Role.DEATH and not signs.trained:
-        return _Because("death-at-start", Restart.UNKNOWN, "it failed before its first step, and no line says why")
+        return _Because(
+            "death-at-start",
+            Restart.UNKNOWN,
+            "it failed before its first step, and no line says why",
+        )
     if signs.role is Role.SYMPTOM:
-        return _Because("lost-peer", Restart.PLAIN, "a peer was lost or late, and no line says why: it may pass")
+        return _Because(
+            "lost-peer", Restart.PLAIN, "a peer was lost or late, and no line says why: it may pass"
+        )
     return _Because("passes", Restart.PLAIN, "such a fault mostly passes")
 
 
@@ -234,9 +273,16 @@ def _of_what_must_change(end: EndFacts) -> _Because | None:
         return _lone(end.signs.lone_node)
     if end.step is NextStep.FIX_STORAGE:
         return _Because("storage", Restart.CHANGE, "the storage has to be freed or repaired first")
-    if end.signs.trained:  # what had trained for a while is not set up wrongly, yet may meet the same again
-        return _Because("settings-after-steps", Restart.CHANGE, "the same program meets it again at the same place")
-    return _Because("settings", Restart.CHANGE, "the same program with the same settings fails again")
+    # what had trained for a while is not set up wrongly, yet may meet the same again
+    if end.signs.trained:
+        return _Because(
+            "settings-after-steps",
+            Restart.CHANGE,
+            "the same program meets it again at the same place",
+        )
+    return _Because(
+        "settings", Restart.CHANGE, "the same program with the same settings fails again"
+    )
 
 
 def _lone(node: str) -> _Because:
@@ -247,20 +293,31 @@ def _of_what_a_person_must_see(end: EndFacts) -> _Because:
     if end.signs.lone_node is not None:
         return _lone(end.signs.lone_node)
     if end.fault is FaultClass.SLURM_AUTH:
-        return _Because("auth", Restart.CHANGE, "the daemons' keys or clocks have to be set right first")
+        return _Because(
+            "auth", Restart.CHANGE, "the daemons' keys or clocks have to be set right first"
+        )
     if end.fault is FaultClass.UNKNOWN:
         return _Because("untold", Restart.UNKNOWN, "no line says why it ended")
     return _Because("person", Restart.UNKNOWN, "a person has to look first")
 
 
 _RULES: tuple[Callable[[EndFacts], _Because | None], ...] = (
-    _where_nothing_failed, _of_a_node, _again, _of_an_order, _by_its_signature, _of_hardware,
-    _of_a_lone_node, _of_what_is_not_shown, _of_what_passes,
-    _of_what_must_change, _of_what_a_person_must_see,
-)  # fmt: skip
+    _where_nothing_failed,
+    _of_a_node,
+    _again,
+    _of_an_order,
+    _by_its_signature,
+    _of_hardware,
+    _of_a_lone_node,
+    _of_what_is_not_shown,
+    _of_what_passes,
+    _of_what_must_change,
+    _of_what_a_person_must_see,
+)
 
 
-AGREED: Mapping[tuple[NextStep, Restart], NextStep] = {  # the step to take, where the answer has another
+# the step to take, where the answer has another
+AGREED: Mapping[tuple[NextStep, Restart], NextStep] = {
     (NextStep.RESUBMIT, Restart.CHANGE): NextStep.PAGE,  # the same again would end the same way
     (NextStep.FIX_CONFIG, Restart.PLAIN): NextStep.RESUBMIT,
     (NextStep.FIX_STORAGE, Restart.PLAIN): NextStep.RESUBMIT,
@@ -297,7 +354,9 @@ def _a_node(end: EndFacts, place: Place) -> Accused | None:
     is_one_nodes = end.fault in _OF_ONE_NODE and end.signs.helps is Restart.ELSEWHERE
     if nodes and (is_one_nodes or end.fault is FaultClass.SLURM_NODE_FAIL):
         is_gpus = end.fault is FaultClass.GPU_HARDWARE and place.gpu is not None
-        return _accused(Culprit.GPU if is_gpus else Culprit.NODE, "suspect", end.sure, nodes, place=place)
+        return _accused(
+            Culprit.GPU if is_gpus else Culprit.NODE, "suspect", end.sure, nodes, place=place
+        )
     return None
 
 
@@ -307,7 +366,9 @@ def _a_rank_or_link(end: EndFacts, place: Place) -> Accused | None:
     if end.signs.silent_rank is None:
         return None
     nodes = () if place.node is None else (place.node,)
-    return _accused(Culprit.RANK, "silent-rank", end.sure, nodes, Place(place.node, end.signs.silent_rank))
+    return _accused(
+        Culprit.RANK, "silent-rank", end.sure, nodes, Place(place.node, end.signs.silent_rank)
+    )
 
 
 def _no_one(end: EndFacts) -> Accused:
@@ -318,7 +379,9 @@ def _no_one(end: EndFacts) -> Accused:
     return _accused(Culprit.UNKNOWN, "untold", end.sure)
 
 
-def accused_by_records(sure: float, blamed: tuple[str, ...], suspects: tuple[str, ...], is_no_nodes: bool) -> Accused:
+def accused_by_records(
+    sure: float, blamed: tuple[str, ...], suspects: tuple[str, ...], is_no_nodes: bool
+) -> Accused:
     """Who is to blame by an attempt's records, of which `sure` is how sure they are."""
     if blamed:
         return Accused(Culprit.NODE, sure, blamed, is_proved=True, rule="records")
@@ -327,6 +390,10 @@ def accused_by_records(sure: float, blamed: tuple[str, ...], suspects: tuple[str
     return Accused(Culprit.NO_ONE if is_no_nodes else Culprit.UNKNOWN, sure, rule="records")
 
 
-def _accused(kind: Culprit, rule: str, sure: float, nodes: tuple[str, ...] = (), place: Place | None = None) -> Accused:
+def _accused(
+    kind: Culprit, rule: str, sure: float, nodes: tuple[str, ...] = (), place: Place | None = None
+) -> Accused:
     place = place or Place()
-    return Accused(kind, _weighed(f"who-{rule}", sure), nodes, place.rank, place.gpu, rule == "hardware", rule)
+    return Accused(
+        kind, _weighed(f"who-{rule}", sure), nodes, place.rank, place.gpu, rule == "hardware", rule
+    )

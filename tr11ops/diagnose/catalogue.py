@@ -14,13 +14,39 @@ from tr11ops.diagnose.signature import FaultSignature, Rule, signature_of
 FOLDER = Path(__file__).parent / "signatures"
 _KEYS = frozenset(
     {
-        "id", "pattern", "role", "class", "action", "node", "confidence", "meaning", "source", "lasting", "own",
-        "restart", "ordered", "helps", "proof", "match", "no_match",
+        "id",
+        "pattern",
+        "role",
+        "class",
+        "action",
+        "node",
+        "confidence",
+        "meaning",
+        "source",
+        "lasting",
+        "own",
+        "restart",
+        "ordered",
+        "helps",
+        "proof",
+        "match",
+        "no_match",
     }
-)  # fmt: skip
+)
 _LOOKUP_KEYS = frozenset({"id", "pattern", "source", "example", "no_match", "group"})
 _GROUP_KEYS = frozenset(
-    {"role", "class", "action", "node", "confidence", "helps", "proof", "meaning", "codes", "others"}
+    {
+        "role",
+        "class",
+        "action",
+        "node",
+        "confidence",
+        "helps",
+        "proof",
+        "meaning",
+        "codes",
+        "others",
+    }
 )
 
 
@@ -31,7 +57,9 @@ def rules() -> tuple[Rule, ...]:
 
 
 def read_family(path: Path) -> tuple[Rule, ...]:
-    """The rules of one file. Raises ValueError that names the file, the signature and what is wrong with it."""
+    """The rules of one file. Raises ValueError that names the file, the signature and what is wrong
+    with it.
+    """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
         return tuple(_rules(path.stem, document))
@@ -62,7 +90,12 @@ def _lookup(family: str, entry: Mapping[str, Any]) -> Rule:
         shared["source"] = entry["source"]
         for code, meaning in group.get("codes", {}).items():
             example = entry["example"].replace("{code}", code)
-            values = {**shared, "meaning": meaning, "match": [example], "no_match": entry.get("no_match", [])}
+            values = {
+                **shared,
+                "meaning": meaning,
+                "match": [example],
+                "no_match": entry.get("no_match", []),
+            }
             if code.lower() in codes:
                 raise ValueError(f"{entry['id']}: code {code} stands twice")
             codes[code.lower()] = signature_of(f"{entry['id']}-{_slug(code)}", family, values)
@@ -75,7 +108,9 @@ def _lookup(family: str, entry: Mapping[str, Any]) -> Rule:
 def _check_keys(entry: Mapping[str, Any], known: frozenset[str]) -> None:
     extra = sorted(set(entry) - known)
     if extra:
-        raise ValueError(f"{entry.get('id', 'a group')}: {', '.join(extra)} is no key of a signature")
+        raise ValueError(
+            f"{entry.get('id', 'a group')}: {', '.join(extra)} is no key of a signature"
+        )
 
 
 def _slug(code: str) -> str:

@@ -1,8 +1,9 @@
 """The first cause apart from its consequences: what the sightings of a log add up to. Pure.
 
-A line is a candidate where the training did not go on after it. Of the candidates, a stated cause counts more than a
-death without words, and a death more than what other ranks say of a lost peer; among equals the first one counts. An
-order of the scheduler or of a person is the cause unless something had failed before.
+A line is a candidate where the training did not go on after it. Of the candidates, a stated cause
+counts more than a death without words, and a death more than what other ranks say of a lost peer;
+among equals the first one counts. An order of the scheduler or of a person is the cause unless
+something had failed before.
 """
 
 from __future__ import annotations
@@ -22,9 +23,25 @@ from tr11ops.diagnose.hosts import OddHost, machines_of, odd_host
 from tr11ops.diagnose.numbers import Unhealthy, judge_data, judge_steps
 from tr11ops.diagnose.peers import SETTINGS, lone_node, most_named_peer
 from tr11ops.diagnose.places import LaunchPlaces
-from tr11ops.diagnose.roots import CLEAR, KERNELS, STRONG, Candidates, candidates_of, is_before, root_of
+from tr11ops.diagnose.roots import (
+    CLEAR,
+    KERNELS,
+    STRONG,
+    Candidates,
+    candidates_of,
+    is_before,
+    root_of,
+)
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
-from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, NodeBlame, Proof, Restart, Role
+from tr11ops.diagnose.signature import (
+    FaultClass,
+    FaultSignature,
+    NextStep,
+    NodeBlame,
+    Proof,
+    Restart,
+    Role,
+)
 from tr11ops.diagnose.silence import with_silence
 from tr11ops.diagnose.starts import explained
 from tr11ops.diagnose.topics import FAMILY as TOPICS
@@ -42,7 +59,8 @@ MANY_NODES = 3
 TELLING = 0.3  # the least of a warning that may be all that is known
 _OF_MACHINES = frozenset({FaultClass.GPU_HARDWARE, FaultClass.HOST_OOM, FaultClass.SLURM_NODE_FAIL})
 MILD = 0.5  # the most for a line that calls itself a warning
-AFTER_THE_END = 0.85  # the most for what fails once the training has come to its end, or may be of two classes
+# the most for what fails once the training has come to its end, or may be of two classes
+AFTER_THE_END = 0.85
 _LOADER = "dataloader-worker"
 _NO_SUCH_HOST = "c10d-no-such-host"
 _SET_UP = "ibv_modify_qp"  # by which two cards are connected, before any data
@@ -65,10 +83,15 @@ _OF_AN_ODD_HOST = _OF_PEERS | {
     FaultClass.SLURM_AUTH,
 }
 ALONE = 0.75  # the most where only one host's words, and no error, tell of what kind it is
-ONE_OF_MANY = 0.7  # the most for a node of which nothing else is known than that its container alone did not start
-_OF_THE_MACHINE = frozenset({FaultClass.STORAGE, FaultClass.HOST_OOM, FaultClass.GCS, FaultClass.CUDA_OOM})
+# the most for a node of which nothing else is known than that its container alone did not start
+ONE_OF_MANY = 0.7
+_OF_THE_MACHINE = frozenset(
+    {FaultClass.STORAGE, FaultClass.HOST_OOM, FaultClass.GCS, FaultClass.CUDA_OOM}
+)
 _SMALL_SHM = "shm-small"
-_SIGBUS = re.compile(r"\bexit ?code:? -7\b|\bcode -7\b|\bcode 135\b|\bSIGBUS\b|\b[Bb]us error\b|[Ss]ignal 7\b")
+_SIGBUS = re.compile(
+    r"\bexit ?code:? -7\b|\bcode -7\b|\bcode 135\b|\bSIGBUS\b|\b[Bb]us error\b|[Ss]ignal 7\b"
+)
 _SERVICES = frozenset({FaultClass.GCS, FaultClass.HUB_AUTH})
 _IS_BUSY = re.compile(r"\b50[0234]\b|\b429\b|backendError|UNAVAILABLE\b|SlowDown|Too Many Requests")
 _IS_REFUSED = re.compile(r"\b40[134]\b|[Dd]enied|[Ff]orbidden|[Uu]nauthori[sz]ed|[Nn]ot [Ff]ound")
@@ -76,12 +99,18 @@ _CHAIN_LINES = 200  # of what a data loader's worker raised, below the line that
 
 
 def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> Diagnosis:
-    """The diagnosis of the newest launches, one of each file. `earlier`: those before them in the same files."""
+    """The diagnosis of the newest launches, one of each file. `earlier`: those before them in the
+    same files.
+    """
     launches = without_habits(launches, earlier)
     merged = merged_launch(launches)
     places = LaunchPlaces(merged, merged.reports)
     found = _judge(merged, candidates_of(launches), places)
-    if found.fault is FaultClass.UNKNOWN and found.root_cause is not None and found.confidence < STRONG:
+    if (
+        found.fault is FaultClass.UNKNOWN
+        and found.root_cause is not None
+        and found.confidence < STRONG
+    ):
         found = _printed_early(merged, places) or found
     odd = odd_host(merged.heads)
     if odd is not None:
@@ -97,11 +126,15 @@ def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> D
         runs_on=_runs_on(merged),
         times=_times(merged, earlier),
     )
-    return replace(found, number=merged.number, log_evidence=evidence_of(merged, places), signs=signs)
+    return replace(
+        found, number=merged.number, log_evidence=evidence_of(merged, places), signs=signs
+    )
 
 
 def _on_machines(found: Diagnosis, machines: Mapping[str, str]) -> Diagnosis:
-    """The diagnosis with the names of machines in place of their addresses and of the pods that ran on them."""
+    """The diagnosis with the names of machines in place of their addresses and of the pods that ran
+    on them.
+    """
     if not machines:
         return found
     root, signs = found.root_cause, found.signs
@@ -115,14 +148,24 @@ def _on_machines(found: Diagnosis, machines: Mapping[str, str]) -> Diagnosis:
 
 
 def _with_odd_host(found: Diagnosis, odd: OddHost, launch: LogLaunch) -> Diagnosis:
-    """The diagnosis in the light of the one host that alone said, before the first step, that something is missing."""
-    line = QuotedLine(odd.file, odd.line_number, odd.text, node=odd.host, meaning="this host alone says so")
+    """The diagnosis in the light of the one host that alone said, before the first step, that
+    something is missing.
+    """
+    line = QuotedLine(
+        odd.file, odd.line_number, odd.text, node=odd.host, meaning="this host alone says so"
+    )
     root, signs = found.root_cause, found.signs
     if root is None and found.fault is FaultClass.UNKNOWN and launch.progress is None:
         why = f"Only {odd.host} says so, of all hosts that print such a line, and nothing was trained."
         alone = replace(signs, lone_node=odd.host)
         return replace(
-            found, fault=odd.fault, step=NextStep.PAGE, confidence=ALONE, root_cause=line, explanation=why, signs=alone
+            found,
+            fault=odd.fault,
+            step=NextStep.PAGE,
+            confidence=ALONE,
+            root_cause=line,
+            explanation=why,
+            signs=alone,
         )
     if root is None or not _may_be_of_odd_host(found, odd, launch):
         return found
@@ -132,16 +175,36 @@ def _with_odd_host(found: Diagnosis, odd: OddHost, launch: LogLaunch) -> Diagnos
     if step in {NextStep.FIX_CONFIG, NextStep.FIX_STORAGE}:
         step = NextStep.PAGE
     alone = replace(signs, lone_node=odd.host, helps=None)
-    confidence = found.confidence if fault is found.fault else min(found.confidence, ALONE)
-    return replace(found, fault=fault, step=step, confidence=confidence, signs=alone, evidence=(line, *found.evidence))
+    if fault is found.fault:
+        confidence = found.confidence
+    else:
+        confidence = min(found.confidence, ALONE)
+    return replace(
+        found,
+        fault=fault,
+        step=step,
+        confidence=confidence,
+        signs=alone,
+        evidence=(line, *found.evidence),
+    )
 
 
 def _may_be_of_odd_host(found: Diagnosis, odd: OddHost, launch: LogLaunch) -> bool:
-    """Whether what ended it may come of what that host lacks: it is of that host, or of none, and of such a kind."""
+    """Whether what ended it may come of what that host lacks: it is of that host, or of none, and
+    of such a kind.
+    """
     signs, root = found.signs, found.root_cause
-    if root is None or signs.peer is not None or signs.lone_node is not None or found.step is NextStep.NONE:
+    if (
+        root is None
+        or signs.peer is not None
+        or signs.lone_node is not None
+        or found.step is NextStep.NONE
+    ):
         return False
-    if found.fault not in _OF_A_PROGRAM | _OF_AN_ODD_HOST or found.step is NextStep.EXCLUDE_AND_RESUBMIT:
+    if (
+        found.fault not in _OF_A_PROGRAM | _OF_AN_ODD_HOST
+        or found.step is NextStep.EXCLUDE_AND_RESUBMIT
+    ):
         return False
     is_its = (root.node == odd.host and not root.is_guess) or odd.text == root.text
     is_same_kind = found.fault is odd.fault
@@ -151,8 +214,12 @@ def _may_be_of_odd_host(found: Diagnosis, odd: OddHost, launch: LogLaunch) -> bo
 
 
 def _has_too_little_shared_memory(found: Diagnosis, launch: LogLaunch) -> bool:
-    """Whether a bus error ended it, and a line says that its container has next to no shared memory."""
-    if found.root_cause is None or not any(one.signature.id == _SMALL_SHM for one in launch.sightings):
+    """Whether a bus error ended it, and a line says that its container has next to no shared
+    memory.
+    """
+    if found.root_cause is None or not any(
+        one.signature.id == _SMALL_SHM for one in launch.sightings
+    ):
         return False
     said = [found.root_cause.text, *(one.text for one in (*found.evidence, *found.consequences))]
     return any(_SIGBUS.search(text) for text in said)
@@ -192,12 +259,20 @@ def _is_same_step(before: Sighting, root: Sighting) -> bool:
 
 def _judge(merged: LogLaunch, candidates: Candidates, places: LaunchPlaces) -> Diagnosis:
     root = with_silence(explained(root_of(candidates), merged), merged)
-    if root is not None and root.signature.role is Role.SYMPTOM and _left_quietly(root, candidates, merged):
+    if (
+        root is not None
+        and root.signature.role is Role.SYMPTOM
+        and _left_quietly(root, candidates, merged)
+    ):
         root = None
     if root is None:
         unhealthy = judge_steps(merged)
-        return _from_steps(merged, unhealthy, places) if unhealthy else _nothing(merged, candidates, places)
-    late = judge_data(merged) if root.signature.fault is FaultClass.SLURM_USER_CANCEL else None
+        if unhealthy:
+            return _from_steps(merged, unhealthy, places)
+        return _nothing(merged, candidates, places)
+    late = None
+    if root.signature.fault is FaultClass.SLURM_USER_CANCEL:
+        late = judge_data(merged)
     if late is not None:  # that is why someone ended it
         return _from_steps(merged, late, places, root)
     if _may_follow_numbers(root):
@@ -208,14 +283,24 @@ def _judge(merged: LogLaunch, candidates: Candidates, places: LaunchPlaces) -> D
 
 
 def _printed_early(launch: LogLaunch, places: LaunchPlaces) -> Diagnosis | None:
-    """What a program raised before steps that came late out of a buffer, where a worker left with an exit code of 1."""
-    left = [report.line_number for report in launch.reports if report.is_root and report.exit_code == 1]
+    """What a program raised before steps that came late out of a buffer, where a worker left with
+    an exit code of 1.
+    """
+    left = [
+        report.line_number for report in launch.reports if report.is_root and report.exit_code == 1
+    ]
     left += [one.line_number for one in launch.sightings if "failed (exitcode: 1)" in one.text]
-    raised = [one for one in launch.sightings if one.signature.role is Role.CAUSE and one.raised is not None]
+    raised = [
+        one
+        for one in launch.sightings
+        if one.signature.role is Role.CAUSE and one.raised is not None
+    ]
     if not left or not raised or launch.progress is None or max(left) < launch.progress.line_number:
         return None
     root = raised[-1]
-    why = f"{_sentence(root)} Steps were printed after it, and a worker left with an exit code of 1."
+    why = (
+        f"{_sentence(root)} Steps were printed after it, and a worker left with an exit code of 1."
+    )
     fault, step = root.signature.fault, root.signature.step
     line = places.quoted(root, is_root=True)
     return Diagnosis(fault, step, AFTER_STEPS, line, (), (), 0, why, launch.label)
@@ -224,12 +309,15 @@ def _printed_early(launch: LogLaunch, places: LaunchPlaces) -> Diagnosis | None:
 def judge_after(logs: Sequence[Sequence[LogLaunch]]) -> Diagnosis:
     """The diagnosis of each log's last launch, where those before them explain it.
 
-    A GPU that failed once, and a launch right after it that found no GPU memory before its first step, are one fault.
+    A GPU that failed once, and a launch right after it that found no GPU memory before its first
+    step, are one fault.
     """
     launches = [log[-1] for log in logs]
     before = [log[-2] for log in logs if len(log) > 1]
     found = judge(launches, [one for log in logs for one in log[:-1]])
-    is_short = found.fault is FaultClass.CUDA_OOM and all(launch.progress is None for launch in launches)
+    is_short = found.fault is FaultClass.CUDA_OOM and all(
+        launch.progress is None for launch in launches
+    )
     if not before or not is_short or found.root_cause is None:
         return found
     earlier = judge(before)
@@ -246,7 +334,9 @@ def merged_launch(launches: Sequence[LogLaunch]) -> LogLaunch:
     main = max(launches, key=lambda launch: (launch.progress is not None, len(launch.sightings)))
     together = LogLaunch(main.file, main.first_line, main.label, number=main.number)
     together.nodes = next((launch.nodes for launch in launches if launch.nodes), ())
-    together.world_size = next((launch.world_size for launch in launches if launch.world_size), None)
+    together.world_size = next(
+        (launch.world_size for launch in launches if launch.world_size), None
+    )
     together.sightings = [one for launch in launches for one in launch.sightings]
     together.said_hosts = {host for launch in launches for host in launch.said_hosts}
     together.reports = [report for launch in launches for report in launch.reports]
@@ -261,7 +351,9 @@ def merged_launch(launches: Sequence[LogLaunch]) -> LogLaunch:
 
 
 def _left_quietly(root: Sighting, found: Candidates, launch: LogLaunch) -> bool:
-    """Whether the first worker to leave said nothing at all, and the symptom is what another one had of it."""
+    """Whether the first worker to leave said nothing at all, and the symptom is what another one
+    had of it.
+    """
     if root.signature.confidence >= CLEAR:
         return False
     speakers = {one.origin.rank for one in found.symptoms}
@@ -271,22 +363,34 @@ def _left_quietly(root: Sighting, found: Candidates, launch: LogLaunch) -> bool:
 
 def _first_report(launch: LogLaunch) -> WorkerFailure | None:
     """The failure that torchrun's reports hold for the first, by their times."""
-    roots = [report for report in launch.reports if report.is_root and report.exit_code not in {-15, None}]
+    roots = [
+        report
+        for report in launch.reports
+        if report.is_root and report.exit_code not in {-15, None}
+    ]
     return min(roots, key=lambda report: report.time or "~", default=None)
 
 
 def _may_follow_numbers(root: Sighting) -> bool:
-    """Whether an end may be what broken numbers lead to; a training may also run on with them to a clean end."""
+    """Whether an end may be what broken numbers lead to; a training may also run on with them to a
+    clean end.
+    """
     return root.signature.fault in {
-        FaultClass.USER_CODE, FaultClass.UNKNOWN, FaultClass.NUMERICS, FaultClass.CLEAN_EXIT,
-    }  # fmt: skip
+        FaultClass.USER_CODE,
+        FaultClass.UNKNOWN,
+        FaultClass.NUMERICS,
+        FaultClass.CLEAN_EXIT,
+    }
 
 
 # ----------------------------------------------------------------------------- answers
-def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diagnosis:
+def _of_root(
+    root: Sighting, launch: LogLaunch, found: Candidates, places: LaunchPlaces
+) -> Diagnosis:
     signature = root.signature
     cited = _unknown_host(root, launch) or _original(root, found.causes)
-    if cited.signature.fault in _OF_THE_MACHINE and cited.signature.family != TOPICS:  # it is not the loader's own
+    # it is not the loader's own
+    if cited.signature.fault in _OF_THE_MACHINE and cited.signature.family != TOPICS:
         signature = cited.signature
     quoted = places.quoted(cited, is_root=signature.role not in {Role.END, Role.STOP})
     silent_rank = _absent_rank([root, *found.symptoms])
@@ -301,7 +405,11 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
     if _is_told_by_scheduler(signature):
         told = [one for one in [root, *_all(found)] if _is_told_by_scheduler(one.signature)]
         quoted = replace(quoted, node=places.lost_node(told), rank=None, gpu=None, is_guess=False)
-    alike = [one for one in _all(found) if one is not root and one is not cited and one.signature.id == signature.id]
+    alike = [
+        one
+        for one in _all(found)
+        if one is not root and one is not cited and one.signature.id == signature.id
+    ]
     backing = [
         one
         for one in _all(found)
@@ -328,18 +436,24 @@ def _of_root(root: Sighting, launch: LogLaunch, found: Candidates, places: Launc
         signature = replace(signature, fault=FaultClass.SLURM_NODE_FAIL, helps=Restart.ELSEWHERE)
         step = NextStep.PAGE
         confidence = min(confidence, ONE_OF_MANY)
-    if root.is_mild and signature.role in {Role.CAUSE, Role.SYMPTOM}:  # a warning, and no line says more
+    # a warning, and no line says more
+    if root.is_mild and signature.role in {Role.CAUSE, Role.SYMPTOM}:
         confidence = min(confidence, MILD)
         step = NextStep.PAGE if step is NextStep.EXCLUDE_AND_RESUBMIT else step
     after = [
         one
         for one in _all(found)
-        if one is not root and one not in backing and one not in alike and one.signature.role is not Role.WARNING
+        if one is not root
+        and one not in backing
+        and one not in alike
+        and one.signature.role is not Role.WARNING
     ]
     waits = [one.text for one in [root, *found.symptoms]]
     helps = _helps(root, signature, [cited, *alike, *backing], waits, launch)
     lone = None
-    has_passed = helps is Restart.PLAIN and any(one.signature.id == BACK for one in launch.sightings)
+    has_passed = helps is Restart.PLAIN and any(
+        one.signature.id == BACK for one in launch.sightings
+    )
     if not has_passed:  # what has is no node's own
         lone = lone_node(cited, alike, places, launch.sightings)
     return Diagnosis(
@@ -375,31 +489,52 @@ def _proof(root: Sighting, signature: FaultSignature) -> Proof | None:
 
 
 def _helps(
-    root: Sighting, signature: FaultSignature, told: Sequence[Sighting], waits: Sequence[str], launch: LogLaunch
+    root: Sighting,
+    signature: FaultSignature,
+    told: Sequence[Sighting],
+    waits: Sequence[str],
+    launch: LogLaunch,
 ) -> Restart | None:
-    """What a line says of a restart; of a file system's error what its client says, of a time-out what ranks say."""
+    """What a line says of a restart; of a file system's error what its client says, of a time-out
+    what ranks say.
+    """
     if signature.fault is FaultClass.STORAGE:
         return helps_where_dropped(told, launch.sightings) or signature.helps
     if signature.helps is not None:
         return signature.helps
     if signature.fault is FaultClass.NCCL_TIMEOUT:
         return helps_where_ranks_parted(waits)
-    if signature.fault in _SERVICES and _IS_BUSY.search(root.text) and not _IS_REFUSED.search(root.text):
+    if (
+        signature.fault in _SERVICES
+        and _IS_BUSY.search(root.text)
+        and not _IS_REFUSED.search(root.text)
+    ):
         return Restart.PLAIN
     return None
 
 
 def _step_of_network(
-    root: Sighting, alike: Sequence[Sighting], launch: LogLaunch, places: LaunchPlaces, usual: NextStep
+    root: Sighting,
+    alike: Sequence[Sighting],
+    launch: LogLaunch,
+    places: LaunchPlaces,
+    usual: NextStep,
 ) -> NextStep:
     """What to do about a network or a rendezvous, where more than the line tells it."""
     signature = root.signature
     if signature.id == SETTINGS and root.progress is not None:
         return NextStep.RESUBMIT  # what settings forbid, they forbid from the first step on
-    is_refused = signature.fault is FaultClass.NCCL_NETWORK and _FORBIDDEN.search(root.text) is not None
+    is_refused = (
+        signature.fault is FaultClass.NCCL_NETWORK and _FORBIDDEN.search(root.text) is not None
+    )
     if is_refused and root.progress is None and usual is NextStep.RESUBMIT:
-        return NextStep.FIX_CONFIG  # a refusal at the start is no weather: nothing was on its way yet
-    if _SET_UP in root.text and usual is NextStep.RESUBMIT and _is_of_many([root, *alike], places, signature):
+        # a refusal at the start is no weather: nothing was on its way yet
+        return NextStep.FIX_CONFIG
+    if (
+        _SET_UP in root.text
+        and usual is NextStep.RESUBMIT
+        and _is_of_many([root, *alike], places, signature)
+    ):
         return NextStep.FIX_CONFIG  # a path that none of many nodes finds is one that is not there
     if _unknown_host(root, launch) is not None:
         return NextStep.FIX_CONFIG  # a name that no one knows is not known the next time either
@@ -407,46 +542,80 @@ def _step_of_network(
 
 
 def _placed_by(others: Sequence[Sighting], quoted: QuotedLine, places: LaunchPlaces) -> QuotedLine:
-    """The line with the place that others give which tell of the same fault, and of their own node; if they agree."""
-    told = [places.quoted(one) for one in others if one.signature.blame is NodeBlame.NODE and not one.is_mild]
+    """The line with the place that others give which tell of the same fault, and of their own node;
+    if they agree.
+    """
+    told = [
+        places.quoted(one)
+        for one in others
+        if one.signature.blame is NodeBlame.NODE and not one.is_mild
+    ]
     nodes = {one.node for one in told} - {None}
     if len(nodes) != 1:
         return quoted
     ranks = {one.rank for one in told} - {None}
-    rank = next(iter(ranks)) if quoted.rank is None and len(ranks) == 1 else quoted.rank
+    if quoted.rank is None and len(ranks) == 1:
+        rank = next(iter(ranks))
+    else:
+        rank = quoted.rank
     return replace(quoted, node=next(iter(nodes)), rank=rank, is_guess=False)
 
 
 def _absent_rank(sightings: Sequence[Sighting]) -> int | None:
-    """The one rank that lines about a hang name as the one that did not come; None where they name none, or several."""
-    named = {int(one.named["rank"]) for one in sightings if one.signature.id == _ABSENT and "rank" in one.named}
-    return named.pop() if len(named) == 1 else None
+    """The one rank that lines about a hang name as the one that did not come; None where they name
+    none, or several.
+    """
+    named = {
+        int(one.named["rank"])
+        for one in sightings
+        if one.signature.id == _ABSENT and "rank" in one.named
+    }
+    if len(named) == 1:
+        return named.pop()
+    return None
 
 
 def _is_told_by_scheduler(signature: FaultSignature) -> bool:
-    """Whether it is the scheduler's word that a node was lost, or a guess that it is: only who is named is lost."""
-    return signature.fault is FaultClass.SLURM_NODE_FAIL and signature.family in (*_SCHEDULERS, TOPICS)
+    """Whether it is the scheduler's word that a node was lost, or a guess that it is: only who is
+    named is lost.
+    """
+    return signature.fault is FaultClass.SLURM_NODE_FAIL and signature.family in (
+        *_SCHEDULERS,
+        TOPICS,
+    )
 
 
 def _is_of_many(alike: Sequence[Sighting], places: LaunchPlaces, signature: FaultSignature) -> bool:
     """Whether so many nodes say the same that it is none's own fault: what they share is.
 
-    Two are as many where it is the program that says so, where tasks could not be started and where links broke: it
-    may be the program's own, Slurm's, or what is between them. What kernels say of GPUs is each node's own.
+    Two are as many where it is the program that says so, where tasks could not be started and where
+    links broke: it may be the program's own, Slurm's, or what is between them. What kernels say of
+    GPUs is each node's own.
     """
     nodes = {places.quoted(one).node for one in alike} - {None}
     may_be_shared = signature.fault in {FaultClass.GPU_HARDWARE, FaultClass.NCCL_NETWORK}
-    may_be_shared = may_be_shared and signature.blame is NodeBlame.NODE and signature.family != KERNELS
+    may_be_shared = (
+        may_be_shared and signature.blame is NodeBlame.NODE and signature.family != KERNELS
+    )
     may_be_shared = may_be_shared or signature.id == _NOT_STARTED
     return len(nodes) >= (2 if may_be_shared else MANY_NODES)
 
 
-def _is_of_one_of_many(root: Sighting, alike: Sequence[Sighting], launch: LogLaunch, places: LaunchPlaces) -> bool:
-    """Whether one task alone says it, and it is not the only one: what all tasks share is not broken then."""
+def _is_of_one_of_many(
+    root: Sighting, alike: Sequence[Sighting], launch: LogLaunch, places: LaunchPlaces
+) -> bool:
+    """Whether one task alone says it, and it is not the only one: what all tasks share is not
+    broken then.
+    """
     writers = {one.origin.task for one in [root, *alike]}
     nodes = {places.quoted(one).node for one in [root, *alike]} - {None}
     task = root.origin.task
-    return len(writers) == 1 and task is not None and len(nodes) <= 1 and (task > 0 or len(launch.nodes) > 1)
+    return (
+        len(writers) == 1
+        and task is not None
+        and len(nodes) <= 1
+        and (task > 0 or len(launch.nodes) > 1)
+    )
 
 
 def _who(root: Sighting, quoted: QuotedLine, peer: str | None, places: LaunchPlaces) -> str:
@@ -459,8 +628,12 @@ def _who(root: Sighting, quoted: QuotedLine, peer: str | None, places: LaunchPla
     return f" A link has two ends, {ends[0]} and {ends[1]}: neither is accused by this alone."
 
 
-def _ends(root: Sighting, quoted: QuotedLine, peer: str | None, places: LaunchPlaces) -> tuple[str, ...]:
-    """The two ends of the link that a line tells of, where neither is named by more; empty for any other line."""
+def _ends(
+    root: Sighting, quoted: QuotedLine, peer: str | None, places: LaunchPlaces
+) -> tuple[str, ...]:
+    """The two ends of the link that a line tells of, where neither is named by more; empty for any
+    other line.
+    """
     other = places.peer_of(root)
     if peer is not None or other is None or other == quoted.node:
         return ()
@@ -468,7 +641,9 @@ def _ends(root: Sighting, quoted: QuotedLine, peer: str | None, places: LaunchPl
 
 
 def _original(root: Sighting, causes: Sequence[Sighting]) -> Sighting:
-    """The exception that a data loader's worker raised, in place of the line that says that it raised one."""
+    """The exception that a data loader's worker raised, in place of the line that says that it
+    raised one.
+    """
     if root.signature.id != _LOADER or root.raised is None or "Caught" not in root.text:
         return root
     inner = [
@@ -480,7 +655,9 @@ def _original(root: Sighting, causes: Sequence[Sighting]) -> Sighting:
         and one.origin.writer == root.origin.writer
         and 0 < one.line_number - root.line_number < _CHAIN_LINES
     ]
-    return inner[0] if inner else root
+    if inner:
+        return inner[0]
+    return root
 
 
 def _unknown_host(root: Sighting, launch: LogLaunch) -> Sighting | None:
@@ -492,8 +669,14 @@ def _unknown_host(root: Sighting, launch: LogLaunch) -> Sighting | None:
 
 def _all(found: Candidates) -> list[Sighting]:
     return [
-        *found.causes, *found.deaths, *found.stops, *found.symptoms, *found.summaries, *found.warnings, *found.ends,
-    ]  # fmt: skip
+        *found.causes,
+        *found.deaths,
+        *found.stops,
+        *found.symptoms,
+        *found.summaries,
+        *found.warnings,
+        *found.ends,
+    ]
 
 
 def _is_proof(one: Sighting) -> bool:
@@ -523,7 +706,8 @@ def _confidence(
     most = HIGHEST if signature.confidence > CAUTIOUS else CAUTIOUS
     if launch.is_cut or _has_rival(root, found):
         most = CAUTIOUS
-    if root.signature.id == _LOADER and "Caught" in root.text:  # the data, or the program that reads them
+    # the data, or the program that reads them
+    if root.signature.id == _LOADER and "Caught" in root.text:
         most = AFTER_THE_END
     if signature.role is Role.CAUSE and any(is_before(end, root) for end in found.ends):
         most = AFTER_THE_END
@@ -531,7 +715,9 @@ def _confidence(
 
 
 def _has_rival(root: Sighting, found: Candidates) -> bool:
-    """Whether another line may be the cause as well: of another class, as good as sure of it, and no word of peers."""
+    """Whether another line may be the cause as well: of another class, as good as sure of it, and
+    no word of peers.
+    """
     rivals = [one for one in (*found.causes, *found.stops) if one is not root and not one.is_mild]
     return any(
         one.signature.fault not in {root.signature.fault, FaultClass.UNKNOWN, *_OF_PEERS}
@@ -547,11 +733,19 @@ def _explanation(root: Sighting, quoted: QuotedLine, launch: LogLaunch, after: i
     done = root.progress.iteration if root.progress is not None else None
     if done is not None and signature.role is not Role.START:
         said += f" The last step before it was {done}."
-    elif launch.progress is None and launch.trainer is not None and signature.role not in {Role.END, Role.STOP}:
+    elif (
+        launch.progress is None
+        and launch.trainer is not None
+        and signature.role not in {Role.END, Role.STOP}
+    ):
         said += " No step came before it."
     if signature.role is Role.SYMPTOM:
         said += " No line says why; this is the earliest sign."
-    if signature.blame is NodeBlame.PROGRAM and signature.role in {Role.CAUSE, Role.DEATH} and quoted.node:
+    if (
+        signature.blame is NodeBlame.PROGRAM
+        and signature.role in {Role.CAUSE, Role.DEATH}
+        and quoted.node
+    ):
         said += f" Nothing here accuses {quoted.node} itself."
     if after and signature.role is not Role.END:
         said += f" {counted(after, 'later line follows', 'later lines follow')} from it."
@@ -568,7 +762,15 @@ def _from_steps(
     line = QuotedLine(launch.file, unhealthy.line_number, unhealthy.text.strip())
     evidence = () if root is None else (places.quoted(root),)
     return Diagnosis(
-        unhealthy.fault, unhealthy.step, unhealthy.confidence, line, evidence, (), 0, unhealthy.why, launch.label
+        unhealthy.fault,
+        unhealthy.step,
+        unhealthy.confidence,
+        line,
+        evidence,
+        (),
+        0,
+        unhealthy.why,
+        launch.label,
     )
 
 
@@ -578,48 +780,85 @@ def _nothing(launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diag
     report = _first_report(launch)
     evidence = tuple(places.quoted(one) for one in [*found.warnings, *found.summaries][:SHOWN])
     if found.summaries or report is not None:
-        who = "" if report is None or report.rank is None else f": rank {report.rank} on {report.host} was the first"
+        if report is None or report.rank is None:
+            who = ""
+        else:
+            who = f": rank {report.rank} on {report.host} was the first"
         why = f"The workers failed{who}, but no line says why. Look at that worker's own log."
         root = next(iter([*untold, *evidence]), None)
         if untold:
             why = "The workers failed; this line says so, and no line says why."
         elif report is not None:
             said = f"exit code {report.exit_code}"
-            root = QuotedLine(launch.file, report.line_number, said, report.rank, report.host, None, report.time)
+            root = QuotedLine(
+                launch.file, report.line_number, said, report.rank, report.host, None, report.time
+            )
         elif found.summaries:
             root = places.quoted(found.summaries[0])
-        return Diagnosis(FaultClass.UNKNOWN, NextStep.PAGE, 0.5, root, evidence, (), 0, why, launch.label)
+        return Diagnosis(
+            FaultClass.UNKNOWN, NextStep.PAGE, 0.5, root, evidence, (), 0, why, launch.label
+        )
     done = ""
     if launch.progress is not None and launch.progress.iteration is not None:
         done = f" It ends after step {launch.progress.iteration}."
     hang = _hang(launch, found)
     if hang is not None:
         return Diagnosis(
-            hang.signature.fault, NextStep.PAGE, hang.signature.confidence, places.quoted(hang), evidence, (), 0,
-            _sentence(hang) + done, launch.label,
-        )  # fmt: skip
+            hang.signature.fault,
+            NextStep.PAGE,
+            hang.signature.confidence,
+            places.quoted(hang),
+            evidence,
+            (),
+            0,
+            _sentence(hang) + done,
+            launch.label,
+        )
     if found.consequences:
         root = places.quoted(found.consequences[0])
         why = f"The processes were told to go, and no line says by whom.{done}"
-        return Diagnosis(FaultClass.UNKNOWN, NextStep.RESUBMIT, 0.5, root, evidence, (), 0, why, launch.label)
+        return Diagnosis(
+            FaultClass.UNKNOWN, NextStep.RESUBMIT, 0.5, root, evidence, (), 0, why, launch.label
+        )
     warned = _last_warning(launch, found)
     if warned is not None and not untold:
         why = f"{_sentence(warned)} Nothing else says why it ended.{done}"
         return Diagnosis(
-            warned.signature.fault, NextStep.PAGE, MILD, places.quoted(warned), evidence, (), 0, why, launch.label,
-            signs=Signs(warned.signature.role, warned.signature.blame, signature=warned.signature.id),
-        )  # fmt: skip
+            warned.signature.fault,
+            NextStep.PAGE,
+            MILD,
+            places.quoted(warned),
+            evidence,
+            (),
+            0,
+            why,
+            launch.label,
+            signs=Signs(
+                warned.signature.role, warned.signature.blame, signature=warned.signature.id
+            ),
+        )
     if untold:
         why = f"This line says that something failed, and nothing that is known.{done}"
-        return Diagnosis(FaultClass.UNKNOWN, NextStep.PAGE, 0.45, untold[0], evidence, (), 0, why, launch.label)
+        return Diagnosis(
+            FaultClass.UNKNOWN, NextStep.PAGE, 0.45, untold[0], evidence, (), 0, why, launch.label
+        )
     return _by_last_step(launch, found, places, evidence) or Diagnosis(
-        FaultClass.UNKNOWN, NextStep.NONE, 0.6, None, evidence, (), 0,
-        f"Nothing in this log says that anything went wrong.{done}", launch.label,
-    )  # fmt: skip
+        FaultClass.UNKNOWN,
+        NextStep.NONE,
+        0.6,
+        None,
+        evidence,
+        (),
+        0,
+        f"Nothing in this log says that anything went wrong.{done}",
+        launch.label,
+    )
 
 
 def _last_warning(launch: LogLaunch, found: Candidates) -> Sighting | None:
-    """The first warning of a known kind that came after the last step of a launch that did not come to its last one."""
+    """The first warning of a known kind that came after the last step of a launch that did not come
+    to its last one.
+    """
     last = launch.progress
     if last is not None and last.is_last:
         return None
@@ -632,7 +871,9 @@ def _last_warning(launch: LogLaunch, found: Candidates) -> Sighting | None:
         and (one.file != launch.file or one.line_number > below)
         and not one.is_retried
     ]
-    return told[0] if told else None
+    if told:
+        return told[0]
+    return None
 
 
 def _by_last_step(
@@ -645,19 +886,33 @@ def _by_last_step(
     if found.short_ends and not last.is_last:
         line = places.quoted(found.short_ends[0])
         why = f"The loop of the training ended at step {last.iteration} of {last.total}, and no line says why."
-        return Diagnosis(FaultClass.UNKNOWN, NextStep.PAGE, 0.5, line, evidence, (), 0, why, launch.label)
+        return Diagnosis(
+            FaultClass.UNKNOWN, NextStep.PAGE, 0.5, line, evidence, (), 0, why, launch.label
+        )
     if last.is_last:
         quoted = QuotedLine(launch.file, last.line_number, last.text.strip())
         why = f"It came to its last step, {last.iteration}, and nothing says that anything went wrong."
-        return Diagnosis(FaultClass.CLEAN_EXIT, NextStep.NONE, WHOLE, quoted, evidence, (), 0, why, launch.label)
+        return Diagnosis(
+            FaultClass.CLEAN_EXIT, NextStep.NONE, WHOLE, quoted, evidence, (), 0, why, launch.label
+        )
     return None
 
 
 def _hang(launch: LogLaunch, found: Candidates) -> Sighting | None:
-    """The first of several lines that say that the job runs, where no step came any more; what it hangs at, if told."""
+    """The first of several lines that say that the job runs, where no step came any more; what it
+    hangs at, if told.
+    """
     last = 0 if launch.progress is None else launch.progress.line_number
-    silent = [one for one in found.warnings if one.signature.id == "pulse-running" and one.line_number > last]
-    log_evidence = [one for one in found.warnings if one.signature.id == "hang-place" and one.line_number > last]
+    silent = [
+        one
+        for one in found.warnings
+        if one.signature.id == "pulse-running" and one.line_number > last
+    ]
+    log_evidence = [
+        one for one in found.warnings if one.signature.id == "hang-place" and one.line_number > last
+    ]
     if log_evidence and silent:
         return log_evidence[-1]
-    return silent[0] if len(silent) >= SILENT else None
+    if len(silent) >= SILENT:
+        return silent[0]
+    return None

@@ -1,4 +1,6 @@
-"""What `tr11 diagnose` concludes: the class of the fault, what to do, the line that says why. Pure values."""
+"""What `tr11 diagnose` concludes: the class of the fault, what to do, the line that says why. Pure
+values.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ SCHEMA = 1
 class QuotedLine(Record):
     """A line of a log, and where it came from as far as that is known. `line_number` counts from 1.
 
-    `is_guess`: the node is where the first failure was seen, and another may be the line's own: it accuses no one.
+    `is_guess`: the node is where the first failure was seen, and another may be the line's own: it
+    accuses no one.
     """
 
     file: str
@@ -57,7 +60,8 @@ class QuotedLine(Record):
 
 
 class Diagnosis(Record):
-    """`consequences` are examples; `consequence_count` counts all. `root_cause` is None where no line tells of one.
+    """`consequences` are examples; `consequence_count` counts all. `root_cause` is None where no
+    line tells of one.
 
     `launch` and `number`: the attempt (the scheduler's own number) and its launch, where the log says; `label` is the
     attempt as people type it, where that is known. `log_evidence`: what the log says of the
@@ -87,9 +91,14 @@ class Diagnosis(Record):
         """Who is to blame: by the attempt's records where they were asked, else by the log."""
         if self.conclusion is not None:
             judged = self.conclusion.found
-            return accused_by_records(judged.confidence, judged.blamed, judged.named_suspects, judged.is_no_nodes)
+            return accused_by_records(
+                judged.confidence, judged.blamed, judged.named_suspects, judged.is_no_nodes
+            )
         root = self.root_cause
-        place = Place() if root is None else Place(None if root.is_guess else root.node, root.rank, root.gpu)
+        if root is None:
+            place = Place()
+        else:
+            place = Place(None if root.is_guess else root.node, root.rank, root.gpu)
         return accused_by_log(EndFacts(self.fault, self.step, self.confidence, self.signs), place)
 
     @property
@@ -125,7 +134,9 @@ class Diagnosis(Record):
             "restart": self.restart.document(),
             "root_cause": None if self.root_cause is None else self.root_cause.document(),
             "evidence": [{**line.document(), "meaning": line.meaning} for line in self.evidence],
-            "consequences": [{**line.document(), "meaning": line.meaning} for line in self.consequences],
+            "consequences": [
+                {**line.document(), "meaning": line.meaning} for line in self.consequences
+            ],
             "consequence_count": self.consequence_count,
             "launch": self.launch,
             "attempt": self.label or self.launch,

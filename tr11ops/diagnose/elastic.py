@@ -10,7 +10,9 @@ from tr11ops.diagnose.sighting import WorkerFailure
 
 HEADS = ("Root Cause (first observed failure):", "Root Cause:", "Failures:", "Other Failures:")
 _ENTRY = re.compile(r"^\[\d+\]:$")
-_FIELD = re.compile(r"^(?P<key>time|host|rank|exitcode|error_file|traceback|msg|error)\s*: ?(?P<value>.*)$")
+_FIELD = re.compile(
+    r"^(?P<key>time|host|rank|exitcode|error_file|traceback|msg|error)\s*: ?(?P<value>.*)$"
+)
 _RANK = re.compile(r"(\d+) \(local_rank: (\d+)\)")
 _CODE = re.compile(r"(-?\d+)")
 _TIME = re.compile(r"\d{4}-(\d\d-\d\d)[_ T](\d\d:\d\d:\d\d)")
@@ -44,7 +46,9 @@ class ReportReader:
             self.found[-1] = _with(self.found[-1], match["key"], match["value"].strip())
             if match["key"] == "exitcode":
                 self.found[-1] = replace(self.found[-1], line_number=line_number)
-        elif self._lines > LINES_AT_MOST or (text and not _LINE.match(text) and not text.startswith("<NO_")):
+        elif self._lines > LINES_AT_MOST or (
+            text and not _LINE.match(text) and not text.startswith("<NO_")
+        ):
             self._is_root = None
 
 

@@ -1,7 +1,8 @@
 """What a client of a file system tells of the next time. Pure.
 
-A server that drops a client takes it back by itself, mostly in seconds. Where the client's own log is there, a later
-line says so. An error that the server's own disks gave comes again until they are repaired.
+A server that drops a client takes it back by itself, mostly in seconds. Where the client's own log
+is there, a later line says so. An error that the server's own disks gave comes again until they are
+repaired.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from tr11ops.diagnose.roots import is_before
 from tr11ops.diagnose.sighting import Sighting
 from tr11ops.diagnose.signature import Restart
 
-_CLIENTS = frozenset({"storage-lustre", "storage-client"})  # their own words, in the log of a node's kernel
+# their own words, in the log of a node's kernel
+_CLIENTS = frozenset({"storage-lustre", "storage-client"})
 BACK = "storage-back"
 _PASSES = re.compile(r"[Nn]o space left|Errno 28\b|ENOSPC|[Dd]isk (?:is )?full|not responding")
-_SERVERS_OWN = re.compile(r"operation \w+ to node \S+ failed: rc = -(?:5|28|30|122)\b")  # EIO, ENOSPC, EROFS, EDQUOT
+# EIO, ENOSPC, EROFS, EDQUOT
+_SERVERS_OWN = re.compile(r"operation \w+ to node \S+ failed: rc = -(?:5|28|30|122)\b")
 
 
 def helps_where_dropped(told: Sequence[Sighting], sightings: Sequence[Sighting]) -> Restart | None:
-    """PLAIN where a server took the client back, UNKNOWN where its client does not say so; None where no client speaks
-    and no error means that it was dropped.
+    """PLAIN where a server took the client back, UNKNOWN where its client does not say so; None
+    where no client speaks and no error means that it was dropped.
 
     `told`: the lines of the first cause. `sightings`: all of the launch.
     """
@@ -33,4 +36,6 @@ def helps_where_dropped(told: Sequence[Sighting], sightings: Sequence[Sighting])
         return Restart.CHANGE
     if not clients:
         return next((one.signature.helps for one in told if one.signature.helps is not None), None)
-    return Restart.PLAIN if any(is_before(clients[-1], one) for one in back) else Restart.UNKNOWN
+    if any(is_before(clients[-1], one) for one in back):
+        return Restart.PLAIN
+    return Restart.UNKNOWN

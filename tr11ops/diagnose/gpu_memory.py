@@ -1,4 +1,5 @@
-"""What PyTorch's words for a lack of GPU memory tell beside it: who holds it, and whether the size is a real one.
+"""What PyTorch's words for a lack of GPU memory tell beside it: who holds it, and whether the size
+is a real one.
 
 The words are those of `CUDACachingAllocator.cpp`.
 """
@@ -31,18 +32,27 @@ def is_held_by_others(said: str) -> bool:
     if allocated is None:  # the one process may be this one, as a container calls it
         return len(others) > 1
     cached = _CACHED.search(said)
-    mine = _gib(*allocated.groups()) + (0.0 if cached is None else _gib(*cached.groups())) + CONTEXT_GIB
+    mine = (
+        _gib(*allocated.groups())
+        + (0.0 if cached is None else _gib(*cached.groups()))
+        + CONTEXT_GIB
+    )
     return max(others) > 2 * mine
 
 
 def is_absurd(said: str) -> bool:
-    """Whether what was asked for is no size of a tensor: a number out of broken memory or a broken message."""
+    """Whether what was asked for is no size of a tensor: a number out of broken memory or a broken
+    message.
+    """
     wanted, capacity = _WANTED.search(said), _CAPACITY.search(said)
     if "more than 1EB memory" in said:
         return True
     if wanted is None:
         return False
-    room = 80.0 if capacity is None else _gib(*(group for group in capacity.groups() if group))
+    if capacity is None:
+        room = 80.0
+    else:
+        room = _gib(*(group for group in capacity.groups() if group))
     return _gib(*wanted.groups()) > ABSURD * room
 
 

@@ -16,9 +16,9 @@ from tr11ops.diagnose.signature import NodeBlame
 def without_habits(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch]) -> list[LogLaunch]:
     """What files say of the newest launch, in the light of earlier ones of the same run.
 
-    What an earlier launch printed and trained on after, is a mere warning. So is no exception that ended a program,
-    and no broken hardware: a GPU that works again after an error may still be broken. What is only odd where something
-    had been trained before is left out where nothing had.
+    What an earlier launch printed and trained on after, is a mere warning. So is no exception that
+    ended a program, and no broken hardware: a GPU that works again after an error may still be
+    broken. What is only odd where something had been trained before is left out where nothing had.
     """
     has_trained = any(launch.progress is not None for launch in earlier)
     habits = _habits(earlier)

@@ -1,7 +1,9 @@
-"""Which hosts the head of a log names, which ranks run on them, and which host alone says otherwise. Pure.
+"""Which hosts the head of a log names, which ranks run on them, and which host alone says
+otherwise. Pure.
 
-Launchers, checks before a start and NCCL print a line for each host. Of three hosts or more that print the same, the
-one whose line alone tells of something missing is the odd one: a suspect, by what stands before the first error.
+Launchers, checks before a start and NCCL print a line for each host. Of three hosts or more that
+print the same, the one whose line alone tells of something missing is the odd one: a suspect, by
+what stands before the first error.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ _COUNTED = re.compile(
 )
 _SHARE = re.compile(r"\b(\d+)/(\d+)\b")
 _THINGS: tuple[tuple[FaultClass, re.Pattern[str]], ...] = (
-    (FaultClass.SLURM_AUTH, re.compile(r"\bmunge\w*|\bclock skew|\bskew\b|\bchrony|\bntp\b", re.IGNORECASE)),
+    (
+        FaultClass.SLURM_AUTH,
+        re.compile(r"\bmunge\w*|\bclock skew|\bskew\b|\bchrony|\bntp\b", re.IGNORECASE),
+    ),
     (
         FaultClass.GPU_HARDWARE,
         re.compile(
@@ -69,7 +74,7 @@ _THINGS: tuple[tuple[FaultClass, re.Pattern[str]], ...] = (
         ),
     ),
     (FaultClass.HOST_OOM, re.compile(r"\bmemory\b|\bram\b|memlock", re.IGNORECASE)),
-)  # fmt: skip
+)
 AROUND = 30  # characters about the word that tells of what is missing
 _ON_HOST = r"\b(?:on|host|hostname|node|nodename|running on|->|=>)[ =:]+(?:host |node )?"
 _TO = r"(?:-|\.\.|to|through|\u2013)"
@@ -84,19 +89,27 @@ _RANKS_ON = (
     ),
     re.compile(rf"\b[Rr]ank[ :=#]+(?P<first>\d+)\b.{{0,40}}?{_ON_HOST}(?P<host>{_HOST})\b"),
     re.compile(rf"\[[Rr]ank ?(?P<first>\d+)\].{{0,60}}?{_ON_HOST}(?P<host>{_HOST})\b"),
-    re.compile(rf"(?:^|[\s|])(?P<host>{_HOST}):\d+:\d+ \[\d+\] NCCL INFO .{{0,80}}?\brank (?P<first>\d+) nranks \d+"),
+    re.compile(
+        rf"(?:^|[\s|])(?P<host>{_HOST}):\d+:\d+ \[\d+\] NCCL INFO .{{0,80}}?\brank (?P<first>\d+) nranks \d+"
+    ),
 )
 
 _ADDRESS = r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.]*\d)"
 _MACHINE = r"[A-Za-z][\w.-]*[A-Za-z0-9]"
 _ALIASES = (  # what else a machine is called: its address, the pod that runs on it
-    re.compile(rf"(?P<alias>{_ADDRESS}) ?(?:=|->|=>| is ) ?(?P<host>{_HOST}|[a-z][a-z0-9]*(?:-[a-z0-9]+)+)\b"),
-    re.compile(rf"(?<![\w.-])(?P<host>{_HOST}) ?(?:=|->|=>|has address |\(|\bip[ =:]+) ?(?P<alias>{_ADDRESS})"),
+    re.compile(
+        rf"(?P<alias>{_ADDRESS}) ?(?:=|->|=>| is ) ?(?P<host>{_HOST}|[a-z][a-z0-9]*(?:-[a-z0-9]+)+)\b"
+    ),
+    re.compile(
+        rf"(?<![\w.-])(?P<host>{_HOST}) ?(?:=|->|=>|has address |\(|\bip[ =:]+) ?(?P<alias>{_ADDRESS})"
+    ),
     re.compile(
         rf"(?:^|[\s|])(?P<host>{_HOST}):\d+:\d+ (?:\[\d+\] )?NCCL INFO .{{0,60}}\bUsing .{{0,80}}?\b\w+:"
         rf"(?P<alias>{_ADDRESS})<\d+>"
     ),
-    re.compile(rf"[Ss]uccessfully assigned (?:[\w.-]+/)?(?P<alias>[\w.-]+) to (?P<host>{_MACHINE})"),
+    re.compile(
+        rf"[Ss]uccessfully assigned (?:[\w.-]+/)?(?P<alias>[\w.-]+) to (?P<host>{_MACHINE})"
+    ),
     re.compile(
         rf"\b(?:pod|worker|replica|task|container)[ /](?:[\w-]+/)?(?P<alias>[\w.-]+) (?:is |was |now )?"
         rf"(?:scheduled|placed|running|runs|bound|started|assigned) (?:on|to) (?:node |host )?(?P<host>{_MACHINE})"
@@ -105,8 +118,10 @@ _ALIASES = (  # what else a machine is called: its address, the pod that runs on
         r"(?<![\w.-])(?P<alias>[a-z][a-z0-9-]*-\d+) \((?:on |node[ =:]|host[ =:])?"
         r"(?P<host>[a-z][a-z0-9]*(?:-[a-z0-9]+)+)\)"
     ),
-    re.compile(rf"^(?P<alias>[a-z][\w.-]*)\s+\d+/\d+\s+[A-Z]\w+\s+\d+ .*?\s{_ADDRESS}\s+(?P<host>{_MACHINE})(?:\s|$)"),
-)  # fmt: skip
+    re.compile(
+        rf"^(?P<alias>[a-z][\w.-]*)\s+\d+/\d+\s+[A-Z]\w+\s+\d+ .*?\s{_ADDRESS}\s+(?P<host>{_MACHINE})(?:\s|$)"
+    ),
+)
 _PAIR = re.compile(
     r"(?<![\w.-])(?P<alias>[a-z][a-z0-9-]*-\d+) (?P<host>[a-z][a-z0-9-]*-[a-z0-9-]*[a-z0-9])(?=,|;|$| \()"
 )
@@ -121,7 +136,9 @@ class Head(Record):
 
 
 class OddHost(Record):
-    """The host that alone says otherwise, and its line. `fault`: of what kind the thing is that it lacks."""
+    """The host that alone says otherwise, and its line. `fault`: of what kind the thing is that it
+    lacks.
+    """
 
     host: str
     file: str
@@ -131,7 +148,9 @@ class OddHost(Record):
 
 
 class _Report(Record):
-    """A line that a host prints of itself. `shape`: without hosts and numbers; `start`: its first words."""
+    """A line that a host prints of itself. `shape`: without hosts and numbers; `start`: its first
+    words.
+    """
 
     host: str
     head: Head
@@ -142,7 +161,9 @@ class _Report(Record):
 
 
 def hosts_in_columns(heads: Sequence[Head]) -> frozenset[str]:
-    """The hosts that stand first in lines: names of one kind that differ in their number, `[w-1]`, `w-2:`, `w-3 |`."""
+    """The hosts that stand first in lines: names of one kind that differ in their number, `[w-1]`,
+    `w-2:`, `w-3 |`.
+    """
     of_kind: dict[str, set[str]] = {}
     for head in heads:
         for _, line in _lines(head):
@@ -150,11 +171,15 @@ def hosts_in_columns(heads: Sequence[Head]) -> frozenset[str]:
             if found is not None and _NO_HOST.fullmatch(found["host"]) is None:
                 kind = _NUMBER.sub("#", found["host"])
                 of_kind.setdefault(kind, set()).add(found["host"])
-    return frozenset(host for hosts in of_kind.values() if len(hosts) >= FEWEST_HOSTS for host in hosts)
+    return frozenset(
+        host for hosts in of_kind.values() if len(hosts) >= FEWEST_HOSTS for host in hosts
+    )
 
 
 def hosts_of_ranks(heads: Sequence[Head]) -> Mapping[int, str]:
-    """The host of each rank, where launchers say which ranks they start where; without ranks that two hosts claim."""
+    """The host of each rank, where launchers say which ranks they start where; without ranks that
+    two hosts claim.
+    """
     found: dict[int, set[str]] = {}
     for head in heads:
         for _, line in _lines(head):
@@ -165,9 +190,10 @@ def hosts_of_ranks(heads: Sequence[Head]) -> Mapping[int, str]:
                     for rank in _ranks_of(match):
                         found.setdefault(rank, set()).add(match["host"])
     return {
-        rank: next(iter(hosts)) for rank, hosts in found.items()
+        rank: next(iter(hosts))
+        for rank, hosts in found.items()
         if len(hosts) == 1 and _NO_HOST.fullmatch(next(iter(hosts))) is None
-    }  # fmt: skip
+    }
 
 
 def _ranks_of(match: re.Match[str]) -> range:
@@ -179,20 +205,28 @@ def _ranks_of(match: re.Match[str]) -> range:
 
 
 def machines_of(heads: Sequence[Head]) -> Mapping[str, str]:
-    """The machine that an address or a pod's name means, where lines say so and none says otherwise."""
+    """The machine that an address or a pod's name means, where lines say so and none says
+    otherwise.
+    """
     found: dict[str, set[str]] = {}
     for head in heads:
         for _, line in _lines(head):
-            patterns = _ALIASES if "get pods" not in line else (*_ALIASES, _PAIR)
+            patterns = (*_ALIASES, _PAIR) if "get pods" in line else _ALIASES
             for pattern in patterns:
                 for match in pattern.finditer(line):
                     found.setdefault(match["alias"], set()).add(match["host"])
     single = {alias: next(iter(hosts)) for alias, hosts in found.items() if len(hosts) == 1}
-    return {alias: host for alias, host in single.items() if host not in single and _NO_HOST.fullmatch(host) is None}
+    return {
+        alias: host
+        for alias, host in single.items()
+        if host not in single and _NO_HOST.fullmatch(host) is None
+    }
 
 
 def odd_host(heads: Sequence[Head]) -> OddHost | None:
-    """The one host whose line alone tells of something that is missing; None where none does, or several do."""
+    """The one host whose line alone tells of something that is missing; None where none does, or
+    several do.
+    """
     of_start: dict[tuple[str, ...], list[_Report]] = {}
     for head in heads:
         for report in _reports(head):
@@ -205,7 +239,9 @@ def odd_host(heads: Sequence[Head]) -> OddHost | None:
     if len(odd) != 1:
         return None
     [report] = odd.values()
-    return OddHost(report.host, report.head.file, report.line_number, report.text, _fault_of(report.text))
+    return OddHost(
+        report.host, report.head.file, report.line_number, report.text, _fault_of(report.text)
+    )
 
 
 def _reports(head: Head) -> Iterator[_Report]:
@@ -221,7 +257,9 @@ def _reports(head: Head) -> Iterator[_Report]:
 
 
 def _odd_one(reports: Sequence[_Report]) -> _Report | None:
-    """The report of the one host that tells of something missing, or of another number, while all others agree."""
+    """The report of the one host that tells of something missing, or of another number, while all
+    others agree.
+    """
     of_host: dict[str, list[_Report]] = {}
     for report in reports:
         of_host.setdefault(report.host, []).append(report)
@@ -230,8 +268,12 @@ def _odd_one(reports: Sequence[_Report]) -> _Report | None:
     lacking = {host: said for host, own in of_host.items() if (said := _lacking(own)) is not None}
     if len(lacking) == 1:
         [(host, said)] = lacking.items()
-        return said if _agree([own for other, own in of_host.items() if other != host]) else None
-    return None if lacking else _of_another_number(of_host)
+        if _agree([own for other, own in of_host.items() if other != host]):
+            return said
+        return None
+    if lacking:
+        return None
+    return _of_another_number(of_host)
 
 
 def _lacking(own: Sequence[_Report]) -> _Report | None:
@@ -250,22 +292,36 @@ def _of_another_number(of_host: Mapping[str, Sequence[_Report]]) -> _Report | No
     odd = []
     for host, own in counts.items():
         others = [count for other, count in counts.items() if other != host]
-        if own and all(count == others[0] for count in others) and len(own) == len(others[0]) and own < others[0]:
+        if (
+            own
+            and all(count == others[0] for count in others)
+            and len(own) == len(others[0])
+            and own < others[0]
+        ):
             odd.append(host)
-    return of_host[odd[0]][0] if len(odd) == 1 else None
+    if len(odd) == 1:
+        return of_host[odd[0]][0]
+    return None
 
 
 def _counts(own: Sequence[_Report]) -> tuple[int, ...]:
     """What a host counts, in the order of its first line."""
     text = own[0].text
     counted = [int(number) for number in _COUNTED.findall(text)]
-    return tuple(counted + [int(part) for part, whole in _SHARE.findall(text) if int(part) <= int(whole)])
+    return tuple(
+        counted + [int(part) for part, whole in _SHARE.findall(text) if int(part) <= int(whole)]
+    )
 
 
 def _fault_of(text: str) -> FaultClass:
-    """Of what kind the thing is of which a line tells that it is missing: by the words about that one first."""
+    """Of what kind the thing is of which a line tells that it is missing: by the words about that
+    one first.
+    """
     missing = _MISSING.search(text)
-    near = text if missing is None else text[max(0, missing.start() - AROUND) : missing.end() + AROUND]
+    if missing is None:
+        near = text
+    else:
+        near = text[max(0, missing.start() - AROUND) : missing.end() + AROUND]
     for part in (near, text):
         for fault, words in _THINGS:
             if words.search(part):

@@ -1,4 +1,6 @@
-"""Where a log line comes from: the rank, node, GPU and time that its prefixes and its words name. Pure."""
+"""Where a log line comes from: the rank, node, GPU and time that its prefixes and its words name.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from msgspec.structs import replace
 
 from trainer.contract.record import Record
 
-ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_=>()*+#-/][^\x1b]?|.?)")
+ESCAPE = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_=>()*+#-/][^\x1b]?|.?)"
+)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 _DAY = r"(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<clock>\d\d:\d\d:\d\d(?:[.,]\d+)?)(?: ?(?:Z|[+-]\d\d:?\d\d)\b)?"
@@ -28,25 +32,35 @@ _PREFIXES = (
         rf"{_HOST}: (?:kern|user|daemon|syslog): +(?:emerg|alert|crit|err|warning|notice|info|debug): \[{_DAY}\]:?\s*"
     ),  # Talos'
     re.compile(r"<\d{1,3}>(?=[A-Z][a-z]{2} +\d)"),  # a priority of syslog's
-    re.compile(r"\[\d+,mpirank:(?P<rank>\d+),(?P<node>[\w.-]+)\]<std(?:err|out|diag)>: ?"),  # SageMaker's
-    re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) (?:stdout|stderr) [FP] "),  # a container's runtime
+    # SageMaker's
+    re.compile(r"\[\d+,mpirank:(?P<rank>\d+),(?P<node>[\w.-]+)\]<std(?:err|out|diag)>: ?"),
+    # a container's runtime
+    re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) (?:stdout|stderr) [FP] "),
     re.compile(r"\[(?:pod|container|job|task)/[\w./-]{1,200}\] "),
     re.compile(
         r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})?\[\d+,(?P<rank>\d+)\]<std(?:err|out|diag)>: ?"
     ),  # MPI's
-    re.compile(r"\[prterun-(?P<node>[\w.-]+?)-\d+@\d+,(?P<rank>\d+)\]<std(?:err|out|diag)>: ?"),  # Open MPI 5's
+    # Open MPI 5's
+    re.compile(r"\[prterun-(?P<node>[\w.-]+?)-\d+@\d+,(?P<rank>\d+)\]<std(?:err|out|diag)>: ?"),
     re.compile(
         r"\((?:[\w-]{1,60}, )?(?:rank=\d+, )?(?:[\w.]{1,60} )?pid=\d+(?:, ip=(?P<node>[\w.:]+))?\) "
     ),  # Ray's and SkyPilot's
-    re.compile(r"\((?:raylet|gcs_server|autoscaler(?: \+[\dhms]{1,12})?)(?:, ip=(?P<node>[\w.:]+))?\) "),
+    re.compile(
+        r"\((?:raylet|gcs_server|autoscaler(?: \+[\dhms]{1,12})?)(?:, ip=(?P<node>[\w.:]+))?\) "
+    ),
     re.compile(r"[\w.-]{1,80}@(?P<node>[\w.-]{1,64}) +\| "),  # docker swarm's
     re.compile(r"[\w.-]{1,60}(?:[-_]\d+|\d) +\| "),  # docker compose's
-    re.compile(rf"(?=[a-z0-9-]*\d)[a-z][a-z0-9-]{{1,80}}-[a-z0-9]{{1,10}} (?:\u203a )?{_CONTAINER} (?=.)"),  # stern's
-    re.compile(r"\[(?!rank|node|host|gpu|cuda)[a-z]{3,12}(?P<local_rank>\d+)\]:"),  # torchrun's: the role
+    # stern's
+    re.compile(
+        rf"(?=[a-z0-9-]*\d)[a-z][a-z0-9-]{{1,80}}-[a-z0-9]{{1,10}} (?:\u203a )?{_CONTAINER} (?=.)"
+    ),
+    # torchrun's: the role
+    re.compile(r"\[(?!rank|node|host|gpu|cuda)[a-z]{3,12}(?P<local_rank>\d+)\]:"),
     re.compile(r"\[rank(?P<rank>\d+)\]:\s?"),
     re.compile(r"\[rank[:=] ?(?P<rank>\d+)\] "),  # Lightning's and Determined's
     re.compile(r"\[ *\d{1,9}\.\d{3,6}\] "),  # the kernel's time since it began
-    re.compile(r"(?P<node>\d{1,3}(?:\.\d{1,3}){3}):(?: (?=\S)|(?=\[))"),  # pdsh's, where hosts are addresses
+    # pdsh's, where hosts are addresses
+    re.compile(r"(?P<node>\d{1,3}(?:\.\d{1,3}){3}):(?: (?=\S)|(?=\[))"),
     re.compile(r"\[(?P<node>[a-z][\w.-]*\d)\] (?=\[?(?:rank|default)\d)"),
     re.compile(
         r"(?P<node>(?!rank|gpu\d|default)[a-z][\w.-]*\d[\w.-]*)(?<!-worker-\d)(?<!-master-\d):? "
@@ -72,7 +86,8 @@ _PREFIXES = (
         r"(?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<day>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d)"
         rf" (?P<node>\S+) (?:(?=kernel:|systemd|slurm)|{_OTHER_SERVICE}|(?=[\w./-]{{1,40}}\[\d+\]: ))"
     ),
-    re.compile(rf"{_HOST} (?=kernel: |systemd\[|slurm\w*\[|{_SERVICE})"),  # journald's, after its time
+    # journald's, after its time
+    re.compile(rf"{_HOST} (?=kernel: |systemd\[|slurm\w*\[|{_SERVICE})"),
     re.compile(_SERVICE),
     re.compile(rf"\[?{_GLOG}(?= )"),
     re.compile(r"\[[A-Z][a-z]{2} (?P<mon>\w{3}) +(?P<day>\d{1,2}) (?P<clock>[\d:]{8}) \d{4}\]\s*"),
@@ -81,11 +96,13 @@ _PREFIXES = (
     re.compile(r"\[(?P<node>[A-Za-z][\w.-]*\d[\w.-]*):\d+\] "),  # MPI's
     re.compile(r"slurmstepd-(?P<node>[\w.-]+): (?:error: )?"),
     re.compile(r"(?!tr11:)(?P<node>[a-z][a-z0-9-]*\d[a-z0-9.-]*): (?!task|error)"),  # pdsh's
-    re.compile(r'\{(?:[^}:]*?\b(?:host|node|hostname|node_name)="(?P<node>[\w.-]+)")?[^}:]*\} '),  # Loki's labels
+    # Loki's labels
+    re.compile(r'\{(?:[^}:]*?\b(?:host|node|hostname|node_name)="(?P<node>[\w.-]+)")?[^}:]*\} '),
     re.compile(
         r"(?P<node>(?!rank|gpu\d|step|epoch|layer)[a-z][a-z0-9-]*\d[\w-]*)(?::(?P<rank>\d{1,6}))?\| (?=\S)"
     ),  # a column of hosts, with ranks or without
-    re.compile(r"\S.{0,160}? (?=\[rank[\d:=])"),  # a collector's, whatever it is: the rank's own comes behind it
+    # a collector's, whatever it is: the rank's own comes behind it
+    re.compile(r"\S.{0,160}? (?=\[rank[\d:=])"),
 )
 _MONTHS = {name: number for number, name in enumerate(calendar.month_abbr)}
 _RANK = re.compile(
@@ -101,7 +118,9 @@ _RECORD = re.compile(
     rf"(?:{_DAY}\S* (?:[+-]\d{{4}} )?[\w.*-]{{1,200}}: "
     r"|\[\d+\] [\w.*-]{1,200}: \[{1,2}[\d.]+, (?:\{\}\], )?)(?={)"
 )
-_JSON_NODE = re.compile(r'"(?:host|hostname|_HOSTNAME|node|node_name|nodename)": ?"(?P<node>[\w.:-]{1,120})"')
+_JSON_NODE = re.compile(
+    r'"(?:host|hostname|_HOSTNAME|node|node_name|nodename)": ?"(?P<node>[\w.:-]{1,120})"'
+)
 _JSON_RANK = re.compile(r'"(?:rank|global_rank)": ?"?(?P<rank>\d{1,7})\b')
 _JSON_TIME = re.compile(rf'"(?:time|timestamp|@timestamp|ts)": ?"{_DAY}')
 PREFIXES_AT_MOST = 8
@@ -110,7 +129,8 @@ PREFIXES_AT_MOST = 8
 class LineOrigin(Record):
     """Who wrote a line, and when; None where it does not say.
 
-    `task` is srun's label. `time` is `MM-DD HH:MM:SS[.ffffff]`, which all forms of time stamps have.
+    `task` is srun's label. `time` is `MM-DD HH:MM:SS[.ffffff]`, which all forms of time stamps
+    have.
     """
 
     rank: int | None = None
@@ -124,7 +144,9 @@ class LineOrigin(Record):
     @property
     def stamp(self) -> str | None:
         """The time as a person reads it."""
-        return self.time if self.time is None or self.year is None else f"{self.year}-{self.time}"
+        if self.time is None or self.year is None:
+            return self.time
+        return f"{self.year}-{self.time}"
 
     @property
     def writer(self) -> tuple[int | None, int | None, int | None, str | None]:
@@ -134,11 +156,15 @@ class LineOrigin(Record):
 
 def plain(text: str) -> str:
     """The text without escapes and other characters that a terminal obeys; tabs stay."""
-    return CONTROL.sub("", ESCAPE.sub("", text)) if not text.isprintable() else text
+    if not text.isprintable():
+        return CONTROL.sub("", ESCAPE.sub("", text))
+    return text
 
 
 def split_prefixes(text: str) -> tuple[LineOrigin, str]:
-    """What the prefixes of a plain line say, and the line without them; of a JSON record its fields and its message."""
+    """What the prefixes of a plain line say, and the line without them; of a JSON record its fields
+    and its message.
+    """
     origin, at = LineOrigin(), 0
     record = _RECORD.match(text)
     if record is not None:
@@ -200,7 +226,9 @@ def _with(origin: LineOrigin, found: dict[str, str | None]) -> LineOrigin:
 
 
 def _first(known: int | None, found: str | None) -> int | None:
-    return known if known is not None or found is None else int(found)
+    if known is not None or found is None:
+        return known
+    return int(found)
 
 
 def _time(found: dict[str, str | None]) -> tuple[str | None, str | None]:

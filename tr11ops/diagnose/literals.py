@@ -1,4 +1,5 @@
-"""Which plain words every match of a regular expression holds: what a log is searched for before the expression runs.
+"""Which plain words every match of a regular expression holds: what a log is searched for before
+the expression runs.
 
 CPython's own parser of expressions does the reading.
 """
@@ -26,10 +27,14 @@ Words = frozenset[str]
 
 
 def required_words(pattern: re.Pattern[str]) -> Words:
-    """Words of which every match holds at least one. Raises ValueError for a pattern that has none long enough."""
+    """Words of which every match holds at least one. Raises ValueError for a pattern that has none
+    long enough.
+    """
     found = _best(parser.parse(pattern.pattern, pattern.flags))
     if found is None or _rarity(found) < SHORTEST:
-        raise ValueError(f"{pattern.pattern!r}: no rare word of {SHORTEST} characters is in every match")
+        raise ValueError(
+            f"{pattern.pattern!r}: no rare word of {SHORTEST} characters is in every match"
+        )
     return found
 
 
@@ -61,7 +66,9 @@ def _heads(operator: Any, argument: Any) -> list[str] | None:
     """The plain text that each branch of a choice begins with; None for anything else."""
     if operator is codes.SUBPATTERN:
         items = list(argument[-1])
-        return _heads(*items[0]) if len(items) == 1 else None
+        if len(items) == 1:
+            return _heads(*items[0])
+        return None
     if operator is not codes.BRANCH:
         return None
     return [_head(branch) for branch in argument[1]]
@@ -78,17 +85,23 @@ def _head(items: Iterable[Any]) -> str:
 
 def _rarity(words: Words) -> int:
     """Characters of the shortest word that ordinary lines do not hold; 0 where they hold one."""
-    return 0 if any(word in _ORDINARY for word in words) else min(map(len, words))
+    if any(word in _ORDINARY for word in words):
+        return 0
+    return min(map(len, words))
 
 
 def _inner(operator: Any, argument: Any) -> Words | None:
     if operator is codes.SUBPATTERN:
         return _best(argument[-1])
     if operator in (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT):
-        return _best(argument[2]) if argument[0] > 0 else None
+        if argument[0] > 0:
+            return _best(argument[2])
+        return None
     if operator is codes.ATOMIC_GROUP:
         return _best(argument)
     if operator is codes.BRANCH:
         branches = [_best(branch) for branch in argument[1]]
-        return None if None in branches else frozenset().union(*(words for words in branches if words is not None))
+        if None in branches:
+            return None
+        return frozenset().union(*(words for words in branches if words is not None))
     return None

@@ -23,11 +23,14 @@ def _untold(position: int) -> None:
     """No one wants to know how far the reading is."""
 
 
-def diagnose_files(paths: Sequence[Path], every: bool = False, progress: Progress = _untold) -> list[Diagnosis]:
-    """The diagnosis of the last launch in these logs; with `every`, of each launch, the oldest first.
+def diagnose_files(
+    paths: Sequence[Path], every: bool = False, progress: Progress = _untold
+) -> list[Diagnosis]:
+    """The diagnosis of the last launch in these logs; with `every`, of each launch, the oldest
+    first.
 
-    `progress` is told how many bytes were read so far. Without logs nothing is known. Raises OSError; ValueError for a
-    damaged compressed file.
+    `progress` is told how many bytes were read so far. Without logs nothing is known. Raises
+    OSError; ValueError for a damaged compressed file.
     """
     logs = _read(paths, progress)
     if every and len(logs) == 1:
@@ -38,19 +41,24 @@ def diagnose_files(paths: Sequence[Path], every: bool = False, progress: Progres
 
 
 class LaunchNumber(Record):
-    """A launch of an attempt, as the line says with which it begins. `start`: seconds since the epoch."""
+    """A launch of an attempt, as the line says with which it begins. `start`: seconds since the
+    epoch.
+    """
 
     attempt: str
     number: int
     start: float
 
 
-def diagnose_launch(paths: Sequence[Path], which: LaunchNumber, progress: Progress = _untold) -> Diagnosis | None:
-    """The diagnosis of one launch by what these logs say of it alone; None where they say nothing of it.
+def diagnose_launch(
+    paths: Sequence[Path], which: LaunchNumber, progress: Progress = _untold
+) -> Diagnosis | None:
+    """The diagnosis of one launch by what these logs say of it alone; None where they say nothing
+    of it.
 
-    Main logs and workers' logs hold earlier launches too, and later ones; a log that was written last before the launch
-    began says nothing. One without any launch's line, of an older tr11, is judged by what stands last. Raises as
-    `diagnose_files` does.
+    Main logs and workers' logs hold earlier launches too, and later ones; a log that was written
+    last before the launch began says nothing. One without any launch's line, of an older tr11, is
+    judged by what stands last. Raises as `diagnose_files` does.
     """
     fresh = [path for path in paths if path.stat().st_mtime >= which.start - CLOCKS_SECONDS]
     found = [_part_of(launches, which) for launches in _read(fresh, progress)]
@@ -67,12 +75,16 @@ def nothing_known(attempt: str, number: int | None = None) -> Diagnosis:
 
 
 def _part_of(launches: Sequence[LogLaunch], which: LaunchNumber) -> list[LogLaunch]:
-    """Of a log's launches the one that is asked for, after those before it; none where it is not there."""
+    """Of a log's launches the one that is asked for, after those before it; none where it is not
+    there.
+    """
     if all(launch.number is None for launch in launches):
         return list(launches)
     mine = [
-        place for place, one in enumerate(launches) if (one.label, one.number) == (which.attempt, which.number)
-    ]  # fmt: skip
+        place
+        for place, one in enumerate(launches)
+        if (one.label, one.number) == (which.attempt, which.number)
+    ]
     if not mine:
         return []
     place = mine[-1]  # a job that was put back into the queue counts its launches anew

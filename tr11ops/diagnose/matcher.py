@@ -1,7 +1,8 @@
-"""The one engine that finds known texts in logs: plain words over large blocks first, expressions on few lines then.
+"""The one engine that finds known texts in logs: plain words over large blocks first, expressions
+on few lines then.
 
-`Matcher` takes blocks of whole lines and gives the lines that hold a required word of some rule, with the rules that
-may match them. It keeps no more of a block than that.
+`Matcher` takes blocks of whole lines and gives the lines that hold a required word of some rule,
+with the rules that may match them. It keeps no more of a block than that.
 """
 
 from __future__ import annotations
@@ -62,8 +63,12 @@ class Matcher:
             found.append(CandidateLine(start, end, tuple(sorted(numbers))))
         return found
 
-    def match(self, body: str, numbers: Sequence[int]) -> Iterator[tuple[FaultSignature, re.Match[str]]]:
-        """The signatures that a line without its prefixes matches, among the rules with these numbers."""
+    def match(
+        self, body: str, numbers: Sequence[int]
+    ) -> Iterator[tuple[FaultSignature, re.Match[str]]]:
+        """The signatures that a line without its prefixes matches, among the rules with these
+        numbers.
+        """
         for number in numbers:
             rule = self.rules[number]
             match = rule.pattern.search(body)
@@ -77,7 +82,9 @@ class Matcher:
 
 
 def _few_of_each(hits: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Without what one word has beyond a limit in one block: a log that repeats one line for ever is read soon."""
+    """Without what one word has beyond a limit in one block: a log that repeats one line for ever
+    is read soon.
+    """
     if len(hits) <= WORD_HITS:
         return hits
     left: dict[int, int] = {}
@@ -91,7 +98,9 @@ def _few_of_each(hits: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _piece(block: bytes, at: int) -> tuple[int, int]:
-    """The line around an offset, or what a progress bar's carriage returns leave of it; a long one in part."""
+    """The line around an offset, or what a progress bar's carriage returns leave of it; a long one
+    in part.
+    """
     low, high = max(0, at - SHOWN_BYTES), min(len(block), at + SHOWN_BYTES)
     start = max(block.rfind(b"\n", low, at), block.rfind(b"\r", low, at), low - 1) + 1
     ends = [end for sign in (b"\n", b"\r") if (end := block.find(sign, at, high)) >= 0]

@@ -1,4 +1,6 @@
-"""What the last steps of a launch say by themselves: no finite loss, a spike, a lasting loss of speed. Pure."""
+"""What the last steps of a launch say by themselves: no finite loss, a spike, a lasting loss of
+speed. Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,14 @@ WITHOUT_LOSS = 2  # steps in a row
 SPIKE = 1.35  # times the median of the losses before: with a norm that rose too
 HIGH_SPIKE = 2.0  # by itself
 SPIKE_NORM = 4.0
-RISE = 1.15  # times the same, of steps right before a spike, with a norm that rose too: it began with them
+# times the same, of steps right before a spike, with a norm that rose too: it began with them
+RISE = 1.15
 BASE = 100
 FEWEST = 3
 SETTLED = 20  # finite losses after a spike, as low as before it
 NEAR = 3  # lines between a spike and the first loss that is not finite: one event
-SLOW = 0.97  # times the median of Megatron's TFLOPs before, which vary little, for three steps and to the end
+# times the median of Megatron's TFLOPs before, which vary little, for three steps and to the end
+SLOW = 0.97
 SLOW_STEPS = 3
 SLOW_BASE = 8
 SLOWER = 0.8  # the same of a speed that varies: every step below all before, for more of them
@@ -34,13 +38,17 @@ DATA_LATE = 10  # times what a step waited for its data before
 DATA_SECONDS = 0.5
 DATA_STEPS = 3
 _UNITS = {
-    "tflops": "TFLOPs", "tokens_per_second": "tokens/s", "samples_per_second": "samples/s",
+    "tflops": "TFLOPs",
+    "tokens_per_second": "tokens/s",
+    "samples_per_second": "samples/s",
     "iterations_per_second": "steps/s",
-}  # fmt: skip
+}
 
 
 class Unhealthy(Record):
-    """What is wrong with the steps, from which line on. `is_grave`: a later failure follows from it."""
+    """What is wrong with the steps, from which line on. `is_grave`: a later failure follows from
+    it.
+    """
 
     fault: FaultClass
     step: NextStep
@@ -58,14 +66,21 @@ def judge_steps(launch: LogLaunch) -> Unhealthy | None:
     spike, broken = _spike(steps), _without_loss(steps)
     if spike is not None and broken is not None:
         is_one = not spike.is_grave or broken.line_number - spike.line_number <= NEAR
-        return broken if is_one else spike  # a spike that had come back is another event
+        # a spike that had come back is another event
+        if is_one:
+            return broken
+        return spike
     return spike or broken or _zero(steps) or judge_data(launch) or _slower(whole)
 
 
 def judge_data(launch: LogLaunch) -> Unhealthy | None:
-    """Steps up to the end that wait for their data many times longer than those before; None where none do."""
+    """Steps up to the end that wait for their data many times longer than those before; None where
+    none do.
+    """
     waits = [
-        (step, seconds) for step in launch.steps if (seconds := step.numbers.values.get("data_seconds")) is not None
+        (step, seconds)
+        for step in launch.steps
+        if (seconds := step.numbers.values.get("data_seconds")) is not None
     ]
     for number in range(DATA_STEPS, len(waits) - DATA_STEPS + 1):
         usual = median(seconds for _, seconds in waits[max(0, number - BASE) : number])
@@ -74,7 +89,9 @@ def judge_data(launch: LogLaunch) -> Unhealthy | None:
             first = waits[number][0]
             why = f"From iteration {first.iteration} on each step waited {median(after):.3g} s for its data in place of"
             why += f" {usual:.3g} s: storage or the data loader is late."
-            return Unhealthy(FaultClass.DATALOADER, NextStep.PAGE, 0.75, why, first.text, first.line_number)
+            return Unhealthy(
+                FaultClass.DATALOADER, NextStep.PAGE, 0.75, why, first.text, first.line_number
+            )
     return None
 
 
@@ -84,20 +101,28 @@ def _tells_health(numbers: StepNumbers) -> bool:
 
 
 def _is_finite(step: TrainingStep) -> bool:
-    """A loss can be 0 or 40 where the gradients are NaN; an infinite norm is a step that was skipped."""
+    """A loss can be 0 or 40 where the gradients are NaN; an infinite norm is a step that was
+    skipped.
+    """
     numbers = step.numbers
     if numbers.grad_norm is not None and math.isnan(numbers.grad_norm):
         return False
-    return not numbers.lacks_loss if numbers.loss is None else math.isfinite(numbers.loss)
+    if numbers.loss is None:
+        return not numbers.lacks_loss
+    return math.isfinite(numbers.loss)
 
 
 def _at(step: TrainingStep) -> str:
     """Where a step is; nothing of one without a number."""
-    return "" if step.iteration is None else f" at iteration {step.iteration}"
+    if step.iteration is None:
+        return ""
+    return f" at iteration {step.iteration}"
 
 
 def _from(step: TrainingStep) -> str:
-    return "From some iteration on" if step.iteration is None else f"From iteration {step.iteration} on"
+    if step.iteration is None:
+        return "From some iteration on"
+    return f"From iteration {step.iteration} on"
 
 
 def _loss(step: TrainingStep) -> float:
@@ -118,7 +143,13 @@ def _without_loss(steps: Sequence[TrainingStep]) -> Unhealthy | None:
     first = steps[-count]
     why = f"The last {count} steps have no finite loss or gradients: the numbers broke{_at(first)}."
     return Unhealthy(
-        FaultClass.NUMERICS, NextStep.ROLLBACK_AND_SKIP, 0.88, why, first.text, first.line_number, is_grave=True
+        FaultClass.NUMERICS,
+        NextStep.ROLLBACK_AND_SKIP,
+        0.88,
+        why,
+        first.text,
+        first.line_number,
+        is_grave=True,
     )
 
 
@@ -128,7 +159,8 @@ def _is_nan(step: TrainingStep) -> bool:
 
 def _spike(steps: Sequence[TrainingStep]) -> Unhealthy | None:
     """The first step whose loss is far above those before it, and whether it came back."""
-    losses = [_loss(step) if _is_finite(step) else None for step in steps]  # read once: each is looked at often
+    # read once: each is looked at often
+    losses = [_loss(step) if _is_finite(step) else None for step in steps]
     norms = [_norm(step) for step in steps]
     for number, (step, loss) in enumerate(zip(steps, losses, strict=True)):
         first = max(0, number - BASE)
@@ -136,12 +168,16 @@ def _spike(steps: Sequence[TrainingStep]) -> Unhealthy | None:
         if loss is None or len(before) < FEWEST or step.numbers.may_be_zero:
             continue
         usual = median(before)
-        ratio = loss / usual if usual > 0 else 0.0
+        ratio = 0.0
+        if usual > 0:
+            ratio = loss / usual
         if ratio <= SPIKE:
             continue
         near = zip(norms[first:number], losses[first:number], strict=True)
         known = [norm for norm, other in near if other is not None and norm > 0]
-        usual_norm = median(known) if known else 0.0
+        usual_norm = 0.0
+        if known:
+            usual_norm = median(known)
         norm = max(norms[max(0, number - FEWEST) : number + 1])
         if not (ratio > HIGH_SPIKE or (usual_norm > 0 and norm > SPIKE_NORM * usual_norm)):
             continue
@@ -149,7 +185,8 @@ def _spike(steps: Sequence[TrainingStep]) -> Unhealthy | None:
         quiet = [other for other in losses[number + 1 :] if other is not None][-SETTLED:]
         is_settled = len(quiet) == SETTLED and max(quiet) < SPIKE * usual  # whatever broke later
         is_back = is_settled or (losses[-1] is not None and last < SPIKE * usual)
-        if is_back and step.numbers.dialect.guess:  # a batch that is harder than others, in a log of one's own
+        # a batch that is harder than others, in a log of one's own
+        if is_back and step.numbers.dialect.guess:
             continue
         begun = _onset(steps[:number], step, usual, usual_norm)
         why = f"The loss rose from {usual:.3g} to {_loss(begun):.3g}{_at(begun)}"
@@ -157,13 +194,23 @@ def _spike(steps: Sequence[TrainingStep]) -> Unhealthy | None:
         next_step = NextStep.NONE if is_back else NextStep.ROLLBACK_AND_SKIP
         confidence = 0.75 if is_back else 0.85
         return Unhealthy(
-            FaultClass.NUMERICS, next_step, confidence, why, begun.text, begun.line_number, is_grave=not is_back
+            FaultClass.NUMERICS,
+            next_step,
+            confidence,
+            why,
+            begun.text,
+            begun.line_number,
+            is_grave=not is_back,
         )
     return None
 
 
-def _onset(before: Sequence[TrainingStep], spike: TrainingStep, usual: float, usual_norm: float) -> TrainingStep:
-    """The first of the steps right before a spike that had left what was usual: their loss and their norm rise."""
+def _onset(
+    before: Sequence[TrainingStep], spike: TrainingStep, usual: float, usual_norm: float
+) -> TrainingStep:
+    """The first of the steps right before a spike that had left what was usual: their loss and
+    their norm rise.
+    """
     for step in reversed(before):
         if (
             not _is_finite(step)
@@ -177,9 +224,15 @@ def _onset(before: Sequence[TrainingStep], spike: TrainingStep, usual: float, us
 
 
 def _zero(steps: Sequence[TrainingStep]) -> Unhealthy | None:
-    """Steps at the end whose loss is exactly 0, which no mean over words is: masked labels, or numbers that broke."""
+    """Steps at the end whose loss is exactly 0, which no mean over words is: masked labels, or
+    numbers that broke.
+    """
     count = 0
-    while count < len(steps) and steps[-1 - count].numbers.loss == 0.0 and not steps[-1 - count].numbers.may_be_zero:
+    while (
+        count < len(steps)
+        and steps[-1 - count].numbers.loss == 0.0
+        and not steps[-1 - count].numbers.may_be_zero
+    ):
         count += 1
     if count < ZERO_STEPS:
         return None
@@ -194,7 +247,9 @@ def _zero(steps: Sequence[TrainingStep]) -> Unhealthy | None:
     else:
         why = f"All {count} steps have a loss of exactly 0: every label is masked, or the numbers broke at once."
         step, confidence = NextStep.FIX_CONFIG, 0.65
-    return Unhealthy(FaultClass.NUMERICS, step, confidence, why, first.text, first.line_number, is_grave=True)
+    return Unhealthy(
+        FaultClass.NUMERICS, step, confidence, why, first.text, first.line_number, is_grave=True
+    )
 
 
 def _slower(steps: Sequence[TrainingStep]) -> Unhealthy | None:
@@ -205,25 +260,43 @@ def _slower(steps: Sequence[TrainingStep]) -> Unhealthy | None:
         before = [speed for _, speed in speeds[max(0, number - BASE) : number]]
         after = [speed for _, speed in speeds[number:]]
         usual = median(before)
-        highest = 0.985 * usual if is_even else min(before)
+        if is_even:
+            highest = 0.985 * usual
+        else:
+            highest = min(before)
         if median(after) < bound * usual and max(after) < highest:
             step = speeds[number][0]
             why = f"{_from(step)} it ran at {median(after):.4g} {unit} in place of {usual:.4g}: "
             if median(after) < HALF * usual:
                 why += "data or storage that come late, a network, or a GPU."
-                return Unhealthy(FaultClass.UNKNOWN, NextStep.PAGE, 0.5, why, step.text, step.line_number)
+                return Unhealthy(
+                    FaultClass.UNKNOWN, NextStep.PAGE, 0.5, why, step.text, step.line_number
+                )
             why += "mostly one slow GPU. tr11 profile --phases shows who waits for whom."
-            return Unhealthy(FaultClass.GPU_HARDWARE, NextStep.PAGE, 0.5, why, step.text, step.line_number)
+            return Unhealthy(
+                FaultClass.GPU_HARDWARE, NextStep.PAGE, 0.5, why, step.text, step.line_number
+            )
     return None
 
 
-def _speeds(steps: Sequence[TrainingStep]) -> tuple[list[tuple[TrainingStep, float]], str, bool, int]:
-    """The speeds that most of the steps tell in one unit, whether they vary little, and how many slow ones count."""
-    told = [(step, step.numbers.dialect.name, *speed) for step in steps if (speed := step.numbers.speed()) is not None]
+def _speeds(
+    steps: Sequence[TrainingStep],
+) -> tuple[list[tuple[TrainingStep, float]], str, bool, int]:
+    """The speeds that most of the steps tell in one unit, whether they vary little, and how many
+    slow ones count.
+    """
+    told = [
+        (step, step.numbers.dialect.name, *speed)
+        for step in steps
+        if (speed := step.numbers.speed()) is not None
+    ]
     if not told:
         return [], "", False, 1
     [((dialect, name), _)] = Counter((dialect, name) for _, dialect, name, _ in told).most_common(1)
     speeds = [(step, value) for step, *kind, value in told if kind == [dialect, name]]
     is_even = (dialect, name) == ("megatron", "tflops")
-    fewest = SLOW_STEPS if is_even else SLOWER_STEPS.get(dialect, SLOWER_STEPS_USUAL)
+    if is_even:
+        fewest = SLOW_STEPS
+    else:
+        fewest = SLOWER_STEPS.get(dialect, SLOWER_STEPS_USUAL)
     return speeds, _UNITS[name], is_even, fewest

@@ -1,7 +1,8 @@
 """What a line of Xid 144 to 150 means by its unit, sub-code and error status: whose fault it is.
 
-`NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x025525c6 0x00000000 ...)`: the sub-code is in
-bits 20 to 25 of the first word, the error status is the second word. The table is `nvlink.toml`, with its source.
+`NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x025525c6 0x00000000 ...)`:
+the sub-code is in bits 20 to 25 of the first word, the error status is the second word. The table
+is `nvlink.toml`, with its source.
 """
 
 from __future__ import annotations
@@ -45,16 +46,22 @@ class NvlinkRule(Record):
 
 
 def nvlink_kind(text: str) -> str | None:
-    """Whose fault a line of Xid 144 to 150 tells of, a key of the table; None for a line without these fields."""
+    """Whose fault a line of Xid 144 to 150 tells of, a key of the table; None for a line without
+    these fields.
+    """
     event = _EVENT.search(text)
     if event is None:
         return None
     subcode = int(event["first"], 16) >> _SUBCODE_SHIFT & _SUBCODE_MASK
     status = int(event["status"] or "0", 16)
-    rule = next((rule for rule in nvlink_rules() if rule.fits(event["unit"], subcode, status)), None)
+    rule = next(
+        (rule for rule in nvlink_rules() if rule.fits(event["unit"], subcode, status)), None
+    )
     if rule is not None:
         return rule.who
-    return "none" if event["severity"].lower().startswith("non") else "own"
+    if event["severity"].lower().startswith("non"):
+        return "none"
+    return "own"
 
 
 def of_nvlink(signature: FaultSignature, text: str) -> FaultSignature:
@@ -70,7 +77,8 @@ def _told(signature: FaultSignature, who: str) -> FaultSignature:
     kind = nvlink_kinds()[who]
     role = Role(kind["role"])
     blame = NodeBlame(kind["node"])
-    step = NextStep(kind.get("action", NextStep.EXCLUDE_AND_RESUBMIT))  # without a proof this makes a suspect
+    # without a proof this makes a suspect
+    step = NextStep(kind.get("action", NextStep.EXCLUDE_AND_RESUBMIT))
     code = signature.meaning.partition(":")[0]
     return replace(
         signature,

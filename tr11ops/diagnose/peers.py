@@ -1,7 +1,7 @@
 """Whom the lines about broken links name, and whose machine alone is not in order. Pure.
 
-Who prints such a line is a witness: a link has two ends. The peer that several of them name, and more than any other,
-is the suspect; one word, or two ends that name each other, accuse no one.
+Who prints such a line is a witness: a link has two ends. The peer that several of them name, and
+more than any other, is the suspect; one word, or two ends that name each other, accuse no one.
 """
 
 from __future__ import annotations
@@ -32,12 +32,19 @@ _OWN_MOUNT = re.compile(
 
 
 def most_named_peer(sightings: Sequence[Sighting], places: LaunchPlaces) -> str | None:
-    """The node or address that at least two others name, and no other as often; None where there is none."""
-    words = [(peer, places.quoted(one).node, one) for one in sightings if (peer := places.peer_of(one)) is not None]
+    """The node or address that at least two others name, and no other as often; None where there is
+    none.
+    """
+    words = [
+        (peer, places.quoted(one).node, one)
+        for one in sightings
+        if (peer := places.peer_of(one)) is not None
+    ]
     are_placed = any(node is not None for _, node, _ in words)
     witnesses: dict[str, set[object]] = {}
     for peer, node, one in words:
-        if node == peer or (are_placed and node is None):  # whose word that is, is not known: it may be told already
+        # whose word that is, is not known: it may be told already
+        if node == peer or (are_placed and node is None):
             continue
         witnesses.setdefault(peer, set()).add(node if are_placed else one.origin.writer)
     by_count = sorted(witnesses, key=lambda peer: len(witnesses[peer]), reverse=True)
@@ -51,7 +58,8 @@ def most_named_peer(sightings: Sequence[Sighting], places: LaunchPlaces) -> str 
 def lone_node(
     root: Sighting, alike: Sequence[Sighting], places: LaunchPlaces, sightings: Sequence[Sighting]
 ) -> str | None:
-    """The node whose own machine is not in order, where only it says so; None where none is, or others share it.
+    """The node whose own machine is not in order, where only it says so; None where none is, or
+    others share it.
 
     A GPU that someone else holds, a full disk of its own, a mount or credentials that it alone has lost;
     a limit on locked memory, where another node says that it has none.
@@ -62,11 +70,15 @@ def lone_node(
             return odd
         if _is_set_up_here_alone(root, alike, places, sightings):
             return places.quoted(root, is_root=True).node
-    if root.is_mild or not (_is_of_a_machine(root, places) or _is_locked_here_alone(root, places, sightings)):
+    if root.is_mild or not (
+        _is_of_a_machine(root, places) or _is_locked_here_alone(root, places, sightings)
+    ):
         return None
     said = [places.quoted(one, is_root=one is root) for one in [root, *alike]]
     nodes = {quoted.node for quoted in said if not quoted.is_guess} - {None}
-    return nodes.pop() if len(nodes) == 1 else None
+    if len(nodes) == 1:
+        return nodes.pop()
+    return None
 
 
 def _may_be_nodes_own(root: Sighting) -> bool:
@@ -78,7 +90,9 @@ def _may_be_nodes_own(root: Sighting) -> bool:
 
 
 def odd_node(sightings: Sequence[Sighting], places: LaunchPlaces) -> str | None:
-    """The one node that has another driver, library, image or network than all others, which agree; None for none."""
+    """The one node that has another driver, library, image or network than all others, which agree;
+    None for none.
+    """
     odd = set()
     for fact in {one.signature.id for one in sightings if one.signature.family == _FACTS}:
         values: dict[str, set[str]] = {}
@@ -91,14 +105,17 @@ def odd_node(sightings: Sequence[Sighting], places: LaunchPlaces) -> str | None:
             agree = len(others) >= FEWEST_OTHERS and all(value == others[0] for value in others)
             if agree and not own & others[0]:
                 odd.add(node)
-    return odd.pop() if len(odd) == 1 else None
+    if len(odd) == 1:
+        return odd.pop()
+    return None
 
 
 def _is_set_up_here_alone(
     root: Sighting, alike: Sequence[Sighting], places: LaunchPlaces, sightings: Sequence[Sighting]
 ) -> bool:
-    """Whether one node alone says that it is not set up for the network, or its driver not for the program, while
-    others say only that they lost it."""
+    """Whether one node alone says that it is not set up for the network, or its driver not for the
+    program, while others say only that they lost it.
+    """
     is_driver = root.signature.id in _DRIVERS and _OF_A_DRIVER.search(root.text) is not None
     if root.signature.id != SETTINGS and not is_driver:
         return False
@@ -106,7 +123,11 @@ def _is_set_up_here_alone(
     said = {places.quoted(one).node for one in alike} - {None}
     if own.node is None or own.is_guess or not said <= {own.node}:
         return False
-    others = [one for one in sightings if one.signature.role is not Role.CAUSE and one.signature.family != _FACTS]
+    others = [
+        one
+        for one in sightings
+        if one.signature.role is not Role.CAUSE and one.signature.family != _FACTS
+    ]
     return len({places.quoted(one).node for one in others} - {None, own.node}) >= FEWEST_OTHERS
 
 
@@ -121,8 +142,12 @@ def _is_of_a_machine(root: Sighting, places: LaunchPlaces) -> bool:
     return _OWN_MOUNT.search(root.text) is not None and places.has_other_nodes
 
 
-def _is_locked_here_alone(root: Sighting, places: LaunchPlaces, sightings: Sequence[Sighting]) -> bool:
-    """Whether it is a limit on locked memory of a node, and at least one other says that it has no such limit."""
+def _is_locked_here_alone(
+    root: Sighting, places: LaunchPlaces, sightings: Sequence[Sighting]
+) -> bool:
+    """Whether it is a limit on locked memory of a node, and at least one other says that it has no
+    such limit.
+    """
     if root.signature.id != SETTINGS or _OF_LOCKED_MEMORY.search(root.text) is None:
         return False
     own = places.quoted(root, is_root=True).node

@@ -24,7 +24,8 @@ HEAD_CHARACTERS = 90  # in which the host of a line stands
 _WORKER_LOG = re.compile(r"(?:^|/)workers/(?P<node>[^/]+)/rank-(?P<rank>\d+)\.log$")
 _ANY_NUMBER = re.compile(r"\d+")
 _DAEMONS = (
-    r"(?:dmesg|syslog|kern(?:el)?(?:\.log)?|messages|journal(?:ctl)?|slurmd|console|nvidia-bug-report|node-?monitor)"
+    r"(?:dmesg|syslog|kern(?:el)?(?:\.log)?|messages|journal(?:ctl)?|slurmd|console"
+    r"|nvidia-bug-report|node-?monitor)"
 )
 _DAEMON_LOG = re.compile(
     rf"(?:^|[._/-]){_DAEMONS}[._-](?P<node>(?=[\w-]*[A-Za-z])[A-Za-z0-9][\w-]*?\d[\w-]*?)"
@@ -39,7 +40,8 @@ _OWN_HOST = re.compile(
     r"(?<!to )(?<!from )(?<!by )(?<!peer )(?<!remote )\b(?:host|hostname)=(?P<node>[A-Za-z][\w.-]*\d[\w-]*)"
 )
 _NAME = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*(?<![.-])")
-_HEAD = re.compile(  # what may stand before a host in a line: times, numbers, tags of ranks, levels, who watches it
+# what may stand before a host in a line: times, numbers, tags of ranks, levels, who watches it
+_HEAD = re.compile(
     r"(?:[^A-Za-z]|(?<=\d)[TZ]|\b(?:rank|default|[Rr]ank|Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct"
     r"|Nov|Dec|INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|UTC|kernel|dmesg|epilog|prolog|nhc|NHC|dcgm\w*|node|host|health|check"
     r"|agent|monitor)(?![A-Za-z]))*"
@@ -54,24 +56,36 @@ class WorkerLog(Record):
 
 
 def worker_of(file: str) -> WorkerLog | None:
-    """The worker whose own log this is in a run directory, `workers/NODE/rank-R.log`; None for another file."""
+    """The worker whose own log this is in a run directory, `workers/NODE/rank-R.log`; None for
+    another file.
+    """
     match = _WORKER_LOG.search(file)
-    return WorkerLog(match["node"], int(match["rank"])) if match else None
+    if match:
+        return WorkerLog(match["node"], int(match["rank"]))
+    return None
 
 
 def node_of_daemons_log(file: str, nodes: Collection[str]) -> str | None:
-    """The node whose kernel or daemon wrote this log, by its path: `dmesg-n7.txt`, `n7.syslog`; None for another log.
+    """The node whose kernel or daemon wrote this log, by its path: `dmesg-n7.txt`, `n7.syslog`;
+    None for another log.
 
-    `nodes`: names of nodes that are known otherwise; without one among them the name has to follow that of the daemon.
+    `nodes`: names of nodes that are known otherwise; without one among them the name has to follow
+    that of the daemon.
     """
     name = file.rpartition("/")[2]
     if _OF_DAEMONS.search(name) is None:
         return None
-    known = {node for node in nodes if re.search(rf"(?<![A-Za-z0-9]){re.escape(node)}(?![A-Za-z0-9])", name)}
+    known = {
+        node
+        for node in nodes
+        if re.search(rf"(?<![A-Za-z0-9]){re.escape(node)}(?![A-Za-z0-9])", name)
+    }
     if known:
         return max(known, key=len)
     match = _DAEMON_LOG.search(name)
-    return match["node"] if match else None
+    if match:
+        return match["node"]
+    return None
 
 
 _ITSELF = re.compile(  # names that every machine has for itself: of no node
@@ -106,14 +120,18 @@ class LaunchPlaces:
                 self._of_rank.setdefault(int(said["rank"]), said["node"])
         for one in launch.sightings:
             node = self._own_node(one)
-            if node and one.origin.rank is not None and "rank" not in one.named:  # that is of whom it speaks
+            # that is of whom it speaks
+            if node and one.origin.rank is not None and "rank" not in one.named:
                 self._of_rank.setdefault(one.origin.rank, node)
         for rank, host in hosts_of_ranks(launch.heads).items():
             self._of_rank.setdefault(rank, host)
         self._has_launcher = bool(reports) or any(
-            one.origin.local_rank is not None or one.signature.id.startswith("elastic-") for one in launch.sightings
+            one.origin.local_rank is not None or one.signature.id.startswith("elastic-")
+            for one in launch.sightings
         )
-        self._exits = [one for one in launch.sightings if one.named.get("tasks") and _node_named(one)]
+        self._exits = [
+            one for one in launch.sightings if one.named.get("tasks") and _node_named(one)
+        ]
 
     def host_of(self, report: WorkerFailure) -> str | None:
         """The node of a report as the node list calls it, else as the report does."""
@@ -139,7 +157,9 @@ class LaunchPlaces:
         return self._names.of_host(peer) or (short if short in self._hosts else peer)
 
     def quoted(self, one: Sighting, is_root: bool = False) -> QuotedLine:
-        """The line with its place. For the root cause, what the launchers say of the first death counts too."""
+        """The line with its place. For the root cause, what the launchers say of the first death
+        counts too.
+        """
         origin, named = one.origin, one.named
         writer = worker_of(one.file)
         rank = int(named["rank"]) if named.get("rank", "").isdigit() else origin.rank
@@ -158,14 +178,25 @@ class LaunchPlaces:
         if is_root and rank is None:
             fitting = self._reports_of(origin.local_rank, node)
             if fitting:
-                is_its_own = origin.local_rank is not None and len({report.host for report in fitting}) == 1
+                is_its_own = (
+                    origin.local_rank is not None and len({report.host for report in fitting}) == 1
+                )
                 is_guess = node is None and self.has_other_nodes and not is_its_own
                 rank, node = fitting[0].rank, node or fitting[0].host
         if node is None:
             node = self._by_exit(rank, origin.task) or self._by_other_ranks(rank)
         if node is None and is_root:
             node = self._by_first_exit()
-            is_guess = len({_node_named(one) for one in self._exits if one.signature.role is not Role.CONSEQUENCE}) > 1
+            is_guess = (
+                len(
+                    {
+                        _node_named(one)
+                        for one in self._exits
+                        if one.signature.role is not Role.CONSEQUENCE
+                    }
+                )
+                > 1
+            )
         if node is None:
             node = self._only_node()
         if node is not None and is_this_machine(node):
@@ -174,12 +205,21 @@ class LaunchPlaces:
         if gpu is None and origin.local_rank is not None:
             gpu = str(origin.local_rank)
         return QuotedLine(
-            one.file, one.line_number, one.text.strip(), rank, node, gpu, origin.stamp, one.signature.meaning,
+            one.file,
+            one.line_number,
+            one.text.strip(),
+            rank,
+            node,
+            gpu,
+            origin.stamp,
+            one.signature.meaning,
             is_guess and node is not None,
-        )  # fmt: skip
+        )
 
     def _own_node(self, one: Sighting) -> str | None:
-        """The node that a line is of by its own words, by whose kernel wrote the log, or by a column of hosts in it."""
+        """The node that a line is of by its own words, by whose kernel wrote the log, or by a
+        column of hosts in it.
+        """
         said = _OWN_HOST.search(one.text)
         return (
             _node_named(one)
@@ -189,18 +229,24 @@ class LaunchPlaces:
         )
 
     def _in_column(self, text: str) -> str | None:
-        """The host that stands before the words of a line, where this launch names it elsewhere too."""
+        """The host that stands before the words of a line, where this launch names it elsewhere
+        too.
+        """
         for name in _NAME.finditer(text[:HEAD_CHARACTERS]):
             if name[0] in self._hosts and _HEAD.fullmatch(text, 0, name.start()):
                 return name[0]
         return None
 
     def without_witness(self, quoted: QuotedLine, alike: Sequence[Sighting]) -> QuotedLine:
-        """Where several ranks say that a collective did not end: the one rank that says nothing, or none of them."""
+        """Where several ranks say that a collective did not end: the one rank that says nothing, or
+        none of them.
+        """
         if len(_speakers(alike)) < WITNESSES:
             return quoted
         rank = self.silent_rank(alike)
-        return replace(quoted, rank=None, node=None, gpu=None) if rank is None else self.of_absent_rank(quoted, rank)
+        if rank is None:
+            return replace(quoted, rank=None, node=None, gpu=None)
+        return self.of_absent_rank(quoted, rank)
 
     def of_absent_rank(self, quoted: QuotedLine, rank: int) -> QuotedLine:
         """A line of others with the place of the rank for which they waited."""
@@ -210,47 +256,74 @@ class LaunchPlaces:
     def lost_node(self, told: Sequence[Sighting]) -> str | None:
         """The one node that the scheduler names as lost; None where it names none, or several.
 
-        Who prints such a line, or whose tasks it ended, is not the lost one: `*** JOB 7 ON n1 ... DUE TO NODE FAILURE`.
+        Who prints such a line, or whose tasks it ended, is not the lost one: `*** JOB 7 ON n1 ...
+        DUE TO NODE FAILURE`.
         """
         named = {
-            self._names.of_host(node) or node for one in told if "node" in one.named and (node := _node_named(one))
+            self._names.of_host(node) or node
+            for one in told
+            if "node" in one.named and (node := _node_named(one))
         }
-        return named.pop() if len(named) == 1 else None
+        if len(named) == 1:
+            return named.pop()
+        return None
 
     def silent_rank(self, alike: Sequence[Sighting]) -> int | None:
-        """The one rank that does not say what several others do; None where there is none, or more than one."""
+        """The one rank that does not say what several others do; None where there is none, or more
+        than one.
+        """
         speakers = _speakers(alike)
         if len(speakers) < WITNESSES:
             return None
         silent = set(range(self._launch.world_size or max(speakers) + 1)) - speakers
-        return silent.pop() if len(silent) == 1 else None
+        if len(silent) == 1:
+            return silent.pop()
+        return None
 
     def _spawned(self, one: Sighting) -> int | None:
         """The process that torch.multiprocessing names before its traceback."""
         heads = [
             head
             for head in self._launch.sightings
-            if head.named.get("rank") and head.file == one.file and 0 < one.line_number - head.line_number < HEAD_LINES
+            if head.named.get("rank")
+            and head.file == one.file
+            and 0 < one.line_number - head.line_number < HEAD_LINES
         ]
-        return int(heads[-1].named["rank"]) if heads else None
+        if heads:
+            return int(heads[-1].named["rank"])
+        return None
 
     def _reports_of(self, local_rank: int | None, node: str | None) -> list[WorkerFailure]:
-        """The first failures that torchrun's launchers report, where they can be this writer's; the earliest first."""
-        roots = [report for report in self._reports if report.is_root and report.exit_code not in (-15, None)]
-        roots = [report for report in roots if local_rank is None or report.local_rank == local_rank]
+        """The first failures that torchrun's launchers report, where they can be this writer's; the
+        earliest first.
+        """
+        roots = [
+            report
+            for report in self._reports
+            if report.is_root and report.exit_code not in (-15, None)
+        ]
+        roots = [
+            report for report in roots if local_rank is None or report.local_rank == local_rank
+        ]
         roots = [report for report in roots if node is None or report.host == node]
         return sorted(roots, key=lambda report: report.time or "~")
 
     def _only_node(self) -> str | None:
-        """The node of a launch that has no other: by its list, or where the log names one and no rank of a second."""
+        """The node of a launch that has no other: by its list, or where the log names one and no
+        rank of a second.
+        """
         if self._launch.nodes:
-            return self._launch.nodes[0] if len(self._launch.nodes) == 1 else None
+            if len(self._launch.nodes) == 1:
+                return self._launch.nodes[0]
+            return None
         origins = [one.origin for one in self._launch.sightings]
         ranks = {origin.rank for origin in origins} | {origin.task for origin in origins}
         is_small = max((rank for rank in ranks if rank is not None), default=0) < GPUS_OF_A_NODE
         is_small = is_small and (self._launch.world_size or 1) <= GPUS_OF_A_NODE
         said = self._launch.said_hosts
-        return min(said) if is_small and len(said) == 1 and self._hosts <= said else None
+        if is_small and len(said) == 1 and self._hosts <= said:
+            return min(said)
+        return None
 
     def _by_number(self, rank: int) -> str | None:
         """By the node list, where ranks fill the nodes one after another."""
@@ -260,10 +333,14 @@ class LaunchPlaces:
         return nodes[rank // (world // len(nodes))]
 
     def _by_other_ranks(self, rank: int | None) -> str | None:
-        return None if rank is None else self._by_number(rank) or self._by_blocks(rank)
+        if rank is None:
+            return None
+        return self._by_number(rank) or self._by_blocks(rank)
 
     def _by_blocks(self, rank: int) -> str | None:
-        """By the nodes of other ranks, where so many to a node agree with all that is known of them."""
+        """By the nodes of other ranks, where so many to a node agree with all that is known of
+        them.
+        """
         found = set()
         for size in RANKS_OF_A_NODE:
             nodes_of: dict[int, set[str]] = {}
@@ -271,12 +348,19 @@ class LaunchPlaces:
                 nodes_of.setdefault(known // size, set()).add(node)
             nodes = [node for block in nodes_of.values() for node in block]
             is_told = len(nodes_of) > 1  # of one block it is not known how long it is
-            if is_told and len(nodes) == len(nodes_of) == len(set(nodes)):  # a node a block, and no node in two
+            # a node a block, and no node in two
+            if is_told and len(nodes) == len(nodes_of) == len(set(nodes)):
                 found |= nodes_of.get(rank // size, set())
-        return found.pop() if len(found) == 1 else None
+        if len(found) == 1:
+            return found.pop()
+        return None
 
-    def _by_task(self, task: int, local_rank: int, rank: int | None) -> tuple[str | None, int | None]:
-        """Node and rank by srun's label and torchrun's prefix, where each task is the launcher of a node."""
+    def _by_task(
+        self, task: int, local_rank: int, rank: int | None
+    ) -> tuple[str | None, int | None]:
+        """Node and rank by srun's label and torchrun's prefix, where each task is the launcher of a
+        node.
+        """
         nodes, world = self._launch.nodes, self._launch.world_size
         if task >= len(nodes):
             return None, rank
@@ -293,12 +377,16 @@ class LaunchPlaces:
                 return _node_named(one)
         nodes = self._launch.nodes
         is_one_a_node = self._has_launcher or self._launch.world_size in {None, len(nodes)}
-        return nodes[task] if task is not None and task < len(nodes) and is_one_a_node else None
+        if task is not None and task < len(nodes) and is_one_a_node:
+            return nodes[task]
+        return None
 
     def _by_first_exit(self) -> str | None:
         """The node of the first task that srun saw fail: a guess, where several nodes are told of."""
         firsts = {_node_named(one) for one in self._exits}
-        if self._exits and (len(firsts) == 1 or self._exits[0].signature.role is not Role.CONSEQUENCE):
+        if self._exits and (
+            len(firsts) == 1 or self._exits[0].signature.role is not Role.CONSEQUENCE
+        ):
             return _node_named(self._exits[0])
         return None
 
@@ -312,7 +400,9 @@ def _node_named(one: Sighting) -> str | None:
         nodes = expand(named)
     except HostlistError:
         return named
-    return nodes[0] if len(nodes) == 1 else None
+    if len(nodes) == 1:
+        return nodes[0]
+    return None
 
 
 def _speakers(alike: Sequence[Sighting]) -> set[int]:
@@ -320,7 +410,9 @@ def _speakers(alike: Sequence[Sighting]) -> set[int]:
 
 
 def _only_task(tasks: str | None) -> int | None:
-    return int(tasks) if tasks is not None and tasks.isdigit() else None
+    if tasks is not None and tasks.isdigit():
+        return int(tasks)
+    return None
 
 
 def _numbers(tasks: str) -> set[int]:

@@ -1,4 +1,6 @@
-"""Log files as blocks of whole lines: plain, compressed, rotated, of any size. The edge of this room."""
+"""Log files as blocks of whole lines: plain, compressed, rotated, of any size. The edge of this
+room.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-# The error files of torch elastic (a worker's `error.json`) as the lines of a log: the traceback, and its time. Pure.
+# The error files of torch elastic (a worker's `error.json`) as the lines of a log: the traceback,
+# and its time. Pure.
 #
 # The file is one line of JSON; the lines that are told of it are those of the traceback inside.
 
@@ -24,20 +27,27 @@ LARGEST_BYTES = 4 << 20
 
 
 def error_file_lines(content: bytes) -> bytes | None:
-    """What the worker said, a line each with the time of the failure before it; None where it is no such file."""
+    """What the worker said, a line each with the time of the failure before it; None where it is no
+    such file.
+    """
     try:
         told = json.loads(content)["message"]
         if isinstance(told, str):
             return told.encode() + b"\n"
         more = told.get("extraInfo") or {}
         text, last = str(more.get("py_callstack") or ""), str(told["message"])
-        moment = datetime.fromtimestamp(float(more["timestamp"])) if "timestamp" in more else None
+        moment = None
+        if "timestamp" in more:
+            moment = datetime.fromtimestamp(float(more["timestamp"]))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError):
         return None
     lines = text.splitlines()
     if not lines or not lines[-1].endswith(last.splitlines()[-1] if last.strip() else ""):
         lines.append(last)
-    before = "" if moment is None else f"[{moment:%Y-%m-%d %H:%M:%S}] "
+    if moment is None:
+        before = ""
+    else:
+        before = f"[{moment:%Y-%m-%d %H:%M:%S}] "
     return "".join(f"{before}{line}\n" for line in lines).encode()
 
 
@@ -45,12 +55,19 @@ BLOCK_BYTES = 2 << 20
 LONGEST_LINE_BYTES = 8 << 20  # a line that is longer goes on in a block of its own
 GZIP, BZIP2, XZ, ZSTANDARD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 LONGEST_MAGIC = len(XZ)
-_MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16", codecs.BOM_UTF8: "utf-8-sig"}
-_ROTATED = re.compile(r"^(?P<stem>.+?)(?:[.-](?P<number>\d{1,4}|\d{8}(?:-\d+)?))?(?:\.(?:gz|bz2|xz|zst))?$")
+_MARKS = {
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    codecs.BOM_UTF8: "utf-8-sig",
+}
+_ROTATED = re.compile(
+    r"^(?P<stem>.+?)(?:[.-](?P<number>\d{1,4}|\d{8}(?:-\d+)?))?(?:\.(?:gz|bz2|xz|zst))?$"
+)
 
 
 def blocks(path: Path, progress: Callable[[int], None] = lambda amount: None) -> Iterator[bytes]:
-    """The file in blocks that end with a line, but for the last one. `progress` is told the bytes of each read.
+    """The file in blocks that end with a line, but for the last one. `progress` is told the bytes
+    of each read.
 
     Raises OSError; ValueError where a compressed file is damaged.
     """
@@ -85,12 +102,15 @@ def _error_file(path: Path) -> bytes | None:
     if not path.is_file() or path.stat().st_size > LARGEST_BYTES:
         return None
     content = path.read_bytes()
-    return error_file_lines(content) if content.lstrip().startswith(MARK) else None
+    if content.lstrip().startswith(MARK):
+        return error_file_lines(content)
+    return None
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """The file for reading, unpacked where its first bytes say that it is packed, whatever its name.
+    """The file for reading, unpacked where its first bytes say that it is packed, whatever its
+    name.
 
     Raises OSError; ValueError, also while it is read, where a packed file is damaged.
     """
@@ -122,7 +142,9 @@ def _unpacked(path: Path) -> tuple[Any, tuple[type[Exception], ...]]:
 
 
 def _in_utf8(path: Path, head: bytes) -> Any:
-    """A file that is not packed; one that a shell of Windows wrote, as its first bytes say, in UTF-8."""
+    """A file that is not packed; one that a shell of Windows wrote, as its first bytes say, in
+    UTF-8.
+    """
     file = path.open("rb")
     for mark, encoding in _MARKS.items():
         if head.startswith(mark):
@@ -131,11 +153,16 @@ def _in_utf8(path: Path, head: bytes) -> Any:
 
 
 def in_order(paths: Sequence[Path]) -> list[list[Path]]:
-    """The files as logs, each a list of its rotated parts, the oldest first: `x.log.2.gz`, `x.log.1`, `x.log`."""
+    """The files as logs, each a list of its rotated parts, the oldest first: `x.log.2.gz`,
+    `x.log.1`, `x.log`.
+    """
     logs: dict[tuple[Path, str], list[tuple[tuple[int, int], Path]]] = {}
     for path in paths:
         match = _ROTATED.match(path.name)
-        stem, number = (match["stem"], match["number"]) if match else (path.name, None)
+        if match:
+            stem, number = (match["stem"], match["number"])
+        else:
+            stem, number = (path.name, None)
         if number is None:
             rank = (2, 0)
         elif len(number) >= 8:  # a date: the newest is the largest

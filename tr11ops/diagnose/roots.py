@@ -1,4 +1,6 @@
-"""Which line of a launch is the first cause: the candidates, each for what it is, and the order among them. Pure."""
+"""Which line of a launch is the first cause: the candidates, each for what it is, and the order
+among them. Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,21 @@ AGAIN = 5  # seconds in which a warning is repeated where it is more than that
 DAYS = 1
 SECOND = len("MM-DD HH:MM:SS")
 _NO_DEVICE = "invalid device ordinal"
-_OF_A_LOST_GPU = frozenset({"nan-check", "cuda-illegal-access", "cuda-launch-failed", "cuda-library", "cuda-start-oom"})
+_OF_A_LOST_GPU = frozenset(
+    {"nan-check", "cuda-illegal-access", "cuda-launch-failed", "cuda-library", "cuda-start-oom"}
+)
 _OF_A_LOST_PEER = frozenset({"nccl-peer", "nccl-connect", "network-slingshot"})
-_SAID_BELOW = {"hub-unavailable": "hub-denied", "nccl-usage": "nccl-same-gpu"}  # whose reason stands in the next lines
+# whose reason stands in the next lines
+_SAID_BELOW = {"hub-unavailable": "hub-denied", "nccl-usage": "nccl-same-gpu"}
 NEXT_LINES = 6
-_OF_OTHERS = frozenset({FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS, FaultClass.UNKNOWN})
+_OF_OTHERS = frozenset(
+    {FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS, FaultClass.UNKNOWN}
+)
 _WRAPPER = "checkpoint-wrapper"
 _CREDENTIALS = "slurm-auth"
-_OF_REFUSED_CREDENTIALS = frozenset({"slurm-launch", "slurm-submit", "slurm-submit-error", "slurm-empty-answer"})
+_OF_REFUSED_CREDENTIALS = frozenset(
+    {"slurm-launch", "slurm-submit", "slurm-submit-error", "slurm-empty-answer"}
+)
 _LOOP = "end-loop"
 _FINISHED = frozenset({"end-finished", _LOOP})
 _STEP_CANCELLED = "step-cancelled"
@@ -79,29 +88,49 @@ _MAY_BE_ROOTS = frozenset({Role.CAUSE, Role.SYMPTOM, Role.STOP, Role.DEATH, Role
 def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
     left = [one for launch in launches for one in launch.sightings if not launch.has_overcome(one)]
     surest = max(
-        (one.signature.confidence for one in left if not one.is_retried and one.signature.role in _MAY_BE_ROOTS),
+        (
+            one.signature.confidence
+            for one in left
+            if not one.is_retried and one.signature.role in _MAY_BE_ROOTS
+        ),
         default=0.0,
     )
-    left = [one for one in left if not _is_link_that_came_back(one, left) and not _is_missed_by_no_one(one, left)]
+    left = [
+        one
+        for one in left
+        if not _is_link_that_came_back(one, left) and not _is_missed_by_no_one(one, left)
+    ]
     left = [one for one in left if not _is_outdone(one, left) and one.signature.id != _LINK_BACK]
-    left = [one for one in left if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)]
+    left = [
+        one
+        for one in left
+        if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)
+    ]
     left = [one for one in left if not _is_closed_by_order(one, left)]
     left = [one for one in left if not _is_of_an_earlier_job(one, left)]
     left = [one for one in left if not _is_want_of_a_lost_node(one, left)]
     left = [one for one in left if not _is_of_a_second_try(one, left)]
     ends_of_files = {launch.file: launch.last_time for launch in launches}
     left = [one for one in left if not _ended_the_job_before(one, left, ends_of_files)]
-    if any(launch.progress is not None for launch in launches):  # a pod that found no place at first has found one
+    # a pod that found no place at first has found one
+    if any(launch.progress is not None for launch in launches):
         left = [one for one in left if one.signature.id != _NO_PLACE or one.progress is not None]
     ended = {launch.file: launch.last_time for launch in launches if launch.progress is None}
     left = [one for one in left if not _is_of_an_earlier_day(one, left, ended.get(one.file))]
-    last = {launch.file: launch.progress.line_number for launch in launches if launch.progress is not None}
+    last = {
+        launch.file: launch.progress.line_number
+        for launch in launches
+        if launch.progress is not None
+    }
     left = [one for one in left if not _is_vague_and_passed(one, left, last)]
     short = tuple(one for one in left if one.signature.role is Role.END and _is_short(one))
     left = [one for one in left if one not in short]
     ends = tuple(one for one in left if one.signature.role is Role.END)
-    if any(end.signature.id in _FINISHED for end in ends):  # then one step more is enough to have overcome it
-        left = [one for one in left if one.signature.lasting or one.line_number > last.get(one.file, 0)]
+    # then one step more is enough to have overcome it
+    if any(end.signature.id in _FINISHED for end in ends):
+        left = [
+            one for one in left if one.signature.lasting or one.line_number > last.get(one.file, 0)
+        ]
 
     def of(role: Role) -> tuple[Sighting, ...]:
         return tuple(one for one in left if one.signature.role is role)
@@ -130,9 +159,13 @@ def _is_outdone(one: Sighting, left: Sequence[Sighting]) -> bool:
     """Whether a mere warning need not be the cause: something else failed, or nothing did."""
     if not _may_fail_once(one):
         return False
-    graver = [other for other in left if other.signature.role in _MAY_BE_ROOTS and not other.is_mild]
+    graver = [
+        other for other in left if other.signature.role in _MAY_BE_ROOTS and not other.is_mild
+    ]
     if one.signature.restart:  # it began anew, unasked: the cause where nothing failed
-        return any(other.signature.role is not Role.END and not other.signature.restart for other in graver)
+        return any(
+            other.signature.role is not Role.END and not other.signature.restart for other in graver
+        )
     if not one.is_mild or one.signature.lasting:
         return False
     failed = any(other.signature.role in {Role.SUMMARY, Role.CONSEQUENCE} for other in left)
@@ -140,37 +173,59 @@ def _is_outdone(one: Sighting, left: Sequence[Sighting]) -> bool:
 
 
 def _is_link_that_came_back(one: Sighting, left: Sequence[Sighting]) -> bool:
-    """Whether a link was up again after a node's kernel told of its end: links come up late at each boot, and flap.
+    """Whether a link was up again after a node's kernel told of its end: links come up late at each
+    boot, and flap.
 
-    One that broke just before peers missed it, in the log of the training, broke the training all the same.
+    One that broke just before peers missed it, in the log of the training, broke the training all
+    the same.
     """
-    if not _is_own_link(one) or any(other.file == one.file and _is_of_peers(other) for other in left):
+    if not _is_own_link(one) or any(
+        other.file == one.file and _is_of_peers(other) for other in left
+    ):
         return False
     later = [other for other in left if other.signature.id == _LINK_BACK and other.file == one.file]
-    return any(other.line_number > one.line_number and other.origin.node == one.origin.node for other in later)
+    return any(
+        other.line_number > one.line_number and other.origin.node == one.origin.node
+        for other in later
+    )
 
 
 def _is_vague_and_passed(one: Sighting, left: Sequence[Sighting], last: Mapping[str, int]) -> bool:
-    """Whether it is a mere line with the words of an error, a step was made after it, and something else failed."""
-    if one.signature.family != TOPICS or one.raised is not None or one.line_number >= last.get(one.file, 0):
+    """Whether it is a mere line with the words of an error, a step was made after it, and something
+    else failed.
+    """
+    if (
+        one.signature.family != TOPICS
+        or one.raised is not None
+        or one.line_number >= last.get(one.file, 0)
+    ):
         return False
     return any(
-        other.signature.role in _FAILED and (other.signature.family != TOPICS or other.raised is not None)
+        other.signature.role in _FAILED
+        and (other.signature.family != TOPICS or other.raised is not None)
         for other in left
     )
 
 
 def _is_missed_by_no_one(one: Sighting, left: Sequence[Sighting]) -> bool:
-    """Whether a link broke of which no rank speaks, while something else failed: links that are not used break too."""
+    """Whether a link broke of which no rank speaks, while something else failed: links that are not
+    used break too.
+    """
     if not _is_own_link(one):
         return False
-    others = [other for other in left if other.signature.role in _MAY_BE_ROOTS and not _is_own_link(other)]
-    others = [other for other in others if other.signature.role is not Role.END and not other.is_mild]
+    others = [
+        other for other in left if other.signature.role in _MAY_BE_ROOTS and not _is_own_link(other)
+    ]
+    others = [
+        other for other in others if other.signature.role is not Role.END and not other.is_mild
+    ]
     return bool(others) and not any(other.signature.fault in _OF_PEERS for other in others)
 
 
 def _is_closed_by_order(one: Sighting, left: Sequence[Sighting]) -> bool:
-    """Whether a launcher left its rendezvous closed because it had been told to go, which others only see."""
+    """Whether a launcher left its rendezvous closed because it had been told to go, which others
+    only see.
+    """
     if one.signature.fault is not FaultClass.RENDEZVOUS or _CLOSED.search(one.text) is None:
         return False
     return any(is_before(other, one) for other in left if other.signature.id in _TOLD)
@@ -187,7 +242,10 @@ def _is_want_of_a_lost_node(one: Sighting, left: Sequence[Sighting]) -> bool:
     """Whether Ray has too few GPUs because it lost a node before, with which there were enough."""
     if one.signature.id != _TOO_FEW:
         return False
-    return any(other.signature.fault is FaultClass.SLURM_NODE_FAIL and is_before(other, one) for other in left)
+    return any(
+        other.signature.fault is FaultClass.SLURM_NODE_FAIL and is_before(other, one)
+        for other in left
+    )
 
 
 def _is_of_a_second_try(one: Sighting, left: Sequence[Sighting]) -> bool:
@@ -198,27 +256,48 @@ def _is_of_a_second_try(one: Sighting, left: Sequence[Sighting]) -> bool:
     return any(0 < _lines_below(other, one) <= NEXT_LINES for other in taken)
 
 
-def _ended_the_job_before(one: Sighting, left: Sequence[Sighting], ends: Mapping[str, str | None]) -> bool:
-    """Whether it is how the scheduler ended a job, and the log of the next one goes on until a program fails in it."""
-    if one.signature.fault not in _ORDERED_ENDS or one.signature.role is not Role.STOP or one.origin.time is None:
+def _ended_the_job_before(
+    one: Sighting, left: Sequence[Sighting], ends: Mapping[str, str | None]
+) -> bool:
+    """Whether it is how the scheduler ended a job, and the log of the next one goes on until a
+    program fails in it.
+    """
+    if (
+        one.signature.fault not in _ORDERED_ENDS
+        or one.signature.role is not Role.STOP
+        or one.origin.time is None
+    ):
         return False
     later = {
-        file for file, end in ends.items()
+        file
+        for file, end in ends.items()
         if file != one.file and end is not None and end[:SECOND] > one.origin.time[:SECOND]
-    }  # fmt: skip
-    failed = [other for other in left if other.file in later and other.raised is not None and other.progress is None]
-    return any(other.signature.role is Role.CAUSE and other.signature.confidence >= STRONG for other in failed)
+    }
+    failed = [
+        other
+        for other in left
+        if other.file in later and other.raised is not None and other.progress is None
+    ]
+    return any(
+        other.signature.role is Role.CAUSE and other.signature.confidence >= STRONG
+        for other in failed
+    )
 
 
 def _is_of_an_earlier_day(one: Sighting, left: Sequence[Sighting], end: str | None) -> bool:
-    """Whether a log without steps, as a kernel's, went on for days after this line, and another tells of a failure.
+    """Whether a log without steps, as a kernel's, went on for days after this line, and another
+    tells of a failure.
 
-    A GPU that had an error two weeks ago, and a program that fails today, have nothing to do with each other.
+    A GPU that had an error two weeks ago, and a program that fails today, have nothing to do with
+    each other.
     """
     time = one.origin.time
     if end is None or time is None or one.signature.role not in _FAILED:
         return False
-    failed = any(other.file != one.file and other.signature.role in _FAILED and not other.is_mild for other in left)
+    failed = any(
+        other.file != one.file and other.signature.role in _FAILED and not other.is_mild
+        for other in left
+    )
     return failed and _day(end) - _day(time) > DAYS
 
 
@@ -228,12 +307,22 @@ def _day(time: str) -> int:
 
 
 def _is_refused_submission(one: Sighting) -> bool:
-    return one.progress is None and _SUBMITS.search(one.text) is not None and one.signature.fault in _OF_SUBMISSIONS
+    return (
+        one.progress is None
+        and _SUBMITS.search(one.text) is not None
+        and one.signature.fault in _OF_SUBMISSIONS
+    )
 
 
 def _comes_again(one: Sighting, left: Sequence[Sighting]) -> bool:
-    """Whether a warning is repeated for a while: what it tells of is tried again and again, and does not succeed."""
-    alike = [other for other in left if other.signature.id == one.signature.id and other.origin.time is not None]
+    """Whether a warning is repeated for a while: what it tells of is tried again and again, and
+    does not succeed.
+    """
+    alike = [
+        other
+        for other in left
+        if other.signature.id == one.signature.id and other.origin.time is not None
+    ]
     return len({str(other.origin.time)[:SECOND] for other in alike}) >= AGAIN
 
 
@@ -245,7 +334,9 @@ def root_of(found: Candidates) -> Sighting | None:
     """The first cause; None where no line tells of one."""
     hung = [one for one in found.symptoms if one.signature.fault is FaultClass.NCCL_TIMEOUT]
     if hung:  # what cannot be ended then, hangs; that Slurm drains its node comes of it
-        found = replace(found, causes=tuple(one for one in found.causes if not _NEVER_ENDED.search(one.text)))
+        found = replace(
+            found, causes=tuple(one for one in found.causes if not _NEVER_ENDED.search(one.text))
+        )
     if _has_lost_a_node(found):
         found = _without_words_of_peers(found)
     strong = first_of([one for one in found.causes if one.signature.confidence >= STRONG])
@@ -254,11 +345,17 @@ def root_of(found: Candidates) -> Sighting | None:
     stop, told = (
         first_of(found.stops),
         first_of(
-            [one for one in found.consequences if one.signature.id == _STEP_CANCELLED and "DUE TO" not in one.text]
+            [
+                one
+                for one in found.consequences
+                if one.signature.id == _STEP_CANCELLED and "DUE TO" not in one.text
+            ]
         ),
     )
     end = _end(found, stop)
-    failed = [one for one in (cause, *found.deaths) if one is not None and not one.signature.lasting]
+    failed = [
+        one for one in (cause, *found.deaths) if one is not None and not one.signature.lasting
+    ]
     if end is not None and not any(is_before(one, end) for one in failed):
         return _failed_after(end, found) or end
     clear = [one for one in found.symptoms if one.signature.confidence >= CLEAR]
@@ -270,16 +367,26 @@ def root_of(found: Candidates) -> Sighting | None:
         and _is_first(told, [*failed, *found.symptoms, *found.summaries])
     ):
         return replace(told, signature=replace(told.signature, **_CANCELLED))
-    begun = None if stop is None else _earlier(stop, told)
+    if stop is None:
+        begun = None
+    else:
+        begun = _earlier(stop, told)
     if stop is not None and stop.signature.fault in _ORDERED_ENDS and not clear:
         lost = None  # peers that are gone when the time is up are gone because of it
     vague = first_of([one for one in found.causes if one.signature.fault is not FaultClass.UNKNOWN])
     if begun is not None:  # a process that dies when it was told to go is no cause
         going = first_of([one for one in found.consequences if one.signature.id in _GOING])
         first_order = _earlier(begun, going) or begun
-        died = died if died is not None and is_before(died, first_order) else None
-        lost = lost if lost is not None and is_before(lost, first_order) else None
-    for one in (cause, died if stop is not None else _earlier(died, vague), lost if stop is not None else vague, lost):
+        if not (died is not None and is_before(died, first_order)):
+            died = None
+        if not (lost is not None and is_before(lost, first_order)):
+            lost = None
+    for one in (
+        cause,
+        died if stop is not None else _earlier(died, vague),
+        lost if stop is not None else vague,
+        lost,
+    ):
         if one is not None and (begun is None or is_before(one, begun)):
             return one
     return stop or cause or _earlier(died, vague) or lost
@@ -287,13 +394,19 @@ def root_of(found: Candidates) -> Sighting | None:
 
 def _has_lost_a_node(found: Candidates) -> bool:
     """Whether a scheduler says that it lost a node of the job, or took one away."""
-    told = [one for one in (*found.causes, *found.deaths) if one.signature.fault is FaultClass.SLURM_NODE_FAIL]
+    told = [
+        one
+        for one in (*found.causes, *found.deaths)
+        if one.signature.fault is FaultClass.SLURM_NODE_FAIL
+    ]
     taken = [one for one in found.stops if one.signature.fault is FaultClass.SLURM_PREEMPTED]
     return bool(taken) or any(not _NEVER_ENDED.search(one.text) and not one.is_mild for one in told)
 
 
 def _without_words_of_peers(found: Candidates) -> Candidates:
-    """Without what ranks see of one that is gone: they see it before the scheduler does, and say it first."""
+    """Without what ranks see of one that is gone: they see it before the scheduler does, and say it
+    first.
+    """
     return replace(
         found,
         causes=tuple(one for one in found.causes if not _is_of_peers(one)),
@@ -303,7 +416,11 @@ def _without_words_of_peers(found: Candidates) -> Candidates:
 
 def _is_of_peers(one: Sighting) -> bool:
     """Whether a line tells of another one that did not answer, and not of a fault of who prints it."""
-    return one.signature.fault in _OF_PEERS and one.signature.blame is not NodeBlame.NODE and not one.signature.own
+    return (
+        one.signature.fault in _OF_PEERS
+        and one.signature.blame is not NodeBlame.NODE
+        and not one.signature.own
+    )
 
 
 def _is_first(one: Sighting, others: Sequence[Sighting]) -> bool:
@@ -315,21 +432,31 @@ def _end(found: Candidates, stop: Sighting | None) -> Sighting | None:
     sure = [one for one in found.ends if one.signature.confidence >= SURE_END]
     end = next(iter([*sure, *found.ends]), None)
     if end is not None and not sure:
-        missed = [one for one in found.symptoms if one.signature.confidence >= CLEAR or not is_before(end, one)]
+        missed = [
+            one
+            for one in found.symptoms
+            if one.signature.confidence >= CLEAR or not is_before(end, one)
+        ]
         others = (found.causes, found.deaths, found.stops, missed, found.summaries)
-        return end if not any(others) else None
+        if not any(others):
+            return end
+        return None
     if end is None or stop is None or stop.signature.fault not in _ORDERED_ENDS:
         return end
     told = [one for one in (*found.consequences, *found.ends) if one.signature.id in _TOLD]
-    return None if any(is_before(one, end) or one is end for one in told) else end
+    if any(is_before(one, end) or one is end for one in told):
+        return None
+    return end
 
 
 def _plainest(strong: Sighting, causes: Sequence[Sighting]) -> Sighting:
-    """The first strong cause; in place of what NCCL saw of it, an error of the same class that says it more surely.
+    """The first strong cause; in place of what NCCL saw of it, an error of the same class that says
+    it more surely.
 
-    A program that does not find its GPU, or whose kernel fails, says what a GPU that is lost does to it; a step that
-    Slurm does not start, what daemons do that refuse each other's credentials. Which line comes first is by chance.
-    Who gathers the errors of all ranks says less than theirs, and who lost a peer less than the peer.
+    A program that does not find its GPU, or whose kernel fails, says what a GPU that is lost does
+    to it; a step that Slurm does not start, what daemons do that refuse each other's credentials.
+    Which line comes first is by chance. Who gathers the errors of all ranks says less than theirs,
+    and who lost a peer less than the peer.
     """
     deeper = _deeper(strong, causes)
     if deeper is not None:
@@ -365,7 +492,10 @@ def _says_more(one: Sighting, strong: Sighting) -> bool:
     elif signature.id == _WRAPPER:
         is_deeper = is_before(strong, one) and one.signature.confidence >= STRONG
     elif signature.id in _SAID_BELOW:
-        is_deeper = one.signature.id == _SAID_BELOW[signature.id] and 0 < _lines_below(one, strong) <= NEXT_LINES
+        is_deeper = (
+            one.signature.id == _SAID_BELOW[signature.id]
+            and 0 < _lines_below(one, strong) <= NEXT_LINES
+        )
     elif signature.id in _OF_REFUSED_CREDENTIALS:
         is_deeper = one.signature.id == _CREDENTIALS
     elif signature.fault is FaultClass.GPU_HARDWARE and signature.family != KERNELS:
@@ -377,7 +507,9 @@ def _says_more(one: Sighting, strong: Sighting) -> bool:
 
 def _lines_below(one: Sighting, other: Sighting) -> int:
     """How many lines a line of the same file stands below another; 0 in another file."""
-    return one.line_number - other.line_number if one.file == other.file else 0
+    if one.file == other.file:
+        return one.line_number - other.line_number
+    return 0
 
 
 def _is_surely_its_own(one: Sighting) -> bool:
@@ -387,18 +519,28 @@ def _is_surely_its_own(one: Sighting) -> bool:
 
 def _is_own_link(one: Sighting) -> bool:
     """Whether a node tells of its own broken link to the others, and no one of another's."""
-    is_nodes = one.signature.fault is FaultClass.NCCL_NETWORK and one.signature.blame is NodeBlame.NODE
+    is_nodes = (
+        one.signature.fault is FaultClass.NCCL_NETWORK and one.signature.blame is NodeBlame.NODE
+    )
     return is_nodes and not one.is_mild
 
 
 def _is_lost_gpu(one: Sighting) -> bool:
     is_surely = one.signature.confidence >= SURELY_BROKEN and not one.is_mild
-    return one.signature.fault is FaultClass.GPU_HARDWARE and one.signature.blame is NodeBlame.NODE and is_surely
+    return (
+        one.signature.fault is FaultClass.GPU_HARDWARE
+        and one.signature.blame is NodeBlame.NODE
+        and is_surely
+    )
 
 
 def _failed_after(end: Sighting, found: Candidates) -> Sighting | None:
-    """What the program raised once the training had come to its end: a copy, an upload, an evaluation that failed."""
-    raised = [one for one in found.causes if one.raised is not None and one.signature.confidence >= STRONG]
+    """What the program raised once the training had come to its end: a copy, an upload, an
+    evaluation that failed.
+    """
+    raised = [
+        one for one in found.causes if one.raised is not None and one.signature.confidence >= STRONG
+    ]
     failed = first_of([one for one in raised if is_before(end, one)])
     return failed and (_deeper(failed, found.causes) or failed)
 
@@ -406,7 +548,9 @@ def _failed_after(end: Sighting, found: Candidates) -> Sighting | None:
 def _earlier(one: Sighting | None, other: Sighting | None) -> Sighting | None:
     if one is None or other is None:
         return one or other
-    return other if is_before(other, one) else one
+    if is_before(other, one):
+        return other
+    return one
 
 
 def first_of(sightings: Sequence[Sighting]) -> Sighting | None:
@@ -423,7 +567,11 @@ def first_of(sightings: Sequence[Sighting]) -> Sighting | None:
 def _is_earlier(one: Sighting, other: Sighting) -> bool:
     """Whether a later line of a log tells of an earlier time; its writers need not take turns."""
     times = one.origin.time, other.origin.time
-    return None not in times and one.origin.writer != other.origin.writer and str(times[0])[:14] < str(times[1])[:14]
+    return (
+        None not in times
+        and one.origin.writer != other.origin.writer
+        and str(times[0])[:14] < str(times[1])[:14]
+    )
 
 
 def is_before(one: Sighting, other: Sighting) -> bool:

@@ -1,4 +1,6 @@
-"""A log read once, from its first line to its last: what it says of each launch. Pure: it is given blocks of bytes."""
+"""A log read once, from its first line to its last: what it says of each launch. Pure: it is given
+blocks of bytes.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,17 @@ SEQUENTIAL_LINES = 3000  # read one by one after a traceback or a report begins
 TEXT = 1000  # characters of a line that are kept
 TRIES = 8  # lines that hold a word of a step and are none, before a part is given up
 _ORDER = (
-    Role.BENIGN, Role.START, Role.END, Role.CAUSE, Role.STOP, Role.DEATH, Role.SYMPTOM, Role.SUMMARY, Role.CONSEQUENCE,
+    Role.BENIGN,
+    Role.START,
+    Role.END,
+    Role.CAUSE,
+    Role.STOP,
+    Role.DEATH,
+    Role.SYMPTOM,
+    Role.SUMMARY,
+    Role.CONSEQUENCE,
     Role.WARNING,
-)  # fmt: skip
+)
 _EXCEPTION = "python-exception"
 _NO_MEMORY = "cuda-oom"
 _HELD = "memory-held"
@@ -64,7 +74,8 @@ _RETRIED = re.compile(
     r"|\bthrown while requesting\b"
     r"|\b(?:[Rr]etry|[Aa]ttempt)[ :#]*(?P<try>\d+) ?(?:/|of) ?(?P<tries>\d+)"
 )
-_MILD = re.compile(  # the levels of Python, glog, TensorFlow, NeMo and NCCL; NCCL's WARN is its word for an error
+# the levels of Python, glog, TensorFlow, NeMo and NCCL; NCCL's WARN is its word for an error
+_MILD = re.compile(
     r"\[(?:INFO|DEBUG)\]|\b(?:INFO|DEBUG)(?::(?! task \S+ blocked)| *[|-] )|- (?:INFO|DEBUG) -"
     r"|(?<!NCCL )(?<!=)\bWARN(?:ING)?\b|Warning: |(?<!kern: )\bwarning: |\bNCCL (?:INFO|TRACE) "
     r"|(?:^|[\s:\[])[IW]\d{4} (?:[\w.-]{1,40} )?\d\d:\d\d|\[[IW] [\w./]{1,80}\.\w{1,3}:\d"
@@ -85,18 +96,24 @@ class LogScan:
         self._file = file
         self._matcher = matcher
         self._exception = _signature_with(matcher, _EXCEPTION)
-        self._held, self._absurd = _signature_with(matcher, _HELD), _signature_with(matcher, _ABSURD)
+        self._held, self._absurd = (
+            _signature_with(matcher, _HELD),
+            _signature_with(matcher, _ABSURD),
+        )
         self._launch = LogLaunch(file)
         self._past: list[LogLaunch] = []
         self._line = 1  # number of the first line of the block, then of the line at the cursor
         self._tracebacks: dict[Writer, TracebackReader] = {}
         self._reports = ReportReader()
         self._sequential = 0
-        self._forgotten: dict[str, int] = {}  # signature: line of the last step when its sightings were looked through
-        self._words = progress_words()  # that lines of steps may hold in this log: up to the one that they held
+        # signature: line of the last step when its sightings were looked through
+        self._forgotten: dict[str, int] = {}
+        # that lines of steps may hold in this log: up to the one that they held
+        self._words = progress_words()
         self._words_here: tuple[bytes, ...] = ()  # of these, what the block holds
         self._trainer: str | None = None  # that the file names
-        self._total: int | None = None  # steps that the training has, by its own words before the first one
+        # steps that the training has, by its own words before the first one
+        self._total: int | None = None
         self._heads = 0  # blocks in which these were looked for
         self._step_block = b""  # up to the last step
         self._before = b""  # the end of what this launch said in earlier blocks
@@ -136,11 +153,17 @@ class LogScan:
             searched = self._start_of_line = start
             self._visit(block, start, end, here)
             cursor = end + 1
-            self._line += end < len(block)  # the last line of a log that is still written has no end yet
-        tail = max(searched, len(block) - END_BYTES) if cursor < len(block) else searched
+            # the last line of a log that is still written has no end yet
+            self._line += end < len(block)
+        if cursor < len(block):
+            tail = max(searched, len(block) - END_BYTES)
+        else:
+            tail = searched
         self._line += block.count(b"\n", cursor)
         self._find_progress(block, tail, len(block))
-        self._before = (self._before + block[max(self._begin, len(block) - TAIL_BYTES) :])[-TAIL_BYTES:]
+        self._before = (self._before + block[max(self._begin, len(block) - TAIL_BYTES) :])[
+            -TAIL_BYTES:
+        ]
         self._add_to_head(len(block))
         self._block = b""
 
@@ -191,9 +214,13 @@ class LogScan:
         if self._reports.is_open or body.strip().strip("*").strip() in HEADS:
             self._reports.feed(body, self._line)
             self._sequential = self._sequential or SEQUENTIAL_LINES
-        matches = [] if raised is None and _QUOTED.match(body) else list(self._matcher.match(body, numbers))
+        if raised is None and _QUOTED.match(body):
+            matches = []
+        else:
+            matches = list(self._matcher.match(body, numbers))
         if raised is not None and not raised.said and raised.source:
-            matches += self._matcher.match_text(raised.source)  # a bare AssertionError: what was asserted says more
+            # a bare AssertionError: what was asserted says more
+            matches += self._matcher.match_text(raised.source)
         if raised is None and matches and self._is_in_frame(prefix.writer, body):
             return
         if raised is not None and raised.is_ignored:
@@ -204,7 +231,9 @@ class LogScan:
             if found is not None:
                 self._add(text, found, named, raised)
 
-    def _by_topic(self, signature: FaultSignature, body: str, raised: RaisedException | None) -> FaultSignature | None:
+    def _by_topic(
+        self, signature: FaultSignature, body: str, raised: RaisedException | None
+    ) -> FaultSignature | None:
         """What a line means by its words where no signature says more; None where it means nothing."""
         if signature is UNTOLD:
             return of_line(body)
@@ -223,7 +252,9 @@ class LogScan:
         """What a lack of GPU memory is, by the numbers beside it."""
         if is_absurd(body):
             return self._absurd
-        return self._held if is_held_by_others(body) else signature
+        if is_held_by_others(body):
+            return self._held
+        return signature
 
     def _is_in_frame(self, writer: Writer, body: str) -> bool:
         """Whether the line is source code that a traceback quotes."""
@@ -243,9 +274,17 @@ class LogScan:
         return reader.feed(body)
 
     def _is_idle(self) -> bool:
-        return not self._reports.is_open and all(reader.is_idle for reader in self._tracebacks.values())
+        return not self._reports.is_open and all(
+            reader.is_idle for reader in self._tracebacks.values()
+        )
 
-    def _add(self, text: str, signature: FaultSignature, named: dict[str, str], raised: RaisedException | None) -> None:
+    def _add(
+        self,
+        text: str,
+        signature: FaultSignature,
+        named: dict[str, str],
+        raised: RaisedException | None,
+    ) -> None:
         if signature.role is Role.BENIGN:
             if "host" in named:
                 self._launch.said_hosts.add(named["host"])
@@ -277,21 +316,31 @@ class LogScan:
         )
 
     def _forget(self, name: str) -> bool:
-        """Drop the sightings of this signature that the training has overcome; whether there is room for more now."""
+        """Drop the sightings of this signature that the training has overcome; whether there is
+        room for more now.
+        """
         launch = self._launch
         if launch.progress is None or self._forgotten.get(name) == launch.progress.line_number:
             return False
         self._forgotten[name] = launch.progress.line_number
-        launch.sightings = [one for one in launch.sightings if one.signature.id != name or not launch.has_overcome(one)]
+        launch.sightings = [
+            one
+            for one in launch.sightings
+            if one.signature.id != name or not launch.has_overcome(one)
+        ]
         return sum(one.signature.id == name for one in launch.sightings) < KEPT
 
     # ------------------------------------------------------------------------- launches and steps
     def _start(self, signature: FaultSignature, named: dict[str, str]) -> None:
-        """A launch begins, unless this is one more line of the same beginning, or one that was printed late."""
+        """A launch begins, unless this is one more line of the same beginning, or one that was
+        printed late.
+        """
         launch = self._launch
         is_sure = signature.id != _LATE
         over = _IS_OVER if is_sure else _IS_OVER_FOR_CERTAIN
-        is_over = launch.progress is not None or any(one.signature.role in over for one in launch.sightings)
+        is_over = launch.progress is not None or any(
+            one.signature.role in over for one in launch.sightings
+        )
         if is_over or _is_another(launch, named):
             self._end_launch()
             self._launch = LogLaunch(self._file, self._line, nodes=launch.nodes, is_sure=is_sure)
@@ -314,7 +363,9 @@ class LogScan:
         launch.is_cut = bool(self._before) and not self._before.endswith(b"\n")
         launch.last_time = _last_time(self._before)
         self._add_to_head(self._start_of_line)
-        launch.heads = (Head(launch.file, launch.first_line, self._head.decode("utf-8", "replace")),)
+        launch.heads = (
+            Head(launch.file, launch.first_line, self._head.decode("utf-8", "replace")),
+        )
         self._head = b""
         self._step_block = self._before = b""
         self._begin = self._start_of_line
@@ -323,14 +374,18 @@ class LogScan:
         self._sequential = 0
 
     def _find_progress(self, block: bytes, start: int, end: int) -> None:
-        """Take note of the last step in a part of the block. The line at `end` has the number self._line."""
+        """Take note of the last step in a part of the block. The line at `end` has the number
+        self._line.
+        """
         for word in self._words_here:
             at = end
             for _ in range(TRIES):
                 at = block.rfind(word, start, at)
                 if at < 0:
                     break
-                line = max(block.rfind(b"\n", start, at), block.rfind(b"\r", start, at), start - 1) + 1
+                line = (
+                    max(block.rfind(b"\n", start, at), block.rfind(b"\r", start, at), start - 1) + 1
+                )
                 raw = block[line : min(_piece_end(block, at), at + TEXT)].decode("utf-8", "replace")
                 step = step_of(raw, None, PLACE)
                 if step is not None:
@@ -339,15 +394,21 @@ class LogScan:
                         self._words_here = self._words_here[: self._words_here.index(word) + 1]
                     self._trainer = step.dialect.name
                     where = self._line - block.count(b"\n", line, end)
-                    self._launch.progress = ProgressMark(where, step.iteration, plain(raw), step.total or self._total)
+                    self._launch.progress = ProgressMark(
+                        where, step.iteration, plain(raw), step.total or self._total
+                    )
                     self._step_block = self._up_to(block, at)
                     return
                 at = line
 
     def _up_to(self, block: bytes, at: int) -> bytes:
-        """What this launch said last, up to the end of the line at an offset: it may have begun in earlier blocks."""
+        """What this launch said last, up to the end of the line at an offset: it may have begun in
+        earlier blocks.
+        """
         here = block[max(self._begin, at - TAIL_BYTES) : _line_end(block, at)]
-        return here if len(here) >= TAIL_BYTES else (self._before + here)[-TAIL_BYTES:]
+        if len(here) >= TAIL_BYTES:
+            return here
+        return (self._before + here)[-TAIL_BYTES:]
 
 
 def _is_mild(signature: FaultSignature, text: str) -> bool:
@@ -360,7 +421,11 @@ def _is_mild(signature: FaultSignature, text: str) -> bool:
 
 
 def _signature_with(matcher: Matcher, name: str) -> FaultSignature:
-    return next(rule.signature for rule in matcher.rules if rule.signature is not None and rule.signature.id == name)
+    return next(
+        rule.signature
+        for rule in matcher.rules
+        if rule.signature is not None and rule.signature.id == name
+    )
 
 
 def _is_another(launch: LogLaunch, named: dict[str, str]) -> bool:
@@ -386,7 +451,9 @@ def _steps(tail: bytes, last_line: int) -> Iterator[TrainingStep]:
 
 
 def _goes_on(before: LogLaunch, newest: LogLaunch) -> bool:
-    """Whether a launch is no new one: a late line of the one before, or its launcher's try again that came nowhere."""
+    """Whether a launch is no new one: a late line of the one before, or its launcher's try again
+    that came nowhere.
+    """
     if newest.is_sure or newest.progress is not None:
         return False
     return not any(one.signature.role in _ORDERED for one in (*before.sightings, *newest.sightings))
@@ -412,7 +479,9 @@ def _last_time(tail: bytes) -> str | None:
 
 def _line_end(block: bytes, at: int) -> int:
     found = block.find(b"\n", at)
-    return found if found >= 0 else len(block)
+    if found >= 0:
+        return found
+    return len(block)
 
 
 @cache
@@ -424,11 +493,15 @@ def _piece_end(block: bytes, at: int) -> int:
     """Where a line ends, or what a carriage return leaves of it."""
     end = _line_end(block, at)
     found = block.find(b"\r", at, end)
-    return found if found >= 0 else end
+    if found >= 0:
+        return found
+    return end
 
 
 def _best(
-    matches: list[tuple[FaultSignature, re.Match[str]]], raised: RaisedException | None, generic: FaultSignature
+    matches: list[tuple[FaultSignature, re.Match[str]]],
+    raised: RaisedException | None,
+    generic: FaultSignature,
 ) -> tuple[FaultSignature, dict[str, str]]:
     for vague in (UNTOLD, generic):
         matches = [one for one in matches if one[0] is not vague] or matches
@@ -444,14 +517,18 @@ def _best(
 
 
 def _rank(signature: FaultSignature) -> tuple[int, float]:
-    """Which of the signatures of one line counts: the least. An end that is not sure comes after all that is one."""
+    """Which of the signatures of one line counts: the least. An end that is not sure comes after
+    all that is one.
+    """
     is_vague = signature.role is Role.END and signature.confidence < SURE_END
     return len(_ORDER) if is_vague else _ORDER.index(signature.role), -signature.confidence
 
 
 def _nodes(names: str | None) -> tuple[str, ...]:
     try:
-        return expand(names) if names else ()
+        if names:
+            return expand(names)
+        return ()
     except HostlistError:
         return ()
 

@@ -63,12 +63,19 @@ RESTARTS = {
 
 def lines(found: Diagnosis) -> Iterator[str]:
     """The screen, line by line."""
-    yield from _row("verdict", f"{found.fault}: {WORDS[found.fault]} (confidence {found.confidence:.2f})")
+    yield from _row(
+        "verdict", f"{found.fault}: {WORDS[found.fault]} (confidence {found.confidence:.2f})"
+    )
     root = found.root_cause
-    node = root.node if root is not None and root.node and not root.is_guess else _blamed(found)
+    if root is not None and root.node and not root.is_guess:
+        node = root.node
+    else:
+        node = _blamed(found)
     yield from _row("to blame", _blame(found))
     helps = found.restart
-    yield from _row("restart", f"{RESTARTS[helps.answer]} (confidence {helps.confidence:.2f}): {helps.why}")
+    yield from _row(
+        "restart", f"{RESTARTS[helps.answer]} (confidence {helps.confidence:.2f}): {helps.why}"
+    )
     yield from _row("what to do", _what_to_do(found, node), most=8)
     if found.label or found.launch:
         yield from _row("attempt", found.label or found.launch)
@@ -112,7 +119,10 @@ def _blame(found: Diagnosis) -> str:
     who = _who(accused)
     if accused.nodes and not accused.is_proved:
         who += ", only suspected"
-    kind = "" if found.conclusion is None else f"{found.conclusion.found.kind}, "
+    if found.conclusion is None:
+        kind = ""
+    else:
+        kind = f"{found.conclusion.found.kind}, "
     return f"{who} ({kind}confidence {accused.confidence:.2f})"
 
 
@@ -124,7 +134,9 @@ def _who(accused: Accused) -> str:
         case Culprit.GPU:
             return f"GPU {accused.gpu} of {nodes}"
         case Culprit.RANK:
-            return f"rank {accused.rank} on {nodes}" if nodes else f"rank {accused.rank}"
+            if nodes:
+                return f"rank {accused.rank} on {nodes}"
+            return f"rank {accused.rank}"
         case Culprit.LINK:
             return "a link, and neither of its ends alone"
         case Culprit.NO_ONE:
@@ -154,12 +166,16 @@ def _quoted(label: str, quoted: tuple[QuotedLine, ...], count: int = 0) -> Itera
 def _file(path: str) -> str:
     """A log's name; of a worker's log its node too, as they are all called alike."""
     parts = PurePath(path).parts
-    return "/".join(parts[-2:]) if worker_of(path) is not None else parts[-1]
+    if worker_of(path) is not None:
+        return "/".join(parts[-2:])
+    return parts[-1]
 
 
 def _row(label: str, text: str, most: int = 4) -> Iterator[str]:
     """A label and its text, folded."""
     wide = WIDTH - LABEL - 2
-    parts = textwrap.wrap(text, wide, break_on_hyphens=False, max_lines=most, placeholder=" ...") or [""]
+    parts = textwrap.wrap(
+        text, wide, break_on_hyphens=False, max_lines=most, placeholder=" ..."
+    ) or [""]
     for number, part in enumerate(parts):
         yield f"{label if number == 0 else '':>{LABEL}}  {part}".rstrip()

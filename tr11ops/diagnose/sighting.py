@@ -1,4 +1,6 @@
-"""What a scan of a log finds: sightings of known texts, launchers' reports, steps; gathered by launch. Pure values."""
+"""What a scan of a log finds: sightings of known texts, launchers' reports, steps; gathered by
+launch. Pure values.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class TrainingStep(Record):
 
 
 class ProgressMark(Record):
-    """The last line of a step before some place: its line, its iteration, and the training's last one where it says."""
+    """The last line of a step before some place: its line, its iteration, and the training's last
+    one where it says.
+    """
 
     line_number: int
     iteration: int | None
@@ -36,13 +40,17 @@ class ProgressMark(Record):
     @property
     def is_last(self) -> bool | None:
         """Whether it is the training's last step; None where that is not known."""
-        return None if self.iteration is None or self.total is None else self.iteration >= self.total
+        if self.iteration is None or self.total is None:
+            return None
+        return self.iteration >= self.total
 
 
 class Sighting(Record):
-    """One line that a signature matches. `named`: the groups of its pattern. `progress`: the last step before it.
+    """One line that a signature matches. `named`: the groups of its pattern. `progress`: the last
+    step before it.
 
-    `is_retried`: the line says that it will be tried again; `is_mild`: it calls itself a warning, or less.
+    `is_retried`: the line says that it will be tried again; `is_mild`: it calls itself a warning,
+    or less.
     """
 
     file: str
@@ -71,7 +79,8 @@ class WorkerFailure(Record):
 
 
 STEPS_AFTER = 3  # a training that goes on for so many steps has overcome what was before
-STEPS_AFTER_ORDER, LINES_AFTER_ORDER = 12, 20  # and has outlived an order to end: until it is killed it makes some more
+# and has outlived an order to end: until it is killed it makes some more
+STEPS_AFTER_ORDER, LINES_AFTER_ORDER = 12, 20
 LINES_AFTER = 40  # the same where steps have no numbers
 
 
@@ -107,10 +116,16 @@ class LogLaunch:
         if one.signature.lasting or last is None or last.line_number <= one.line_number:
             return False
         before = one.progress
-        is_counted = last.iteration is not None and before is not None and before.iteration is not None
-        after = {step.iteration or step.text for step in self.steps if step.line_number > one.line_number}
+        is_counted = (
+            last.iteration is not None and before is not None and before.iteration is not None
+        )
+        after = {
+            step.iteration or step.text for step in self.steps if step.line_number > one.line_number
+        }
         if is_counted and len(after) != 1:  # a bar is drawn once more when a training ends
-            assert last.iteration is not None and before is not None and before.iteration is not None
+            assert (
+                last.iteration is not None and before is not None and before.iteration is not None
+            )
             ahead = last.iteration - before.iteration
             if one.signature.ordered:
                 is_long = last.line_number - one.line_number > LINES_AFTER_ORDER

@@ -52,7 +52,9 @@ class NextStep(StrEnum):
 
 
 class Restart(StrEnum):
-    """Whether a plain restart helps: the same program with the same settings, from the newest checkpoint."""
+    """Whether a plain restart helps: the same program with the same settings, from the newest
+    checkpoint.
+    """
 
     PLAIN = "plain"
     ELSEWHERE = "elsewhere"  # on other nodes
@@ -82,10 +84,11 @@ class Proof(StrEnum):
 class Role(StrEnum):
     """What a line is in the story of a failure.
 
-    A CAUSE says what went wrong. A DEATH says that a process died and not why. A SYMPTOM tells of another rank that was
-    lost or waited for. A STOP is an end that the scheduler or a person ordered. A SUMMARY repeats what others said; a
-    CONSEQUENCE follows from any end. A WARNING may explain a failure and is none. BENIGN lines mean nothing. An END is
-    a clean one. A START begins a launch.
+    A CAUSE says what went wrong. A DEATH says that a process died and not why. A SYMPTOM tells of
+    another rank that was lost or waited for. A STOP is an end that the scheduler or a person
+    ordered. A SUMMARY repeats what others said; a CONSEQUENCE follows from any end. A WARNING may
+    explain a failure and is none. BENIGN lines mean nothing. An END is a clean one. A START begins
+    a launch.
     """
 
     CAUSE = "cause"
@@ -138,7 +141,8 @@ USUAL_CONFIDENCE: Mapping[Role, float] = {
 
 
 class FaultSignature(Record):
-    """One kind of line. `confidence`: how often its class is right where it is the first cause; 0 to 1.
+    """One kind of line. `confidence`: how often its class is right where it is the first cause; 0
+    to 1.
 
     `examples` must match, `counterexamples` must not; `source` is an address or a document's name.
     """
@@ -155,15 +159,19 @@ class FaultSignature(Record):
     lasting: bool = False  # counts although the training went on after it
     own: bool = False  # of the network, and yet of the very process that says it, not of a peer
     ordered: bool = False  # an order that is carried out though a training makes steps until then
-    restart: bool = False  # a first launch says it too: it counts only where an earlier one has trained
+    # a first launch says it too: it counts only where an earlier one has trained
+    restart: bool = False
     helps: Restart | None = None  # whether a plain restart does, where the step does not tell
-    proof: Proof | None = None  # of the guilt of the node that it names; without one, that is a suspect
+    # of the guilt of the node that it names; without one, that is a suspect
+    proof: Proof | None = None
     examples: tuple[str, ...] = ()
     counterexamples: tuple[str, ...] = ()
 
 
 def signature_of(name: str, family: str, entry: Mapping[str, Any]) -> FaultSignature:
-    """The signature that an entry of a TOML file describes. Raises ValueError that names it and what is wrong."""
+    """The signature that an entry of a TOML file describes. Raises ValueError that names it and
+    what is wrong.
+    """
     try:
         role = Role(entry.get("role", "cause"))
         fault = FaultClass(entry.get("class", "clean_exit" if role is Role.END else "unknown"))
@@ -191,10 +199,11 @@ def signature_of(name: str, family: str, entry: Mapping[str, Any]) -> FaultSigna
 
 
 class Rule(Record):
-    """A pattern, and the signature that it stands for; by the group `code` where it stands for several.
+    """A pattern, and the signature that it stands for; by the group `code` where it stands for
+    several.
 
-    A code that is not in `codes` means `signature`; where that is None the line does not match. Codes are compared in
-    lower case.
+    A code that is not in `codes` means `signature`; where that is None the line does not match.
+    Codes are compared in lower case.
     """
 
     pattern: re.Pattern[str]

@@ -1,7 +1,7 @@
 """A training that tells of no step for long before its time was up. Pure.
 
-It may have hung, and the limit only ended that; or its log was cut. The verdict stays, what is odd is said, and it is
-less sure.
+It may have hung, and the limit only ended that; or its log was cut. The verdict stays, what is odd
+is said, and it is less sure.
 """
 
 from __future__ import annotations
@@ -27,8 +27,14 @@ MOST: Final = 0.85  # the most for such an end
 
 
 def with_silence(stop: Sighting | None, launch: LogLaunch) -> Sighting | None:
-    """An end at the time limit, with what is odd of it where the last step was long before; else what was given."""
-    if stop is None or stop.signature.role is not Role.STOP or stop.signature.fault is not FaultClass.SLURM_TIME_LIMIT:
+    """An end at the time limit, with what is odd of it where the last step was long before; else
+    what was given.
+    """
+    if (
+        stop is None
+        or stop.signature.role is not Role.STOP
+        or stop.signature.fault is not FaultClass.SLURM_TIME_LIMIT
+    ):
         return stop
     times = [time for step in launch.steps if (time := _time_of(step)) is not None]
     end = _as_time(stop.origin.time)
@@ -37,19 +43,27 @@ def with_silence(stop: Sighting | None, launch: LogLaunch) -> Sighting | None:
     silent, usual = end - times[-1], _usual(times)
     if silent < max(SHORTEST, USUAL_STEPS * usual) or _may_be_another_zone(silent, usual):
         return stop
-    silence = f"no step came for {duration(silent.total_seconds())} before: a hang, or a log that was cut"
+    silence = (
+        f"no step came for {duration(silent.total_seconds())} before: a hang, or a log that was cut"
+    )
     signature = replace(
-        stop.signature, confidence=min(stop.signature.confidence, MOST), meaning=f"{stop.signature.meaning}; {silence}"
+        stop.signature,
+        confidence=min(stop.signature.confidence, MOST),
+        meaning=f"{stop.signature.meaning}; {silence}",
     )
     return replace(stop, signature=signature)
 
 
 def _usual(times: Sequence[datetime]) -> timedelta:
-    return timedelta(seconds=median((later - earlier).total_seconds() for earlier, later in pairwise(times)))
+    return timedelta(
+        seconds=median((later - earlier).total_seconds() for earlier, later in pairwise(times))
+    )
 
 
 def _may_be_another_zone(silent: timedelta, usual: timedelta) -> bool:
-    """Whether the two clocks may be of different time zones, and the last step right before the end."""
+    """Whether the two clocks may be of different time zones, and the last step right before the
+    end.
+    """
     beyond = silent % ZONES
     return beyond <= max(2 * usual, timedelta(minutes=2))
 

@@ -1,7 +1,7 @@
 """A launch that came to no step: what its start says of the end. Pure.
 
-Processes that wait for others that were never started hang until the time is up, and would the next time. Ranks that
-wait for one that still prepares the data time out, however well the network is.
+Processes that wait for others that were never started hang until the time is up, and would the next
+time. Ranks that wait for one that still prepares the data time out, however well the network is.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ _JOINED: Final = "members-joined"
 _STARTED: Final = "members-started"
 _NOT_PLACED: Final = "ray-not-placed"
 _MEMBERS: Final = re.compile(r"\b(?P<joined>\d+) ?(?:/|of) ?(?P<members>\d+) (?:\w+ )?joined")
-_TOO_FEW: Final = "all processes that the launcher starts had come: it starts fewer than the program waits for"
-_NO_ROOM: Final = "Ray found no room for all that the program asks for: fewer GPUs are free than it needs"
+_TOO_FEW: Final = (
+    "all processes that the launcher starts had come: it starts fewer than the program waits for"
+)
+_NO_ROOM: Final = (
+    "Ray found no room for all that the program asks for: fewer GPUs are free than it needs"
+)
 _AGAIN: Final = 2  # times that it says so: at first it may only be about to place them
 _PREPARES: Final = "data-preparation"
 _PREPARED: Final = "data-prepared"
@@ -40,11 +44,17 @@ def explained(root: Sighting | None, launch: LogLaunch) -> Sighting | None:
         return root
     if root is None or (root.signature.role is Role.STOP and root.signature.fault in _ORDERS):
         return _fewer_than_expected(launch, root) or root
-    why = _never_came(launch) if root.signature.fault is FaultClass.RENDEZVOUS else ""
+    why = ""
+    if root.signature.fault is FaultClass.RENDEZVOUS:
+        why = _never_came(launch)
     if why:
-        return replace(root, signature=replace(root.signature, step=NextStep.FIX_CONFIG, meaning=why))
+        return replace(
+            root, signature=replace(root.signature, step=NextStep.FIX_CONFIG, meaning=why)
+        )
     is_symptom = root.signature.role is Role.SYMPTOM
-    is_wait = root.signature.fault is FaultClass.RENDEZVOUS or (is_symptom and root.signature.fault in _WAITS)
+    is_wait = root.signature.fault is FaultClass.RENDEZVOUS or (
+        is_symptom and root.signature.fault in _WAITS
+    )
     if is_wait and not root.signature.own and _waits_for_data(root, launch):
         meaning = "the ranks waited for one that still prepared the data: prepare it once before, or wait longer"
         signature = replace(
@@ -56,8 +66,14 @@ def explained(root: Sighting | None, launch: LogLaunch) -> Sighting | None:
             meaning=meaning,
         )
         return replace(root, signature=signature)
-    if is_symptom and root.signature.fault is FaultClass.NCCL_NETWORK and _STORE.search(root.text) is not None:
-        return replace(root, signature=replace(root.signature, fault=FaultClass.RENDEZVOUS, meaning=_NO_STORE))
+    if (
+        is_symptom
+        and root.signature.fault is FaultClass.NCCL_NETWORK
+        and _STORE.search(root.text) is not None
+    ):
+        return replace(
+            root, signature=replace(root.signature, fault=FaultClass.RENDEZVOUS, meaning=_NO_STORE)
+        )
     return root
 
 
@@ -68,7 +84,9 @@ def _fewer_than_expected(launch: LogLaunch, root: Sighting | None) -> Sighting |
         return None
     expected = max(int(one.named["members"]) for one in said)
     came = max(int(one.named["joined"]) for one in said)
-    came = max(came, launch.counts.get(_JOINED, 0) if len(said) < launch.counts.get(_JOINED, 0) else came)
+    came = max(
+        came, launch.counts.get(_JOINED, 0) if len(said) < launch.counts.get(_JOINED, 0) else came
+    )
     if came >= expected:
         return None
     meaning = f"only {came} of {expected} processes came to the start: fewer are started than expected, or one is lost"
@@ -77,20 +95,32 @@ def _fewer_than_expected(launch: LogLaunch, root: Sighting | None) -> Sighting |
 
 
 def _never_came(launch: LogLaunch) -> str:
-    """Why not all came that the program waits for, where the log says that they cannot come; "" where it does not."""
+    """Why not all came that the program waits for, where the log says that they cannot come; ""
+    where it does not.
+    """
     if launch.counts.get(_NOT_PLACED, 0) >= _AGAIN:
         return _NO_ROOM
-    return _TOO_FEW if _never_started(launch) else ""
+    if _never_started(launch):
+        return _TOO_FEW
+    return ""
 
 
 def _never_started(launch: LogLaunch) -> bool:
     """Whether all came that the launcher says it starts, and they wait for more."""
-    started = {int(one.named["started"]) for one in launch.sightings if one.signature.id == _STARTED}
-    joined = [_MEMBERS.search(one.text) for one in launch.sightings if one.signature.fault is FaultClass.RENDEZVOUS]
+    started = {
+        int(one.named["started"]) for one in launch.sightings if one.signature.id == _STARTED
+    }
+    joined = [
+        _MEMBERS.search(one.text)
+        for one in launch.sightings
+        if one.signature.fault is FaultClass.RENDEZVOUS
+    ]
     newest = [one for one in launch.sightings if one.signature.id == _JOINED][-1:]
     joined += [re.search(r"\b(?P<joined>\d+) ?/ ?(?P<members>\d+)\b", one.text) for one in newest]
     return any(
-        found is not None and int(found["joined"]) in started and int(found["joined"]) < int(found["members"])
+        found is not None
+        and int(found["joined"]) in started
+        and int(found["joined"]) < int(found["members"])
         for found in joined
     )
 

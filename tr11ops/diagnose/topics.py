@@ -1,4 +1,5 @@
-"""What an error speaks of, where no signature knows it: by words that it holds in any order, and by its traceback.
+"""What an error speaks of, where no signature knows it: by words that it holds in any order, and by
+its traceback.
 
 An error names the thing that failed and what happened to it; the words are fewer than the sentences.
 What is found so is less sure than a signature, and never above 0.9.
@@ -15,7 +16,15 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, NodeBlame, Role, Rule, signature_of
+from tr11ops.diagnose.signature import (
+    FaultClass,
+    FaultSignature,
+    NextStep,
+    NodeBlame,
+    Role,
+    Rule,
+    signature_of,
+)
 from trainer.contract.record import Record
 
 FILE = Path(__file__).with_name("topics.toml")
@@ -23,9 +32,12 @@ FAMILY: Final = "topics"
 LINE: Final = 0.55  # the most for a line of a log that no exception stands behind
 WARNED: Final = 0.4  # for one that calls itself a warning
 LONGEST = 600  # characters of an error that are looked at
-_KIND = re.compile(r"(?:Error|Exception)$")  # each exception ends so: it says nothing of what failed
+# each exception ends so: it says nothing of what failed
+_KIND = re.compile(r"(?:Error|Exception)$")
 _INFORMS = re.compile(r"^I\d{4} |\b(?:INFO|DEBUG|TRACE|NOTICE)\b")
-_WARNS = re.compile(r"^W\d{4} |\[W\b|\bWARN(?:ING)?\b|\b(?:User|Future|Runtime|Deprecation)?Warning\b|\b[Ww]arning:")
+_WARNS = re.compile(
+    r"^W\d{4} |\[W\b|\bWARN(?:ING)?\b|\b(?:User|Future|Runtime|Deprecation)?Warning\b|\b[Ww]arning:"
+)
 _SAYS_ERROR = re.compile(
     r"\b(?:ERROR|FATAL|CRITICAL|SEVERE|PANIC)\b|\b(?:[Ff]atal|[Ee]rror|[Pp]anic)\b ?[:\]]|^E\d{4} |\[E\b"
 )
@@ -55,26 +67,39 @@ class Topic(Record):
 
 
 UNTOLD: Final = FaultSignature(
-    "error-line", FAMILY, Role.CAUSE, FaultClass.UNKNOWN, NextStep.PAGE, NodeBlame.UNKNOWN, WARNED,
-    "a line says that something failed, and nothing that is known", "https://docs.python.org/3/library/logging.html",
-)  # fmt: skip
+    "error-line",
+    FAMILY,
+    Role.CAUSE,
+    FaultClass.UNKNOWN,
+    NextStep.PAGE,
+    NodeBlame.UNKNOWN,
+    WARNED,
+    "a line says that something failed, and nothing that is known",
+    "https://docs.python.org/3/library/logging.html",
+)
 
 
 def of_exception(name: str, said: str, frames: Sequence[str]) -> FaultSignature | None:
     """The topic of an exception that the program raised; None where it is the program's own affair."""
     found = _first(f"{_KIND.sub('', name)}: {said}", frames)
-    return None if found is None or found.signature.fault is FaultClass.USER_CODE else found.signature
+    if found is None or found.signature.fault is FaultClass.USER_CODE:
+        return None
+    return found.signature
 
 
 def of_line(text: str) -> FaultSignature | None:
-    """The topic of a line of a log; None where it is no error, `UNTOLD` where it is one and does not say of what."""
+    """The topic of a line of a log; None where it is no error, `UNTOLD` where it is one and does
+    not say of what.
+    """
     if _HARMLESS.search(text[:LONGEST]):
         return None
     found = _first(text, ())
     informs, warns = _INFORMS.search(text) is not None, _WARNS.search(text) is not None
     if found is None or (informs and not found.is_state):
         is_error = not informs and not warns and _SAYS_ERROR.search(text)
-        return UNTOLD if is_error else None
+        if is_error:
+            return UNTOLD
+        return None
     return _less_sure(found.signature, WARNED if warns else LINE)
 
 
@@ -90,7 +115,9 @@ def _less_sure(signature: FaultSignature, most: float) -> FaultSignature:
 
 @cache
 def topics() -> tuple[Topic, ...]:
-    """All topics, in the order in which they are asked. Raises ValueError that names the one that is wrong."""
+    """All topics, in the order in which they are asked. Raises ValueError that names the one that
+    is wrong.
+    """
     return tuple(_topic(entry) for entry in _document()["topic"])
 
 
@@ -109,10 +136,16 @@ def _topic(entry: Mapping[str, Any]) -> Topic:
     try:
         if missing := {"class", "confidence"} - set(entry):
             raise KeyError(min(missing))
-        signature = signature_of(f"topic-{entry['id']}", FAMILY, {"source": FILE.name, "match": (), **entry})
+        signature = signature_of(
+            f"topic-{entry['id']}", FAMILY, {"source": FILE.name, "match": (), **entry}
+        )
         words = tuple(re.compile(words, re.IGNORECASE) for words in entry.get("words", ()))
-        unless = re.compile(entry["unless"], re.IGNORECASE) if "unless" in entry else None
-        frames = re.compile(entry["frames"]) if "frames" in entry else None
+        unless = None
+        if "unless" in entry:
+            unless = re.compile(entry["unless"], re.IGNORECASE)
+        frames = None
+        if "frames" in entry:
+            frames = re.compile(entry["frames"])
         return Topic(signature, words, unless, frames, entry.get("level") == "state")
     except (KeyError, ValueError, re.error) as error:
         raise ValueError(f"{FILE.name}: {entry.get('id', 'a topic')}: {error}") from error

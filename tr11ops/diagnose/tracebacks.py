@@ -14,7 +14,9 @@ _CHAINED = ("The above exception", "During handling of the above exception")
 _IGNORED = re.compile(r"^Exception ignored in|^Exception in thread|^--- Logging error ---")
 _EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?::(?: |$)(?P<said>.*)|$)", re.DOTALL)
 _NOT_ONE = re.compile(r"^(?:INFO|WARNING|WARN|ERROR|DEBUG|srun|slurmstepd|Epoch|iteration|step)\b")
-_KNOWN = re.compile(r"(?:Error|Exception|Interrupt|Exit|Warning|Expired|Empty|Full|Fail\w*|Iteration|Timeout)\d*$")
+_KNOWN = re.compile(
+    r"(?:Error|Exception|Interrupt|Exit|Warning|Expired|Empty|Full|Fail\w*|Iteration|Timeout)\d*$"
+)
 LINES_AT_MOST = 400  # of one traceback, its own and those of others between them
 OTHERS_AT_MOST = 60
 LEAD_AT_MOST = 80  # characters
@@ -24,8 +26,9 @@ FRAMES = 60  # the innermost ones
 class RaisedException(Record):
     """The line that names an exception.
 
-    `follows`: raised while another one was handled. `is_ignored`: Python printed it and went on. `where`: the innermost
-    frame, as printed; `source`: its line of code. `frames`: all of them, the outermost first.
+    `follows`: raised while another one was handled. `is_ignored`: Python printed it and went on.
+    `where`: the innermost frame, as printed; `source`: its line of code. `frames`: all of them, the
+    outermost first.
     """
 
     name: str
@@ -94,7 +97,8 @@ class TracebackReader:
                 return None
         if body[: self._open.indent].isspace():
             body = body[self._open.indent :]
-        if not body.strip() or body[:1].isspace() or body.startswith('File "'):  # some collectors cut the indentation
+        # some collectors cut the indentation
+        if not body.strip() or body[:1].isspace() or body.startswith('File "'):
             if body.lstrip().startswith('File "'):
                 self._open.where, self._open.source = body.strip(), ""
                 self._open.frames.append(self._open.where)

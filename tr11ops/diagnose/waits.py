@@ -8,9 +8,12 @@ from typing import NamedTuple
 
 from tr11ops.diagnose.signature import FaultClass, Restart
 
-_STUCK = re.compile(r"\bRank (?P<rank>\d+)\] .{0,120}\bWorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+)")
+_STUCK = re.compile(
+    r"\bRank (?P<rank>\d+)\] .{0,120}\bWorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+)"
+)
 _GROUP = re.compile(r"\bPG (?:ID )?(?P<group>\w+)\b")
-_EVERY_RANK = "0"  # the number of the group that all ranks are of; others have other members on other ranks
+# the number of the group that all ranks are of; others have other members on other ranks
+_EVERY_RANK = "0"
 _ENQUEUED = re.compile(
     r"\bRank (?P<rank>\d+)\] +failure detected by watchdog.{0,60}last enqueued work: (?P<number>\d+)"
 )
@@ -22,7 +25,8 @@ LONG_SECONDS = 1800  # who is only late, as a machine that boots, comes sooner
 class Stuck(NamedTuple):
     """The collective in which a rank waits, and its number there.
 
-    `is_of_all`: whether the line says that it is of the group of all ranks; older watchdogs name no group.
+    `is_of_all`: whether the line says that it is of the group of all ranks; older watchdogs name no
+    group.
     """
 
     rank: int
@@ -32,10 +36,13 @@ class Stuck(NamedTuple):
 
 
 def what_is_missing(fault: FaultClass, trained: bool, texts: Sequence[str]) -> str:
-    """What would tell whether it comes again, where nothing does; "" where that is not the question. `texts`: those of
-    the first cause, that first, and of what other ranks said of it."""
+    """What would tell whether it comes again, where nothing does; "" where that is not the
+    question. `texts`: those of the first cause, that first, and of what other ranks said of it.
+    """
     if fault is FaultClass.RENDEZVOUS and not trained and _has_waited_long(texts[0]):
-        return "the logs of those that did not come, or of the host that did not answer, are missing"
+        return (
+            "the logs of those that did not come, or of the host that did not answer, are missing"
+        )
     if fault is FaultClass.NCCL_TIMEOUT and len({one.operation for one in stuck_ranks(texts)}) > 1:
         return "ranks wait in different collectives, and the stacks that say why are missing"
     return ""
@@ -43,32 +50,50 @@ def what_is_missing(fault: FaultClass, trained: bool, texts: Sequence[str]) -> s
 
 def _has_waited_long(text: str) -> bool:
     found = _WAITED.search(text)
-    return found is not None and int(found["wait"]) >= LONG_SECONDS * (1000 if found["unit"] == "ms" else 1)
+    return found is not None and int(found["wait"]) >= LONG_SECONDS * (
+        1000 if found["unit"] == "ms" else 1
+    )
 
 
 def helps_where_ranks_parted(texts: Sequence[str]) -> Restart | None:
-    """CHANGE where ranks do different collectives under one number: the program's doing, which it does again."""
+    """CHANGE where ranks do different collectives under one number: the program's doing, which it
+    does again.
+    """
     done = {(one.number, one.operation) for one in stuck_ranks(texts) if one.is_of_all}
-    return Restart.CHANGE if len(done) > len({number for number, _ in done}) else None
+    if len(done) > len({number for number, _ in done}):
+        return Restart.CHANGE
+    return None
 
 
 def stuck_ranks(texts: Sequence[str]) -> list[Stuck]:
-    """Of each rank, the first collective that its watchdog gave up, if not of a group that only some are of."""
+    """Of each rank, the first collective that its watchdog gave up, if not of a group that only
+    some are of.
+    """
     first: dict[int, Stuck] = {}
     for text in texts:
         found, group = _STUCK.search(text), _GROUP.search(text)
         if found is None or (group is not None and group["group"] != _EVERY_RANK):
             continue
         rank = int(found["rank"])
-        first.setdefault(rank, Stuck(rank, int(found["number"]), found["operation"], group is not None))
+        first.setdefault(
+            rank, Stuck(rank, int(found["number"]), found["operation"], group is not None)
+        )
     return list(first.values())
 
 
 def rank_behind(texts: Sequence[str]) -> int | None:
-    """The one rank that its watchdog saw begin fewer collectives than all others did, which agree; None for none."""
-    begun = {int(found["rank"]): int(found["number"]) for text in texts if (found := _ENQUEUED.search(text))}
+    """The one rank that its watchdog saw begin fewer collectives than all others did, which agree;
+    None for none.
+    """
+    begun = {
+        int(found["rank"]): int(found["number"])
+        for text in texts
+        if (found := _ENQUEUED.search(text))
+    }
     if len(begun) <= WITNESSES:
         return None
     most = max(begun.values())
     behind = [rank for rank, number in begun.items() if number < most]
-    return behind[0] if len(behind) == 1 else None
+    if len(behind) == 1:
+        return behind[0]
+    return None

@@ -1,4 +1,6 @@
-"""Lines of steps read, of any trainer in the table: the one answer to what a line says of a step. Pure."""
+"""Lines of steps read, of any trainer in the table: the one answer to what a line says of a step.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,27 @@ from tr11ops.dialects.table import (
     number_of,
     whole_number_of,
     words_of,
-)  # fmt: skip
+)
 from trainer.contract.logline import StepRecord
 from trainer.contract.record import Record
 
-INNER_BAR = "\x1b[A"  # the cursor goes up again: a bar inside another one, such as that of an evaluation
+# the cursor goes up again: a bar inside another one, such as that of an evaluation
+INNER_BAR = "\x1b[A"
 LONGEST = 16 << 10  # characters; no trainer prints a longer line of a step
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*[A-Za-z]")
-_OTHER_LOSS = re.compile(r"(?<=\| )(?!lm\b)(\w+) loss: *([-+]?(?:\d[.\d]*(?:[eE][-+]?\d+)?|nan|inf)) (?=\|)")
-_COUNTS = frozenset({
-    "consumed_samples", "consumed_tokens", "global_batch_size", "curriculum_length", "skipped_iterations",
-    "nan_iterations",
-})  # fmt: skip
+_OTHER_LOSS = re.compile(
+    r"(?<=\| )(?!lm\b)(\w+) loss: *([-+]?(?:\d[.\d]*(?:[eE][-+]?\d+)?|nan|inf)) (?=\|)"
+)
+_COUNTS = frozenset(
+    {
+        "consumed_samples",
+        "consumed_tokens",
+        "global_batch_size",
+        "curriculum_length",
+        "skipped_iterations",
+        "nan_iterations",
+    }
+)
 PLACE = frozenset({"iteration", "total_iterations"})  # all that says where a step is
 _END = 80  # characters in which a whole line shows its end
 _TRIES = 8  # lines that hold a word of a step and are none
@@ -35,10 +46,11 @@ _RATES = ("tflops", "tokens_per_second", "samples_per_second", "iterations_per_s
 
 
 class StepNumbers(Record):
-    """What a line says of a step. `values`: numbers by the names of the table; what it does not say is not there.
+    """What a line says of a step. `values`: numbers by the names of the table; what it does not say
+    is not there.
 
-    `iteration` is None where the line has no number; `total` is the training's last step, not an epoch's. `is_whole`:
-    whether the line has its end.
+    `iteration` is None where the line has no number; `total` is the training's last step, not an
+    epoch's. `is_whole`: whether the line has its end.
     """
 
     dialect: StepDialect
@@ -62,7 +74,9 @@ class StepNumbers(Record):
         return self.loss is None and self.dialect.omits_nan
 
     def speed(self) -> tuple[str, float] | None:
-        """How fast it was, more being faster, and by which number; None where the line does not say."""
+        """How fast it was, more being faster, and by which number; None where the line does not
+        say.
+        """
         for name in _RATES:
             value = self.values.get(name, math.nan)
             if math.isfinite(value) and value > 0:
@@ -71,7 +85,9 @@ class StepNumbers(Record):
         if not (math.isfinite(seconds) and seconds > 0):
             return None
         batch = self.values.get("global_batch_size", 0.0)
-        return ("samples_per_second", batch / seconds) if batch > 0 else ("iterations_per_second", 1.0 / seconds)
+        if batch > 0:
+            return ("samples_per_second", batch / seconds)
+        return ("iterations_per_second", 1.0 / seconds)
 
 
 def step_of(
@@ -79,12 +95,16 @@ def step_of(
 ) -> StepNumbers | None:
     """What a line says of a step, or goes on to say of the one before; None for any other line.
 
-    The line may have colours, and the prefixes of its launcher. Of what a carriage return overprinted see `StepReader`.
-    `words`: those of the dialects that it may be of, if not all. `wanted`: the values that are read, if not all.
+    The line may have colours, and the prefixes of its launcher. Of what a carriage return
+    overprinted see `StepReader`. `words`: those of the dialects that it may be of, if not all.
+    `wanted`: the values that are read, if not all.
     """
     if INNER_BAR in line or len(line) > LONGEST:
         return None
-    text = _COLOUR.sub("", line) if "\x1b" in line else line
+    if "\x1b" in line:
+        text = _COLOUR.sub("", line)
+    else:
+        text = line
     tried: StepDialect | None = None
     for word in all_words() if words is None else words:
         if word.text not in text or word.dialect is tried:
@@ -95,13 +115,17 @@ def step_of(
         head = dialect.step_pattern.search(text)
         if head is not None:
             never = dialect.never_pattern
-            return None if never is not None and never.search(text) else _numbers(dialect, head, text, wanted)
+            if never is not None and never.search(text):
+                return None
+            return _numbers(dialect, head, text, wanted)
         tried = dialect
     return None
 
 
 def iteration_of(line: str) -> int | None:
-    """The step that a line is of, the last one where carriage returns overprinted others; None where it names none."""
+    """The step that a line is of, the last one where carriage returns overprinted others; None
+    where it names none.
+    """
     for part in reversed(line.split("\r")) if "\r" in line else (line,):
         found = step_of(part, None, PLACE)
         if found is not None and found.iteration is not None:
@@ -110,23 +134,29 @@ def iteration_of(line: str) -> int | None:
 
 
 def step_record(line: str) -> StepRecord | None:
-    """A line of a step as a record; None for a line of no step, without its number, or that only may be of one.
+    """A line of a step as a record; None for a line of no step, without its number, or that only
+    may be of one.
 
-    A missing loss is NaN, for a trainer may leave the field out exactly then. Counts that it does not tell are 0, other
-    numbers NaN or None.
+    A missing loss is NaN, for a trainer may leave the field out exactly then. Counts that it does
+    not tell are 0, other numbers NaN or None.
     """
     found = step_of(line)
-    return None if found is None or found.dialect.guess else record_of(found, line)
+    if found is None or found.dialect.guess:
+        return None
+    return record_of(found, line)
 
 
 def record_of(found: StepNumbers, line: str = "") -> StepRecord | None:
-    """The record of what was read of a step; of `line` the losses beside that of the words. None without a number, or
-    of a line that was cut, which says nothing sure.
+    """The record of what was read of a step; of `line` the losses beside that of the words. None
+    without a number, or of a line that was cut, which says nothing sure.
     """
     if found.iteration is None or not found.is_whole:
         return None
     values = found.values
-    others = _OTHER_LOSS.findall(line) if line.count(" loss: ") > 1 else []
+    if line.count(" loss: ") > 1:
+        others = _OTHER_LOSS.findall(line)
+    else:
+        others = []
     return StepRecord(
         iteration=found.iteration,
         total_iterations=found.total or 0,
@@ -142,7 +172,9 @@ def record_of(found: StepNumbers, line: str = "") -> StepRecord | None:
         loss_scale=values.get("loss_scale"),
         params_norm=values.get("params_norm"),
         num_zeros=values.get("num_zeros", 0.0),
-        curriculum_length=_count(values, "curriculum_length") if "curriculum_length" in values else None,
+        curriculum_length=_count(values, "curriculum_length")
+        if "curriculum_length" in values
+        else None,
         skipped_iterations=_count(values, "skipped_iterations"),
         nan_iterations=_count(values, "nan_iterations"),
         other_losses=tuple((name, float(value)) for name, value in others),
@@ -150,10 +182,11 @@ def record_of(found: StepNumbers, line: str = "") -> StepRecord | None:
 
 
 class StepReader:
-    """Reads the lines of one log in their order. A line without the number of its step has that of the last one.
+    """Reads the lines of one log in their order. A line without the number of its step has that of
+    the last one.
 
-    Once a step was read for certain, no dialect is tried that comes later in the table, but for one whose lines have no
-    numbers.
+    Once a step was read for certain, no dialect is tried that comes later in the table, but for one
+    whose lines have no numbers.
     """
 
     def __init__(self) -> None:
@@ -186,7 +219,9 @@ class StepReader:
         if dialect.guess or dialect not in self._among:
             return
         later = self._among[self._among.index(dialect) + 1 :]
-        among = self._among[: self._among.index(dialect) + 1] + tuple(one for one in later if not one.has_numbers)
+        among = self._among[: self._among.index(dialect) + 1] + tuple(
+            one for one in later if not one.has_numbers
+        )
         if among != self._among:
             self._among, self._words = among, words_of(among)
             self._bytes = _bytes_of(self._words)
@@ -207,7 +242,8 @@ def dialect_in(text: bytes) -> StepDialect | None:
                 start = max(text.rfind(b"\n", 0, at), text.rfind(b"\r", 0, at)) + 1
                 end = text.find(b"\n", at)
                 found = step_of(
-                    text[start : end if end >= 0 else len(text)].decode("utf-8", "replace"), words_of((dialect,))
+                    text[start : end if end >= 0 else len(text)].decode("utf-8", "replace"),
+                    words_of((dialect,)),
                 )
                 if found is not None and found.iteration is not None:
                     return dialect
@@ -216,7 +252,9 @@ def dialect_in(text: bytes) -> StepDialect | None:
 
 
 def trainer_in(text: bytes) -> str | None:
-    """The dialect of the trainer that a part of a log names, be there a step in it or not; None where none is named."""
+    """The dialect of the trainer that a part of a log names, be there a step in it or not; None
+    where none is named.
+    """
     for dialect in dialects():
         if any(word.encode() in text for word in dialect.told):
             return dialect.name
@@ -224,11 +262,15 @@ def trainer_in(text: bytes) -> str | None:
 
 
 def total_in(text: bytes) -> int | None:
-    """How many steps a part of a log says that the training has, before any step; None where it does not say."""
+    """How many steps a part of a log says that the training has, before any step; None where it
+    does not say.
+    """
     for dialect in dialects():
         for word in dialect.steps:
             at = text.find(word.encode())
-            match = _LEADING.match(text, at + len(word)) if at >= 0 else None
+            match = None
+            if at >= 0:
+                match = _LEADING.match(text, at + len(word))
             if match is not None:
                 return whole_number_of(match[0].decode())
     return None
@@ -237,8 +279,14 @@ def total_in(text: bytes) -> int | None:
 _LEADING = re.compile(rb"\d{1,3}(?:,\d{3})+|\d{1,15}")
 
 
-def _numbers(dialect: StepDialect, head: re.Match[str], text: str, wanted: frozenset[str] | None) -> StepNumbers:
-    named = {name: whole_number_of(value) for name, value in head.groupdict().items() if value is not None}
+def _numbers(
+    dialect: StepDialect, head: re.Match[str], text: str, wanted: frozenset[str] | None
+) -> StepNumbers:
+    named = {
+        name: whole_number_of(value)
+        for name, value in head.groupdict().items()
+        if value is not None
+    }
     last = max(head.end(), len(text) - _END)
     is_whole = dialect.end_pattern is None or dialect.end_pattern.search(text, last) is not None
     values = _values(dialect, text, wanted, is_whole)
@@ -258,14 +306,20 @@ def _numbers(dialect: StepDialect, head: re.Match[str], text: str, wanted: froze
 
 
 def _last_step(named: Mapping[str, int]) -> int | None:
-    """The training's last step where a line counts the steps of an epoch, and may say which epoch is the last one."""
+    """The training's last step where a line counts the steps of an epoch, and may say which epoch
+    is the last one.
+    """
     total = named.get("total")
     if "epochs" in named:
-        return None if total is None or named["epochs"] < 0 else (named["epochs"] + 1) * total
+        if total is None or named["epochs"] < 0:
+            return None
+        return (named["epochs"] + 1) * total
     return None
 
 
-def _values(dialect: StepDialect, text: str, wanted: frozenset[str] | None, is_whole: bool = True) -> dict[str, float]:
+def _values(
+    dialect: StepDialect, text: str, wanted: frozenset[str] | None, is_whole: bool = True
+) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, patterns in dialect.field_patterns:
         if wanted is not None and name not in wanted:
@@ -282,4 +336,6 @@ def _values(dialect: StepDialect, text: str, wanted: frozenset[str] | None, is_w
 
 def _count(values: Mapping[str, float], name: str) -> int:
     value = values.get(name, 0.0)
-    return int(value) if math.isfinite(value) else 0
+    if math.isfinite(value):
+        return int(value)
+    return 0

@@ -1,4 +1,6 @@
-"""The table of step dialects, `steps.toml`: what each trainer prints of a step. Loaded once, when a line is read."""
+"""The table of step dialects, `steps.toml`: what each trainer prints of a step. Loaded once, when a
+line is read.
+"""
 
 from __future__ import annotations
 
@@ -51,16 +53,22 @@ class StepDialect(Record, eq=False, dict=True):
 
     @cached_property
     def step_bytes(self) -> re.Pattern[bytes]:
-        """As `step_pattern`, to find such lines in the blocks of a file, where a colour may end before a word."""
+        """As `step_pattern`, to find such lines in the blocks of a file, where a colour may end
+        before a word.
+        """
         return re.compile(self.step.replace("INT", _INT).replace(r"\b", _WORD_OR_COLOUR).encode())
 
     @cached_property
     def never_pattern(self) -> re.Pattern[str] | None:
-        return re.compile(self.never) if self.never else None
+        if self.never:
+            return re.compile(self.never)
+        return None
 
     @cached_property
     def end_pattern(self) -> re.Pattern[str] | None:
-        return re.compile(self.end) if self.end else None
+        if self.end:
+            return re.compile(self.end)
+        return None
 
     @cached_property
     def field_patterns(self) -> tuple[tuple[str, tuple[re.Pattern[str], ...]], ...]:
@@ -134,7 +142,10 @@ def _dialect(entry: Mapping[str, Any]) -> StepDialect:
         source=entry["source"],
         words=tuple(entry["words"]),
         step=entry["step"],
-        fields={name: (told,) if isinstance(told, str) else tuple(told) for name, told in entry["fields"].items()},
+        fields={
+            name: (told,) if isinstance(told, str) else tuple(told)
+            for name, told in entry["fields"].items()
+        },
         never=entry.get("never", ""),
         end=entry.get("end", ""),
         more=tuple(entry.get("more", ())),

@@ -6,28 +6,46 @@ import re
 from collections.abc import Sequence
 
 from tr11ops.base.errors import SourceError
-from tr11ops.filesystems.reading import KIBI, CommandOutput, UsageReading, UsageSource, answered, required_path
+from tr11ops.filesystems.reading import (
+    KIBI,
+    CommandOutput,
+    UsageReading,
+    UsageSource,
+    answered,
+    required_path,
+)
 from tr11ops.runcard.watching import FilesystemSection
 
 # Device and mount point may hold blanks, the figures between them not.
-_ROW = re.compile(r"^(?P<device>.+?)\s+(?P<total>\d+|-)\s+(?P<used>-?\d+|-)\s+(?P<free>-?\d+|-)\s+(\d+%|-)\s+/.*$")
+_ROW = re.compile(
+    r"^(?P<device>.+?)\s+(?P<total>\d+|-)\s+(?P<used>-?\d+|-)\s+(?P<free>-?\d+|-)\s+(\d+%|-)\s+/.*$"
+)
 
 
 def commands(filesystem: FilesystemSection) -> tuple[tuple[str, ...], ...]:
     path = required_path(filesystem, "df")
-    return ("df", "-P", "-k", *filesystem.arguments, "--", path), ("df", "-P", "-i", *filesystem.arguments, "--", path)
+    return ("df", "-P", "-k", *filesystem.arguments, "--", path), (
+        "df",
+        "-P",
+        "-i",
+        *filesystem.arguments,
+        "--",
+        path,
+    )
 
 
 def parse(outputs: Sequence[CommandOutput]) -> UsageReading:
     """Bytes from the first output, inodes from the second.
 
-    The limit is used + available, as in df's own percentage: what is kept back for the superuser is no one's to fill.
+    The limit is used + available, as in df's own percentage: what is kept back for the superuser is
+    no one's to fill.
     """
     used, free = _row(outputs[0])
     if used is None or free is None:
         raise SourceError("df does not count this file system's blocks")
     inodes, inodes_free = _row(outputs[1])
-    counted = inodes is not None and inodes_free is not None and inodes + inodes_free > 0  # some know no such limit
+    # some know no such limit
+    counted = inodes is not None and inodes_free is not None and inodes + inodes_free > 0
     return UsageReading(
         bytes_used=used * KIBI,
         bytes_limit=(used + max(0, free)) * KIBI,

@@ -13,7 +13,9 @@ _TOTAL = re.compile(r"(\d+)\s+\S.*")
 
 
 def commands(filesystem: FilesystemSection) -> tuple[tuple[str, ...], ...]:
-    """One walk for the bytes; a second one for the inodes only where there is a limit to compare them with."""
+    """One walk for the bytes; a second one for the inodes only where there is a limit to compare
+    them with.
+    """
     path = required_path(filesystem, "du")
     walks = [("du", "-bs", *filesystem.arguments, "--", path)]
     if filesystem.inodes_limit is not None:
@@ -22,21 +24,30 @@ def commands(filesystem: FilesystemSection) -> tuple[tuple[str, ...], ...]:
 
 
 def parse(outputs: Sequence[CommandOutput]) -> UsageReading:
-    """The totals. A non-zero exit status is no failure: on a shared tree some folder is always closed to us."""
+    """The totals. A non-zero exit status is no failure: on a shared tree some folder is always
+    closed to us.
+    """
     totals = [_total(output) for output in outputs]
     unread = any(output.status != 0 for output in outputs)
     return UsageReading(
         bytes_used=totals[0],
         inodes_used=totals[1] if len(totals) > 1 else None,
-        notes=("du could not look into every folder: there is more than it says",) if unread else (),
+        notes=("du could not look into every folder: there is more than it says",)
+        if unread
+        else (),
     )
 
 
 def _total(output: CommandOutput) -> int:
     lines = output.text.splitlines()
-    match = _TOTAL.fullmatch(lines[-1]) if lines else None
+    match = None
+    if lines:
+        match = _TOTAL.fullmatch(lines[-1])
     if match is None:
-        said = next((line.strip() for line in reversed(output.error.splitlines()) if line.strip()), "no total")
+        said = next(
+            (line.strip() for line in reversed(output.error.splitlines()) if line.strip()),
+            "no total",
+        )
         raise SourceError(f"du: {said[:200]}")
     return int(match[1])
 

@@ -21,7 +21,9 @@ def parse(outputs: Sequence[CommandOutput]) -> UsageReading:
     text = answered(outputs[0])
     shares = [float(share) / 100 for share in _SHARE.findall(text)]
     if len(shares) != 2:
-        raise SourceError(f"{len(shares)} figures like (12.3%) where two are expected, of the bytes and of the inodes")
+        raise SourceError(
+            f"{len(shares)} figures like (12.3%) where two are expected, of the bytes and of the inodes"
+        )
     return UsageReading(bytes_share=shares[0], inodes_share=shares[1], report=text.strip())
 
 

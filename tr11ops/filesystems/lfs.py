@@ -1,4 +1,6 @@
-"""`lfs quota`: quotas of a Lustre file system, of a group (`-g`), a user (`-u`) or a project (`-p`)."""
+"""`lfs quota`: quotas of a Lustre file system, of a group (`-g`), a user (`-u`) or a project
+(`-p`).
+"""
 
 from __future__ import annotations
 

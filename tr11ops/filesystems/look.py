@@ -19,13 +19,17 @@ from tr11ops.runcard.watching import FilesystemSection
 from tr11ops.rundir.disk_usage import Usage
 from trainer.contract.record import Record
 
-SOURCES: Mapping[str, UsageSource] = {module.SOURCE.name: module.SOURCE for module in (idrquota, lfs, quota, df, du)}
+SOURCES: Mapping[str, UsageSource] = {
+    module.SOURCE.name: module.SOURCE for module in (idrquota, lfs, quota, df, du)
+}
 MOST = 1e24  # bytes or inodes
 QUICK_SECONDS = 120.0  # for a command that only asks
 
 
 class FilesystemResult(Record):
-    """What was seen of one file system: a sample, or why there is none. `report` and `notes`: see `UsageReading`."""
+    """What was seen of one file system: a sample, or why there is none. `report` and `notes`: see
+    `UsageReading`.
+    """
 
     name: str
     usage: Observed[Usage]
@@ -36,7 +40,9 @@ class FilesystemResult(Record):
 def look_at(
     sections: Sequence[FilesystemSection], runner: Runner, now: float, seconds: float
 ) -> tuple[FilesystemResult, ...]:
-    """Ask every source, at once; the looks are in the card's order. `seconds` is what a slow source may take in all."""
+    """Ask every source, at once; the looks are in the card's order. `seconds` is what a slow source
+    may take in all.
+    """
     answers: queue.SimpleQueue[tuple[int, FilesystemResult | BaseException]] = queue.SimpleQueue()
 
     def ask(number: int, section: FilesystemSection) -> None:
@@ -46,7 +52,9 @@ def look_at(
             answers.put((number, error))
 
     for number, section in enumerate(sections):
-        threading.Thread(target=ask, args=(number, section), name=f"filesystem-{section.name}", daemon=True).start()
+        threading.Thread(
+            target=ask, args=(number, section), name=f"filesystem-{section.name}", daemon=True
+        ).start()
     found: dict[int, FilesystemResult] = {}
     try:
         while len(found) < len(sections):
@@ -63,9 +71,14 @@ def look_at(
     return tuple(found[number] for number in range(len(sections)))
 
 
-def _look(section: FilesystemSection, runner: Runner, now: float, seconds: float) -> FilesystemResult:
+def _look(
+    section: FilesystemSection, runner: Runner, now: float, seconds: float
+) -> FilesystemResult:
     source = SOURCES[section.source]
-    limit = seconds if source.is_slow else min(seconds, QUICK_SECONDS)
+    if source.is_slow:
+        limit = seconds
+    else:
+        limit = min(seconds, QUICK_SECONDS)
     try:
         commands = source.commands(section)
         outputs = [runner.run(command, limit / len(commands)) for command in commands]
@@ -74,8 +87,12 @@ def _look(section: FilesystemSection, runner: Runner, now: float, seconds: float
     except SourceError as error:
         return FilesystemResult(section.name, Unknown(str(error)))
     except (ValueError, ArithmeticError):  # digits without end
-        return FilesystemResult(section.name, Unknown(f"{source.name} printed a figure that is none"))
-    return FilesystemResult(section.name, _usage(section, reading, now), reading.report, reading.notes)
+        return FilesystemResult(
+            section.name, Unknown(f"{source.name} printed a figure that is none")
+        )
+    return FilesystemResult(
+        section.name, _usage(section, reading, now), reading.report, reading.notes
+    )
 
 
 def _check(reading: UsageReading) -> None:
@@ -86,7 +103,9 @@ def _check(reading: UsageReading) -> None:
 
 
 def _usage(section: FilesystemSection, reading: UsageReading, now: float) -> Usage:
-    """The reading as a sample. The card's limits hold, where it has some, instead of what the source says."""
+    """The reading as a sample. The card's limits hold, where it has some, instead of what the
+    source says.
+    """
     return Usage(
         time=now,
         name=section.name,

@@ -1,4 +1,6 @@
-"""`quota`: quotas of a user or group on disks and NFS. Its exit status 1 means no more than that one is passed."""
+"""`quota`: quotas of a user or group on disks and NFS. Its exit status 1 means no more than that
+one is passed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ def commands(filesystem: FilesystemSection) -> tuple[tuple[str, ...], ...]:
 
 def parse(outputs: Sequence[CommandOutput]) -> UsageReading:
     output = outputs[0]
-    return reading_of(answered(replace(output, status=0) if output.status == 1 and output.text.strip() else output))
+    return reading_of(
+        answered(
+            replace(output, status=0) if output.status == 1 and output.text.strip() else output
+        )
+    )
 
 
 SOURCE = UsageSource("quota", commands, parse)

@@ -1,4 +1,6 @@
-"""The table that `quota` and `lfs quota` share: used, quota, limit, grace of the space, and the same of the files."""
+"""The table that `quota` and `lfs quota` share: used, quota, limit, grace of the space, and the
+same of the files.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ class Row(Record):
 def reading_of(text: str) -> UsageReading:
     """The fullest file system of the table.
 
-    Its limit is the quota (after which the time of grace runs), else the hard limit; 0 means that there is none.
-    Raises SourceError where no row can be understood, or where a server did not answer (figures in brackets).
+    Its limit is the quota (after which the time of grace runs), else the hard limit; 0 means that
+    there is none. Raises SourceError where no row can be understood, or where a server did not
+    answer (figures in brackets).
     """
     found = [_reading(row) for row in _rows(text)]
     if not found:
@@ -47,7 +50,10 @@ def _rows(text: str) -> Iterator[Row]:
             if len(words) == 1:  # a name so long that its figures are on the next line
                 filesystem = words[0]
                 continue
-            figures = tuple(words) if filesystem else tuple(words[1:])
+            if filesystem:
+                figures = tuple(words)
+            else:
+                figures = tuple(words[1:])
             if any(_INEXACT.fullmatch(word) for word in figures):
                 raise SourceError("a server did not answer: the figures in [ ] are not complete")
             if 6 <= len(figures) <= 8 and _is_count(figures[0]):
@@ -61,7 +67,9 @@ def _eight(words: tuple[str, ...]) -> tuple[str, ...]:
         return words
     if len(words) == 6:
         return (*words[:3], "-", *words[3:], "-")
-    return (*words, "-") if words[0].endswith("*") else (*words[:3], "-", *words[3:])
+    if words[0].endswith("*"):
+        return (*words, "-")
+    return (*words[:3], "-", *words[3:])
 
 
 def _reading(row: Row) -> UsageReading:
@@ -81,7 +89,9 @@ def _reading(row: Row) -> UsageReading:
 
 
 def _grace_words(left: str) -> str:
-    return "no time of grace is left" if left in {"none", "expired"} else f"time of grace {left}"
+    if left in {"none", "expired"}:
+        return "no time of grace is left"
+    return f"time of grace {left}"
 
 
 def _is_count(word: str) -> bool:

@@ -22,8 +22,8 @@ class CommandOutput(Record):
 class UsageReading(Record):
     """How full one file system is; None where the source does not say (see `disk_usage.Usage`).
 
-    `report` is the source's own text, for sources whose figures are shares alone; `notes` are marks that people should
-    see, e.g. a quota's time of grace.
+    `report` is the source's own text, for sources whose figures are shares alone; `notes` are marks
+    that people should see, e.g. a quota's time of grace.
     """
 
     bytes_used: float | None = None
@@ -40,8 +40,9 @@ class UsageReading(Record):
 class UsageSource(Record):
     """One way to ask how full a file system is.
 
-    `commands`: the command lines to run for a place, in order. `parse`: their outputs as a reading; raises SourceError.
-    `is_slow`: it may take hours (it walks the tree), and gets the whole time that there is.
+    `commands`: the command lines to run for a place, in order. `parse`: their outputs as a reading;
+    raises SourceError. `is_slow`: it may take hours (it walks the tree), and gets the whole time
+    that there is.
     """
 
     name: str
@@ -53,13 +54,21 @@ class UsageSource(Record):
 def required_path(filesystem: FilesystemSection, source: str) -> str:
     """The place's path. Raises SourceError when the card gives none."""
     if not filesystem.path:
-        raise SourceError(f'source {source} needs a path: add path = "/..." to its [[filesystems]] table')
+        raise SourceError(
+            f'source {source} needs a path: add path = "/..." to its [[filesystems]] table'
+        )
     return filesystem.path
 
 
 def answered(output: CommandOutput) -> str:
-    """The text of a command that must not fail. Raises SourceError when it failed or printed nothing."""
+    """The text of a command that must not fail. Raises SourceError when it failed or printed
+    nothing.
+    """
     if output.status != 0 or not output.text.strip():
-        said = next((line.strip() for line in reversed(output.error.splitlines()) if line.strip()), "")
-        raise SourceError(f"exit status {output.status}{f': {said[:200]}' if said else ', and nothing was printed'}")
+        said = next(
+            (line.strip() for line in reversed(output.error.splitlines()) if line.strip()), ""
+        )
+        raise SourceError(
+            f"exit status {output.status}{f': {said[:200]}' if said else ', and nothing was printed'}"
+        )
     return output.text

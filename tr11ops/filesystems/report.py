@@ -22,7 +22,9 @@ EXIT_FINE, EXIT_NEEDS_PERSON, EXIT_UNOBSERVED = 0, 1, 3
 
 
 class Judged(Record):
-    """One file system: what was seen of it, which of its limits are passed, and when it will be full."""
+    """One file system: what was seen of it, which of its limits are passed, and when it will be
+    full.
+    """
 
     look: FilesystemResult
     full: tuple[str, ...] = ()
@@ -44,11 +46,17 @@ class FilesystemReport(Record):
         if any(one.full for one in self.systems):
             return EXIT_NEEDS_PERSON
         unknown = [isinstance(one.look.usage, Unknown) for one in self.systems]
-        return EXIT_UNOBSERVED if unknown and all(unknown) else EXIT_FINE
+        if unknown and all(unknown):
+            return EXIT_UNOBSERVED
+        return EXIT_FINE
 
 
 def judge(
-    run: str, rules: Sequence[FilesystemRule], looks: Sequence[FilesystemResult], history: Sequence[Usage], now: float
+    run: str,
+    rules: Sequence[FilesystemRule],
+    looks: Sequence[FilesystemResult],
+    history: Sequence[Usage],
+    now: float,
 ) -> FilesystemReport:
     """Compare each look with its rule; `history` holds the earlier samples of all of them."""
     systems = []
@@ -64,7 +72,9 @@ def judge(
 
 # ----------------------------------------------------------------------------- for people
 def lines(report: FilesystemReport, debug: bool = False) -> Iterator[str]:
-    """What is told: the alerts first, or that all is well; then what deserves a look. With `debug` every measure."""
+    """What is told: the alerts first, or that all is well; then what deserves a look. With `debug`
+    every measure.
+    """
     if debug:
         for one in report.systems:
             yield from _measures(one, report.time)
@@ -98,7 +108,9 @@ def _all_is_well(report: FilesystemReport) -> str:
         return "No file system could be observed"
     if seen == len(report.systems):
         return "All file systems are in good standing"
-    return f"{seen} of {len(report.systems)} file systems are in good standing, the others are unknown"
+    return (
+        f"{seen} of {len(report.systems)} file systems are in good standing, the others are unknown"
+    )
 
 
 def _measures(one: Judged, now: float) -> Iterator[str]:
@@ -117,18 +129,29 @@ def _measure(usage: Usage, kind: Kind) -> str:
     used, limit = usage.counts(kind)
     show = size if kind == "bytes" else quantity
     percent = usage.percent(kind)
-    share = "" if percent is None else f"{percent:.1f}%"
+    if percent is None:
+        share = ""
+    else:
+        share = f"{percent:.1f}%"
     if used is None:
         return share or "not known"
-    of_limit = f"{show(used)} of {show(limit)}" if limit else f"{show(used)}, no limit known"
-    return f"{share} ({of_limit})" if share else of_limit
+    if limit:
+        of_limit = f"{show(used)} of {show(limit)}"
+    else:
+        of_limit = f"{show(used)}, no limit known"
+    if share:
+        return f"{share} ({of_limit})"
+    return of_limit
 
 
 def _rights(drift: Observed[Drift] | None) -> Iterator[str]:
     if isinstance(drift, Unknown):
         yield f"Rights of the run's files are unknown: {drift.why}"
     elif drift is not None and drift.wrong:
-        looked = f"{drift.entries:,}" if drift.complete else f"the first {drift.entries:,}"
+        if drift.complete:
+            looked = f"{drift.entries:,}"
+        else:
+            looked = f"the first {drift.entries:,}"
         wrong = counted(drift.wrong, "file is", "files are")
         yield f"{wrong} not usable for the run's group, of {looked}: tr11 perms check"
 
@@ -174,4 +197,6 @@ def _system(one: Judged, now: float) -> dict[str, Any]:
 def _drift_value(drift: Observed[Drift] | None) -> dict[str, Any] | None:
     if drift is None:
         return None
-    return {"unknown": drift.why} if isinstance(drift, Unknown) else document(drift)
+    if isinstance(drift, Unknown):
+        return {"unknown": drift.why}
+    return document(drift)

@@ -1,4 +1,6 @@
-"""Permission drift: how many files below a folder its group cannot use. Looks, within a time limit; repairs nothing."""
+"""Permission drift: how many files below a folder its group cannot use. Looks, within a time limit;
+repairs nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,14 @@ from tr11ops.base.observed import Observed, Unknown
 from tr11ops.rundir.permissions import PermissionTally, PermissionWalk
 from trainer.contract.record import Record
 
-HANGING_SECONDS = 30.0  # in one folder, beyond the time that there was: the file system is unreachable
+# in one folder, beyond the time that there was: the file system is unreachable
+HANGING_SECONDS = 30.0
 
 
 class Drift(Record):
-    """`wrong` of the `entries` that were looked at are not as the group needs them. `complete`: all were looked at."""
+    """`wrong` of the `entries` that were looked at are not as the group needs them. `complete`: all
+    were looked at.
+    """
 
     entries: int
     wrong: int

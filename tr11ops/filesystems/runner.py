@@ -1,4 +1,6 @@
-"""Runs a source's commands: with the lowest priority, a time limit, bounded output, and nothing left behind."""
+"""Runs a source's commands: with the lowest priority, a time limit, bounded output, and nothing
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from tr11ops.filesystems.reading import CommandOutput
 
 MOST_BYTES = 1 << 20  # of one command's output that are kept
 LOOK_SECONDS = 0.05
-LAST_SECONDS = 2.0  # for a killed process to be gone; one that hangs in a dead file system is left to the kernel
+# for a killed process to be gone; one that hangs in a dead file system is left to the kernel
+LAST_SECONDS = 2.0
 
 
 class Runner(Protocol):
@@ -35,7 +38,9 @@ class Runner(Protocol):
 
 @dataclass
 class NicedRunner:
-    """The commands as they are, below `timeout`: should this process be killed, they end by themselves in time."""
+    """The commands as they are, below `timeout`: should this process be killed, they end by
+    themselves in time.
+    """
 
     environment: Mapping[str, str]
     _cancelled: threading.Event = field(default_factory=threading.Event, init=False)
@@ -46,10 +51,22 @@ class NicedRunner:
     def run(self, command: Sequence[str], seconds: float) -> CommandOutput:
         try:
             process = subprocess.Popen(
-                ["nice", "-n", "19", "timeout", "-s", "KILL", str(math.ceil(seconds) + 10), *command],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                env={**self.environment, "LC_ALL": "C"}, start_new_session=True,
-            )  # fmt: skip
+                [
+                    "nice",
+                    "-n",
+                    "19",
+                    "timeout",
+                    "-s",
+                    "KILL",
+                    str(math.ceil(seconds) + 10),
+                    *command,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**self.environment, "LC_ALL": "C"},
+                start_new_session=True,
+            )
         except OSError as error:
             raise SourceError(f"{command[0]} cannot be run: {error.strerror or error}") from None
         texts: tuple[bytearray, bytearray] = (bytearray(), bytearray())
@@ -67,7 +84,9 @@ class NicedRunner:
             reader.join(LAST_SECONDS)
         text, error_text = (bytes(one).decode("utf-8", "replace") for one in texts)
         if status in {126, 127} and error_text.startswith(("nice:", "timeout:")):
-            raise SourceError(f"{command[0]} is not there" if status == 127 else f"{command[0]} may not be run")
+            raise SourceError(
+                f"{command[0]} is not there" if status == 127 else f"{command[0]} may not be run"
+            )
         return CommandOutput(text, status, error_text)
 
     def _wait(self, process: subprocess.Popen[bytes], name: str, seconds: float) -> int:

@@ -1,4 +1,5 @@
-"""Where every node-second of a run went, since its first submission. Pure, and exact: sums are of whole microseconds.
+"""Where every node-second of a run went, since its first submission. Pure, and exact: sums are of
+whole microseconds.
 
 What counts how, where the bucket's name does not say it:
 
@@ -38,7 +39,15 @@ from tr11ops.goodput.causes import (
     settle,
 )
 from tr11ops.goodput.history_values import AttemptHistory, History, Period, StepMark, edges, micro
-from tr11ops.goodput.timeline import AttemptSegment, Bucket, Start, launches_of, marks_of, pieces_of, starts_of
+from tr11ops.goodput.timeline import (
+    AttemptSegment,
+    Bucket,
+    Start,
+    launches_of,
+    marks_of,
+    pieces_of,
+    starts_of,
+)
 from tr11ops.runcard.slurm_syntax import parse_attempts
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.paths import Submission
@@ -46,13 +55,16 @@ from trainer.config.card import CardError
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.record import Record
 
-# The time in which a run held no nodes: did it wait for them, did someone stop it, or could nothing start? Pure.
+# The time in which a run held no nodes: did it wait for them, did someone stop it, or could nothing
+# start? Pure.
 
 STOPPED = frozenset({"kill-switch", "pause"})
 
 
 class Idle(NamedTuple):
-    """From `start` to `end` (microseconds) nothing was held. `after`: the place of the attempt before, -1 for none."""
+    """From `start` to `end` (microseconds) nothing was held. `after`: the place of the attempt
+    before, -1 for none.
+    """
 
     start: int
     end: int
@@ -61,10 +73,14 @@ class Idle(NamedTuple):
     after: int
 
 
-def idle_of(history: History, attempts: Sequence[AttemptHistory], ends: Sequence[int], now: int) -> Iterator[Idle]:
-    """All time from the first submission to `now` in which none of `attempts` (with these ends) held nodes.
+def idle_of(
+    history: History, attempts: Sequence[AttemptHistory], ends: Sequence[int], now: int
+) -> Iterator[Idle]:
+    """All time from the first submission to `now` in which none of `attempts` (with these ends)
+    held nodes.
 
-    A run whose last attempt has finished the training is over then, unless more was submitted since.
+    A run whose last attempt has finished the training is over then, unless more was submitted
+    since.
     """
     submissions = known(history.submissions, ())
     begins = [micro(attempt.start) for attempt in attempts]
@@ -90,10 +106,17 @@ def idle_of(history: History, attempts: Sequence[AttemptHistory], ends: Sequence
         yield idle._replace(bucket=Bucket.RESTART_GAP) if nothing_waits else idle
 
 
-def _cut(start: int, end: int, last: int, history: History, attempts: Sequence[AttemptHistory]) -> Iterator[Idle]:
+def _cut(
+    start: int, end: int, last: int, history: History, attempts: Sequence[AttemptHistory]
+) -> Iterator[Idle]:
     """One idle stretch, cut where a submission, a stop or a hold begins or ends."""
     submissions = known(history.submissions, ())
-    moments = {start, end, *(micro(entry.time) for entry in submissions), *edges((*history.pauses, *history.holds))}
+    moments = {
+        start,
+        end,
+        *(micro(entry.time) for entry in submissions),
+        *edges((*history.pauses, *history.holds)),
+    }
     for begin, until in pairwise(sorted(moment for moment in moments if start <= moment <= end)):
         bucket = _bucket(begin, last, history, attempts)
         yield Idle(begin, until, bucket, _wanted(begin, last, submissions, attempts), last)
@@ -103,7 +126,9 @@ def _bucket(moment: int, last: int, history: History, attempts: Sequence[Attempt
     if any(period.holds_at(moment) for period in history.pauses):
         return Bucket.OPERATOR_PAUSE
     submissions = known(history.submissions, ())
-    before = attempts[last] if last >= 0 else None
+    before = None
+    if last >= 0:
+        before = attempts[last]
     let_go = max(
         [micro(entry.time) for entry in submissions if micro(entry.time) <= moment]
         + [
@@ -121,36 +146,49 @@ def _bucket(moment: int, last: int, history: History, attempts: Sequence[Attempt
         return Bucket.RESTART_GAP
     begun = attempts[: last + 1]
     waits = any(micro(entry.time) <= moment and _left(entry, begun) > 0 for entry in submissions)
-    return Bucket.QUEUE if waits else Bucket.RESTART_GAP
+    if waits:
+        return Bucket.QUEUE
+    return Bucket.RESTART_GAP
 
 
 def _left(entry: Submission, begun: Sequence[AttemptHistory]) -> int:
     """Tasks of a submission that have not started."""
     try:
-        tasks = len(parse_attempts(entry.array)) if entry.array else 1
+        if entry.array:
+            tasks = len(parse_attempts(entry.array))
+        else:
+            tasks = 1
     except CardError:
         tasks = 1
     return tasks - sum(attempt.submission == entry.tag for attempt in begun)
 
 
-def _wanted(moment: int, last: int, submissions: Sequence[Submission], attempts: Sequence[AttemptHistory]) -> int:
+def _wanted(
+    moment: int, last: int, submissions: Sequence[Submission], attempts: Sequence[AttemptHistory]
+) -> int:
     """The nodes that the newest submission asked for; without one, those of the attempt before."""
     asked = [entry.nodes for entry in submissions if micro(entry.time) <= moment]
     if asked:
         return asked[-1]
-    return len(set(attempts[max(last, 0)].nodes)) if attempts else 0
+    if attempts:
+        return len(set(attempts[max(last, 0)].nodes))
+    return 0
 
 
 def _reason(attempt: AttemptHistory) -> str:
     """The trainer's own word on the end, "" where there is none."""
-    return attempt.marker.reason if isinstance(attempt.marker, EndMarker) else ""
+    if isinstance(attempt.marker, EndMarker):
+        return attempt.marker.reason
+    return ""
 
 
 # How many of an attempt's nodes worked, were spare, or were lost, from moment to moment. Pure.
 
 
 class NodeUsage(NamedTuple):
-    """From `start` to `end` (microseconds): nodes in use, or about to be; nodes held in reserve; nodes lost."""
+    """From `start` to `end` (microseconds): nodes in use, or about to be; nodes held in reserve;
+    nodes lost.
+    """
 
     start: int
     end: int
@@ -159,11 +197,14 @@ class NodeUsage(NamedTuple):
     lost: int
 
 
-def node_usage_of(attempt: AttemptHistory, exclusions: Sequence[Period], begin: int, end: int) -> list[NodeUsage]:
-    """The attempt's nodes from `begin` to `end`, without a gap; the numbers always add up to all nodes.
+def node_usage_of(
+    attempt: AttemptHistory, exclusions: Sequence[Period], begin: int, end: int
+) -> list[NodeUsage]:
+    """The attempt's nodes from `begin` to `end`, without a gap; the numbers always add up to all
+    nodes.
 
-    Between two launches the nodes of the next one count as working. Lost is a node that a launch's end was blamed on,
-    or that was excluded, unless a later launch uses it.
+    Between two launches the nodes of the next one count as working. Lost is a node that a launch's
+    end was blamed on, or that was excluded, unless a later launch uses it.
     """
     nodes = frozenset(attempt.nodes)
     launches = launches_of(attempt)
@@ -181,7 +222,10 @@ def node_usage_of(attempt: AttemptHistory, exclusions: Sequence[Period], begin: 
 
 
 def _at(
-    moment: int, nodes: frozenset[str], launches: Sequence[LaunchRecord], exclusions: Sequence[Period]
+    moment: int,
+    nodes: frozenset[str],
+    launches: Sequence[LaunchRecord],
+    exclusions: Sequence[Period],
 ) -> tuple[frozenset[str], frozenset[str]]:
     """The nodes that worked and those that were lost at one moment."""
     active = chosen = None
@@ -197,10 +241,15 @@ def _at(
             blamed.update(launch.blamed or (launch.suspects if launch.cause == "node" else ()))
     if active is not None:
         chosen = active
-    used = frozenset(active.nodes) & nodes if active is not None else frozenset[str]()
+        used = frozenset(active.nodes) & nodes
+    else:
+        used = frozenset[str]()
     excluded = {period.what for period in exclusions if period.holds_at(moment)}
     lost = (nodes & (blamed | excluded)) - used
-    meant = frozenset(chosen.nodes) & nodes if chosen is not None else nodes
+    if chosen is not None:
+        meant = frozenset(chosen.nodes) & nodes
+    else:
+        meant = nodes
     return meant - lost, lost
 
 
@@ -209,10 +258,11 @@ NO_ATTEMPT = ""  # the job's number of spans in which nothing was held
 
 
 class AccountSpan(NamedTuple):
-    """A stretch of time and the nodes that it counts for. Microseconds; `cause` is "" where nothing was lost.
+    """A stretch of time and the nodes that it counts for. Microseconds; `cause` is "" where nothing
+    was lost.
 
-    `held`: the nodes were the run's own then; else it would have wanted them. `is_wall`: False where another span of
-    the same attempt counts the same time, for its other nodes.
+    `held`: the nodes were the run's own then; else it would have wanted them. `is_wall`: False
+    where another span of the same attempt counts the same time, for its other nodes.
     """
 
     start: int
@@ -232,7 +282,9 @@ class AccountSpan(NamedTuple):
 
 
 class Amount(Record):
-    """Node-microseconds of a bucket, how many of them were spares', how many were held, and wall-clock microseconds."""
+    """Node-microseconds of a bucket, how many of them were spares', how many were held, and
+    wall-clock microseconds.
+    """
 
     node_micros: int = 0
     spare_micros: int = 0
@@ -259,7 +311,9 @@ class Amount(Record):
 
 
 class Goodput(Record):
-    """The account of a run from `begin` to `end`, in seconds since the epoch. Sums of `spans` are exact."""
+    """The account of a run from `begin` to `end`, in seconds since the epoch. Sums of `spans` are
+    exact.
+    """
 
     begin: float
     end: float
@@ -291,13 +345,19 @@ class Goodput(Record):
     def useful_of_held(self) -> float | None:
         """Share of the held node-seconds that trained what was kept; None where nothing was held."""
         held = self.total.held_micros
-        return self.buckets[Bucket.USEFUL].held_micros / held if held else None
+        if held:
+            return self.buckets[Bucket.USEFUL].held_micros / held
+        return None
 
     @property
     def effective_time_ratio(self) -> float | None:
-        """ETTR: wall-clock time that trained what was kept, over all wall-clock time since the first submission."""
+        """ETTR: wall-clock time that trained what was kept, over all wall-clock time since the
+        first submission.
+        """
         wall = micro(self.end) - micro(self.begin)
-        return min(1.0, self.buckets[Bucket.USEFUL].wall_micros / wall) if wall > 0 else None
+        if wall > 0:
+            return min(1.0, self.buckets[Bucket.USEFUL].wall_micros / wall)
+        return None
 
     @property
     def held_wall_seconds(self) -> float:
@@ -306,22 +366,36 @@ class Goodput(Record):
 
     @property
     def seconds_between_faults(self) -> float | None:
-        """MTBF: wall-clock time with nodes held, over the number of faults; None where there was none."""
-        return self.held_wall_seconds / len(self.faults) if self.faults else None
+        """MTBF: wall-clock time with nodes held, over the number of faults; None where there was
+        none.
+        """
+        if self.faults:
+            return self.held_wall_seconds / len(self.faults)
+        return None
 
     @property
     def node_hours_between_faults(self) -> float | None:
         """MTBF in node-hours held."""
-        return self.total.held_hours / len(self.faults) if self.faults else None
+        if self.faults:
+            return self.total.held_hours / len(self.faults)
+        return None
 
     @property
     def seconds_to_recover(self) -> float | None:
-        """Mean time from the first sign of a fault until the training went on, over the faults where it did."""
-        times = [fault.recovered - fault.time for fault in self.faults if fault.recovered is not None]
-        return sum(times) / len(times) if times else None
+        """Mean time from the first sign of a fault until the training went on, over the faults
+        where it did.
+        """
+        times = [
+            fault.recovered - fault.time for fault in self.faults if fault.recovered is not None
+        ]
+        if times:
+            return sum(times) / len(times)
+        return None
 
     def since(self, moment: float) -> Goodput:
-        """The account of what came after `moment` alone; what was lost is still known from the whole."""
+        """The account of what came after `moment` alone; what was lost is still known from the
+        whole.
+        """
         return self.between(moment, self.end)
 
     def between(self, begin: float, end: float) -> Goodput:
@@ -354,8 +428,8 @@ def _clipped(spans: Iterable[AccountSpan], first: int, last: int) -> Iterator[Ac
 def account(history: History, now: float) -> Goodput:
     """Put every node-second from the first submission to `now` into its bucket.
 
-    An attempt of which no one recorded the end, and which gave no sign of life for two minutes, is unknown from its
-    last sign on until the next attempt began or its time limit passed.
+    An attempt of which no one recorded the end, and which gave no sign of life for two minutes, is
+    unknown from its last sign on until the next attempt began or its time limit passed.
     """
     moment = micro(now)
     settled = settle(known(history.attempts, ()), now)
@@ -382,11 +456,16 @@ def account(history: History, now: float) -> Goodput:
         spans += _spread(settled[index], chain.named(index, told), history)
     idle = idle_of(history, [one.attempt for one in settled], [one.end for one in settled], moment)
     for gap in idle:
-        cause = OPERATOR if gap.bucket is Bucket.OPERATOR_PAUSE else chain.last_cause(gap.after)
+        if gap.bucket is Bucket.OPERATOR_PAUSE:
+            cause = OPERATOR
+        else:
+            cause = chain.last_cause(gap.after)
         bucket = gap.bucket
         if isinstance(history.attempts, Unknown):
             bucket, cause = Bucket.UNKNOWN, UNSEEN
-        spans.append(AccountSpan(gap.start, gap.end, bucket, gap.nodes, 0, False, NO_ATTEMPT, 0, cause))
+        spans.append(
+            AccountSpan(gap.start, gap.end, bucket, gap.nodes, 0, False, NO_ATTEMPT, 0, cause)
+        )
     spans = sorted(span for span in spans if span.start < span.end and span.nodes)
     begin = min((span.start for span in spans), default=moment)
     end = max((span.end for span in spans), default=moment)
@@ -396,11 +475,15 @@ def account(history: History, now: float) -> Goodput:
 def _usual(steps: Sequence[StepMark]) -> int | None:
     """The median time of an iteration, in microseconds: of the recent ones, for batches grow."""
     told = [step.seconds for step in steps[-1000:] if step.seconds is not None]
-    return micro(median(told)) if told else None
+    if told:
+        return micro(median(told))
+    return None
 
 
 def _newest_step(history: History, settled: Sequence[Settled]) -> int:
-    """The step from which a training would go on: what is beyond it is lost. Far beyond all while something runs."""
+    """The step from which a training would go on: what is beyond it is lost. Far beyond all while
+    something runs.
+    """
     if not settled or isinstance(history.checkpoints, Unknown):
         return FAR
     last = settled[-1].attempt
@@ -415,7 +498,9 @@ def _newest_step(history: History, settled: Sequence[Settled]) -> int:
     return max(found, default=0)
 
 
-def _spread(one: Settled, pieces: Sequence[ClassifiedSegment], history: History) -> Iterator[AccountSpan]:
+def _spread(
+    one: Settled, pieces: Sequence[ClassifiedSegment], history: History
+) -> Iterator[AccountSpan]:
     """An attempt's pieces times its nodes."""
     usages = node_usage_of(one.attempt, history.exclusions, one.begin, one.end)
     place = 0
@@ -429,8 +514,27 @@ def _spread(one: Settled, pieces: Sequence[ClassifiedSegment], history: History)
             busy = usage.working + usage.spare
             job_id = one.attempt.job_id
             if busy:
-                yield AccountSpan(start, end, piece.bucket, busy, usage.spare, True, job_id, piece.launch, piece.cause)
+                yield AccountSpan(
+                    start,
+                    end,
+                    piece.bucket,
+                    busy,
+                    usage.spare,
+                    True,
+                    job_id,
+                    piece.launch,
+                    piece.cause,
+                )
             if usage.lost:
                 yield AccountSpan(
-                    start, end, Bucket.NODE_LOST, usage.lost, 0, True, job_id, piece.launch, NODE, is_wall=not busy
+                    start,
+                    end,
+                    Bucket.NODE_LOST,
+                    usage.lost,
+                    0,
+                    True,
+                    job_id,
+                    piece.launch,
+                    NODE,
+                    is_wall=not busy,
                 )

@@ -1,7 +1,8 @@
-"""What a run's own past calls for: save interval, spares, array length, margin before the time limit. Pure.
+"""What a run's own past calls for: save interval, spares, array length, margin before the time
+limit. Pure.
 
-Each advice says what it would have saved: the recorded launches are gone through again with the other number, each with
-the training time it had, and with the faults where they were.
+Each advice says what it would have saved: the recorded launches are gone through again with the
+other number, each with the training time it had, and with the faults where they were.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from tr11ops.goodput.history_values import History
 from tr11ops.goodput.timeline import Bucket
 from trainer.contract.record import Record
 
-# How often a run is interrupted, and what follows for saves and spares. Pure formulas; times in seconds.
+# How often a run is interrupted, and what follows for saves and spares. Pure formulas; times in
+# seconds.
 #
-# Young: A first order approximation to the optimum checkpoint interval, CACM 17 (1974). Daly: A higher order estimate of
-# the optimum checkpoint interval for restart dumps, FGCS 22 (2006), equation 37.
+# Young: A first order approximation to the optimum checkpoint interval, CACM 17 (1974). Daly: A
+# higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22 (2006),
+# equation 37.
 
 PRIOR_GPU_HOURS = 64_500.0  # between failures: BLOOM lost about one of 384 GPUs a week
 FEWEST_FAULTS = 5  # below this a run's own count says too little
@@ -31,7 +34,8 @@ CONFIDENCE = 0.9
 
 
 class FaultRate(Record):
-    """Mean time between faults. `low` and `high` bound it with 90 % confidence; `high` is infinite without a fault.
+    """Mean time between faults. `low` and `high` bound it with 90 % confidence; `high` is infinite
+    without a fault.
 
     `source` says whether it was measured, assumed or given, in words.
     """
@@ -49,7 +53,9 @@ def young_interval(mtbf: float, save: float) -> float:
 
 
 def daly_interval(mtbf: float, save: float) -> float:
-    """Young's interval refined for saves that are not short against the time between faults; `mtbf` at most."""
+    """Young's interval refined for saves that are not short against the time between faults; `mtbf`
+    at most.
+    """
     if save >= 2 * mtbf:
         return mtbf
     ratio = save / (2 * mtbf)
@@ -67,10 +73,14 @@ def share_redone(interval: float, mtbf: float) -> float:
 
 
 def bounds_of_mtbf(observed: float, faults: int) -> tuple[float, float]:
-    """The exact interval for the mean time between faults that come independently, `faults` in `observed` seconds."""
+    """The exact interval for the mean time between faults that come independently, `faults` in
+    `observed` seconds.
+    """
     tail = (1 - CONFIDENCE) / 2
     most = _mean_with_tail(faults, tail)
-    fewest = _mean_with_tail(faults - 1, 1 - tail) if faults else 0.0
+    fewest = 0.0
+    if faults:
+        fewest = _mean_with_tail(faults - 1, 1 - tail)
     return observed / most, observed / fewest if fewest else math.inf
 
 
@@ -97,11 +107,16 @@ def more_than(count: int, mean: float) -> float:
 
 
 def fault_rate(observed: float, faults: int, gpus: int, given: float | None = None) -> FaultRate:
-    """The rate to plan with: `given` by a person, else the run's own; where that is too few, what BLOOM met.
+    """The rate to plan with: `given` by a person, else the run's own; where that is too few, what
+    BLOOM met.
 
-    A few faults are enough to rule BLOOM's rate out: where it lies outside of what they allow, their own is taken.
+    A few faults are enough to rule BLOOM's rate out: where it lies outside of what they allow,
+    their own is taken.
     """
-    low, high = bounds_of_mtbf(observed, faults) if observed > 0 else (0.0, math.inf)
+    if observed > 0:
+        low, high = bounds_of_mtbf(observed, faults)
+    else:
+        low, high = (0.0, math.inf)
     if given is not None:
         return FaultRate(given, low, high, faults, "as given")
     if faults >= FEWEST_FAULTS and observed > 0:
@@ -110,10 +125,19 @@ def fault_rate(observed: float, faults: int, gpus: int, given: float | None = No
     if faults and observed > 0 and not low <= prior <= high:
         times = counted(faults, "fault")
         return FaultRate(
-            observed / faults, low, high, faults, f"measured from {times} alone, which rule out BLOOM's rate"
+            observed / faults,
+            low,
+            high,
+            faults,
+            f"measured from {times} alone, which rule out BLOOM's rate",
         )
-    few = "no fault" if not faults else f"only {counted(faults, 'fault')}"
-    source = f"assumed: {few} yet, so BLOOM's {PRIOR_GPU_HOURS:,.0f} GPU-hours per failure are taken"
+    if not faults:
+        few = "no fault"
+    else:
+        few = f"only {counted(faults, 'fault')}"
+    source = (
+        f"assumed: {few} yet, so BLOOM's {PRIOR_GPU_HOURS:,.0f} GPU-hours per failure are taken"
+    )
     return FaultRate(prior, low, high, faults, source)
 
 
@@ -127,8 +151,9 @@ LEAST_SAVES = 3
 class CardSettings(Record):
     """What the card says today. Times in seconds; None where it does not say.
 
-    `room` is the time before the limit that exit duration or early signal leave; `remaining`: iterations to the end,
-    and `recent_steps_left` the same in steps as long as the recent ones, None: they are alike.
+    `room` is the time before the limit that exit duration or early signal leave; `remaining`:
+    iterations to the end, and `recent_steps_left` the same in steps as long as the recent ones,
+    None: they are alike.
     """
 
     nodes: int
@@ -145,7 +170,9 @@ class CardSettings(Record):
 
 
 class MeasuredCosts(Record):
-    """What the run's past says, in seconds; None where it has no record of it. Saves: as the training felt them."""
+    """What the run's past says, in seconds; None where it has no record of it. Saves: as the
+    training felt them.
+    """
 
     step: float | None
     save: float | None
@@ -160,9 +187,11 @@ class MeasuredCosts(Record):
 
 
 class Advice(Record):
-    """One number of the card: what it is, what it should be, why, and the node-hours that it would have saved.
+    """One number of the card: what it is, what it should be, why, and the node-hours that it would
+    have saved.
 
-    `change` is the card's line, or a command; `option` the same as it is typed behind `tr11 launch` for one launch.
+    `change` is the card's line, or a command; `option` the same as it is typed behind `tr11 launch`
+    for one launch.
     """
 
     topic: str
@@ -176,7 +205,9 @@ class Advice(Record):
     @property
     def option(self) -> str:
         key, equals, value = self.change.partition(" = ")
-        return f"--set {key}={shlex.quote(value)}" if equals else self.change
+        if equals:
+            return f"--set {key}={shlex.quote(value)}"
+        return self.change
 
 
 class ReplayedLaunch(Record):
@@ -189,7 +220,11 @@ class ReplayedLaunch(Record):
 
 def measure(history: History, goodput: Goodput, situation: CardSettings) -> MeasuredCosts:
     """The run's own figures."""
-    told = [step.seconds for step in known(history.steps, ())[-RECENT_STEPS:] if step.seconds is not None]
+    told = [
+        step.seconds
+        for step in known(history.steps, ())[-RECENT_STEPS:]
+        if step.seconds is not None
+    ]
     saves = stretches(goodput.spans, (Bucket.SAVE,))
     evaluations = stretches(goodput.spans, (Bucket.EVALUATION,))
     waits = stretches(goodput.spans, (Bucket.QUEUE,))
@@ -202,14 +237,17 @@ def measure(history: History, goodput: Goodput, situation: CardSettings) -> Meas
     node_seconds = goodput.total.held_micros / 1e6
     return MeasuredCosts(
         step=median(told) if told else None,
-        save=median(saves) if saves else None,  # the last of a task may take far longer than one beside the training
+        # the last of a task may take far longer than one beside the training
+        save=median(saves) if saves else None,
         longest_save=max(saves, default=None),
         saves=len(saves),
         longest_evaluation=max(evaluations, default=None),
         start=mean(starts) if starts else 0.0,
         queue=mean(waits) if waits else None,
         faults=fault_rate(held, len(goodput.faults), gpus * situation.nodes, given),
-        node_faults=fault_rate(node_seconds, of_nodes, gpus, None if given is None else given * situation.nodes),
+        node_faults=fault_rate(
+            node_seconds, of_nodes, gpus, None if given is None else given * situation.nodes
+        ),
         useful_rate=useful / held if held else None,
     )
 
@@ -219,7 +257,8 @@ def stretches(spans: Sequence[AccountSpan], buckets: Sequence[Bucket]) -> list[f
     found: list[list[int]] = []
     last: tuple[str, int] | None = None
     for span in sorted(
-        (span for span in spans if span.bucket in buckets and span.is_wall), key=lambda span: span.start
+        (span for span in spans if span.bucket in buckets and span.is_wall),
+        key=lambda span: span.start,
     ):
         if found and last == (span.job_id, found[-1][1]) and span.start == found[-1][1]:
             found[-1][1] = span.end
@@ -233,7 +272,11 @@ def advise(history: History, goodput: Goodput, situation: CardSettings) -> tuple
     """Everything that the past allows to be said."""
     found = measure(history, goodput, situation)
     lack = too_little(goodput)
-    rates = (_interval(found, goodput, situation), _spares(found, goodput, situation), _array(found, situation))
+    rates = (
+        _interval(found, goodput, situation),
+        _spares(found, goodput, situation),
+        _array(found, situation),
+    )
     told = [advice for part in rates for advice in part]
     if lack:
         told = [Advice(advice.topic, advice.now, "cannot tell", (lack,)) for advice in told]
@@ -241,13 +284,17 @@ def advise(history: History, goodput: Goodput, situation: CardSettings) -> tuple
 
 
 def too_little(goodput: Goodput) -> str:
-    """Why nothing is advised about rates yet: so short a past says nothing of weeks. "" where it is long enough, or
-    has seen enough faults all the same."""
+    """Why nothing is advised about rates yet: so short a past says nothing of weeks. "" where it is
+    long enough, or has seen enough faults all the same.
+    """
     held = goodput.held_wall_seconds
     if held >= LEAST_HELD_SECONDS or len(goodput.faults) >= FEWEST_FAULTS:
         return ""
     hours, faults = LEAST_HELD_SECONDS / 3600, len(goodput.faults)
-    count = counted(faults, "fault") if faults else "no fault"
+    if faults:
+        count = counted(faults, "fault")
+    else:
+        count = "no fault"
     return f"{duration(held)} with nodes and {count} are too little: {hours:g} h or {FEWEST_FAULTS} faults are needed"
 
 
@@ -256,17 +303,25 @@ def _interval(found: MeasuredCosts, goodput: Goodput, situation: CardSettings) -
     rate = found.faults
     if found.save is None or found.step is None or not found.save or found.saves < LEAST_SAVES:
         seen = f"{counted(found.saves, 'save') if found.saves else 'no saves'}"
-        yield Advice("save interval", _now(situation), "cannot tell", (f"{seen} on record, {LEAST_SAVES} are needed",))
+        yield Advice(
+            "save interval",
+            _now(situation),
+            "cannot tell",
+            (f"{seen} on record, {LEAST_SAVES} are needed",),
+        )
         return
     best = daly_interval(rate.mtbf, found.save)
-    every = max(1, round(min(best, situation.task_seconds) / found.step))  # each task saves at its end
+    # each task saves at its end
+    every = max(1, round(min(best, situation.task_seconds) / found.step))
     why = [
         f"a save stops the training for {found.save:,.1f} s (median of {found.saves})",
         f"one fault in {duration(rate.mtbf)} ({rate.source})",
         f"Young {young_interval(rate.mtbf, found.save):,.0f} s, Daly {best:,.0f} s of training between two saves",
     ]
     if rate.faults and math.isfinite(rate.high):
-        why.append(f"the run's own count, {rate.faults}: between {duration(rate.low)} and {duration(rate.high)} (90 %)")
+        why.append(
+            f"the run's own count, {rate.faults}: between {duration(rate.low)} and {duration(rate.high)} (90 %)"
+        )
     saved = None
     if situation.save_every is not None:
         present = situation.save_every * found.step
@@ -276,18 +331,32 @@ def _interval(found: MeasuredCosts, goodput: Goodput, situation: CardSettings) -
         ]
         why.append(f"expected: {shares[0]} for redone work now, {shares[1]} then")
         launches = list(recorded_launches(goodput))
-        saved = replay(launches, present, found.save) - replay(launches, every * found.step, found.save)
+        saved = replay(launches, present, found.save) - replay(
+            launches, every * found.step, found.save
+        )
     yield Advice(
-        "save interval", _now(situation), f"{every} iterations ({duration(every * found.step)})", tuple(why),
-        f"checkpoint.interval = {every}", saved,
-        {"young_seconds": young_interval(rate.mtbf, found.save), "daly_seconds": best, "save_seconds": found.save,
-         "mtbf_seconds": rate.mtbf, "mtbf_low": rate.low, "mtbf_high": rate.high if math.isfinite(rate.high) else None,
-         "iterations": every},
-    )  # fmt: skip
+        "save interval",
+        _now(situation),
+        f"{every} iterations ({duration(every * found.step)})",
+        tuple(why),
+        f"checkpoint.interval = {every}",
+        saved,
+        {
+            "young_seconds": young_interval(rate.mtbf, found.save),
+            "daly_seconds": best,
+            "save_seconds": found.save,
+            "mtbf_seconds": rate.mtbf,
+            "mtbf_low": rate.low,
+            "mtbf_high": rate.high if math.isfinite(rate.high) else None,
+            "iterations": every,
+        },
+    )
 
 
 def _now(situation: CardSettings) -> str:
-    return "none" if situation.save_every is None else f"{situation.save_every} iterations"
+    if situation.save_every is None:
+        return "none"
+    return f"{situation.save_every} iterations"
 
 
 def recorded_launches(goodput: Goodput) -> Iterator[ReplayedLaunch]:
@@ -305,14 +374,17 @@ def recorded_launches(goodput: Goodput) -> Iterator[ReplayedLaunch]:
 
 
 def replay(launches: Sequence[ReplayedLaunch], interval: float, save: float) -> float:
-    """Node-hours that saves and lost work would have cost with a save after every `interval` seconds of training.
+    """Node-hours that saves and lost work would have cost with a save after every `interval`
+    seconds of training.
 
     Each launch starts at a save; one that ends as it should saves once more at its end.
     """
     cost = 0.0
     for launch in launches:
         saves = math.floor(launch.seconds / interval)
-        lost = launch.seconds - saves * interval if launch.failed else 0.0
+        lost = 0.0
+        if launch.failed:
+            lost = launch.seconds - saves * interval
         cost += (saves * save + (0.0 if launch.failed else save) + lost) * launch.nodes / 3600
     return cost
 
@@ -323,7 +395,8 @@ def _spares(found: MeasuredCosts, goodput: Goodput, situation: CardSettings) -> 
     rate = found.node_faults
     expected = situation.nodes * situation.task_seconds / rate.mtbf
     exchange = (found.queue or 0.0) + found.start
-    tasks = goodput.held_wall_seconds / situation.task_seconds  # one that ended early, or runs yet, is a part
+    # one that ended early, or runs yet, is a part
+    tasks = goodput.held_wall_seconds / situation.task_seconds
 
     def cost(spares: int) -> float:
         idle = spares * situation.task_seconds / 3600
@@ -354,7 +427,10 @@ def _spares(found: MeasuredCosts, goodput: Goodput, situation: CardSettings) -> 
 def _array(found: MeasuredCosts, situation: CardSettings) -> Iterator[Advice]:
     if situation.remaining is None or found.step is None or not found.useful_rate:
         yield Advice(
-            "array", "", "cannot tell", ("no step was recorded yet, or the card does not say how many remain",)
+            "array",
+            "",
+            "cannot tell",
+            ("no step was recorded yet, or the card does not say how many remain",),
         )
         return
     left = situation.recent_steps_left
@@ -371,15 +447,32 @@ def _array(found: MeasuredCosts, situation: CardSettings) -> Iterator[Advice]:
         why.append(
             f"a task waits {duration(found.queue)} in the queue, {100 * share:.1f} % of the time: longer ones less"
         )
-    better = "nothing remains" if not tasks else f"{tasks} more tasks" if tasks > 1 else "1 more task"
-    change = f"tr11 launch --array 1-{tasks}" if tasks else ""
-    yield Advice("array", "", better, tuple(why), change, None, {"tasks": tasks, "tasks_of_100_hours": per_100})
+    if not tasks:
+        better = "nothing remains"
+    elif tasks > 1:
+        better = f"{tasks} more tasks"
+    else:
+        better = "1 more task"
+    change = ""
+    if tasks:
+        change = f"tr11 launch --array 1-{tasks}"
+    yield Advice(
+        "array",
+        "",
+        better,
+        tuple(why),
+        change,
+        None,
+        {"tasks": tasks, "tasks_of_100_hours": per_100},
+    )
 
 
 def _margin(found: MeasuredCosts, situation: CardSettings) -> Iterator[Advice]:
     if found.longest_save is None:
         return
-    evaluation = (found.longest_evaluation or 0.0) if situation.evaluates else 0.0
+    evaluation = 0.0
+    if situation.evaluates:
+        evaluation = found.longest_evaluation or 0.0
     need = (found.step or 0.0) + found.longest_save + evaluation
     parts = f"a step {found.step or 0.0:,.1f} s, the longest save {found.longest_save:,.1f} s"
     parts += f", the longest evaluation {evaluation:,.1f} s" if evaluation else ""
@@ -388,13 +481,21 @@ def _margin(found: MeasuredCosts, situation: CardSettings) -> Iterator[Advice]:
     change = f"run.exit_duration_minutes = {minutes}"
     if minutes <= 0:
         change = f"slurm.time_limit = {longer // 60:02d}:{longer % 60:02d}:00"
-    now = "none" if situation.room is None else duration(situation.room)
+    if situation.room is None:
+        now = "none"
+    else:
+        now = duration(situation.room)
     enough = situation.room is not None and situation.room >= need
     numbers: dict[str, float | None] = {"needed_seconds": need, "room_seconds": situation.room}
     yield Advice(
-        "exit margin", now, now if enough else f"{duration(math.ceil(need))} and more", (f"it must hold {parts}",),
-        "" if enough else change, None, numbers,
-    )  # fmt: skip
+        "exit margin",
+        now,
+        now if enough else f"{duration(math.ceil(need))} and more",
+        (f"it must hold {parts}",),
+        "" if enough else change,
+        None,
+        numbers,
+    )
 
 
 def is_worth_it(advice: Advice, goodput: Goodput) -> bool:

@@ -25,7 +25,8 @@ from trainer.contract.phases import read_phases
 from trainer.contract.state_file import read_json
 
 LOST_HOST_DETECTORS = frozenset({"node-lost", "zombie"})
-REQUEUE_SECONDS = 5.0  # clocks differ by less; what is older than the attempt by more is of another life
+# clocks differ by less; what is older than the attempt by more is of another life
+REQUEUE_SECONDS = 5.0
 
 
 def read_attempts(
@@ -56,10 +57,14 @@ def read_attempts(
 def _as_others_saw_it(
     attempt: AttemptHistory, job: Job | None, lost: frozenset[str], cancelled: Mapping[str, float]
 ) -> AttemptHistory:
-    """With what the scheduler and the watchdog know of an end of which the attempt itself could not tell."""
+    """With what the scheduler and the watchdog know of an end of which the attempt itself could not
+    tell.
+    """
     names = {attempt.job_id, attempt.label}
     is_lost = bool(names & lost) or (job is not None and job.state is JobState.NODE_FAIL)
-    ends = [cancelled[name] for name in names if name in cancelled and cancelled[name] >= attempt.start]
+    ends = [
+        cancelled[name] for name in names if name in cancelled and cancelled[name] >= attempt.start
+    ]
     if attempt.ended is not None or attempt.is_running or not ends:
         return replace(attempt, lost_its_host=is_lost)
     return replace(attempt, lost_its_host=is_lost, ended=max(ends), is_running=False)
@@ -78,14 +83,29 @@ def lost_hosts(ledger: Ledger) -> frozenset[str]:
 
 def _cancelled(ledger: Ledger) -> dict[str, float]:
     """When the watchdog ended which job, by either of its numbers."""
-    done = [one for one in replay(ledger).records if one.action == "cancel" and one.result is Result.DONE]
-    return {name: one.time for one in done for name in (one.subject, one.incident.removeprefix("cancel:"))}
+    done = [
+        one
+        for one in replay(ledger).records
+        if one.action == "cancel" and one.result is Result.DONE
+    ]
+    return {
+        name: one.time
+        for one in done
+        for name in (one.subject, one.incident.removeprefix("cancel:"))
+    }
 
 
 def _read_attempt(
-    paths: RunPaths, job_id: str, jobs: Observed[tuple[Job, ...]], job: Job | None, sign: float, read_errors: list[str]
+    paths: RunPaths,
+    job_id: str,
+    jobs: Observed[tuple[Job, ...]],
+    job: Job | None,
+    sign: float,
+    read_errors: list[str],
 ) -> AttemptHistory | None:
-    """One attempt's folder; None when no training began in it (a drill's, or one that left at once)."""
+    """One attempt's folder; None when no training began in it (a drill's, or one that left at
+    once).
+    """
     folder = paths.attempt(job_id)
     record = read_json(folder / "attempt.json")
     if record is None:
@@ -99,8 +119,15 @@ def _read_attempt(
     marker = observed(lambda: EndMarker.read(paths.end_marker(job_id)))
     began = known(phases, ())
     signs = [start, sign, *(record.time for record in began)]
-    signs += [moment for launch in launches for moment in (launch.start, launch.end, launch.first_sign) if moment]
-    signs += [value.time for value in (verdict, marker) if isinstance(value, AttemptVerdict | EndMarker)]
+    signs += [
+        moment
+        for launch in launches
+        for moment in (launch.start, launch.end, launch.first_sign)
+        if moment
+    ]
+    signs += [
+        value.time for value in (verdict, marker) if isinstance(value, AttemptVerdict | EndMarker)
+    ]
     ended, is_running = _end(verdict, jobs, job)
     if ended is None:
         signs.append(last_sign_in(folder))
@@ -129,13 +156,21 @@ def _read_attempt(
 
 
 def lives_of(attempt: AttemptHistory, steps: Sequence[StepMark]) -> Iterator[AttemptHistory]:
-    """The attempt, and before it what the same job was before the scheduler started it again under its old number.
+    """The attempt, and before it what the same job was before the scheduler started it again under
+    its old number.
 
-    Of that life only the phases and the steps are left: the records of its launches were written over.
+    Of that life only the phases and the steps are left: the records of its launches were written
+    over.
     """
-    before = tuple(record for record in attempt.phases if record.time < attempt.start - REQUEUE_SECONDS)
+    before = tuple(
+        record for record in attempt.phases if record.time < attempt.start - REQUEUE_SECONDS
+    )
     if before:
-        logged = (step.time for step in steps if step.job_id == attempt.logged_as and step.time < attempt.start)
+        logged = (
+            step.time
+            for step in steps
+            if step.job_id == attempt.logged_as and step.time < attempt.start
+        )
         yield AttemptHistory(
             job_id=f"{attempt.job_id} (requeued)",
             label=f"{attempt.label}, before",
@@ -160,8 +195,12 @@ def _end(
     """When the attempt gave its nodes back, and whether it still runs; None for what no one says."""
     if job is not None and job.state.is_active:
         return None, True
-    word = verdict.time if isinstance(verdict, AttemptVerdict) and verdict.time else None
-    by_scheduler = job.end_time if job is not None and job.state.is_final else None
+    word = None
+    if isinstance(verdict, AttemptVerdict) and verdict.time:
+        word = verdict.time
+    by_scheduler = None
+    if job is not None and job.state.is_final:
+        by_scheduler = job.end_time
     ended = told_end(by_scheduler, word)
     if ended is not None or (job is not None and job.state.is_final):
         return ended, False
@@ -190,15 +229,21 @@ def _checked(moment: object) -> float:
 
 def _interval(card: Mapping[str, Any], section: str) -> int | None:
     value = (card.get(section) or {}).get("interval")
-    return value if isinstance(value, int) and value > 0 else None
+    if isinstance(value, int) and value > 0:
+        return value
+    return None
 
 
 def _heartbeat_times(paths: RunPaths) -> dict[str, float]:
-    """The last heartbeat of each attempt that still has one; every rank's, for some end before others."""
+    """The last heartbeat of each attempt that still has one; every rank's, for some end before
+    others.
+    """
     found: dict[str, float] = {}
     for path in paths.heartbeats.glob("*.json"):
         value = observed(lambda path=path: read_json(path))  # type: ignore[misc]
-        moment = number_in(value.get("time")) if isinstance(value, dict) else None
+        moment = None
+        if isinstance(value, dict):
+            moment = number_in(value.get("time"))
         if isinstance(value, dict) and moment is not None:
             job_id = str(value.get("job_id"))
             found[job_id] = max(found.get(job_id, 0.0), moment)

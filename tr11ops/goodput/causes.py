@@ -1,4 +1,6 @@
-"""What ended each launch, and so what caused the losses around it; which training was lost to it. Pure."""
+"""What ended each launch, and so what caused the losses around it; which training was lost to it.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,17 @@ from tr11ops.rundir.attempts import AttemptVerdict
 from trainer.contract.end_marker import BAD_REASONS, EndMarker
 from trainer.contract.record import Record
 
-FRESH_SECONDS = 120.0  # who gave a sign within these lives, where the scheduler does not say otherwise
+# who gave a sign within these lives, where the scheduler does not say otherwise
+FRESH_SECONDS = 120.0
 FIRST_START, ROLL_BACK, STALL, SUPERSEDED = "first start", "roll-back", "stall", "superseded"
 OPERATOR, NODE, UNSEEN = "operator", "node", "unknown"
 FAR = 1 << 62
 
 
 class Settled(Record):
-    """An attempt with its end: from `unseen` on nothing is known of it, though it may have held its nodes."""
+    """An attempt with its end: from `unseen` on nothing is known of it, though it may have held its
+    nodes.
+    """
 
     attempt: AttemptHistory
     begin: int
@@ -40,7 +45,9 @@ class Settled(Record):
 
 
 def settle(attempts: Sequence[AttemptHistory], now: float) -> list[Settled]:
-    """Give every attempt an end. Two attempts cannot hold one node at once: the earlier one's end gives way."""
+    """Give every attempt an end. Two attempts cannot hold one node at once: the earlier one's end
+    gives way.
+    """
     settled: list[Settled] = []
     for index, attempt in enumerate(attempts):
         begin, following = min(micro(attempt.start), micro(now)), attempts[index + 1 : index + 2]
@@ -48,7 +55,10 @@ def settle(attempts: Sequence[AttemptHistory], now: float) -> list[Settled]:
         shown = attempt
         if attempt.ended is not None:
             unseen = end = min(end, micro(attempt.ended))
-        elif not (attempt.is_running or (attempt.is_running is None and now - attempt.last_sign <= FRESH_SECONDS)):
+        elif not (
+            attempt.is_running
+            or (attempt.is_running is None and now - attempt.last_sign <= FRESH_SECONDS)
+        ):
             shown = replace(attempt, is_running=False)
             unseen = min(end, micro(attempt.last_sign))
             limits = [micro(other.start) for other in following]
@@ -69,7 +79,9 @@ def settle(attempts: Sequence[AttemptHistory], now: float) -> list[Settled]:
 
 
 class Interruption(Record):
-    """An end that no one meant, in seconds since the epoch. `recovered`: when the training went on; None: not yet."""
+    """An end that no one meant, in seconds since the epoch. `recovered`: when the training went on;
+    None: not yet.
+    """
 
     time: float
     cause: str
@@ -79,7 +91,9 @@ class Interruption(Record):
 
 
 class LaunchChain:
-    """The launches of all attempts in their order: what ended each, and so what caused the next one's start."""
+    """The launches of all attempts in their order: what ended each, and so what caused the next
+    one's start.
+    """
 
     def __init__(self, settled: Sequence[Settled], starts: Sequence[Sequence[Start]]) -> None:
         self._settled = settled
@@ -104,12 +118,18 @@ class LaunchChain:
 
     def last_cause(self, index: int) -> str:
         """What ended that attempt; FIRST_START before the first."""
-        return self._last[index] if index >= 0 else FIRST_START
+        if index >= 0:
+            return self._last[index]
+        return FIRST_START
 
     def starts(self) -> list[tuple[int, int, str]]:
         """(when, iteration, cause) of each time that training began, in the order of time."""
         return sorted(
-            (start.at, start.iteration, ROLL_BACK if start.is_roll_back else self._before[index].get(start.launch, ""))
+            (
+                start.at,
+                start.iteration,
+                ROLL_BACK if start.is_roll_back else self._before[index].get(start.launch, ""),
+            )
             for index, own in enumerate(self._starts)
             for start in own
         )
@@ -135,9 +155,15 @@ class LaunchChain:
             elif piece.bucket in {Bucket.START_UP, Bucket.LOAD}:
                 cause = before.get(piece.launch, "")
             elif piece.bucket is Bucket.RESTART_GAP:
-                cause = own.cause if own is not None else before.get(piece.launch, "")
+                if own is not None:
+                    cause = own.cause
+                else:
+                    cause = before.get(piece.launch, "")
             elif piece.bucket is Bucket.HANG:
-                cause = own.cause if own is not None and piece.to_the_end else STALL
+                if own is not None and piece.to_the_end:
+                    cause = own.cause
+                else:
+                    cause = STALL
             elif piece.bucket is Bucket.OPERATOR_PAUSE:
                 cause = OPERATOR
             elif piece.bucket is Bucket.UNKNOWN:
@@ -146,21 +172,29 @@ class LaunchChain:
         return found
 
     def faults(self) -> Iterator[Interruption]:
-        """Every end that no one meant, in the order of time; not those of a card that could not work."""
+        """Every end that no one meant, in the order of time; not those of a card that could not
+        work.
+        """
         trained = sorted(start.at for own in self._starts for start in own)
         for one, ends in zip(self._settled, self._ends, strict=True):
             attempt = one.attempt
             found = [
-                (launch.first_sign or launch.end, ends[launch.launch], launch.launch) for launch in launches_of(attempt)
+                (launch.first_sign or launch.end, ends[launch.launch], launch.launch)
+                for launch in launches_of(attempt)
             ]
             if not found:
                 found = [(None, _end_without_launch(attempt), 0)]
             for when, end, number in found:
                 if end is None or not end.is_fault or end.cause in {Kind.CONFIGURATION, "refused"}:
                     continue
-                moment = when if when is not None else one.unseen / 1e6
+                if when is not None:
+                    moment = when
+                else:
+                    moment = one.unseen / 1e6
                 place = bisect_right(trained, micro(moment))
-                again = trained[place] / 1e6 if place < len(trained) else None
+                again = None
+                if place < len(trained):
+                    again = trained[place] / 1e6
                 yield Interruption(moment, end.cause, attempt.job_id, number, again)
 
 
@@ -187,10 +221,18 @@ class ClassifiedSegment(NamedTuple):
     to_the_end: bool = False
 
 
-def judged(pieces: Sequence[Sequence[AttemptSegment]], chain: LaunchChain, kept: int) -> list[list[ClassifiedSegment]]:
-    """Tell training that was kept from training that was lost: backwards, for only what came later knows it."""
+def judged(
+    pieces: Sequence[Sequence[AttemptSegment]], chain: LaunchChain, kept: int
+) -> list[list[ClassifiedSegment]]:
+    """Tell training that was kept from training that was lost: backwards, for only what came later
+    knows it.
+    """
     order = sorted(
-        ((piece.start, index, place) for index, own in enumerate(pieces) for place, piece in enumerate(own)),
+        (
+            (piece.start, index, place)
+            for index, own in enumerate(pieces)
+            for place, piece in enumerate(own)
+        ),
         reverse=True,
     )
     starts = chain.starts()
@@ -206,7 +248,9 @@ def judged(pieces: Sequence[Sequence[AttemptSegment]], chain: LaunchChain, kept:
         if piece.bucket is not Bucket.USEFUL:
             told[index].append(ClassifiedSegment(*piece[:4], "", piece.to_the_end))
         elif start >= takeovers[index]:
-            told[index].append(ClassifiedSegment(*piece[:2], Bucket.REDONE, piece.launch, SUPERSEDED))
+            told[index].append(
+                ClassifiedSegment(*piece[:2], Bucket.REDONE, piece.launch, SUPERSEDED)
+            )
         else:
             told[index] += reversed(list(_split(piece, low, cause)))
     return [_merged(reversed(own)) for own in told]
@@ -218,7 +262,10 @@ def _split(piece: AttemptSegment, low: int, cause: str) -> Iterator[ClassifiedSe
         yield ClassifiedSegment(piece.start, piece.end, Bucket.REDONE, piece.launch, cause)
         return
     count = piece.upto - piece.done
-    kept = count if count <= 0 or piece.upto <= low else max(0, low - piece.done)
+    if count <= 0 or piece.upto <= low:
+        kept = count
+    else:
+        kept = max(0, low - piece.done)
     if kept == count:
         yield ClassifiedSegment(piece.start, piece.end, Bucket.USEFUL, piece.launch, "")
         return

@@ -1,7 +1,8 @@
-"""Everything that a run's files say of its past: submissions, attempts, phases, steps, checkpoints, stops, exclusions.
+"""Everything that a run's files say of its past: submissions, attempts, phases, steps, checkpoints,
+stops, exclusions.
 
-Read-only. What could not be read is Unknown, or a line in `read_errors`; nothing is filled in. Times are seconds since
-the epoch.
+Read-only. What could not be read is Unknown, or a line in `read_errors`; nothing is filled in.
+Times are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -40,20 +41,29 @@ class _Metrics:
 
 
 def read_history(
-    directory: RunDirectory, jobs: Observed[tuple[Job, ...]], ledger: Ledger | None = None, scheduler: str = ""
+    directory: RunDirectory,
+    jobs: Observed[tuple[Job, ...]],
+    ledger: Ledger | None = None,
+    scheduler: str = "",
 ) -> History:
-    """Read a run's past. `jobs` are the scheduler's, for what runs now and when what ended gave its nodes back.
+    """Read a run's past. `jobs` are the scheduler's, for what runs now and when what ended gave its
+    nodes back.
 
-    `scheduler` is its name, "" where it is not known: another one's numbers are other jobs'. `ledger` is the run's
-    journal where the caller has read it already.
+    `scheduler` is its name, "" where it is not known: another one's numbers are other jobs'.
+    `ledger` is the run's journal where the caller has read it already.
     """
     paths, read_errors = directory.paths, list[str]()
     metrics = observed(lambda: read_metrics(paths.metrics))
-    steps: Observed[tuple[StepMark, ...]] = metrics if isinstance(metrics, Unknown) else tuple(metrics.steps)
+    steps: Observed[tuple[StepMark, ...]]
+    if isinstance(metrics, Unknown):
+        steps = metrics
+    else:
+        steps = tuple(metrics.steps)
     if isinstance(steps, Unknown):
         read_errors.append(f"steps: {steps.why}")
     last_steps = {step.job_id: step.time for step in known(steps, ())}
-    ledger = read_journal(directory.journal) if ledger is None else ledger
+    if ledger is None:
+        ledger = read_journal(directory.journal)
     attempts = observed(lambda: read_attempts(directory, jobs, last_steps, read_errors, ledger))
     if not isinstance(attempts, Unknown):
         lives = (life for attempt in attempts for life in lives_of(attempt, known(steps, ())))
@@ -67,11 +77,16 @@ def read_history(
         read_errors.append(f"submissions: {submissions.why}")
     read_errors += unread
     read_errors += [str(fault) for fault in ledger.faults if fault.kind != "torn"][:3]
-    found = metrics if isinstance(metrics, _Metrics) else _Metrics()
+    if isinstance(metrics, _Metrics):
+        found = metrics
+    else:
+        found = _Metrics()
     return History(
         name=paths.name,
         variant=paths.variant,
-        submissions=submissions if isinstance(submissions, Unknown) else tuple(reversed(submissions)),
+        submissions=submissions
+        if isinstance(submissions, Unknown)
+        else tuple(reversed(submissions)),
         attempts=attempts,
         steps=steps,
         checkpoints=observed(lambda: _read_checkpoints(paths)),
@@ -85,7 +100,10 @@ def read_history(
 
 
 def _waits(
-    directory: RunDirectory, jobs: Observed[tuple[Job, ...]], submissions: tuple[Submission, ...], scheduler: str
+    directory: RunDirectory,
+    jobs: Observed[tuple[Job, ...]],
+    submissions: tuple[Submission, ...],
+    scheduler: str,
 ) -> bool | None:
     if isinstance(jobs, Unknown):
         return None
@@ -95,7 +113,9 @@ def _waits(
 
 # ----------------------------------------------------------------------------- steps
 def read_metrics(path: Path) -> _Metrics:
-    """One pass that keeps some hundred bytes of a step. Raises OSError where the file is unreadable."""
+    """One pass that keeps some hundred bytes of a step. Raises OSError where the file is
+    unreadable.
+    """
     found = _Metrics()
     for record in records(path):
         if record.time is None:
@@ -117,7 +137,10 @@ def _read_checkpoints(paths: RunPaths) -> tuple[CheckpointMark, ...]:
         try:
             with open_for_reading(paths.checkpoint(step) / MANIFEST_FILE) as stream:
                 match = _CREATED.search(stream.read(8192).decode("utf-8", "replace"))
-                when = float(match.group(1)) if match else os.fstat(stream.fileno()).st_mtime
+                if match:
+                    when = float(match.group(1))
+                else:
+                    when = os.fstat(stream.fileno()).st_mtime
         except FileNotFoundError:
             continue
         found.append(CheckpointMark(step, when))
@@ -126,15 +149,19 @@ def _read_checkpoints(paths: RunPaths) -> tuple[CheckpointMark, ...]:
 
 # ----------------------------------------------------------------------------- what people did
 def _pauses(entries: Iterable[JournalEntry], directory: RunDirectory) -> tuple[Period, ...]:
-    """When the kill switch or a pause was in force, by the journal, and what lies there now, no matter who put it
-    there."""
+    """When the kill switch or a pause was in force, by the journal, and what lies there now, no
+    matter who put it there.
+    """
     names = {"kill-switch-set": "kill switch", "pause": "pause"}
     found: list[Period] = []
     held: dict[str, JournalEntry] = {}
     for entry in entries:
         if entry.kind in names:
             held.setdefault(names[entry.kind], entry)
-        lifted = ["kill switch"] if entry.kind == "kill-switch-released" else []
+        if entry.kind == "kill-switch-released":
+            lifted = ["kill switch"]
+        else:
+            lifted = []
         if entry.kind == "resumed":
             lifted = [str(name) for name in entry.data.get("switches", ())]
         found += [_period(name, held.pop(name), entry.time) for name in lifted if name in held]
@@ -143,7 +170,9 @@ def _pauses(entries: Iterable[JournalEntry], directory: RunDirectory) -> tuple[P
         if since is None:
             held.pop(name, None)  # it was removed by hand, no one knows when
         else:
-            found.append(_period(name, held[name], None) if name in held else Period(since, None, name))
+            found.append(
+                _period(name, held[name], None) if name in held else Period(since, None, name)
+            )
     return tuple(sorted(found, key=lambda period: period.start))
 
 

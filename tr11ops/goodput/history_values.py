@@ -1,4 +1,6 @@
-"""What is known of a run's past: frozen values, read by `history`. Times are seconds since the epoch."""
+"""What is known of a run's past: frozen values, read by `history`. Times are seconds since the
+epoch.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def micro(seconds: float) -> int:
 
 
 class StepMark(NamedTuple):
-    """One logged step: `seconds` is what one iteration took, without saves and evaluations; None where not told."""
+    """One logged step: `seconds` is what one iteration took, without saves and evaluations; None
+    where not told.
+    """
 
     time: float
     iteration: int
@@ -35,7 +39,9 @@ class CheckpointMark(NamedTuple):
 
 
 class Period(Record):
-    """Something that was in force from `start` to `end` (None: still): a stop switch, a hold, a node's exclusion."""
+    """Something that was in force from `start` to `end` (None: still): a stop switch, a hold, a
+    node's exclusion.
+    """
 
     start: float
     end: float | None
@@ -50,17 +56,20 @@ class Period(Record):
 
 def edges(stretches: Iterable[Period | LaunchRecord]) -> set[int]:
     """When each begins, and ends as far as it does, in whole microseconds."""
-    return {micro(moment) for one in stretches for moment in (one.start, one.end) if moment is not None}
+    return {
+        micro(moment) for one in stretches for moment in (one.start, one.end) if moment is not None
+    }
 
 
 class AttemptHistory(Record):
     """One allocation. `nodes` are all that it held, spares included.
 
-    `ended` is when it gave its nodes back: None where it did not say so itself and the scheduler does not know;
-    `is_running` is the scheduler's word, None where there is none. `last_sign`: the last moment it is known to have
-    lived. `limit`: its time limit in seconds. `save_every`, `evaluate_every`: the card's intervals, in iterations.
-    `logged_as` is the job's number in the log of steps. `lost_its_host`: the node of its batch script was lost, as the
-    watchdog or the scheduler said: no one was left there to say how it ended.
+    `ended` is when it gave its nodes back: None where it did not say so itself and the scheduler
+    does not know; `is_running` is the scheduler's word, None where there is none. `last_sign`: the
+    last moment it is known to have lived. `limit`: its time limit in seconds. `save_every`,
+    `evaluate_every`: the card's intervals, in iterations. `logged_as` is the job's number in the
+    log of steps. `lost_its_host`: the node of its batch script was lost, as the watchdog or the
+    scheduler said: no one was left there to say how it ended.
     """
 
     job_id: str

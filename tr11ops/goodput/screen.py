@@ -26,7 +26,9 @@ LONGEST_BAR = 40
 
 
 class Paper(Record):
-    """What the account is written on. `price`: of one node-hour, None where no one asked for the cost."""
+    """What the account is written on. `price`: of one node-hour, None where no one asked for the
+    cost.
+    """
 
     width: int
     unicode: bool
@@ -36,12 +38,16 @@ class Paper(Record):
 
     @property
     def unit(self) -> str:
-        return "node-hours" if self.hours else "node-seconds"
+        if self.hours:
+            return "node-hours"
+        return "node-seconds"
 
     def amount(self, micros: int) -> str:
         """Node-microseconds in that unit."""
         count = micros / (3.6e9 if self.hours else 1e6)
-        return f"{count:,.2f}" if count < 100 else f"{count:,.1f}"
+        if count < 100:
+            return f"{count:,.2f}"
+        return f"{count:,.1f}"
 
     def clock(self, seconds: float) -> str:
         return timestamp(seconds, self.zone, MINUTE)
@@ -49,14 +55,20 @@ class Paper(Record):
     def fit(self, text: str) -> str:
         """One line that does not run over."""
         line = plain(text, self.unicode).rstrip()
-        return line if len(line) <= self.width else line[: self.width - 3] + "..."
+        if len(line) <= self.width:
+            return line
+        return line[: self.width - 3] + "..."
 
 
 def screen(goodput: Goodput, history: History, by: str | None, paper: Paper) -> Iterator[str]:
-    """All lines: the verdict, the buckets, faults, and what `by` asks for (attempt, cause, day, week)."""
+    """All lines: the verdict, the buckets, faults, and what `by` asks for (attempt, cause, day,
+    week).
+    """
     total = goodput.total
     paper = replace(paper, hours=total.node_hours >= LEAST_NODE_HOURS)
-    yield paper.fit(f"{history.name} / {history.variant}   {paper.clock(goodput.begin)} to {paper.clock(goodput.end)}")
+    yield paper.fit(
+        f"{history.name} / {history.variant}   {paper.clock(goodput.begin)} to {paper.clock(goodput.end)}"
+    )
     if not total.node_micros:
         yield "nothing was submitted and nothing ran in this time: there is nothing to account for"
         return
@@ -81,39 +93,58 @@ def screen(goodput: Goodput, history: History, by: str | None, paper: Paper) -> 
 def _verdict(goodput: Goodput, paper: Paper) -> Iterator[str]:
     total, useful, ratio = goodput.total, goodput.useful_of_held, goodput.effective_time_ratio
     held = f"{paper.amount(total.held_micros)} {paper.unit} held"
-    cost = f", {_money(total.held_micros, paper)}" if paper.price is not None else ""
-    share = "nothing was held yet" if useful is None else f"{_percent(useful)} of it trained what was kept"
+    cost = ""
+    if paper.price is not None:
+        cost = f", {_money(total.held_micros, paper)}"
+    if useful is None:
+        share = "nothing was held yet"
+    else:
+        share = f"{_percent(useful)} of it trained what was kept"
     yield paper.fit(f"{held}{cost}: {share}")
     if ratio is not None:
-        yield paper.fit(f"ETTR {_percent(ratio)}: the share of all this time, waits included, that did")
+        yield paper.fit(
+            f"ETTR {_percent(ratio)}: the share of all this time, waits included, that did"
+        )
 
 
 def _bucket_rows(goodput: Goodput, paper: Paper) -> Iterator[str]:
     total, buckets = goodput.total, goodput.buckets
-    cost = f"{'cost':>13}" if paper.price is not None else ""
+    cost = ""
+    if paper.price is not None:
+        cost = f"{'cost':>13}"
     head = f"{'':{LABEL}}{paper.unit:>12} {'share':>7} {'spare':>10}{cost}"
     yield head
     largest = max(amount.node_micros for amount in buckets.values())
     for bucket in Bucket:
         amount = buckets[bucket]
-        spent = f"{_money(amount.held_micros, paper):>13}" if paper.price is not None else ""
+        spent = ""
+        if paper.price is not None:
+            spent = f"{_money(amount.held_micros, paper):>13}"
         drawn = _drawn(amount.node_micros / largest, paper.width - len(head) - 2, paper.unicode)
         yield paper.fit(
             f"{bucket:{LABEL}}{_figures(amount, amount.node_micros / total.node_micros, paper)}{spent}  {drawn}"
         )
-    spent = f"{_money(total.held_micros, paper):>13}" if paper.price is not None else ""
+    spent = ""
+    if paper.price is not None:
+        spent = f"{_money(total.held_micros, paper):>13}"
     yield paper.fit(f"{'total':{LABEL}}{_figures(total, 1.0, paper)}{spent}")
 
 
 def _drawn(share: float, width: int, unicode: bool) -> str:
-    """A bar without a ground, so that short ones can be compared; a trace where there is something at all."""
+    """A bar without a ground, so that short ones can be compared; a trace where there is something
+    at all.
+    """
     count = round(share * min(width, LONGEST_BAR))
-    trace = "." if share and not count else ""
+    trace = ""
+    if share and not count:
+        trace = "."
     return ("█" if unicode else "#") * count or trace
 
 
 def _figures(amount: Amount, share: float, paper: Paper) -> str:
-    spare = paper.amount(amount.spare_micros) if amount.spare_micros else ""
+    spare = ""
+    if amount.spare_micros:
+        spare = paper.amount(amount.spare_micros)
     return f"{paper.amount(amount.node_micros):>12} {_percent(share):>7} {spare:>10}"
 
 
@@ -124,9 +155,13 @@ def _fault_rows(goodput: Goodput, paper: Paper) -> Iterator[str]:
         return
     count = len(goodput.faults)
     each = f"{paper.amount(goodput.total.held_micros // count)} {paper.unit}"
-    yield paper.fit(f"{counted(count, 'fault')}: one in {duration(between)} with nodes held ({each})")
+    yield paper.fit(
+        f"{counted(count, 'fault')}: one in {duration(between)} with nodes held ({each})"
+    )
     if recover is not None:
-        yield paper.fit(f"training went on {duration(recover)} after the first sign of a fault, in the mean")
+        yield paper.fit(
+            f"training went on {duration(recover)} after the first sign of a fault, in the mean"
+        )
 
 
 def _attempt_rows(goodput: Goodput, history: History, paper: Paper) -> Iterator[str]:
@@ -136,7 +171,9 @@ def _attempt_rows(goodput: Goodput, history: History, paper: Paper) -> Iterator[
         spans = groups.get(attempt.job_id, ())
         if not spans:
             continue
-        yield paper.fit(f"{_spending(attempt.label, spans, paper)}  {_said(paper.clock(attempt.start), _worst(spans))}")
+        yield paper.fit(
+            f"{_spending(attempt.label, spans, paper)}  {_said(paper.clock(attempt.start), _worst(spans))}"
+        )
         for launch in attempt.launches if len(attempt.launches) > 1 else ():
             own = [span for span in spans if span.launch == launch.launch]
             if own:
@@ -167,11 +204,15 @@ def _worst(spans: Sequence[AccountSpan]) -> str:
 
 
 def _cause_rows(goodput: Goodput, paper: Paper) -> Iterator[str]:
-    """What was lost, by what caused it; saves and evaluations are the price of the training, and have none."""
+    """What was lost, by what caused it; saves and evaluations are the price of the training, and
+    have none.
+    """
     yield f"{'lost to':{LABEL}}{paper.unit:>12} {'share':>7} {'faults':>10}  most of it"
     total = goodput.total.node_micros
     causes = goodput.by(lambda span: span.cause)
-    for cause in sorted((cause for cause in causes if cause), key=lambda cause: -causes[cause].node_micros):
+    for cause in sorted(
+        (cause for cause in causes if cause), key=lambda cause: -causes[cause].node_micros
+    ):
         amount = causes[cause]
         count = sum(fault.cause == cause for fault in goodput.faults)
         worst = _worst([span for span in goodput.spans if span.cause == cause])
@@ -202,7 +243,9 @@ def periods(goodput: Goodput, days: int, zone: tzinfo | None) -> Iterator[Goodpu
 
 
 # ----------------------------------------------------------------------------- JSON
-def document(goodput: Goodput, history: History, zone: tzinfo | None, price: float | None = None) -> dict[str, Any]:
+def document(
+    goodput: Goodput, history: History, zone: tzinfo | None, price: float | None = None
+) -> dict[str, Any]:
     """Everything as one JSON object. Node-microseconds are whole numbers, and add up exactly."""
     causes = goodput.by(lambda span: span.cause)
     return {
@@ -212,7 +255,9 @@ def document(goodput: Goodput, history: History, zone: tzinfo | None, price: flo
         "begin": goodput.begin,
         "end": goodput.end,
         "total": _amount(goodput.total, price),
-        "buckets": {str(bucket): _amount(amount, price) for bucket, amount in goodput.buckets.items()},
+        "buckets": {
+            str(bucket): _amount(amount, price) for bucket, amount in goodput.buckets.items()
+        },
         "useful_of_held": goodput.useful_of_held,
         "effective_training_time_ratio": goodput.effective_time_ratio,
         "mtbf_seconds": goodput.seconds_between_faults,
@@ -260,7 +305,9 @@ def _amount(amount: Amount, price: float | None) -> dict[str, Any]:
         "wall_microseconds": amount.wall_micros,
         "node_hours": amount.node_hours,
     }
-    return value if price is None else {**value, "cost": amount.held_hours * price}
+    if price is None:
+        return value
+    return {**value, "cost": amount.held_hours * price}
 
 
 def _sums(spans: Sequence[AccountSpan]) -> dict[str, int]:

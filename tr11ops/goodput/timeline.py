@@ -1,7 +1,8 @@
-"""One attempt cut into pieces of time, each with what it was spent on. Pure; all moments are whole microseconds.
+"""One attempt cut into pieces of time, each with what it was spent on. Pure; all moments are whole
+microseconds.
 
-The trainer's own record of phases says it where there is one. For attempts of before that record it is inferred from
-the times of the logged steps, and what stays open is unknown.
+The trainer's own record of phases says it where there is one. For attempts of before that record it
+is inferred from the times of the logged steps, and what stays open is unknown.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from trainer.contract.record import Record
 STALL_FACTOR = 10  # an iteration that takes so many usual ones stood still
 STALL_FLOOR = 10_000_000  # and at least this long
 SKEW = 1_000_000  # clocks of two ranks' nodes that differ by more are set right
-INFERENCE_SLACK = 1_000_000  # what a step may take beyond its own measure before something else is looked for
+# what a step may take beyond its own measure before something else is looked for
+INFERENCE_SLACK = 1_000_000
 
 
 class Bucket(StrEnum):
@@ -44,7 +46,8 @@ class Bucket(StrEnum):
     UNKNOWN = "unknown"
 
 
-# The phases of `trainer.contract.phases`, and four that only the controller sees: before, teardown, between, unseen.
+# The phases of `trainer.contract.phases`, and four that only the controller sees: before, teardown,
+# between, unseen.
 BUCKETS = {
     "before": Bucket.START_UP,
     "starting": Bucket.START_UP,
@@ -72,9 +75,11 @@ class PhaseMark(NamedTuple):
 
 
 class AttemptSegment(NamedTuple):
-    """A stretch of one attempt. Of training (`bucket` USEFUL) it is known which iterations it was spent on.
+    """A stretch of one attempt. Of training (`bucket` USEFUL) it is known which iterations it was
+    spent on.
 
-    These are `done` + 1 to `upto`; a piece that led to no whole iteration `is_partial`, and what it did is lost.
+    These are `done` + 1 to `upto`; a piece that led to no whole iteration `is_partial`, and what it
+    did is lost.
     """
 
     start: int
@@ -106,7 +111,11 @@ class EndCause(Record):
 def launch_end(attempt: AttemptHistory, launch: LaunchRecord) -> EndCause | None:
     """How a launch ended; None while it runs."""
     marker = attempt.marker
-    if isinstance(marker, EndMarker) and marker.launch == launch.launch and marker.reason not in {"error", "refused"}:
+    if (
+        isinstance(marker, EndMarker)
+        and marker.launch == launch.launch
+        and marker.reason not in {"error", "refused"}
+    ):
         return EndCause(marker.reason, False)
     if launch.cause:
         return EndCause(launch.cause, launch.cause != ORDERLY)
@@ -121,19 +130,29 @@ def end_without_word(attempt: AttemptHistory) -> EndCause:
 
 
 def launches_of(attempt: AttemptHistory) -> tuple[LaunchRecord, ...]:
-    """The attempt's launches; one for all of it where the records are missing and something was trained."""
+    """The attempt's launches; one for all of it where the records are missing and something was
+    trained.
+    """
     if attempt.launches or not attempt.phases:
         return attempt.launches
     numbers = sorted({record.launch for record in attempt.phases})
-    begins = {number: min(r.time for r in attempt.phases if r.launch == number) for number in numbers}
+    begins = {
+        number: min(r.time for r in attempt.phases if r.launch == number) for number in numbers
+    }
     return tuple(LaunchRecord(number, attempt.nodes, begins[number]) for number in numbers)
 
 
 # ----------------------------------------------------------------------------- what happened when
 def marks_of(
-    attempt: AttemptHistory, steps: Sequence[StepMark], saved: Sequence[int], validations: Sequence[int], end: int
+    attempt: AttemptHistory,
+    steps: Sequence[StepMark],
+    saved: Sequence[int],
+    validations: Sequence[int],
+    end: int,
 ) -> list[PhaseMark]:
-    """The attempt's phases from its start to `end`, in order. `saved`, `validations`: when something was finished."""
+    """The attempt's phases from its start to `end`, in order. `saved`, `validations`: when
+    something was finished.
+    """
     begin = min(micro(attempt.start), end)
     launches = launches_of(attempt)
     if not launches and not steps:
@@ -145,17 +164,32 @@ def marks_of(
     marks = [PhaseMark(begin, "before", 0, 0)]
 
     def add(mark: PhaseMark, latest: int) -> None:
-        """Clocks jump and differ: no mark may come before the one before it, nor after what it is a part of."""
+        """Clocks jump and differ: no mark may come before the one before it, nor after what it is a
+        part of.
+        """
         marks.append(mark._replace(at=max(min(mark.at, latest), marks[-1].at)))
 
     for index, launch in enumerate(launches):
         number = launch.launch
-        until = min(end, micro(launches[index + 1].start)) if index + 1 < len(launches) else end
-        closing = min(until, micro(launch.end)) if launch.end is not None else until
+        if index + 1 < len(launches):
+            until = min(end, micro(launches[index + 1].start))
+        else:
+            until = end
+        if launch.end is not None:
+            closing = min(until, micro(launch.end))
+        else:
+            closing = until
         over = launch_end(attempt, launch)
-        failed = micro(launch.first_sign) if over is not None and over.is_fault and launch.first_sign else closing
+        if over is not None and over.is_fault and launch.first_sign:
+            failed = micro(launch.first_sign)
+        else:
+            failed = closing
         add(PhaseMark(micro(launch.start), "starting", 0, number), closing)
-        found = [PhaseMark(micro(r.time), r.phase, r.iteration, number) for r in attempt.phases if r.launch == number]
+        found = [
+            PhaseMark(micro(r.time), r.phase, r.iteration, number)
+            for r in attempt.phases
+            if r.launch == number
+        ]
         own = [step for step in steps if micro(launch.start) <= micro(step.time) <= closing]
         for mark in found or _inferred(attempt, launch, own, saved, validations):
             add(mark, min(failed, closing))
@@ -173,10 +207,15 @@ def _inferred(
     saved: Sequence[int],
     validations: Sequence[int],
 ) -> Iterator[PhaseMark]:
-    """Phases from the steps' own times, for a launch that recorded none. Start-up and load are not told apart."""
+    """Phases from the steps' own times, for a launch that recorded none. Start-up and load are not
+    told apart.
+    """
     if not steps:
         return
-    stride = min((b.iteration - a.iteration for a, b in pairwise(steps) if b.iteration > a.iteration), default=1)
+    stride = min(
+        (b.iteration - a.iteration for a, b in pairwise(steps) if b.iteration > a.iteration),
+        default=1,
+    )
     first, number = steps[0], launch.launch
     begun = micro(first.time - (first.seconds or 0.0) * stride)
     yield PhaseMark(begun, "training", first.iteration - stride, number)
@@ -190,26 +229,36 @@ def _inferred(
             continue
         until = begin + excess
         save_end = next((moment for moment in saved if begin < moment <= until), None)
-        saves = save_end is not None or bool(attempt.save_every and before.iteration % attempt.save_every == 0)
+        saves = save_end is not None or bool(
+            attempt.save_every and before.iteration % attempt.save_every == 0
+        )
         evaluates = any(begin < moment <= until + INFERENCE_SLACK for moment in validations)
         if saves:
             yield PhaseMark(begin, "saving", before.iteration, number)
         if evaluates:
             yield PhaseMark(
-                save_end or begin, "evaluating" if save_end or not saves else "unseen", before.iteration, number
+                save_end or begin,
+                "evaluating" if save_end or not saves else "unseen",
+                before.iteration,
+                number,
             )
         if not saves and not evaluates:
             yield PhaseMark(begin, "unseen", before.iteration, number)
         yield PhaseMark(until, "training", before.iteration, number)
     marker = attempt.marker
-    if isinstance(marker, EndMarker) and marker.launch in {number, 0} and marker.reason not in {"error", "refused"}:
+    if (
+        isinstance(marker, EndMarker)
+        and marker.launch in {number, 0}
+        and marker.reason not in {"error", "refused"}
+    ):
         last = steps[-1]
         if marker.checkpoint_step == last.iteration:
             yield PhaseMark(micro(last.time), "saving", last.iteration, number)
         yield PhaseMark(micro(marker.time), "ending", last.iteration, number)
 
 
-# ----------------------------------------------------------------------------- training, iteration by iteration
+# ----------------------------------------------------------------------------- training, iteration
+# by iteration
 def starts_of(marks: Sequence[PhaseMark]) -> Iterator[Start]:
     """Each time that training began at another iteration than it had come to."""
     launch, reached = 0, -1
@@ -223,9 +272,15 @@ def starts_of(marks: Sequence[PhaseMark]) -> Iterator[Start]:
 
 
 def pieces_of(
-    attempt: AttemptHistory, marks: Sequence[PhaseMark], steps: Sequence[StepMark], end: int, usual: int | None
+    attempt: AttemptHistory,
+    marks: Sequence[PhaseMark],
+    steps: Sequence[StepMark],
+    end: int,
+    usual: int | None,
 ) -> Iterator[AttemptSegment]:
-    """The attempt from its start to `end` without a gap. `usual`: an iteration's time, where the launch has few."""
+    """The attempt from its start to `end` without a gap. `usual`: an iteration's time, where the
+    launch has few.
+    """
     moments = _moments(marks, steps)
     runs = attempt.is_running is not False and attempt.ended is None
     for index, mark in enumerate(marks):
@@ -234,9 +289,13 @@ def pieces_of(
         if until <= mark.at:
             continue
         if mark.phase not in STEPPING:
-            yield AttemptSegment(mark.at, until, BUCKETS.get(mark.phase, Bucket.UNKNOWN), mark.launch)
+            yield AttemptSegment(
+                mark.at, until, BUCKETS.get(mark.phase, Bucket.UNKNOWN), mark.launch
+            )
             continue
-        following = marks[index + 1] if index + 1 < len(marks) else None
+        following = None
+        if index + 1 < len(marks):
+            following = marks[index + 1]
         still_runs = runs and following is None
         if mark.phase == "compiling" and (still_runs or _goes_on(following)):
             yield from _compiling(mark, until, following, usual)
@@ -245,14 +304,26 @@ def pieces_of(
 
 
 def _goes_on(following: PhaseMark | None) -> bool:
-    """Whether the trainer itself came to the next phase: nothing broke, and it did not stand still to the end."""
-    return following is not None and following.phase not in {"teardown", "between", "starting", "ended"}
+    """Whether the trainer itself came to the next phase: nothing broke, and it did not stand still
+    to the end.
+    """
+    return following is not None and following.phase not in {
+        "teardown",
+        "between",
+        "starting",
+        "ended",
+    }
 
 
-def _compiling(mark: PhaseMark, until: int, following: PhaseMark | None, usual: int | None) -> Iterator[AttemptSegment]:
+def _compiling(
+    mark: PhaseMark, until: int, following: PhaseMark | None, usual: int | None
+) -> Iterator[AttemptSegment]:
     """Steps whose code was made in them: what they took beyond usual ones is start-up."""
     done = mark.iteration
-    upto = done if following is None else max(done, following.iteration)
+    if following is None:
+        upto = done
+    else:
+        upto = max(done, following.iteration)
     trained = min((usual or 0) * (upto - done), until - mark.at)
     if until - trained > mark.at:
         yield AttemptSegment(mark.at, until - trained, Bucket.START_UP, mark.launch)
@@ -261,11 +332,15 @@ def _compiling(mark: PhaseMark, until: int, following: PhaseMark | None, usual: 
 
 
 def _moments(marks: Sequence[PhaseMark], steps: Sequence[StepMark]) -> list[tuple[int, int]]:
-    """(when, iteration) of the steps, by the clock of the phases: the last rank writes one, the first the other."""
+    """(when, iteration) of the steps, by the clock of the phases: the last rank writes one, the
+    first the other.
+    """
     plain = [(micro(step.time), step.iteration) for step in steps]
     saves = {mark.iteration: mark.at for mark in marks if mark.phase in {"saving", "evaluating"}}
     offsets = [saves[iteration] - moment for moment, iteration in plain if iteration in saves]
-    offset = int(median(offsets)) if offsets else 0
+    offset = 0
+    if offsets:
+        offset = int(median(offsets))
     if abs(offset) > SKEW:
         plain = [(moment + offset, iteration) for moment, iteration in plain]
     return sorted(plain)
@@ -281,7 +356,9 @@ def _training(
 ) -> Iterator[AttemptSegment]:
     """One stretch of the phase `training`, cut at the steps in it; what stood still is a hang."""
     cuts = _cuts(mark, until, moments)
-    rates = sorted((b[0] - a[0]) // (b[1] - a[1]) for a, b in pairwise([(mark.at, mark.iteration), *cuts]))
+    rates = sorted(
+        (b[0] - a[0]) // (b[1] - a[1]) for a, b in pairwise([(mark.at, mark.iteration), *cuts])
+    )
     pace = rates[len(rates) // 2] if len(rates) >= 3 or (usual is None and rates) else usual
     at, done = mark.at, mark.iteration
     for moment, iteration in cuts:
@@ -290,7 +367,8 @@ def _training(
     if at >= until:
         return
     in_order = _goes_on(following)
-    if following is not None and in_order and following.iteration > done:  # steps that were not logged
+    # steps that were not logged
+    if following is not None and in_order and following.iteration > done:
         yield from _steps(at, until, done, following.iteration, pace, mark.launch)
     elif in_order:  # between a step's record and what follows it
         yield AttemptSegment(at, until, Bucket.USEFUL, mark.launch, max(0, done - 1), done)
@@ -298,7 +376,9 @@ def _training(
         yield from _steps(at, until, done, done + 1, pace, mark.launch)
     else:
         working = until if pace is None else min(until, at + pace)
-        yield AttemptSegment(at, working, Bucket.USEFUL, mark.launch, done, done + 1, is_partial=True)
+        yield AttemptSegment(
+            at, working, Bucket.USEFUL, mark.launch, done, done + 1, is_partial=True
+        )
         if working < until:
             yield AttemptSegment(working, until, Bucket.HANG, mark.launch, to_the_end=True)
 
@@ -307,7 +387,10 @@ def _cuts(mark: PhaseMark, until: int, moments: Sequence[tuple[int, int]]) -> li
     """The steps of this stretch that lead on, each later than the one before."""
     cuts: list[tuple[int, int]] = []
     at, done = mark.at, mark.iteration
-    first, last = bisect_right(moments, (at, sys.maxsize)), bisect_right(moments, (until, sys.maxsize))
+    first, last = (
+        bisect_right(moments, (at, sys.maxsize)),
+        bisect_right(moments, (until, sys.maxsize)),
+    )
     for moment, iteration in moments[first:last]:
         if moment > at and iteration > done:
             cuts.append((moment, iteration))
@@ -315,8 +398,13 @@ def _cuts(mark: PhaseMark, until: int, moments: Sequence[tuple[int, int]]) -> li
     return cuts
 
 
-def _steps(start: int, end: int, done: int, upto: int, pace: int | None, launch: int) -> Iterator[AttemptSegment]:
-    expected = None if pace is None else pace * (upto - done)
+def _steps(
+    start: int, end: int, done: int, upto: int, pace: int | None, launch: int
+) -> Iterator[AttemptSegment]:
+    if pace is None:
+        expected = None
+    else:
+        expected = pace * (upto - done)
     if expected is not None and end - start > max(STALL_FACTOR * expected, expected + STALL_FLOOR):
         yield AttemptSegment(start, end - expected, Bucket.HANG, launch)
         start = end - expected

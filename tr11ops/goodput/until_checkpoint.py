@@ -1,4 +1,6 @@
-"""What a run's past says of one checkpoint, for the card of the model that is published from it. Pure."""
+"""What a run's past says of one checkpoint, for the card of the model that is published from it.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from tr11ops.hub.model_card import TrainingHistory
 from trainer.contract.manifest import Manifest
 
 
-def past_until(history: History | None, goodput: Goodput | None, manifest: Manifest) -> TrainingHistory:
+def past_until(
+    history: History | None, goodput: Goodput | None, manifest: Manifest
+) -> TrainingHistory:
     """How the training went until the checkpoint was saved; what cannot be read is unknown."""
     saved = manifest.created
     if history is None or goodput is None or isinstance(history.attempts, Unknown):

@@ -1,7 +1,8 @@
-"""A shift as an entry of a chronicle: what happened, on what evidence, what was done, what it cost. Pure.
+"""A shift as an entry of a chronicle: what happened, on what evidence, what was done, what it cost.
+Pure.
 
-A chronicle is written for those who read it in a year: each fault has a heading of its own, with everything that was
-done until the training went on; what belongs to no fault comes at the end.
+A chronicle is written for those who read it in a year: each fault has a heading of its own, with
+everything that was done until the training went on; what belongs to no fault comes at the end.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from datetime import tzinfo
 
 from tr11ops.base.units import DAY, counted, duration, timestamp
 from tr11ops.handover.shift import Handover, ShiftInterruption
-from tr11ops.handover.text import clock, one_line, progress_sentence, timed_events, trouble_sentence, wrapped
+from tr11ops.handover.text import (
+    clock,
+    one_line,
+    progress_sentence,
+    timed_events,
+    trouble_sentence,
+    wrapped,
+)
 from trainer.contract.record import Record
 
 BEFORE_SECONDS = 300.0  # an alert that began so shortly before a fault is its first sign
@@ -33,7 +41,10 @@ def chronicle(handover: Handover, zone: tzinfo | None) -> str:
 
 def _lines(given: Handover, zone: tzinfo | None) -> Iterator[str]:
     first, last = timestamp(given.since, zone, DAY), timestamp(given.until, zone, DAY)
-    days = first if first == last else f"{first} to {last}"
+    if first == last:
+        days = first
+    else:
+        days = f"{first} to {last}"
     yield f"## {days}: {one_line(given.run)} / {one_line(given.variant)}"
     yield ""
     yield from wrapped(_summary(given), "")
@@ -53,20 +64,31 @@ def _lines(given: Handover, zone: tzinfo | None) -> Iterator[str]:
 
 
 def _summary(given: Handover) -> str:
-    progress = "No iteration is on record." if given.progress is None else progress_sentence(given.progress)
+    if given.progress is None:
+        progress = "No iteration is on record."
+    else:
+        progress = progress_sentence(given.progress)
     count = len(given.restarts)
-    faults = (
-        "No fault."
-        if not count
-        else f"{counted(count, 'fault')}, {sum(map(_hours, given.restarts)):,.1f} node hours lost."
-    )
-    saved = f" {counted(len(given.checkpoints), 'checkpoint')} made." if given.checkpoints else ""
+    if not count:
+        faults = "No fault."
+    else:
+        faults = (
+            f"{counted(count, 'fault')}, {sum(map(_hours, given.restarts)):,.1f} node hours lost."
+        )
+    saved = ""
+    if given.checkpoints:
+        saved = f" {counted(len(given.checkpoints), 'checkpoint')} made."
     return f"{progress}{saved} {faults}"
 
 
 def _episodes(given: Handover) -> tuple[list[_Episode], list[tuple[float, str]]]:
-    """Every event of the shift once: with the fault whose time it lies in, the later one of two, else in the rest."""
-    ends = [fault.time + fault.down if fault.down is not None else given.until for fault in given.restarts]
+    """Every event of the shift once: with the fault whose time it lies in, the later one of two,
+    else in the rest.
+    """
+    ends = [
+        fault.time + fault.down if fault.down is not None else given.until
+        for fault in given.restarts
+    ]
     found: list[list[tuple[float, str]]] = [[] for _ in given.restarts]
     rest: list[tuple[float, str]] = []
     alerts = ((trouble.time, f"alert {trouble_sentence(trouble)}") for trouble in given.incidents)
@@ -86,9 +108,13 @@ def _episodes(given: Handover) -> tuple[list[_Episode], list[tuple[float, str]]]
 
 def _section(episode: _Episode, zone: tzinfo | None, far: bool) -> Iterator[str]:
     fault = episode.fault
-    nodes = f" on {', '.join(fault.blamed)}" if fault.blamed else ""
+    nodes = ""
+    if fault.blamed:
+        nodes = f" on {', '.join(fault.blamed)}"
     yield ""
-    yield from wrapped(f"### {clock(fault.time, zone, far)}  {fault.job} failed{nodes}: {fault.cause}", "")
+    yield from wrapped(
+        f"### {clock(fault.time, zone, far)}  {fault.job} failed{nodes}: {fault.cause}", ""
+    )
     if fault.evidence:
         yield ""
         for line in fault.evidence[:MOST_QUOTED]:
@@ -103,10 +129,17 @@ def _section(episode: _Episode, zone: tzinfo | None, far: bool) -> Iterator[str]
 
 
 def _cost(fault: ShiftInterruption) -> str:
-    stood = "It has not trained since." if fault.down is None else f"It trained on after {duration(fault.down)}."
+    if fault.down is None:
+        stood = "It has not trained since."
+    else:
+        stood = f"It trained on after {duration(fault.down)}."
     parts = [f"{hours:,.1f} {bucket}" for bucket, hours in fault.node_hours.items()]
-    lost = f" Cost: {_hours(fault):,.1f} node hours ({', '.join(parts)})" if parts else ""
-    again = f"; {counted(fault.trained_again, 'iteration')} trained again" if fault.trained_again else ""
+    lost = ""
+    if parts:
+        lost = f" Cost: {_hours(fault):,.1f} node hours ({', '.join(parts)})"
+    again = ""
+    if fault.trained_again:
+        again = f"; {counted(fault.trained_again, 'iteration')} trained again"
     return f"{stood}{lost}{again if lost else ''}{'.' if lost else ''}"
 
 

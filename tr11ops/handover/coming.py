@@ -1,6 +1,8 @@
-"""What the coming shift will bring, as far as today's pace tells: saves, ends, milestones of the schedule, forecasts.
+"""What the coming shift will bring, as far as today's pace tells: saves, ends, milestones of the
+schedule, forecasts.
 
-Pure. Moments that follow from iterations are the likely ones: the pace with its usual interruptions.
+Pure. Moments that follow from iterations are the likely ones: the pace with its usual
+interruptions.
 """
 
 from __future__ import annotations
@@ -33,20 +35,30 @@ if TYPE_CHECKING:
 NO_COVER_SHOWN = 3
 
 
-def coming_events(snapshot: Snapshot, extra: ExtraObservations, card: RunCard, seconds: float) -> Iterator[Happened]:
+def coming_events(
+    snapshot: Snapshot, extra: ExtraObservations, card: RunCard, seconds: float
+) -> Iterator[Happened]:
     """Everything that is expected within `seconds` of the look."""
     until = snapshot.time + seconds
     events = [
-        *_saves(snapshot), *_queue(snapshot, extra), *_milestones(snapshot, extra, card, until),
+        *_saves(snapshot),
+        *_queue(snapshot, extra),
+        *_milestones(snapshot, extra, card, until),
         *_operation(snapshot, extra),
-    ]  # fmt: skip
+    ]
     yield from (event for event in events if event.time <= until)
 
 
 def _saves(snapshot: Snapshot) -> Iterator[Happened]:
     following = next_checkpoint(snapshot)
-    if following is not None and following.seconds is not None and following.why != "end of the task":
-        name = f" of step {following.step}" if following.step is not None else ""
+    if (
+        following is not None
+        and following.seconds is not None
+        and following.why != "end of the task"
+    ):
+        name = ""
+        if following.step is not None:
+            name = f" of step {following.step}"
         yield Happened(snapshot.time + following.seconds, f"the next checkpoint{name} is due")
 
 
@@ -57,23 +69,36 @@ def _queue(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happened]:
     left = math.inf if end is None else end.earliest
     for job in snapshot.active_jobs:
         limit = derived.task_seconds(snapshot, job)
-        if limit is not None and job.start_time is not None and job.start_time + limit < snapshot.time + left:
+        if (
+            limit is not None
+            and job.start_time is not None
+            and job.start_time + limit < snapshot.time + left
+        ):
             moment = max(snapshot.time, job.start_time + limit)
             yield Happened(moment, f"{job.job_id} saves and leaves: its time is over")
     idle_work = no_cover(snapshot)
     if covered is not None and covered < left and idle_work:
         reasons = "; ".join(map(str, idle_work[:NO_COVER_SHOWN]))
-        yield Happened(snapshot.time + covered, f"what else is queued cannot start as things are: {reasons}")
+        yield Happened(
+            snapshot.time + covered, f"what else is queued cannot start as things are: {reasons}"
+        )
     elif covered and covered < left:
         more = derived.launch_more(snapshot)
-        yield Happened(snapshot.time + covered, f"the last queued task ends: launch more before (`{more}`)")
+        yield Happened(
+            snapshot.time + covered, f"the last queued task ends: launch more before (`{more}`)"
+        )
 
 
 # ----------------------------------------------------------------------------- the schedule
-def _milestones(snapshot: Snapshot, extra: ExtraObservations, card: RunCard, until: float) -> Iterator[Happened]:
-    """Where the batch grows, the warm-up and the decay end, an evaluation is due, the training is finished."""
+def _milestones(
+    snapshot: Snapshot, extra: ExtraObservations, card: RunCard, until: float
+) -> Iterator[Happened]:
+    """Where the batch grows, the warm-up and the decay end, an evaluation is due, the training is
+    finished.
+    """
     end, done = end_of(snapshot), derived.iteration(snapshot)
-    if end is None or done is None or next_checkpoint(snapshot) is None:  # nothing trains: nothing is reached
+    # nothing trains: nothing is reached
+    if end is None or done is None or next_checkpoint(snapshot) is None:
         return
     course = course_seen(snapshot)
     points = [*_evaluations(card, done), *(_points(card, done) if course else ())]
@@ -101,7 +126,10 @@ def _points(card: RunCard, done: int) -> Iterator[tuple[int, str]]:
     levels = path.batch_levels
     for before, level in pairwise(levels):
         if level.first_iteration > done:
-            yield level.first_iteration, f"the batch grows from {before.batch_size} to {level.batch_size} samples"
+            yield (
+                level.first_iteration,
+                f"the batch grows from {before.batch_size} to {level.batch_size} samples",
+            )
     warm = path.after_samples(plan.warmup_samples).iteration if plan.warmup_samples > 0 else 0
     if warm > done:
         yield warm, f"the warm-up ends: the learning rate is {plan.learning_rate:g}"
@@ -110,20 +138,29 @@ def _points(card: RunCard, done: int) -> Iterator[tuple[int, str]]:
         if plan.decay_tokens is not None:
             position = path.after_tokens(plan.decay_tokens - plan.cooldown)
         if done < position.iteration < path.total_iterations:
-            yield position.iteration, f"the cooldown of the learning rate begins ({plan.cooldown_style})"
+            yield (
+                position.iteration,
+                f"the cooldown of the learning rate begins ({plan.cooldown_style})",
+            )
     if plan.decay_style != "constant":
         position = path.after_samples(plan.decay_samples)
         if plan.decay_tokens is not None:
             position = path.after_tokens(plan.decay_tokens)
         if done < position.iteration < path.total_iterations:
-            yield position.iteration, f"the decay ends: the learning rate stays at {plan.min_learning_rate:g}"
+            yield (
+                position.iteration,
+                f"the decay ends: the learning rate stays at {plan.min_learning_rate:g}",
+            )
 
 
 def _seconds_to(
     snapshot: Snapshot, course: tuple[EqualSteps, ...], end: ForecastEnd, done: int, iteration: int
 ) -> float:
     pace = derived.seconds_per_iteration(snapshot) or 0.0
-    stretch = end.likely / end.earliest if end.likely is not None and end.earliest > 0 else 1.0
+    if end.likely is not None and end.earliest > 0:
+        stretch = end.likely / end.earliest
+    else:
+        stretch = 1.0
     return stretch * pace / weight_at(course, done) * work(course, done, iteration)
 
 
@@ -144,7 +181,15 @@ def _operation(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happene
     for used in known(snapshot.operation.least_used, ()):
         if purge is not None:
             moment = used.time + purge * derived.DAY
-            words = "may be purged" if moment > now else f"may have been purged {duration(now - moment)} ago"
-            yield Happened(max(now, moment), f"{used.what} {words}: no one touched it for {counted(purge, 'day')}")
+            if moment > now:
+                words = "may be purged"
+            else:
+                words = f"may have been purged {duration(now - moment)} ago"
+            yield Happened(
+                max(now, moment),
+                f"{used.what} {words}: no one touched it for {counted(purge, 'day')}",
+            )
     for chain in known(snapshot.operation.chains, ()):
-        yield Happened(max(now, chain.next_due), f"the {chain.name} periodic jobs run (job {chain.job_id})")
+        yield Happened(
+            max(now, chain.next_due), f"the {chain.name} periodic jobs run (job {chain.job_id})"
+        )

@@ -1,4 +1,6 @@
-"""A shift's hand-over: what happened, what is open, what comes next. Pure: what was read of the run in, lines out."""
+"""A shift's hand-over: what happened, what is open, what comes next. Pure: what was read of the run
+in, lines out.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ LEAST_HOURS = 0.05  # less of a bucket is not worth a word
 
 
 class HandoverMaterial(Assessment):
-    """Everything that a hand-over is made of, read once. `begun` and `ended` are where the shift began and ended."""
+    """Everything that a hand-over is made of, read once. `begun` and `ended` are where the shift
+    began and ended.
+    """
 
     history: History
     goodput: Goodput
@@ -67,7 +71,9 @@ class Happened(Record):
 
 
 class ShiftProgress(Record):
-    """What the shift's training came to. `useful` is the share (0..1) of the held node time that counts."""
+    """What the shift's training came to. `useful` is the share (0..1) of the held node time that
+    counts.
+    """
 
     iterations: int
     samples: int
@@ -81,7 +87,9 @@ class ShiftProgress(Record):
 
 
 class Trouble(Record):
-    """One incident of the shift. `told` and `lasted` are seconds from its first sign; `lasted` None: still open."""
+    """One incident of the shift. `told` and `lasted` are seconds from its first sign; `lasted`
+    None: still open.
+    """
 
     time: float
     severity: Severity
@@ -92,9 +100,11 @@ class Trouble(Record):
 
 
 class ShiftInterruption(Record):
-    """An end that no one meant. `down`: seconds from its first sign until the training went on; None: not yet.
+    """An end that no one meant. `down`: seconds from its first sign until the training went on;
+    None: not yet.
 
-    `node_hours`: what it cost, by bucket of the account; `trained_again`: iterations that no checkpoint held.
+    `node_hours`: what it cost, by bucket of the account; `trained_again`: iterations that no
+    checkpoint held.
     """
 
     time: float
@@ -109,7 +119,9 @@ class ShiftInterruption(Record):
 
 
 class Handover(Record):
-    """One shift, from `since` to `until` (seconds since the epoch). `basis` says why it begins there."""
+    """One shift, from `since` to `until` (seconds since the epoch). `basis` says why it begins
+    there.
+    """
 
     run: str
     variant: str
@@ -133,7 +145,8 @@ class Handover(Record):
     read_errors: tuple[str, ...]
     copies: str = ""
     software: str = ""  # of the newest attempt: its code and versions
-    start: StartOfShift | None = None  # for the one who begins a shift, and not for the one who ends it
+    # for the one who begins a shift, and not for the one who ends it
+    start: StartOfShift | None = None
 
 
 def hand_over(
@@ -157,11 +170,17 @@ def hand_over(
         restarts=tuple(_restarts(material, since, until)),
         ends=tuple(_ends(snapshot, since, until)),
         checkpoints=tuple(
-            mark.step for mark in known(material.history.checkpoints, ()) if since <= mark.created < until
+            mark.step
+            for mark in known(material.history.checkpoints, ())
+            if since <= mark.created < until
         ),
         nodes=tuple(_happened(line) for line in done if line.is_of_a_node),
-        people=tuple(_happened(line) for line in done if line.is_of_a_person and not line.is_of_a_node),
-        automatic=tuple(_happened(line) for line in done if not line.is_of_a_person and not line.is_of_a_node),
+        people=tuple(
+            _happened(line) for line in done if line.is_of_a_person and not line.is_of_a_node
+        ),
+        automatic=tuple(
+            _happened(line) for line in done if not line.is_of_a_person and not line.is_of_a_node
+        ),
         changes=(
             *_changes(known(material.history.submissions, ()), material.cards, since, until),
             *_attempt_changes(snapshot, since, until),
@@ -178,12 +197,21 @@ def _software(snapshot: Snapshot) -> str:
     newest = derived.last_attempt(snapshot)
     if newest is None or newest.code is None:
         return ""
-    return "; ".join(filter(None, (f"{newest.label or newest.job_id}: {newest.code}", version_words(newest.versions))))
+    return "; ".join(
+        filter(
+            None,
+            (f"{newest.label or newest.job_id}: {newest.code}", version_words(newest.versions)),
+        )
+    )
 
 
 def last_handover(entries: Iterable[JournalEntry]) -> JournalEntry | None:
     """The newest hand-over on record."""
-    return max((entry for entry in entries if entry.kind == KIND), key=lambda entry: entry.time, default=None)
+    return max(
+        (entry for entry in entries if entry.kind == KIND),
+        key=lambda entry: entry.time,
+        default=None,
+    )
 
 
 # ----------------------------------------------------------------------------- what happened
@@ -209,7 +237,11 @@ def _incidents(material: HandoverMaterial, since: float, until: float) -> Iterat
     """Those that were open at any moment of the shift; what no one is told of is left out."""
     for incident in known(material.incidents, ()):
         over = incident.lasted_to
-        if incident.lasted_from >= until or (over is not None and over < since) or incident.severity < Severity.WARNING:
+        if (
+            incident.lasted_from >= until
+            or (over is not None and over < since)
+            or incident.severity < Severity.WARNING
+        ):
             continue
         yield Trouble(
             time=incident.lasted_from,
@@ -221,7 +253,9 @@ def _incidents(material: HandoverMaterial, since: float, until: float) -> Iterat
         )
 
 
-def _restarts(material: HandoverMaterial, since: float, until: float) -> Iterator[ShiftInterruption]:
+def _restarts(
+    material: HandoverMaterial, since: float, until: float
+) -> Iterator[ShiftInterruption]:
     launches = {
         (attempt.job_id, launch.launch): (attempt.label, launch)
         for attempt in known(material.history.attempts, ())
@@ -231,7 +265,9 @@ def _restarts(material: HandoverMaterial, since: float, until: float) -> Iterato
         if not since <= fault.time < until:
             continue
         label, launch = launches.get((fault.job_id, fault.launch), (fault.job_id, None))
-        again = fault.recovered if fault.recovered is not None and fault.recovered < until else None
+        again = None
+        if fault.recovered is not None and fault.recovered < until:
+            again = fault.recovered
         yield ShiftInterruption(
             time=fault.time,
             job=label,
@@ -246,11 +282,15 @@ def _restarts(material: HandoverMaterial, since: float, until: float) -> Iterato
 
 
 def cost_of(goodput: Goodput, fault: Interruption, end: float) -> dict[str, float]:
-    """Node hours by bucket: all but useful ones until the training went on, and what the launch had trained in vain."""
+    """Node hours by bucket: all but useful ones until the training went on, and what the launch had
+    trained in vain.
+    """
     before = goodput.between(goodput.begin, fault.time).spans
     own = [span for span in before if (span.job_id, span.launch) == (fault.job_id, fault.launch)]
     lost = [span for span in own if span.bucket in {Bucket.REDONE, Bucket.HANG}]
-    lost += [span for span in goodput.between(fault.time, end).spans if span.bucket is not Bucket.USEFUL]
+    lost += [
+        span for span in goodput.between(fault.time, end).spans if span.bucket is not Bucket.USEFUL
+    ]
     found: dict[str, float] = {}
     for span in lost:
         found[span.bucket.value] = found.get(span.bucket.value, 0.0) + span.node_micros / 3.6e9
@@ -269,9 +309,14 @@ def _ends(snapshot: Snapshot, since: float, until: float) -> Iterator[Happened]:
         end = attempt.end
         if isinstance(end, EndMarker) and since <= end.time < until:
             step = end.checkpoint_step
-            saved = "nothing saved" if step is None else f"checkpoint of step {step}"
+            if step is None:
+                saved = "nothing saved"
+            else:
+                saved = f"checkpoint of step {step}"
             name = attempt.label or attempt.job_id
-            yield Happened(end.time, f"{name} ended: {end.reason} at iteration {end.iteration}, {saved}")
+            yield Happened(
+                end.time, f"{name} ended: {end.reason} at iteration {end.iteration}, {saved}"
+            )
 
 
 def _happened(line: JournalLine) -> Happened:
@@ -279,7 +324,10 @@ def _happened(line: JournalLine) -> Happened:
 
 
 def _changes(
-    submissions: Sequence[Submission], cards: Mapping[str, Mapping[str, Any]], since: float, until: float
+    submissions: Sequence[Submission],
+    cards: Mapping[str, Mapping[str, Any]],
+    since: float,
+    until: float,
 ) -> Iterator[Happened]:
     """What the cards of the shift's submissions say otherwise than the one before each."""
     ordered = sorted(submissions, key=lambda entry: (entry.time, entry.tag))
@@ -287,18 +335,29 @@ def _changes(
         if not since <= after.time < until or before.card_hash == after.card_hash:
             continue
         first, second = cards.get(before.tag), cards.get(after.tag)
-        name = f"job {after.job_id}" if after.job_id is not None else after.tag
+        if after.job_id is not None:
+            name = f"job {after.job_id}"
+        else:
+            name = after.tag
         if first is None or second is None:
-            yield Happened(after.time, f"{name}: the card was changed; what in it cannot be read", after.user)
+            yield Happened(
+                after.time, f"{name}: the card was changed; what in it cannot be read", after.user
+            )
             continue
         found = list(differences(first, second))
-        more = f"; and {len(found) - MOST_CHANGES} more" if len(found) > MOST_CHANGES else ""
+        more = ""
+        if len(found) > MOST_CHANGES:
+            more = f"; and {len(found) - MOST_CHANGES} more"
         if found:
-            yield Happened(after.time, f"{name}: {'; '.join(found[:MOST_CHANGES])}{more}", after.user)
+            yield Happened(
+                after.time, f"{name}: {'; '.join(found[:MOST_CHANGES])}{more}", after.user
+            )
 
 
 def _attempt_changes(snapshot: Snapshot, since: float, until: float) -> Iterator[Happened]:
-    """Other nodes and versions than the attempt before had; what its card says otherwise is told by `_changes`."""
+    """Other nodes and versions than the attempt before had; what its card says otherwise is told by
+    `_changes`.
+    """
     for attempt in known(snapshot.attempts, ()):
         lines = [line for line in attempt.changes if ": card " not in line]
         if lines and attempt.start is not None and since <= attempt.start < until:
@@ -317,15 +376,21 @@ def _open(material: HandoverMaterial) -> Iterator[Happened]:
         yield Happened(hold.time or snapshot.time, words, hold.who, hold.why)
     switch = snapshot.kill_switch
     if switch is not None and not isinstance(switch, Unknown):
-        yield Happened(switch.time or snapshot.time, "the kill switch is set", switch.who, switch.why)
+        yield Happened(
+            switch.time or snapshot.time, "the kill switch is set", switch.who, switch.why
+        )
     pause = snapshot.pause
     if pause is not None and not isinstance(pause, Unknown):
         yield Happened(pause.time or snapshot.time, "the run is paused", pause.who, pause.why)
     yield from _exclusions(known(snapshot.exclusions, ()), snapshot.time)
 
 
-def _alerts(snapshot: Snapshot, findings: Iterable[Finding], alerts: Iterable[Alert]) -> Iterator[Happened]:
-    """The open alerts. One whose fault this very look does not find any more is open until the watchdog has looked."""
+def _alerts(
+    snapshot: Snapshot, findings: Iterable[Finding], alerts: Iterable[Alert]
+) -> Iterator[Happened]:
+    """The open alerts. One whose fault this very look does not find any more is open until the
+    watchdog has looked.
+    """
     from tr11ops.alerts.fingerprint import fingerprint
     from tr11ops.detect.registry import unjudged_detectors
 
@@ -334,13 +399,22 @@ def _alerts(snapshot: Snapshot, findings: Iterable[Finding], alerts: Iterable[Al
     for alert in alerts:
         owner = alert.owner or alert.acknowledged_by
         take = derived.command(snapshot, f"alerts ack {alert.fingerprint}")
-        has = f"{owner} has it" if owner else f"unassigned (`{take}`)"
+        if owner:
+            has = f"{owner} has it"
+        else:
+            has = f"unassigned (`{take}`)"
         snoozed = alert.snoozed_until is not None and alert.snoozed_until > now
-        quiet = f", snoozed for {duration((alert.snoozed_until or now) - now)}" if snoozed else ""
-        page = f", runbook {alert.runbook}" if alert.runbook else ""
+        quiet = ""
+        if snoozed:
+            quiet = f", snoozed for {duration((alert.snoozed_until or now) - now)}"
+        page = ""
+        if alert.runbook:
+            page = f", runbook {alert.runbook}"
         gone = not found & set(alert.names) and alert.detector not in unjudged
         over = ", not found by this look" if gone else ""
-        yield Happened(alert.start, f"{alert.severity.name} alert: {alert.title}{over}; {has}{quiet}{page}")
+        yield Happened(
+            alert.start, f"{alert.severity.name} alert: {alert.title}{over}; {has}{quiet}{page}"
+        )
 
 
 def _faults(findings: Iterable[Finding], alerts: Sequence[Alert], now: float) -> Iterator[Happened]:
@@ -349,16 +423,28 @@ def _faults(findings: Iterable[Finding], alerts: Sequence[Alert], now: float) ->
 
     standing = {name for alert in alerts for name in alert.names}
     for finding in by_cause(findings):
-        if finding.severity >= Severity.WARNING and fingerprint(finding.detector, finding.identity) not in standing:
-            fix = f" (`{finding.fix}`)" if finding.fix else ""
+        if (
+            finding.severity >= Severity.WARNING
+            and fingerprint(finding.detector, finding.identity) not in standing
+        ):
+            fix = ""
+            if finding.fix:
+                fix = f" (`{finding.fix}`)"
             more = "".join(f"; from it follows: {one.title}" for one in finding.consequences)
-            yield Happened(now, f"{finding.severity.name}: {finding.title}{fix}{more}; no alert was opened yet")
+            yield Happened(
+                now, f"{finding.severity.name}: {finding.title}{fix}{more}; no alert was opened yet"
+            )
 
 
 def _exclusions(exclusions: Iterable[Exclusion], now: float) -> Iterator[Happened]:
     for entry in exclusions:
         due = ""
         if entry.until is not None:
-            due = ", due for a check" if entry.until <= now else f", for another {duration(entry.until - now)}"
+            if entry.until <= now:
+                due = ", due for a check"
+            else:
+                due = f", for another {duration(entry.until - now)}"
         owner = "" if entry.owner == AUTOMATIC_OWNER else entry.owner
-        yield Happened(entry.since or now, f"{entry.node} is {kept_off(entry.state)}{due}", owner, entry.why)
+        yield Happened(
+            entry.since or now, f"{entry.node} is {kept_off(entry.state)}{due}", owner, entry.why
+        )

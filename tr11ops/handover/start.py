@@ -1,4 +1,6 @@
-"""What a shift begins with, beside what happened: the commands of the shift, and the jobs of the group. Pure."""
+"""What a shift begins with, beside what happened: the commands of the shift, and the jobs of the
+group. Pure.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class ShiftCommand(Record):
 
 
 class StartOfShift(Record):
-    """`group`: the Unix group whose people share the run; `jobs`: None where they could not be read (`why_unknown`)."""
+    """`group`: the Unix group whose people share the run; `jobs`: None where they could not be read
+    (`why_unknown`).
+    """
 
     commands: tuple[ShiftCommand, ...]
     group: str
@@ -42,8 +46,13 @@ def job_lines(start: StartOfShift) -> Iterator[str]:
     if not start.jobs:
         yield "none is running or queued"
     for job in start.jobs:
-        since = "" if job.seconds is None else f" for {duration(job.seconds)}"
-        why = f" ({job.reason})" if job.reason else ""
+        if job.seconds is None:
+            since = ""
+        else:
+            since = f" for {duration(job.seconds)}"
+        why = ""
+        if job.reason:
+            why = f" ({job.reason})"
         nodes = counted(job.nodes, "node")
         what = "this run" if job.is_own else job.name
         yield f"`{job.job}` of {job.user}: {what}, {job.state}{why}{since}, {nodes}"

@@ -34,17 +34,23 @@ def _lines(given: Handover, zone: tzinfo | None) -> Iterator[str]:
     yield ""
     length = duration(given.until - given.since)
     yield from wrapped(
-        f"{timestamp(given.since, zone)} to {timestamp(given.until, zone)} ({length}; {given.basis})", ""
+        f"{timestamp(given.since, zone)} to {timestamp(given.until, zone)} ({length}; {given.basis})",
+        "",
     )
     yield ""
-    yield from wrapped(f"**{given.verdict.upper()}.** {given.answer}. {given.why[:1].upper()}{given.why[1:]}.", "")
+    yield from wrapped(
+        f"**{given.verdict.upper()}.** {given.answer}. {given.why[:1].upper()}{given.why[1:]}.", ""
+    )
     yield from _section("What happened", _happened(given, zone, far))
     opened = [f"{what_happened(event)}{_since(given.until - event.time)}" for event in given.open]
     yield from _section("What is open", opened or ["nothing"])
     coming = [f"{clock(event.time, zone, True)}  {what_happened(event)}" for event in given.coming]
     yield from _section("What comes next", coming or ["nothing that could be foreseen"])
     if given.start is not None:
-        group = f" of group {given.start.group}" if given.start.group else " of the group"
+        if given.start.group:
+            group = f" of group {given.start.group}"
+        else:
+            group = " of the group"
         yield from _section(f"Jobs{group}", list(job_lines(given.start)))
         yield from _section("What to type", list(command_lines(given.start)))
     if given.read_errors:
@@ -52,10 +58,17 @@ def _lines(given: Handover, zone: tzinfo | None) -> Iterator[str]:
 
 
 def _happened(given: Handover, zone: tzinfo | None, far: bool) -> list[str]:
-    lines = [progress_sentence(given.progress) if given.progress is not None else "No iteration is on record."]
+    lines = [
+        progress_sentence(given.progress)
+        if given.progress is not None
+        else "No iteration is on record."
+    ]
     if given.checkpoints:
         shown = given.checkpoints
-        steps = ", ".join(map(str, shown)) if len(shown) <= 6 else f"{shown[0]} to {shown[-1]}"
+        if len(shown) <= 6:
+            steps = ", ".join(map(str, shown))
+        else:
+            steps = f"{shown[0]} to {shown[-1]}"
         count = counted(len(shown), "checkpoint was", "checkpoints were")
         lines.append(f"{count} made and kept: {steps}.")
     else:
@@ -69,7 +82,10 @@ def _happened(given: Handover, zone: tzinfo | None, far: bool) -> list[str]:
         *((event.time, _restart_sentence(event)) for event in given.restarts),
         *timed_events(given),
     ]
-    lines += [f"{clock(time, zone, far)}  {text}" for time, text in sorted(timed, key=lambda pair: pair[0])]
+    lines += [
+        f"{clock(time, zone, far)}  {text}"
+        for time, text in sorted(timed, key=lambda pair: pair[0])
+    ]
     if not timed:
         lines.append("Nothing else: no incident, no restart, no one did anything.")
     return lines
@@ -77,8 +93,13 @@ def _happened(given: Handover, zone: tzinfo | None, far: bool) -> list[str]:
 
 def timed_events(given: Handover) -> Iterator[tuple[float, str]]:
     """What was done in the shift, and what ended as it should, each with its moment."""
-    yield from ((event.time, what_happened(event)) for event in (*given.ends, *given.nodes, *given.people))
-    yield from ((event.time, f"tr11 by itself: {what_happened(event, named=False)}") for event in given.automatic)
+    yield from (
+        (event.time, what_happened(event)) for event in (*given.ends, *given.nodes, *given.people)
+    )
+    yield from (
+        (event.time, f"tr11 by itself: {what_happened(event, named=False)}")
+        for event in given.automatic
+    )
     yield from ((event.time, f"card changed: {what_happened(event)}") for event in given.changes)
 
 
@@ -91,7 +112,10 @@ def progress_sentence(progress: ShiftProgress) -> str:
     if progress.tokens > 0:
         text += f", {quantity(progress.tokens)} tokens"
     if progress.loss_now is not None:
-        before = "" if progress.loss_before is None else f"{progress.loss_before:.4f} -> "
+        if progress.loss_before is None:
+            before = ""
+        else:
+            before = f"{progress.loss_before:.4f} -> "
         text += f"; loss {before}{progress.loss_now:.4f}"
     if progress.useful is not None:
         text += f"; {100 * progress.useful:.0f} % of {node_time(progress.node_hours)} counted"
@@ -121,8 +145,13 @@ def _restart_sentence(interruption: ShiftInterruption) -> str:
 
 
 def what_happened(event: Happened, named: bool = True) -> str:
-    text = f"{event.text} ({event.why})" if event.why else event.text
-    return f"{event.who}: {text}" if event.who and named else text
+    if event.why:
+        text = f"{event.text} ({event.why})"
+    else:
+        text = event.text
+    if event.who and named:
+        return f"{event.who}: {text}"
+    return text
 
 
 def _section(title: str, lines: Sequence[str]) -> Iterator[str]:
@@ -137,11 +166,17 @@ def _section(title: str, lines: Sequence[str]) -> Iterator[str]:
 
 def wrapped(line: str, bullet: str) -> list[str]:
     """A paragraph's lines. A command stays on one of them, so that it can be copied."""
-    whole = _COMMAND.sub(lambda match: match[0].replace(" ", "\0"), one_line(line).replace("\0", " "))
+    whole = _COMMAND.sub(
+        lambda match: match[0].replace(" ", "\0"), one_line(line).replace("\0", " ")
+    )
     lines = textwrap.wrap(
-        whole, WIDTH, initial_indent=bullet, subsequent_indent=" " * len(bullet), break_long_words=False,
+        whole,
+        WIDTH,
+        initial_indent=bullet,
+        subsequent_indent=" " * len(bullet),
+        break_long_words=False,
         break_on_hyphens=False,
-    )  # fmt: skip
+    )
     return [line.replace("\0", " ") for line in lines]
 
 
@@ -157,12 +192,16 @@ def clock(time: float, zone: tzinfo | None, far: bool) -> str:
 
 
 def _since(seconds: float) -> str:
-    return "" if seconds < 1 else f", for {duration(seconds)} so far"
+    if seconds < 1:
+        return ""
+    return f", for {duration(seconds)} so far"
 
 
 # ----------------------------------------------------------------------------- for programs
 def document(handover: Handover) -> dict[str, Any]:
-    """Plain JSON values; times are ISO 8601 in UTC, durations seconds. Described in docs/handover.md."""
+    """Plain JSON values; times are ISO 8601 in UTC, durations seconds. Described in
+    docs/handover.md.
+    """
     value = _plain_value(to_builtins(handover))
     if handover.start is None:
         del value["start"]

@@ -1,4 +1,6 @@
-"""What every health check shares: its result, what the run wants of a node, and the view of the system it reads."""
+"""What every health check shares: its result, what the run wants of a node, and the view of the
+system it reads.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,11 @@ Answer = tuple[CheckOutcome, str]  # what a check's function returns: the name i
 class NodeRequirements(Record):
     """What a run asks of a node. Counts are per node, times seconds.
 
-    `folder` is a folder of the run directory to write in (None: no such check), `controller_time` the moment at which
-    the batch controller asked (seconds since the epoch; None: not told). `launch` is the number of the workers' launch.
-    `ends_leftovers` allows to end processes of our own that an earlier job or launch left on this node, where a node
-    belongs to one job at a time. `interfaces`: of the network, over which the ranks shall talk.
+    `folder` is a folder of the run directory to write in (None: no such check), `controller_time`
+    the moment at which the batch controller asked (seconds since the epoch; None: not told).
+    `launch` is the number of the workers' launch. `ends_leftovers` allows to end processes of our
+    own that an earlier job or launch left on this node, where a node belongs to one job at a time.
+    `interfaces`: of the network, over which the ranks shall talk.
     """
 
     node: str
@@ -65,10 +68,11 @@ class Space(Record):
 
 
 class TrainerProcess(Record):
-    """A process of this user that belongs to a training: of which job, launch and node, and whether anyone keeps it.
+    """A process of this user that belongs to a training: of which job, launch and node, and whether
+    anyone keeps it.
 
-    `is_kept` is False when no step daemon or batch controller is among its ancestors. `state` is the kernel's letter
-    (D: it waits in the kernel and cannot be ended).
+    `is_kept` is False when no step daemon or batch controller is among its ancestors. `state` is
+    the kernel's letter (D: it waits in the kernel and cannot be ended).
     """
 
     pid: int
@@ -120,7 +124,9 @@ class System(Commands, Protocol):
 
 
 def worst(results: Iterable[CheckResult]) -> CheckOutcome:
-    """One word for a node: bad or warning when a check says so; unknown only when no check could tell anything."""
+    """One word for a node: bad or warning when a check says so; unknown only when no check could
+    tell anything.
+    """
     found = {entry.result for entry in results}
     for outcome in (CheckOutcome.BAD, CheckOutcome.WARNING, CheckOutcome.FINE):
         if outcome in found:
@@ -132,9 +138,13 @@ def summary(results: Sequence[CheckResult]) -> str:
     """One line: what made the node bad or doubtful; else how many checks were fine."""
     outcome = worst(results)
     if outcome in {CheckOutcome.BAD, CheckOutcome.WARNING}:
-        return "; ".join(f"{entry.name}: {entry.why}" for entry in results if entry.result is outcome)
+        return "; ".join(
+            f"{entry.name}: {entry.why}" for entry in results if entry.result is outcome
+        )
     unknown = [entry for entry in results if entry.result is CheckOutcome.UNKNOWN]
     if outcome is CheckOutcome.UNKNOWN:
         return "; ".join(f"{entry.name}: {entry.why}" for entry in unknown) or "no check was run"
     told = f"{counted(len(results) - len(unknown), 'check')} fine"
-    return f"{told}, {len(unknown)} unknown ({', '.join(entry.name for entry in unknown)})" if unknown else told
+    if unknown:
+        return f"{told}, {len(unknown)} unknown ({', '.join(entry.name for entry in unknown)})"
+    return told

@@ -6,11 +6,14 @@ from tr11ops.base.errors import Unanswered
 from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 
 BEHIND_DOUBTFUL, BEHIND_BAD = 2.0, 60.0
-AHEAD_DOUBTFUL, AHEAD_BAD = 300.0, 3600.0  # starting the agent takes its time too, on a loaded cluster minutes
+# starting the agent takes its time too, on a loaded cluster minutes
+AHEAD_DOUBTFUL, AHEAD_BAD = 300.0, 3600.0
 
 
 def check(system: System, wanted: NodeRequirements) -> Answer:
-    """Bad when the clock is a minute behind, or an hour ahead: what lies between asking and answering looks ahead."""
+    """Bad when the clock is a minute behind, or an hour ahead: what lies between asking and
+    answering looks ahead.
+    """
     if wanted.controller_time is None:
         raise Unanswered("the controller's time was not given")
     ahead = system.now() - wanted.controller_time

@@ -1,4 +1,6 @@
-"""Are all GPUs there? A GPU that fell off the bus is missing from the list, or makes nvidia-smi itself fail."""
+"""Are all GPUs there? A GPU that fell off the bus is missing from the list, or makes nvidia-smi
+itself fail.
+"""
 
 from __future__ import annotations
 
@@ -17,5 +19,8 @@ def check(system: System, wanted: NodeRequirements) -> Answer:
             return CheckOutcome.BAD, str(error)
         raise
     if found < wanted.gpus:
-        return CheckOutcome.BAD, f"{found} of {counted(wanted.gpus, 'GPU')} answer{'s' if found == 1 else ''}"
+        return (
+            CheckOutcome.BAD,
+            f"{found} of {counted(wanted.gpus, 'GPU')} answer{'s' if found == 1 else ''}",
+        )
     return CheckOutcome.FINE, counted(found, "GPU")

@@ -11,11 +11,15 @@ _COUNT = "ecc.errors.uncorrected.volatile.total"
 
 
 def check(system: System, wanted: NodeRequirements) -> Answer:
-    """Bad with one error or more: the GPU gives wrong numbers or kills its process, until it is reset."""
+    """Bad with one error or more: the GPU gives wrong numbers or kills its process, until it is
+    reset.
+    """
     rows = query(system, ["index", "pci.bus_id", _COUNT], wanted.seconds)
     counts = [(row, number(row[_COUNT])) for row in rows]
     bad = [f"GPU {row['index']} ({row['pci.bus_id']}): {count}" for row, count in counts if count]
-    bad += [f"GPU {row['index']}: {row[_COUNT]}" for row, _ in counts if "reset" in row[_COUNT].lower()]
+    bad += [
+        f"GPU {row['index']}: {row[_COUNT]}" for row, _ in counts if "reset" in row[_COUNT].lower()
+    ]
     if bad:
         return CheckOutcome.BAD, f"uncorrected memory errors: {first_few(bad)}"
     if not any(count is not None for _, count in counts):

@@ -1,4 +1,6 @@
-"""Do processes of an earlier job or launch of ours still live here? They hold GPUs, ports and memory."""
+"""Do processes of an earlier job or launch of ours still live here? They hold GPUs, ports and
+memory.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,17 @@ from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System, 
 
 
 def check(system: System, wanted: NodeRequirements) -> Answer:
-    """Bad when a leftover process cannot be ended; a warning when it was, or when someone still looks after it.
+    """Bad when a leftover process cannot be ended; a warning when it was, or when someone still
+    looks after it.
 
-    Only this user's processes of trainings are looked at, and only those that were started on this very node: one
-    machine may play several.
+    Only this user's processes of trainings are looked at, and only those that were started on this
+    very node: one machine may play several.
     """
     others = [
         process
         for process in system.trainer_processes()
-        if process.node == wanted.node and (process.job_id, process.launch) != (wanted.job_id, str(wanted.launch))
+        if process.node == wanted.node
+        and (process.job_id, process.launch) != (wanted.job_id, str(wanted.launch))
     ]
     if not others:
         return CheckOutcome.FINE, "none"
@@ -30,4 +34,6 @@ def check(system: System, wanted: NodeRequirements) -> Answer:
 
 
 def _named(processes: list[TrainerProcess]) -> str:
-    return first_few(f"{one.name} {one.pid} of job {one.job_id}, launch {one.launch}" for one in processes)
+    return first_few(
+        f"{one.name} {one.pid} of job {one.job_id}, launch {one.launch}" for one in processes
+    )

@@ -1,4 +1,6 @@
-"""Is there room in the folder for temporary files, and can it be written? (A failing disk turns read-only.)"""
+"""Is there room in the folder for temporary files, and can it be written? (A failing disk turns
+read-only.)
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,18 @@ COMFORTABLE_BYTES = 1 << 30
 
 
 def exported_folder(environment: Mapping[str, str]) -> Path:
-    """Where the job's environment wants temporary files (TMPDIR), be it usable or not; else the system's own place.
+    """Where the job's environment wants temporary files (TMPDIR), be it usable or not; else the
+    system's own place.
 
-    Python's `tempfile` goes to another place, and says nothing, where that folder is broken: just what is asked here.
+    Python's `tempfile` goes to another place, and says nothing, where that folder is broken: just
+    what is asked here.
     """
-    named = next((environment[name] for name in ("TMPDIR", "TEMP", "TMP") if environment.get(name)), "")
-    return Path(named) if named else Path(tempfile.gettempdir())
+    named = next(
+        (environment[name] for name in ("TMPDIR", "TEMP", "TMP") if environment.get(name)), ""
+    )
+    if named:
+        return Path(named)
+    return Path(tempfile.gettempdir())
 
 
 def check(system: System, wanted: NodeRequirements) -> Answer:
@@ -29,7 +37,10 @@ def check(system: System, wanted: NodeRequirements) -> Answer:
     try:
         space = system.space(place)
     except FileNotFoundError:
-        return CheckOutcome.WARNING, f"{place} (TMPDIR) is not there: programs put temporary files elsewhere"
+        return (
+            CheckOutcome.WARNING,
+            f"{place} (TMPDIR) is not there: programs put temporary files elsewhere",
+        )
     if space.free < LEAST_BYTES:
         return CheckOutcome.BAD, f"{place} is full: {size(space.free)} free of {size(space.total)}"
     try:

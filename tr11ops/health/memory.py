@@ -9,7 +9,9 @@ BAD_SHARE, DOUBTFUL_SHARE = 0.05, 0.25
 
 
 def available(meminfo: str) -> tuple[int, int]:
-    """(available, total) bytes, from the text of /proc/meminfo. Raises KeyError when it says neither."""
+    """(available, total) bytes, from the text of /proc/meminfo. Raises KeyError when it says
+    neither.
+    """
     values = {}
     for line in meminfo.splitlines():
         name, _, rest = line.partition(":")

@@ -11,16 +11,22 @@ _DEVICES = "/sys/class/infiniband"
 
 
 def check(system: System, wanted: NodeRequirements) -> Answer:
-    """Bad when no interface is up, or a cabled port is not active; a warning when a port is slower than its peers.
+    """Bad when no interface is up, or a cabled port is not active; a warning when a port is slower
+    than its peers.
 
     A warning too where an interface that the ranks shall use is not there.
     """
     states = {name: _state(system, name) for name in system.names(_INTERFACES) if name != "lo"}
     known = {name: state for name, state in states.items() if state}
-    up = [name for name, state in known.items() if state in {"up", "unknown"}]  # unknown: the driver does not tell
+    # unknown: the driver does not tell
+    up = [name for name, state in known.items() if state in {"up", "unknown"}]
     ports = _ports(system)
     active = [name for name, (state, _, _) in ports.items() if state == "ACTIVE"]
-    dead = [f"{name} is {state}" for name, (state, link, _) in ports.items() if state != "ACTIVE" and link == "LinkUp"]
+    dead = [
+        f"{name} is {state}"
+        for name, (state, link, _) in ports.items()
+        if state != "ACTIVE" and link == "LinkUp"
+    ]
     if ports and not active:
         return (
             CheckOutcome.BAD,
@@ -44,7 +50,10 @@ def check(system: System, wanted: NodeRequirements) -> Answer:
         )
     slow = [f"{name}: {rate:g} Gb/s" for name, rate in rates.items() if rate < max(rates.values())]
     if slow:
-        return CheckOutcome.WARNING, f"InfiniBand ports slower than {max(rates.values()):g} Gb/s: {first_few(slow)}"
+        return (
+            CheckOutcome.WARNING,
+            f"InfiniBand ports slower than {max(rates.values()):g} Gb/s: {first_few(slow)}",
+        )
     return CheckOutcome.FINE, f"up: {first_few([*up, *active], 6)}"
 
 
@@ -56,13 +65,16 @@ def _state(system: System, name: str) -> str:
 
 
 def _ports(system: System) -> dict[str, tuple[str, str, float]]:
-    """State, physical state and rate (Gb/s) of every port, such as {"mlx5_0/1": ("ACTIVE", "LinkUp", 100.0)}."""
+    """State, physical state and rate (Gb/s) of every port, such as {"mlx5_0/1": ("ACTIVE",
+    "LinkUp", 100.0)}.
+    """
     found = {}
     for device in system.names(_DEVICES):
         for port in system.names(f"{_DEVICES}/{device}/ports"):
             folder = f"{_DEVICES}/{device}/ports/{port}"
             state, link = (
-                system.read(f"{folder}/{name}").strip().rpartition(": ")[2] for name in ("state", "phys_state")
+                system.read(f"{folder}/{name}").strip().rpartition(": ")[2]
+                for name in ("state", "phys_state")
             )
             rate = system.read(f"{folder}/rate").split()
             found[f"{device}/{port}"] = (state, link, float(rate[0]) if rate else 0.0)

@@ -15,7 +15,9 @@ _SPEED = re.compile(r"([\d.]+)\s*GB/s")
 
 
 def check(system: System, wanted: NodeRequirements) -> Answer:
-    """Bad when a GPU has fewer links up than another GPU of the node, or a slower one. Compared among peers only."""
+    """Bad when a GPU has fewer links up than another GPU of the node, or a slower one. Compared
+    among peers only.
+    """
     output = ask(system, ["nvlink", "--status"], wanted.seconds)
     if output.status != 0:
         raise Unanswered(words_of(output))
@@ -33,11 +35,17 @@ def check(system: System, wanted: NodeRequirements) -> Answer:
     most = max((len(found) for found in links.values()), default=0)
     if most == 0:
         return CheckOutcome.FINE, "no NVLink here"
-    fewer = [f"GPU {name}: {len(found)} of {most}" for name, found in links.items() if len(found) < most]
+    fewer = [
+        f"GPU {name}: {len(found)} of {most}" for name, found in links.items() if len(found) < most
+    ]
     if fewer:
         return CheckOutcome.BAD, f"links that are up: {first_few(fewer)}"
     fastest = max(speed for found in links.values() for speed in found)
-    slow = [f"GPU {name}: {min(found):g} GB/s" for name, found in links.items() if min(found) < 0.9 * fastest]
+    slow = [
+        f"GPU {name}: {min(found):g} GB/s"
+        for name, found in links.items()
+        if min(found) < 0.9 * fastest
+    ]
     if slow:
         return CheckOutcome.BAD, f"links slower than {fastest:g} GB/s: {first_few(slow)}"
     return CheckOutcome.FINE, f"{most} links up on each of {len(links)} GPUs"

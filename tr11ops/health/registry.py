@@ -29,23 +29,33 @@ from tr11ops.health import (
 from tr11ops.health.base import Answer, CheckOutcome, CheckResult, NodeRequirements, System
 from trainer.contract.record import Record
 
-# A site's own checks: executables whose exit status is the verdict and whose first line of output is the why.
+# A site's own checks: executables whose exit status is the verdict and whose first line of output
+# is the why.
 #
 # What an exit status means depends on the family that a check belongs to, its dialect:
 #
 # - `tr11`: a script made for tr11.
-# - `nagios`: a plugin of Nagios, Icinga, Sensu or Checkmk, by the return codes of the plugin interface.
-# - `gcm`: a health check of facebookresearch/gcm (`health_checks NAME ...`), which has the same codes.
-# - `nhc`: LBNL Node Health Check (mej/nhc), which ends with the status of the check that failed, or with how many failed
-#   (`-a`). It keeps some for itself: 10 (its own command line), 126 and 127 (a check that cannot be run, or is not
-#   there), 129 to 143 (a signal, or its time-out), 145 (an earlier one still runs).
+# - `nagios`: a plugin of Nagios, Icinga, Sensu or Checkmk, by the return codes of the plugin
+#   interface.
+# - `gcm`: a health check of facebookresearch/gcm (`health_checks NAME ...`), which has the same
+#   codes.
+# - `nhc`: LBNL Node Health Check (mej/nhc), which ends with the status of the check that failed, or
+#   with how many failed (`-a`). It keeps some for itself: 10 (its own command line), 126 and 127 (a
+#   check that cannot be run, or is not there), 129 to 143 (a signal, or its time-out), 145 (an
+#   earlier one still runs).
 
-_FINE, _WARNING, _BAD, _UNKNOWN = CheckOutcome.FINE, CheckOutcome.WARNING, CheckOutcome.BAD, CheckOutcome.UNKNOWN
+_FINE, _WARNING, _BAD, _UNKNOWN = (
+    CheckOutcome.FINE,
+    CheckOutcome.WARNING,
+    CheckOutcome.BAD,
+    CheckOutcome.UNKNOWN,
+)
 _MONITORING = {0: _FINE, 1: _WARNING, 2: _BAD, 3: _UNKNOWN}
 _NHC_OWN = {10, 126, 127}
 _LONGEST = 200
 
-# What each exit status means; whatever is not here is unknown: a broken script must not empty a cluster.
+# What each exit status means; whatever is not here is unknown: a broken script must not empty a
+# cluster.
 DIALECTS: Mapping[str, Mapping[int, CheckOutcome]] = {
     "tr11": {0: _FINE, 1: _BAD, 3: _UNKNOWN},
     "nagios": _MONITORING,
@@ -55,7 +65,9 @@ DIALECTS: Mapping[str, Mapping[int, CheckOutcome]] = {
 
 
 class SiteScript(Record):
-    """One check of the site's: an executable, what it is called with, and what its exit status means."""
+    """One check of the site's: an executable, what it is called with, and what its exit status
+    means.
+    """
 
     path: str
     arguments: tuple[str, ...] = ()
@@ -86,29 +98,52 @@ def run_script(system: System, wanted: NodeRequirements, script: SiteScript) -> 
         output = system.command([script.path, *script.arguments], wanted.seconds)
     except OSError as error:
         raise Unanswered(f"{script.path}: {error.strerror or error}") from None
-    lines = [line.strip() for line in (*output.text.splitlines(), *output.error.splitlines()) if line.strip()]
-    said = "".join(character if character.isprintable() else "?" for character in lines[0])[:_LONGEST] if lines else ""
+    lines = [
+        line.strip()
+        for line in (*output.text.splitlines(), *output.error.splitlines())
+        if line.strip()
+    ]
+    said = ""
+    if lines:
+        said = "".join(character if character.isprintable() else "?" for character in lines[0])[
+            :_LONGEST
+        ]
     outcomes = DIALECTS.get(script.dialect)
     if outcomes is None:
-        raise Unanswered(f"{script.dialect!r} is no dialect of health checks: {', '.join(DIALECTS)}")
+        raise Unanswered(
+            f"{script.dialect!r} is no dialect of health checks: {', '.join(DIALECTS)}"
+        )
     if outcomes is _MONITORING and _is_misuse(output):
         raise Unanswered(f"it does not take its arguments: {lines[-1][:_LONGEST]}")
     if output.status not in outcomes:
-        known = "none of 0, 1, 3" if script.dialect == "tr11" else f"no verdict in {script.dialect}"
-        raise Unanswered(f"exit status {output.status}, which is {known}{f': {said}' if said else ''}")
+        if script.dialect == "tr11":
+            known = "none of 0, 1, 3"
+        else:
+            known = f"no verdict in {script.dialect}"
+        raise Unanswered(
+            f"exit status {output.status}, which is {known}{f': {said}' if said else ''}"
+        )
     return outcomes[output.status], said or f"{script.path} exited with {output.status}"
 
 
 def _is_misuse(output: ProbeOutput) -> bool:
-    """Whether a program of Python refused its own arguments: it ends with 2 then, which would mean a bad node."""
-    return output.status == 2 and not output.text.strip() and output.error.lstrip().lower().startswith("usage:")
+    """Whether a program of Python refused its own arguments: it ends with 2 then, which would mean
+    a bad node.
+    """
+    return (
+        output.status == 2
+        and not output.text.strip()
+        and output.error.lstrip().lower().startswith("usage:")
+    )
 
 
 CheckFunction = Callable[[System, NodeRequirements], Answer]
 
 
 class HealthCheck(Record):
-    """A check's name, as `resilience.skip_checks` spells it. `of_gpus`: left out when a run asks for no GPU."""
+    """A check's name, as `resilience.skip_checks` spells it. `of_gpus`: left out when a run asks
+    for no GPU.
+    """
 
     name: str
     function: CheckFunction
@@ -135,9 +170,13 @@ NAMES = tuple(check.name for check in CHECKS)
 
 
 def chosen(
-    wanted: NodeRequirements, scripts: Sequence[str | Mapping[str, Any]] = (), skip: Collection[str] = ()
+    wanted: NodeRequirements,
+    scripts: Sequence[str | Mapping[str, Any]] = (),
+    skip: Collection[str] = (),
 ) -> tuple[HealthCheck, ...]:
-    """The checks to run for a run that wants `wanted`; own scripts (`script:NAME`), as the card has them, last."""
+    """The checks to run for a run that wants `wanted`; own scripts (`script:NAME`), as the card has
+    them, last.
+    """
     mine = [check for check in CHECKS if wanted.gpus > 0 or not check.of_gpus]
     if wanted.folder is None:
         mine = [check for check in mine if check.name != "run-directory"]
@@ -152,15 +191,23 @@ def chosen(
         def own(system: System, wanted: NodeRequirements, script: SiteScript = script) -> Answer:
             return run_script(system, wanted, script)
 
-        name = script.check_name if count == 1 else f"{script.check_name}-{count}"  # each has a verdict of its own
+        # each has a verdict of its own
+        if count == 1:
+            name = script.check_name
+        else:
+            name = f"{script.check_name}-{count}"
         mine.append(HealthCheck(name, own))
     return tuple(check for check in mine if check.name not in skip)
 
 
-def run_checks(checks: Sequence[HealthCheck], system: System, wanted: NodeRequirements) -> tuple[CheckResult, ...]:
-    """Run all checks at once, in their order. One that does not answer within `wanted.seconds` is unknown.
+def run_checks(
+    checks: Sequence[HealthCheck], system: System, wanted: NodeRequirements
+) -> tuple[CheckResult, ...]:
+    """Run all checks at once, in their order. One that does not answer within `wanted.seconds` is
+    unknown.
 
-    A check that hangs (a dead file system holds it in the kernel) is left behind; its thread ends with the process.
+    A check that hangs (a dead file system holds it in the kernel) is left behind; its thread ends
+    with the process.
     """
     results: list[CheckResult | None] = [None] * len(checks)
     threads = []
@@ -180,15 +227,27 @@ def run_checks(checks: Sequence[HealthCheck], system: System, wanted: NodeRequir
 
 
 def _run(
-    check: HealthCheck, system: System, wanted: NodeRequirements, results: list[CheckResult | None], place: int
+    check: HealthCheck,
+    system: System,
+    wanted: NodeRequirements,
+    results: list[CheckResult | None],
+    place: int,
 ) -> None:
-    """One check; what it cannot find out is unknown, and whatever breaks in it says nothing of the node."""
+    """One check; what it cannot find out is unknown, and whatever breaks in it says nothing of the
+    node.
+    """
     try:
         outcome, why = check.function(system, wanted)
     except Unanswered as error:
         outcome, why = CheckOutcome.UNKNOWN, str(error)
     except OSError as error:
-        outcome, why = CheckOutcome.UNKNOWN, f"{error.filename or 'the system'}: {error.strerror or error}"
+        outcome, why = (
+            CheckOutcome.UNKNOWN,
+            f"{error.filename or 'the system'}: {error.strerror or error}",
+        )
     except Exception as error:
-        outcome, why = CheckOutcome.UNKNOWN, f"the check itself failed: {type(error).__name__}: {error}"
+        outcome, why = (
+            CheckOutcome.UNKNOWN,
+            f"the check itself failed: {type(error).__name__}: {error}",
+        )
     results[place] = CheckResult(check.name, outcome, why)

@@ -8,10 +8,18 @@ from tr11ops.base.errors import Unanswered
 from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 
 SLOW_SECONDS = 5.0
-# what one node has alone; a full disk or a missing right is everyone's trouble, and no fault of the node
+# what one node has alone; a full disk or a missing right is everyone's trouble, and no fault of the
+# node
 _OF_THE_NODE = {
-    errno.EROFS, errno.ESTALE, errno.EIO, errno.ENOENT, errno.ENOTCONN, errno.ETIMEDOUT, errno.ENODEV, errno.ESHUTDOWN,
-}  # fmt: skip
+    errno.EROFS,
+    errno.ESTALE,
+    errno.EIO,
+    errno.ENOENT,
+    errno.ENOTCONN,
+    errno.ETIMEDOUT,
+    errno.ENODEV,
+    errno.ESHUTDOWN,
+}
 
 
 def check(system: System, wanted: NodeRequirements) -> Answer:

@@ -20,15 +20,22 @@ OURS = re.compile(
 
 
 def check(system: System, wanted: NodeRequirements) -> Answer:
-    """Bad when others have filled it; a warning when the workers may not have enough. Sweeps our own stale files."""
+    """Bad when others have filled it; a warning when the workers may not have enough. Sweeps our
+    own stale files.
+    """
     swept = sweep(system)
     space = system.space(PLACE)
-    cleaned = f"; {swept} stale files of ours removed" if swept else ""
+    cleaned = ""
+    if swept:
+        cleaned = f"; {swept} stale files of ours removed"
     told = f"{size(space.free)} free of {size(space.total)}{cleaned}"
     if space.free < LEAST_BYTES and space.free < space.total // 10:
         return CheckOutcome.BAD, f"{PLACE} is full: {told}"
     if space.free < wanted.workers * BYTES_PER_WORKER:
-        return CheckOutcome.WARNING, f"{PLACE} is small for {counted(wanted.workers, 'worker')}: {told}"
+        return (
+            CheckOutcome.WARNING,
+            f"{PLACE} is small for {counted(wanted.workers, 'worker')}: {told}",
+        )
     return CheckOutcome.FINE, told
 
 

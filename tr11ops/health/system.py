@@ -84,8 +84,13 @@ class ThisNode(LocalCommands):
             with suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
                 if status.st_uid == own and entry.is_file(follow_symlinks=False):
-                    found.append(SharedMemoryFile(entry.name, status.st_size, now - status.st_mtime))
-        used = mapped(own_pids()) if found else frozenset()
+                    found.append(
+                        SharedMemoryFile(entry.name, status.st_size, now - status.st_mtime)
+                    )
+        if found:
+            used = mapped(own_pids())
+        else:
+            used = frozenset()
         return tuple(segment for segment in found if segment.name not in used)
 
     def remove_segment(self, name: str) -> None:
@@ -97,7 +102,11 @@ def mapped(pids: Iterable[int]) -> frozenset[str]:
     names: set[str] = set()
     for pid in pids:
         with suppress(OSError):  # it has ended
-            names.update(_MAPPED.findall(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")))
+            names.update(
+                _MAPPED.findall(
+                    Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+                )
+            )
         with suppress(OSError):
             for entry in os.scandir(f"/proc/{pid}/fd"):
                 with suppress(OSError):
@@ -140,8 +149,13 @@ def _trainer_processes() -> Iterator[TrainerProcess]:
                 name=words[words.index(b"-m") + 1].decode("utf-8", "replace"),
                 job_id=environment.get("TR11_JOB_ID", ""),
                 launch=environment["TR11_LAUNCH"],
-                node=environment.get("TR11_NODE_NAME") or environment.get("SLURMD_NODENAME") or host_name(),
-                state=Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0],
+                node=environment.get("TR11_NODE_NAME")
+                or environment.get("SLURMD_NODENAME")
+                or host_name(),
+                state=Path(f"/proc/{pid}/stat")
+                .read_text(encoding="utf-8")
+                .rpartition(")")[2]
+                .split()[0],
                 is_kept=any(_keeps(process) for process in ancestors),
             )
 
@@ -153,7 +167,10 @@ def _environment(pid: int) -> dict[str, str]:
 
 def _is_same_cluster(environment: Mapping[str, str]) -> bool:
     """Two clusters that play their nodes on one machine may use the same names."""
-    return all(environment.get(name) == os.environ.get(name) for name in ("SLURM_CLUSTER_NAME", "SLURM_CONF"))
+    return all(
+        environment.get(name) == os.environ.get(name)
+        for name in ("SLURM_CLUSTER_NAME", "SLURM_CONF")
+    )
 
 
 def _keeps(process: psutil.Process) -> bool:

@@ -10,7 +10,8 @@ from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 # NVML, nvmlClocksEventReasons
 _BAD = {0x8: "hardware slowdown", 0x40: "too hot (hardware)", 0x80: "power brake"}
 _DOUBTFUL = {0x20: "too hot (driver)", 0x2: "clocks set by hand"}
-_NEW, _OLD = "clocks_event_reasons.active", "clocks_throttle_reasons.active"  # since driver 535, and before
+# since driver 535, and before
+_NEW, _OLD = "clocks_event_reasons.active", "clocks_throttle_reasons.active"
 
 
 def check(system: System, wanted: NodeRequirements) -> Answer:

@@ -1,4 +1,6 @@
-"""What did the NVIDIA driver write to the kernel log? `Xid` lines that mean broken hardware, not a faulty program."""
+"""What did the NVIDIA driver write to the kernel log? `Xid` lines that mean broken hardware, not a
+faulty program.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _LINE = re.compile(r"^\[\s*(\d+\.\d+)\].*NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d
 
 
 def check(system: System, wanted: NodeRequirements) -> Answer:
-    """Bad with a hardware Xid within a day; a warning with an older one, for the node may have been repaired since."""
+    """Bad with a hardware Xid within a day; a warning with an older one, for the node may have been
+    repaired since.
+    """
     try:
         output = system.command(["dmesg", "--kernel"], wanted.seconds)
     except FileNotFoundError:

@@ -1,6 +1,7 @@
 """One question to a hub, asked again while it fails. Reading only.
 
-The token goes to the hub alone, never to another machine that the hub redirects to, and into no message.
+The token goes to the hub alone, never to another machine that the hub redirects to, and into no
+message.
 """
 
 from __future__ import annotations
@@ -35,19 +36,29 @@ def remote_retries(
     spread: float = 0.0,
     most: float = LONGEST_WAIT_SECONDS,
 ) -> RetryPolicy:
-    """What happens when the network fails: waits of up to `longest` seconds; given up after `tries` (None: never).
+    """What happens when the network fails: waits of up to `longest` seconds; given up after `tries`
+    (None: never).
 
-    At once where the hub asks for a longer wait than `most` seconds, unless it is never given up. `spread` (0..1) is by
-    how much a wait may be longer by chance, so that those who failed together do not ask again together.
+    At once where the hub asks for a longer wait than `most` seconds, unless it is never given up.
+    `spread` (0..1) is by how much a wait may be longer by chance, so that those who failed together
+    do not ask again together.
     """
     return RetryPolicy(
-        tries=tries, first_seconds=FIRST_WAIT_SECONDS, longest_seconds=longest, jitter=(1.0, 1.0 + spread),
-        longest_asked_seconds=most, refuses_longer=tries is not None, sleep=sleep, say=say,
-    )  # fmt: skip
+        tries=tries,
+        first_seconds=FIRST_WAIT_SECONDS,
+        longest_seconds=longest,
+        jitter=(1.0, 1.0 + spread),
+        longest_asked_seconds=most,
+        refuses_longer=tries is not None,
+        sleep=sleep,
+        say=say,
+    )
 
 
 def until_answered(question: Callable[[], T], retries: RetryPolicy, host: str) -> T:
-    """What `question` returns once it does. Raises HubUnavailable when it is given up, and HubPermanentError."""
+    """What `question` returns once it does. Raises HubUnavailable when it is given up, and
+    HubPermanentError.
+    """
     return retry(question, retries, HubUnavailable, restored=f"{host} answers again")
 
 
@@ -62,7 +73,8 @@ def ask(
     timeout: float = TIMEOUT_SECONDS,
     also: AbstractSet[int] = frozenset(),
 ) -> T:
-    """Ask once, and give what `read(stream, status, headers)` makes of a good answer, or of a status in `also`.
+    """Ask once, and give what `read(stream, status, headers)` makes of a good answer, or of a
+    status in `also`.
 
     Raises HubPermanentError and HubUnavailable, `read`'s included.
     """
@@ -76,7 +88,8 @@ def ask(
                 raise HubUnavailable(f"the storage of {host} answers {answer.status}")
             if answer.status >= 300:
                 raise _failure(answer, host, has_token=bool(token))
-            if answer.headers.get_content_type() == "text/html":  # such as a network that wants a login first
+            # such as a network that wants a login first
+            if answer.headers.get_content_type() == "text/html":
                 raise HubUnavailable(f"a web page answers instead of {host}")
             return read(answer.stream, answer.status, answer.headers)
     except NetworkError as error:

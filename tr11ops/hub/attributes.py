@@ -1,7 +1,9 @@
-"""Which files of a repository are kept as LFS, by its .gitattributes, and the rules that are missing. Pure.
+"""Which files of a repository are kept as LFS, by its .gitattributes, and the rules that are
+missing. Pure.
 
-The hub refuses a file of more than 10 MB that is not LFS, and every log grows past that some day: so all mirrored files
-are LFS from their first byte. Rules that are there stay as they are; ours come after them.
+The hub refuses a file of more than 10 MB that is not LFS, and every log grows past that some day:
+so all mirrored files are LFS from their first byte. Rules that are there stay as they are; ours
+come after them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _FILTER = re.compile(r"([-!]?)filter(?:=(\S*))?")
 
 
 class AttributeRule(Record):
-    """One line: the files it is about, and whether it makes them LFS; only lines that speak of the filter count."""
+    """One line: the files it is about, and whether it makes them LFS; only lines that speak of the
+    filter count.
+    """
 
     pattern: str
     is_lfs: bool
@@ -49,30 +53,41 @@ def is_lfs(path: str, rules: Iterable[AttributeRule]) -> bool:
 
 
 def with_rules(text: str, paths: Iterable[str]) -> str:
-    """The file's text with the rules that it lacks for these paths at its end; the same text where it lacks none."""
+    """The file's text with the rules that it lacks for these paths at its end; the same text where
+    it lacks none.
+    """
     rules = parse(text)
     lacking = sorted({pattern_of(path) for path in paths if not is_lfs(path, rules)})
     if not lacking:
         return text
-    separator = "" if not text or text.endswith("\n") else "\n"
+    if not text or text.endswith("\n"):
+        separator = ""
+    else:
+        separator = "\n"
     return text + separator + "".join(f"{pattern} {RULE}\n" for pattern in lacking)
 
 
 def pattern_of(path: str) -> str:
-    """The rule that is written for a file: of all files like it where its name allows that, else of itself."""
+    """The rule that is written for a file: of all files like it where its name allows that, else of
+    itself.
+    """
     name = basename(path)
     if "tfevents" in name:
         return "*tfevents*"
     suffix = splitext(name)[1]
     if _PLAIN_SUFFIX.fullmatch(suffix):
         return f"*{suffix}"
-    return "/" + "".join(character if _PLAIN_PATH.fullmatch(character) else "?" for character in path)
+    return "/" + "".join(
+        character if _PLAIN_PATH.fullmatch(character) else "?" for character in path
+    )
 
 
 def _split(line: str) -> tuple[str, list[str]]:
     if line.startswith('"'):
         pattern, quote, rest = line[1:].partition('"')
-        return (pattern, rest.split()) if quote else ("", [])
+        if quote:
+            return (pattern, rest.split())
+        return ("", [])
     words = line.split()
     if not words or words[0].startswith(("#", "[attr]")):
         return "", []
@@ -96,7 +111,10 @@ def _compiled(pattern: str) -> re.Pattern[str]:
                 position += len(text)
                 break
         else:
-            end = pattern.find("]", position + 2) if pattern[position] == "[" else -1
+            if pattern[position] == "[":
+                end = pattern.find("]", position + 2)
+            else:
+                end = -1
             if pattern.startswith("[[:space:]]", position):
                 parts.append(r"\s")
                 position += len("[[:space:]]")

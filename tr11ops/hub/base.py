@@ -1,4 +1,6 @@
-"""What is said to the hub and what comes back: repositories, files, changes, retries, and the three errors."""
+"""What is said to the hub and what comes back: repositories, files, changes, retries, and the three
+errors.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Repository(Record):
 
 
 class HubFile(Record):
-    """One file of a commit: `oid` is git's name of the blob, `sha256` the digest of the content of a large file."""
+    """One file of a commit: `oid` is git's name of the blob, `sha256` the digest of the content of
+    a large file.
+    """
 
     bytes: int
     oid: str
@@ -40,10 +44,11 @@ class HubFile(Record):
 
 
 class Add(Record):
-    """A file gets this content: bytes, or the first `size` bytes of a local file (None: all it has now).
+    """A file gets this content: bytes, or the first `size` bytes of a local file (None: all it has
+    now).
 
-    With `sha256`, the digest of exactly these bytes, the file is not read just to find it. `masks` lie over what
-    is read.
+    With `sha256`, the digest of exactly these bytes, the file is not read just to find it. `masks`
+    lie over what is read.
     """
 
     path: str
@@ -78,10 +83,19 @@ def hub_retries(
 ) -> RetryPolicy:
     """How long a call goes on without getting on. A long upload that broke off got on.
 
-    A wait that the hub asks for and that is longer than that is not begun: the caller gets HubUnavailable with it.
+    A wait that the hub asks for and that is longer than that is not begun: the caller gets
+    HubUnavailable with it.
     """
     made = RetryPolicy(
-        seconds=seconds, jitter=(0.5, 1.5), longest_asked_seconds=seconds, refuses_longer=True,
-        long_try_seconds=LONG_TRY_SECONDS, sleep=sleep, clock=clock, chance=chance,
-    )  # fmt: skip
-    return made if say is None else replace(made, say=say)
+        seconds=seconds,
+        jitter=(0.5, 1.5),
+        longest_asked_seconds=seconds,
+        refuses_longer=True,
+        long_try_seconds=LONG_TRY_SECONDS,
+        sleep=sleep,
+        clock=clock,
+        chance=chance,
+    )
+    if say is None:
+        return made
+    return replace(made, say=say)

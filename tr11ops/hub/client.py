@@ -1,8 +1,9 @@
 """The edge to the hub: what sync, upload and the remote status need of it, and how it fails.
 
-Its errors are one line without a secret: `HubUnavailable` (later may be another matter), `HubPermanentError` (a person
-is needed; the text says for what), and of the latter `HubMissing` (no such thing) and `HubConflict` (someone committed
-meanwhile). Everything is tried again with growing waits, as the caller's policy says.
+Its errors are one line without a secret: `HubUnavailable` (later may be another matter),
+`HubPermanentError` (a person is needed; the text says for what), and of the latter `HubMissing` (no
+such thing) and `HubConflict` (someone committed meanwhile). Everything is tried again with growing
+waits, as the caller's policy says.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ _T = TypeVar("_T")
 
 
 class Hub:
-    """One hub as one account. Methods raise HubUnavailable, HubPermanentError, and FileChanged for a local file.
+    """One hub as one account. Methods raise HubUnavailable, HubPermanentError, and FileChanged for
+    a local file.
 
-    `endpoint` None is $HF_ENDPOINT, or the public hub. `timeout` is how long one request may be silent, in seconds.
-    Methods may be called by several threads.
+    `endpoint` None is $HF_ENDPOINT, or the public hub. `timeout` is how long one request may be
+    silent, in seconds. Methods may be called by several threads.
     """
 
     def __init__(
@@ -62,9 +64,16 @@ class Hub:
             pass
 
         def make(api: HfApi) -> None:
-            api.create_repo(repository.name, repo_type=repository.kind, private=private, exist_ok=True)
+            api.create_repo(
+                repository.name, repo_type=repository.kind, private=private, exist_ok=True
+            )
             if repository.branch != DEFAULT_BRANCH:
-                api.create_branch(repository.name, branch=repository.branch, repo_type=repository.kind, exist_ok=True)
+                api.create_branch(
+                    repository.name,
+                    branch=repository.branch,
+                    repo_type=repository.kind,
+                    exist_ok=True,
+                )
 
         self._ask(f"making {repository.name}", make)
         return self.head(repository)
@@ -74,12 +83,16 @@ class Hub:
         return self.newest(repository)[0]
 
     def newest(self, repository: Repository) -> tuple[str, bool]:
-        """The id of the branch's newest commit, and whether only members see the repository. Raises HubMissing."""
+        """The id of the branch's newest commit, and whether only members see the repository. Raises
+        HubMissing.
+        """
 
         def ask(api: HfApi) -> tuple[str, bool]:
             from tr11ops.hub.committing import commit_id
 
-            facts = api.repo_info(repository.name, repo_type=repository.kind, revision=repository.branch)
+            facts = api.repo_info(
+                repository.name, repo_type=repository.kind, revision=repository.branch
+            )
             return commit_id(facts.sha), facts.private is True
 
         return self._ask(repository.name, ask)
@@ -94,13 +107,18 @@ class Hub:
 
         def ask(api: HfApi) -> dict[str, HubFile]:
             tree = api.list_repo_tree(
-                repository.name, recursive=True, revision=revision or repository.branch, repo_type=repository.kind
+                repository.name,
+                recursive=True,
+                revision=revision or repository.branch,
+                repo_type=repository.kind,
             )
             return _entries(tree)
 
         return self._ask(f"the files of {repository.name}", ask)
 
-    def look(self, repository: Repository, paths: Iterable[str], revision: str | None = None) -> dict[str, HubFile]:
+    def look(
+        self, repository: Repository, paths: Iterable[str], revision: str | None = None
+    ) -> dict[str, HubFile]:
         """Those of the paths that are files of the commit."""
         wanted = list(paths)
 
@@ -110,7 +128,10 @@ class Hub:
                 part = wanted[start : start + LOOKED_AT_ONCE]
                 found |= _entries(
                     api.get_paths_info(
-                        repository.name, part, revision=revision or repository.branch, repo_type=repository.kind
+                        repository.name,
+                        part,
+                        revision=revision or repository.branch,
+                        repo_type=repository.kind,
                     )
                 )
             return found
@@ -125,7 +146,9 @@ class Hub:
         length: int | None = None,
         revision: str | None = None,
     ) -> bytes:
-        """Bytes of a file, all of them or a part; fewer than `length` only at the file's end. Raises HubMissing."""
+        """Bytes of a file, all of them or a part; fewer than `length` only at the file's end.
+        Raises HubMissing.
+        """
         from huggingface_hub import hf_hub_url
 
         if length == 0:
@@ -146,10 +169,14 @@ class Hub:
 
         return self._ask(f"{path} of {repository.name}", ask)
 
-    def _fetch(self, api: HfApi, address: str, headers: Mapping[str, str], offset: int, length: int | None) -> bytes:
+    def _fetch(
+        self, api: HfApi, address: str, headers: Mapping[str, str], offset: int, length: int | None
+    ) -> bytes:
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-        answer = get_session().get(address, headers={**build_hf_headers(token=api.token), **headers})
+        answer = get_session().get(
+            address, headers={**build_hf_headers(token=api.token), **headers}
+        )
         if answer.status_code == 416:  # begins behind the end
             return b""
         hf_raise_for_status(answer)
@@ -171,17 +198,21 @@ class Hub:
         parent: str | None = None,
         progress: Progress | None = None,
     ) -> str:
-        """Make one commit of all operations and return its id; the newest commit's where nothing would change.
+        """Make one commit of all operations and return its id; the newest commit's where nothing
+        would change.
 
-        Large files are sent first, those that the hub has are not sent again; the commit comes last, so all of it is
-        seen or nothing. It is never made twice: a commit carries its own word, and where an answer was lost it is
-        looked for before it is tried again. With `parent` HubConflict is raised when someone has committed since it;
-        without, the commit is made on top of theirs.
+        Large files are sent first, those that the hub has are not sent again; the commit comes
+        last, so all of it is seen or nothing. It is never made twice: a commit carries its own
+        word, and where an answer was lost it is looked for before it is tried again. With `parent`
+        HubConflict is raised when someone has committed since it; without, the commit is made on
+        top of theirs.
         """
         from tr11ops.hub.committing import CommitAttempt
 
         with ExitStack() as opened:
-            attempt = CommitAttempt(repository, tuple(operations), message, parent, progress, opened)
+            attempt = CommitAttempt(
+                repository, tuple(operations), message, parent, progress, opened
+            )
             return self._ask(f"a commit to {repository.name}", attempt)
 
     # ------------------------------------------------------------------------- how it is asked
@@ -230,7 +261,9 @@ def _entries(tree: Iterable[Any]) -> dict[str, HubFile]:
     from huggingface_hub.hf_api import RepoFile
 
     return {
-        item.path: HubFile(item.size, item.blob_id, item.lfs.sha256 if item.lfs is not None else None)
+        item.path: HubFile(
+            item.size, item.blob_id, item.lfs.sha256 if item.lfs is not None else None
+        )
         for item in tree
         if isinstance(item, RepoFile)
     }

@@ -30,9 +30,9 @@ from trainer.contract.record import Record
 class FileView(io.BufferedIOBase):
     """The first `size` bytes of a file with `masks` over them, readable and seekable.
 
-    Nothing is copied; the file is open until `close`. `told` is called with the position after each read. It has no
-    file descriptor for others: they would ask it for the size of a file that has grown since. Raises FileChanged when
-    the file became shorter, OSError as the file system.
+    Nothing is copied; the file is open until `close`. `told` is called with the position after each
+    read. It has no file descriptor for others: they would ask it for the size of a file that has
+    grown since. Raises FileChanged when the file became shorter, OSError as the file system.
     """
 
     def __init__(
@@ -71,7 +71,10 @@ class FileView(io.BufferedIOBase):
 
     def read(self, size: int | None = -1, /) -> bytes:
         left = max(0, self.size - self._position)
-        wanted = left if size is None or size < 0 else min(size, left)
+        if size is None or size < 0:
+            wanted = left
+        else:
+            wanted = min(size, left)
         self._stream.seek(self._position)
         piece = self._stream.read(wanted)
         if len(piece) < wanted:
@@ -91,10 +94,12 @@ class FileView(io.BufferedIOBase):
         super().close()
 
 
-# Large files into the hub's chunked storage (Xet): of a log that only grew, no more than what is new is sent.
+# Large files into the hub's chunked storage (Xet): of a log that only grew, no more than what is
+# new is sent.
 #
-# The library can do this for whole files alone; a log grows while it is sent, so its first bytes are streamed here. Where
-# a hub has no such storage, or a firewall lies before it, the caller sends the file whole, as a plain large object.
+# The library can do this for whole files alone; a log grows while it is sent, so its first bytes
+# are streamed here. Where a hub has no such storage, or a firewall lies before it, the caller sends
+# the file whole, as a plain large object.
 
 SMALLEST_BYTES = 16 << 20  # below it one plain request is cheaper than the questions of this way
 PIECE_BYTES = 4 << 20
@@ -118,7 +123,8 @@ class Chunked(Record):
 
 
 def send_chunked(api: HfApi, repository: Repository, files: Sequence[Chunked]) -> dict[str, str]:
-    """Send the files; returns each path's name in that storage, or nothing where it could not be done.
+    """Send the files; returns each path's name in that storage, or nothing where it could not be
+    done.
 
     $HF_HUB_DISABLE_XET switches it off, as for the library. Raises FileChanged.
     """
@@ -132,7 +138,11 @@ def send_chunked(api: HfApi, repository: Repository, files: Sequence[Chunked]) -
         return {}
     try:
         return _stream(address, headers, access, files)
-    except (OSError, RuntimeError, ValueError):  # the library's own words for a network that fails, and refusals
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ):  # the library's own words for a network that fails, and refusals
         for file in files:
             file.view.seek(0)
         return {}
@@ -145,12 +155,18 @@ def _access(address: str, headers: dict[str, str]) -> dict[str, Any] | None:
         return None
     try:
         told = json_object(answer.content)
-        return {"endpoint": str(told["casUrl"]), "token": str(told["accessToken"]), "expiry": int(told["exp"])}
+        return {
+            "endpoint": str(told["casUrl"]),
+            "token": str(told["accessToken"]),
+            "expiry": int(told["exp"]),
+        }
     except (ForeignAnswer, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 
-def _stream(address: str, headers: dict[str, str], access: dict[str, Any], files: Sequence[Chunked]) -> dict[str, str]:
+def _stream(
+    address: str, headers: dict[str, str], access: dict[str, Any], files: Sequence[Chunked]
+) -> dict[str, str]:
     from hf_xet import XetConfig, XetSession
     from huggingface_hub.utils._xet import xet_headers_without_auth
 
@@ -205,9 +221,14 @@ class CommitAttempt:
     def __call__(self, api: HfApi) -> str:
         repository = self._repository
         if self._base is None:
-            facts = api.repo_info(repository.name, repo_type=repository.kind, revision=repository.branch)
+            facts = api.repo_info(
+                repository.name, repo_type=repository.kind, revision=repository.branch
+            )
             self._base = commit_id(facts.sha)
-        elif self._is_sent and (found := with_mark(api, repository, self._mark, self._base)) is not None:
+        elif (
+            self._is_sent
+            and (found := with_mark(api, repository, self._mark, self._base)) is not None
+        ):
             return found
         if self._prepared is None:
             self._prepared = [self._prepare(operation) for operation in self._operations]
@@ -231,7 +252,9 @@ class CommitAttempt:
                 raise
             return self._moved(api, self._base)
         made = commit_id(answer.oid)
-        additions = [operation for operation in self._prepared if isinstance(operation, CommitOperationAdd)]
+        additions = [
+            operation for operation in self._prepared if isinstance(operation, CommitOperationAdd)
+        ]
         is_made = not additions or additions[0]._is_committed
         if not is_made and self._parent is not None and made != self._parent:
             # the branch has all of it already, by someone else's commit, and perhaps more than that
@@ -241,10 +264,12 @@ class CommitAttempt:
     def _send_ahead(self, api: HfApi, prepared: list[_Prepared]) -> None:
         """Send what the library alone would send badly.
 
-        Large views go in chunks, where the hub has those; and what several files have in common goes once: the library
-        would send it for all of them at once, from one source.
+        Large views go in chunks, where the hub has those; and what several files have in common
+        goes once: the library would send it for all of them at once, from one source.
         """
-        additions = [operation for operation in prepared if isinstance(operation, CommitOperationAdd)]
+        additions = [
+            operation for operation in prepared if isinstance(operation, CommitOperationAdd)
+        ]
         firsts = {addition.upload_info.sha256: addition for addition in reversed(additions)}
         large = [
             Chunked(addition.path_in_repo, addition.path_or_fileobj, digest.hex())
@@ -257,7 +282,8 @@ class CommitAttempt:
             sent = send_chunked(api, self._repository, large)
             for addition in additions:
                 if addition.path_in_repo in sent:
-                    # private names: the library has no other way to be told that a file was sent, here and below
+                    # private names: the library has no other way to be told that a file was sent,
+                    # here and below
                     addition._is_uploaded, addition._upload_mode = True, "lfs"
         if len(firsts) < len(additions):
             api.preupload_lfs_files(
@@ -270,7 +296,9 @@ class CommitAttempt:
             )
 
     def _moved(self, api: HfApi, base: str) -> str:
-        """The branch is not where it was: by our own commit whose answer was lost, or by someone else's."""
+        """The branch is not where it was: by our own commit whose answer was lost, or by someone
+        else's.
+        """
         found = with_mark(api, self._repository, self._mark, base)
         if found is not None:
             return found
@@ -285,7 +313,8 @@ class CommitAttempt:
         if isinstance(operation, HubCopy):
             return CommitOperationCopy(operation.source, operation.path)
         if isinstance(operation.content, bytes):
-            # a view here too: the library sends plain bytes in a way of its own where it can, without our time-outs
+            # a view here too: the library sends plain bytes in a way of its own where it can,
+            # without our time-outs
             source = io.BytesIO(operation.content)
             self._sources.append(source)
             return CommitOperationAdd(operation.path, source)
@@ -296,10 +325,13 @@ class CommitAttempt:
             if is_hashed and progress is not None:
                 progress(path, position)
 
-        view = self._opened.enter_context(FileView(operation.content, operation.size, told, operation.masks))
+        view = self._opened.enter_context(
+            FileView(operation.content, operation.size, told, operation.masks)
+        )
         self._sources.append(view)
         if operation.sha256 is None:
-            prepared = CommitOperationAdd(path, cast(BinaryIO, view))  # reads all of it, for its digest
+            # reads all of it, for its digest
+            prepared = CommitOperationAdd(path, cast(BinaryIO, view))
         else:
             sample = view.read(SAMPLE_BYTES)
             view.seek(0)
@@ -323,7 +355,9 @@ def with_mark(api: HfApi, repository: Repository, mark: str, until: str) -> str 
 
 
 def commit_id(value: object) -> str:
-    """The id of a commit in an answer. Raises JSONDecodeError when there is none: it was no hub's answer."""
+    """The id of a commit in an answer. Raises JSONDecodeError when there is none: it was no hub's
+    answer.
+    """
     if not isinstance(value, str) or not value:
         raise json.JSONDecodeError("the answer names no commit", "", 0)
     return value

@@ -1,4 +1,6 @@
-"""What a failure of the hub's library means to us: come again later, or a person is needed, and for what."""
+"""What a failure of the hub's library means to us: come again later, or a person is needed, and for
+what.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +38,26 @@ _CURES = {
 
 
 def failure_of(
-    error: Exception, what: str, endpoint: str, credentials: Credentials, secrets: Iterable[str] = ()
+    error: Exception,
+    what: str,
+    endpoint: str,
+    credentials: Credentials,
+    secrets: Iterable[str] = (),
 ) -> Exception | None:
-    """Our error for one of the library's. None for a fault of this program, which is to be raised as it is."""
+    """Our error for one of the library's. None for a fault of this program, which is to be raised
+    as it is.
+    """
     for found in _chain(error):
         known = _known(found, what, endpoint, credentials, secrets)
         if known is not None:
             return known
     is_foreign = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError, ForeignAnswer))
     if is_foreign or _is_of_library(error):
-        # such as a portal that asks for a login; an answer without what it should hold is a KeyError of the library
-        return HubUnavailable(f"{what}: what answers at {host_of(endpoint)} does not speak as a hub does")
+        # such as a portal that asks for a login; an answer without what it should hold is a
+        # KeyError of the library
+        return HubUnavailable(
+            f"{what}: what answers at {host_of(endpoint)} does not speak as a hub does"
+        )
     if isinstance(error, ValueError):  # the library's word for answers and paths that it cannot use
         return HubPermanentError(one_line(f"{what}: {error}", secrets))
     return None
@@ -66,22 +77,31 @@ def _known(
         case httpx2.TransportError() | httpx2.DecodingError():  # while an answer was read
             known = HubUnavailable(f"{what}: {host_of(endpoint)} gives no answer ({why(error)})")
         case OfflineModeIsEnabled():
-            known = HubPermanentError(f"{what}: HF_HUB_OFFLINE is set, so the hub is not asked; unset it")
+            known = HubPermanentError(
+                f"{what}: HF_HUB_OFFLINE is set, so the hub is not asked; unset it"
+            )
         case httpx2.InvalidURL() | HFValidationError():
             known = HubPermanentError(one_line(f"{what}: {error}", secrets))
     return known
 
 
 def _of_answer(
-    error: HfHubHTTPError, what: str, endpoint: str, credentials: Credentials, secrets: Iterable[str]
+    error: HfHubHTTPError,
+    what: str,
+    endpoint: str,
+    credentials: Credentials,
+    secrets: Iterable[str],
 ) -> HubError:
     status = error.response.status_code
     address = urlsplit(str(error.response.url))
     if address.netloc != urlsplit(endpoint).netloc:
-        # storage that the hub sent us to: its signed address may have become too old; a new one is got by asking again
+        # storage that the hub sent us to: its signed address may have become too old; a new one is
+        # got by asking again
         return HubUnavailable(f"{what}: the hub's storage answers {status}")
     said = one_line(error.server_message or "", secrets, limit=160)
-    text = one_line(f"{what}: {host_of(endpoint)} answers {status}: {_cure(status, credentials)}", secrets)
+    text = one_line(
+        f"{what}: {host_of(endpoint)} answers {status}: {_cure(status, credentials)}", secrets
+    )
     if said and said.lower() not in text.lower():
         text = f"{text} ({said})"
     kinds: dict[int, type[HubPermanentError]] = {404: HubMissing, 410: HubMissing, 412: HubConflict}
@@ -95,7 +115,10 @@ def _cure(status: int, credentials: Credentials) -> str:
     if status == 401:
         return "no token; name hub.credentials_file, set HF_TOKEN, or type: hf auth login"
     if status == 403:
-        whose = f"the token of {credentials.source}" if has_token else "who comes without a token"
+        if has_token:
+            whose = f"the token of {credentials.source}"
+        else:
+            whose = "who comes without a token"
         return f"{whose} has no permission for this; it needs write access to this repository"
     return _CURES.get(status, "it does not take what was sent")
 
@@ -116,4 +139,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while current is not None and id(current) not in seen:
         seen.add(id(current))
         yield current
-        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+        current = current.__cause__ or (
+            None if current.__suppress_context__ else current.__context__
+        )

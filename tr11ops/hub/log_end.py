@@ -16,7 +16,8 @@ STEPS_SHOWN = 100
 
 
 class LogEnd(Record):
-    """The last steps of a log of `size` bytes, oldest first, and the last time stamp in it, as it stands there.
+    """The last steps of a log of `size` bytes, oldest first, and the last time stamp in it, as it
+    stands there.
 
     The stamp has no zone: it is of the machine that wrote it.
     """
@@ -27,7 +28,9 @@ class LogEnd(Record):
 
     @property
     def last(self) -> StepRecord | None:
-        return self.steps[-1] if self.steps else None
+        if self.steps:
+            return self.steps[-1]
+        return None
 
     @property
     def order(self) -> tuple[str, int]:
@@ -36,7 +39,9 @@ class LogEnd(Record):
 
     @property
     def seconds_per_iteration(self) -> float | None:
-        """The usual time of a recent step, as `tr11 status` has it beside the run; None where no line tells."""
+        """The usual time of a recent step, as `tr11 status` has it beside the run; None where no
+        line tells.
+        """
         return usual_step_seconds(step.seconds_per_iteration for step in self.steps)
 
     @property
@@ -44,11 +49,15 @@ class LogEnd(Record):
         """The median of the recent steps, per worker; None where no line tells."""
         told = [step.tflops for step in self.steps[-RECENT_STEPS:]]
         sound = [value for value in told if math.isfinite(value) and value > 0]
-        return median(sound) if sound else None
+        if sound:
+            return median(sound)
+        return None
 
     @property
     def remaining_seconds(self) -> float | None:
-        """What is left at the recent pace, without waits and restarts. Larger batches to come are in no log."""
+        """What is left at the recent pace, without waits and restarts. Larger batches to come are
+        in no log.
+        """
         if self.last is None or self.seconds_per_iteration is None:
             return None
         return max(0, self.last.total_iterations - self.last.iteration) * self.seconds_per_iteration
@@ -60,13 +69,15 @@ class LogEnd(Record):
 
 
 def end_of_log(data: bytes, size: int, is_whole: bool) -> LogEnd:
-    """What the last bytes of a log say. A line that the beginning or the end cuts is left out; `is_whole`: they are
-    the whole log.
+    """What the last bytes of a log say. A line that the beginning or the end cuts is left out;
+    `is_whole`: they are the whole log.
     """
     lines = data.split(b"\n")[0 if is_whole else 1 : -1]
     steps = [step for line in lines if b"iteration" in line and (step := _step(line)) is not None]
     stamps = STAMP_BYTES.findall(b"\n".join(lines))
-    return LogEnd(size, tuple(steps[-STEPS_SHOWN:]), stamps[-1].decode().replace("T", " ") if stamps else "")
+    return LogEnd(
+        size, tuple(steps[-STEPS_SHOWN:]), stamps[-1].decode().replace("T", " ") if stamps else ""
+    )
 
 
 def _step(line: bytes) -> StepRecord | None:

@@ -1,7 +1,9 @@
-"""Secrets in what is published: they are replaced by asterisks, byte for byte, in what is sent and nowhere else.
+"""Secrets in what is published: they are replaced by asterisks, byte for byte, in what is sent and
+nowhere else.
 
-What is masked in the first N bytes of a file depends on these bytes alone. So offsets, sizes and the end of the last
-whole line are those of the local file, and the hub's digest is found again from it at any time. Pure but for `Read`.
+What is masked in the first N bytes of a file depends on these bytes alone. So offsets, sizes and
+the end of the last whole line are those of the local file, and the hub's digest is found again from
+it at any time. Pure but for `Read`.
 """
 
 from __future__ import annotations
@@ -22,15 +24,18 @@ from trainer.contract.secret_shapes import SecretShape, all_shapes
 
 BLOCK_BYTES = 4 << 20  # looked at at once; a longer line is looked at in parts
 PRIVATE_KEY = "private key"
-KEY_LINES = 200  # after its first line: the longest keys have a hundred, and other processes write between them
+# after its first line: the longest keys have a hundred, and other processes write between them
+KEY_LINES = 200
 _KEY_WORD = b"PRIVATE KEY"
 _BEGIN = re.compile(rb"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}")
 _END = re.compile(rb"-{4,5} ?END [A-Z0-9 ]{0,40}PRIVATE KEY")
-_KEY_RUN = re.compile(rb"[A-Za-z0-9+/=]{16,}|(?<![^\s\\])[A-Za-z0-9+/=]+(?=[\s\\\"']*$)")  # of its body, and its end
+# of its body, and its end
+_KEY_RUN = re.compile(rb"[A-Za-z0-9+/=]{16,}|(?<![^\s\\])[A-Za-z0-9+/=]+(?=[\s\\\"']*$)")
 
 
 class Mask(Record):
-    """These bytes stand in what is sent from `start` on. `kind` is that of the secret; "" for a checksum.
+    """These bytes stand in what is sent from `start` on. `kind` is that of the secret; "" for a
+    checksum.
 
     `line` counts from 1; 0 where the file has no lines.
     """
@@ -61,9 +66,14 @@ class Masks:
                 break
             first, last = max(mask.start, offset), min(mask.end, end)
             if first < last:
-                masked = bytearray(data) if masked is None else masked
-                masked[first - offset : last - offset] = mask.content[first - mask.start : last - mask.start]
-        return data if masked is None else bytes(masked)
+                if masked is None:
+                    masked = bytearray(data)
+                masked[first - offset : last - offset] = mask.content[
+                    first - mask.start : last - mask.start
+                ]
+        if masked is None:
+            return data
+        return bytes(masked)
 
 
 def before(masks: Iterable[Mask], end: int) -> tuple[Mask, ...]:
@@ -77,7 +87,8 @@ def before(masks: Iterable[Mask], end: int) -> tuple[Mask, ...]:
 
 @dataclass
 class MaskSearch:
-    """How far a file was looked at, in whole lines or records: `position` bytes, and the masks in them.
+    """How far a file was looked at, in whole lines or records: `position` bytes, and the masks in
+    them.
 
     `key_lines` is how many of the next lines may belong to a private key that began before.
     """
@@ -108,7 +119,11 @@ class MaskSearch:
         for start, end, kind in spans:
             line += block.count(b"\n", seen, start)
             seen = start
-            found.append(Mask(self.position + start, b"*" * (end - start), kind, 0 if self.is_events else line))
+            found.append(
+                Mask(
+                    self.position + start, b"*" * (end - start), kind, 0 if self.is_events else line
+                )
+            )
         self.line = line + block.count(b"\n", seen)
         self.masks += tuple(found)
         self.position += len(block)
@@ -124,12 +139,16 @@ class MaskSearch:
             self.take(block[:whole])
 
     def _records(self, read: Read, end: int) -> None:
-        """Each record is a text of its own; one that has a secret gets the checksum of what is sent."""
+        """Each record is a text of its own; one that has a secret gets the checksum of what is
+        sent.
+        """
         found: list[Mask] = []
         for start, data in _events(read, self.position, end):
             spans, _ = _spans(data, 0)
             if spans:
-                masks = [Mask(start + first, b"*" * (last - first), kind) for first, last, kind in spans]
+                masks = [
+                    Mask(start + first, b"*" * (last - first), kind) for first, last, kind in spans
+                ]
                 checksum = masked_crc(Masks(masks).over(data, start))
                 found += [*masks, Mask(start + len(data), FOOTER.pack(checksum), "")]
             self.position = start + len(data) + FOOTER.size
@@ -172,7 +191,9 @@ def _finder() -> _Finder:
 
 
 def _spans(block: bytes, key_lines: int) -> tuple[list[tuple[int, int, str]], int]:
-    """Where the secrets of these lines begin and end, in order and apart; and how long a private key may go on."""
+    """Where the secrets of these lines begin and end, in order and apart; and how long a private
+    key may go on.
+    """
     finder = _finder()
     suspects: dict[int, set[int]] = {}  # by the line's beginning
     line_end = -1
@@ -180,7 +201,8 @@ def _spans(block: bytes, key_lines: int) -> tuple[list[tuple[int, int, str]], in
         if at > line_end:
             start = block.rfind(b"\n", 0, at) + 1
             line_end = block.find(b"\n", at)
-            line_end = line_end if line_end >= 0 else len(block)
+            if not (line_end >= 0):
+                line_end = len(block)
         suspects.setdefault(start, set()).add(word)
     found = []
     for start, words in suspects.items():
@@ -199,7 +221,9 @@ def _spans(block: bytes, key_lines: int) -> tuple[list[tuple[int, int, str]], in
 
 
 def _keys(block: bytes, left: int) -> tuple[list[tuple[int, int, str]], int]:
-    """Where private keys lie. A line that may belong to one is masked where it looks so: others write between."""
+    """Where private keys lie. A line that may belong to one is masked where it looks so: others
+    write between.
+    """
     found, position = [], 0
     while position < len(block):
         if not left:
@@ -209,25 +233,39 @@ def _keys(block: bytes, left: int) -> tuple[list[tuple[int, int, str]], int]:
             line_end = _line_end(block, begin.end())
             end = _END.search(block, begin.end(), line_end)
             found.append((begin.end(), end.start() if end else line_end, PRIVATE_KEY))
-            left, position = (0, end.end()) if end else (KEY_LINES, line_end + 1)
+            if end:
+                left, position = (0, end.end())
+            else:
+                left, position = (KEY_LINES, line_end + 1)
             continue
         line_end = _line_end(block, position)
-        begin, end = _BEGIN.search(block, position, line_end), _END.search(block, position, line_end)
+        begin, end = (
+            _BEGIN.search(block, position, line_end),
+            _END.search(block, position, line_end),
+        )
         if begin and not (end and end.start() < begin.start()):
             left, position = 0, begin.start()  # it begins once more
             continue
-        until = end.start() if end else line_end
+        if end:
+            until = end.start()
+        else:
+            until = line_end
         found += [
             (position + run.start(), position + run.end(), PRIVATE_KEY)
             for run in _KEY_RUN.finditer(block[position:until])
         ]
-        left, position = (0, end.end()) if end else (left - 1, line_end + 1)
+        if end:
+            left, position = (0, end.end())
+        else:
+            left, position = (left - 1, line_end + 1)
     return [span for span in found if span[0] < span[1]], left
 
 
 def _line_end(block: bytes, position: int) -> int:
     end = block.find(b"\n", position)
-    return end if end >= 0 else len(block)
+    if end >= 0:
+        return end
+    return len(block)
 
 
 def _apart(found: Iterable[tuple[int, int, str]]) -> list[tuple[int, int, str]]:

@@ -1,7 +1,7 @@
 """The card of a published model: from facts to the text of its README.md. Pure.
 
-What is not known is written as "unknown". No path, user or node name is among the facts. Names may hold anything:
-whatever they hold is shown as text, never as Markdown, HTML or YAML.
+What is not known is written as "unknown". No path, user or node name is among the facts. Names may
+hold anything: whatever they hold is shown as text, never as Markdown, HTML or YAML.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from trainer.contract.record import Record
 Rows: TypeAlias = Sequence[tuple[str, str]]  # of a table: a name and a value each
 UNKNOWN = "unknown"
 _MARK = re.compile(r"^<!-- tr11-model ([0-9a-f]{16}) -->\r?$", re.MULTILINE)
-# What may begin markup, a link or a mention; an underscore between letters may not, nor a dot but behind www
+# What may begin markup, a link or a mention; an underscore between letters may not, nor a dot but
+# behind www
 _MARKUP = re.compile(r"([\\`*{}\[\]#|~$:@/]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<=[wW])\.)")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]+")
+_CONTROL = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]+"
+)
 
 
 class Dataset(Record):
@@ -31,7 +34,9 @@ class Dataset(Record):
 
 
 class TrainingHistory(Record):
-    """How the training went until the checkpoint. Times in seconds since the epoch; None is unknown."""
+    """How the training went until the checkpoint. Times in seconds since the epoch; None is
+    unknown.
+    """
 
     begun: float | None = None
     saved: float | None = None
@@ -69,8 +74,14 @@ class ModelFacts(Record):
 
 def model_card(facts: ModelFacts) -> str:
     """The text of README.md: a YAML header that the hub reads, and what people read."""
-    title = f"{facts.name} {facts.variant}" if facts.variant != "main" else facts.name
-    total = "" if facts.total_steps is None else f" of {facts.total_steps:,}"
+    if facts.variant != "main":
+        title = f"{facts.name} {facts.variant}"
+    else:
+        title = facts.name
+    if facts.total_steps is None:
+        total = ""
+    else:
+        total = f" of {facts.total_steps:,}"
     told = (
         f"A language model after {facts.step:,}{total} steps of training: {facts.consumed_tokens:,} tokens in "
         f"{facts.consumed_samples:,} samples. These are weights from a training run, as they were; no one has tuned "
@@ -106,7 +117,9 @@ def model_card(facts: ModelFacts) -> str:
 def identity_in(text: str) -> str | None:
     """The identity of the run that wrote this README.md; None when tr11 did not write it."""
     found = _MARK.search(text)
-    return found[1] if found else None
+    if found:
+        return found[1]
+    return None
 
 
 def escape(text: str) -> str:
@@ -117,7 +130,9 @@ def escape(text: str) -> str:
 
 def _code(text: str) -> str:
     return "".join(
-        character for character in text if character.isascii() and (character.isalnum() or character in "/._-")
+        character
+        for character in text
+        if character.isascii() and (character.isalnum() or character in "/._-")
     )
 
 
@@ -125,7 +140,9 @@ def _header(facts: ModelFacts, title: str) -> list[str]:
     """JSON's strings and lists are YAML's too: no name can end one."""
 
     def quoted(value: object) -> str:
-        return json.dumps(value if not isinstance(value, str) else " ".join(_CONTROL.sub(" ", value).split()))
+        return json.dumps(
+            value if not isinstance(value, str) else " ".join(_CONTROL.sub(" ", value).split())
+        )
 
     return [
         "---",
@@ -140,7 +157,14 @@ def _header(facts: ModelFacts, title: str) -> list[str]:
 
 
 def _table(title: str, rows: Rows) -> list[str]:
-    return [f"## {title}", "", "| | |", "|---|---|", *(f"| {escape(a)} | {escape(b)} |" for a, b in rows), ""]
+    return [
+        f"## {title}",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {escape(a)} | {escape(b)} |" for a, b in rows),
+        "",
+    ]
 
 
 def _data(facts: ModelFacts) -> list[str]:
@@ -155,15 +179,19 @@ def _data(facts: ModelFacts) -> list[str]:
 
 
 def _past(training_history: TrainingHistory) -> Rows:
-    share = (
-        None
-        if training_history.goodput is None
-        else f"{100 * training_history.goodput:.1f} % of the node-time trained what was kept"
-    )
+    if training_history.goodput is None:
+        share = None
+    else:
+        share = f"{100 * training_history.goodput:.1f} % of the node-time trained what was kept"
     return (
         ("begun", _day(training_history.begun)),
         ("saved", _day(training_history.saved)),
-        ("node-hours", UNKNOWN if training_history.node_hours is None else f"{training_history.node_hours:,.1f}"),
+        (
+            "node-hours",
+            UNKNOWN
+            if training_history.node_hours is None
+            else f"{training_history.node_hours:,.1f}",
+        ),
         ("goodput", share or UNKNOWN),
         ("attempts", _count(training_history.attempts)),
         ("faults that ended one", _count(training_history.faults)),
@@ -171,9 +199,13 @@ def _past(training_history: TrainingHistory) -> Rows:
 
 
 def _losses(facts: ModelFacts) -> Rows:
-    train = UNKNOWN if facts.train_loss is None else f"{facts.train_loss:.4f}"
+    if facts.train_loss is None:
+        train = UNKNOWN
+    else:
+        train = f"{facts.train_loss:.4f}"
     validation = [
-        (f"validation, {group}", f"{loss:.4f} at step {step:,}") for group, step, loss in facts.validation_losses
+        (f"validation, {group}", f"{loss:.4f} at step {step:,}")
+        for group, step, loss in facts.validation_losses
     ]
     return (("training", train), *(validation or [("validation", UNKNOWN)]))
 
@@ -195,8 +227,12 @@ def _use(facts: ModelFacts) -> list[str]:
 
 
 def _count(count: int | None) -> str:
-    return UNKNOWN if count is None else f"{count:,}"
+    if count is None:
+        return UNKNOWN
+    return f"{count:,}"
 
 
 def _day(moment: float | None) -> str:
-    return UNKNOWN if moment is None else timestamp(moment, UTC, DAY)
+    if moment is None:
+        return UNKNOWN
+    return timestamp(moment, UTC, DAY)

@@ -1,4 +1,6 @@
-"""What a model's card says, read from the run: its card, its checkpoint's manifest, its metrics and its past."""
+"""What a model's card says, read from the run: its card, its checkpoint's manifest, its metrics and
+its past.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _POSITIONS = {"alibi": "ALiBi", "absolute": "learned", "rotary": "rotary"}
 
 
 class Losses(Record):
-    """The training loss of a step, and of each validation group the last one until it: name -> (step, loss)."""
+    """The training loss of a step, and of each validation group the last one until it: name ->
+    (step, loss).
+    """
 
     train: float | None = None
     validation: Mapping[str, tuple[int, float]] = field(default_factory=dict)
@@ -56,7 +60,9 @@ def model_facts(
         hardware=_hardware(card, manifest.topology),
         training_history=training_history,
         train_loss=losses.train,
-        validation_losses=tuple((name, *losses.validation[name]) for name in sorted(losses.validation)),
+        validation_losses=tuple(
+            (name, *losses.validation[name]) for name in sorted(losses.validation)
+        ),
         repository=repository,
         revision=revision,
         license=card.hub.license,
@@ -68,17 +74,27 @@ def model_facts(
 
 
 def datasets_of(card: RunCard) -> tuple[Dataset, ...] | None:
-    """The training mixture by the last part of each path, since the rest says whose disk it is on; None: unknown.
+    """The training mixture by the last part of each path, since the rest says whose disk it is on;
+    None: unknown.
 
     Where data sets are validated by the names of their folders, they are called by these.
     """
     data = card.data
     if data.prefixes:
         weights = data.weights
-        total = sum(weights) if weights else 0.0
-        shares = [weight / total for weight in weights] if weights and total > 0 else [None] * len(data.prefixes)
-        name_of = data_set_name if data.validate_each else (lambda prefix: Path(prefix).name)
-        return tuple(Dataset(name_of(prefix), share) for prefix, share in zip(data.prefixes, shares, strict=True))
+        total = 0.0
+        if weights:
+            total = sum(weights)
+        shares = (
+            [weight / total for weight in weights]
+            if weights and total > 0
+            else [None] * len(data.prefixes)
+        )
+        if data.validate_each:
+            names = [data_set_name(prefix) for prefix in data.prefixes]
+        else:
+            names = [Path(prefix).name for prefix in data.prefixes]
+        return tuple(Dataset(name, share) for name, share in zip(names, shares, strict=True))
     text = data.train_group
     if text is None and data.train_groups_file is not None:
         try:
@@ -86,7 +102,9 @@ def datasets_of(card: RunCard) -> tuple[Dataset, ...] | None:
                 text = stream.read(LONGEST_GROUP_BYTES).strip().strip('"').partition('"')[0]
         except (OSError, UnicodeDecodeError):
             return None
-    return _of_group(text) if text else None
+    if text:
+        return _of_group(text)
+    return None
 
 
 def _of_group(text: str) -> tuple[Dataset, ...] | None:
@@ -108,12 +126,18 @@ def model_kind(model: ModelSection) -> str:
         return {"bert": "megatron-bert", "t5": "blenderbot"}[model.family]
     if model.norm != "rmsnorm" and not model.is_gated:
         return "bloom"
-    return "qwen3" if model.qk_norm else "llama"
+    if model.qk_norm:
+        return "qwen3"
+    return "llama"
 
 
 def _architecture(card: RunCard) -> Rows:
     model, vocabulary = card.model, card.tokenizer.padded_vocabulary_size
-    shared = () if model.groups == model.attention_heads else (("heads of keys and values", f"{model.groups:,}"),)
+    shared = (
+        ()
+        if model.groups == model.attention_heads
+        else (("heads of keys and values", f"{model.groups:,}"),)
+    )
     return (
         ("layers", f"{model.layers:,}"),
         ("hidden size", f"{model.hidden_size:,}"),
@@ -129,21 +153,34 @@ def _architecture(card: RunCard) -> Rows:
 
 
 def _hardware(card: RunCard, topology: Mapping[str, int]) -> Rows:
-    own = {"tensor": card.parallel.tensor, "pipeline": card.parallel.pipeline, "data": card.data_parallel_degree}
+    own = {
+        "tensor": card.parallel.tensor,
+        "pipeline": card.parallel.pipeline,
+        "data": card.data_parallel_degree,
+    }
     gpus = card.slurm.nodes * card.slurm.gpus_per_node
     return (
         ("nodes", f"{card.slurm.nodes:,}"),
         ("GPUs", f"{gpus:,}" if gpus else UNKNOWN),
-        ("parallel", " x ".join(f"{int(topology.get(axis, degree))} {axis}" for axis, degree in own.items())),
+        (
+            "parallel",
+            " x ".join(f"{int(topology.get(axis, degree))} {axis}" for axis, degree in own.items()),
+        ),
     )
 
 
 def _hyperparameters(card: RunCard) -> Rows:
     batch, schedule, optimizer = card.batch, card.schedule, card.optimizer
     ramp = batch.ramp
-    grown = "" if ramp is None else f", from {ramp.start:,} by {ramp.increment:,} over {ramp.samples:,} samples"
+    if ramp is None:
+        grown = ""
+    else:
+        grown = f", from {ramp.start:,} by {ramp.increment:,} over {ramp.samples:,} samples"
     decay = schedule.decay_tokens, schedule.decay_samples
-    until = f"{decay[0]:,} tokens" if decay[0] else f"{decay[1] or batch.train_samples:,} samples"
+    if decay[0]:
+        until = f"{decay[0]:,} tokens"
+    else:
+        until = f"{decay[1] or batch.train_samples:,} samples"
     moments = f"beta1 {optimizer.beta1}, beta2 {optimizer.beta2}, epsilon {optimizer.epsilon}"
     way = f"{schedule.decay_style}, to {schedule.min_learning_rate} at {until}"
     return (
@@ -153,17 +190,26 @@ def _hyperparameters(card: RunCard) -> Rows:
         ("learning rate", f"{schedule.learning_rate}, {way}"),
         ("warm-up", f"{schedule.warmup_samples:,} samples"),
         ("batch", f"{batch.global_batch_size:,} samples{grown}"),
-        ("dropout", f"attention {card.model.attention_dropout}, hidden {card.model.hidden_dropout}"),
+        (
+            "dropout",
+            f"attention {card.model.attention_dropout}, hidden {card.model.hidden_dropout}",
+        ),
         ("seed", f"{card.run.seed}"),
     )
 
 
 def read_losses(metrics: Path, step: int) -> Losses:
-    """The losses of `metrics.jsonl` at a step; where it was trained twice, of the later time. Raises OSError."""
+    """The losses of `metrics.jsonl` at a step; where it was trained twice, of the later time.
+    Raises OSError.
+    """
     train: float | None = None
     validation: dict[str, tuple[int, float]] = {}
     for record in records(metrics):
-        iteration, loss, name = record.iteration, record.number("lm_loss"), record.values.get("name")
+        iteration, loss, name = (
+            record.iteration,
+            record.number("lm_loss"),
+            record.values.get("name"),
+        )
         if iteration is None or iteration > step or math.isnan(loss):
             continue
         if record.kind == STEP and iteration == step:

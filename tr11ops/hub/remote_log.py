@@ -1,7 +1,7 @@
 """A log on the hub, read by range requests: what is new and no more, whatever the network does.
 
-A piece is asked for with a few bytes before it that are known already: a log that was cut or written again shows by
-them and by its size.
+A piece is asked for with a few bytes before it that are known already: a log that was cut or
+written again shows by them and by its size.
 """
 
 from __future__ import annotations
@@ -42,7 +42,13 @@ class RemoteLog:
     Every request raises HubPermanentError, and HubUnavailable when it is given up.
     """
 
-    def __init__(self, address: str, token: str | None, retries: RetryPolicy, timeout: float = TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str | None,
+        retries: RetryPolicy,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
         self._address = address
         self._token = token
         self._retries = retries
@@ -61,7 +67,9 @@ class RemoteLog:
         chunk, within = divmod(offset, CHUNK_BYTES)
         data = self._chunks.get(chunk, b"")
         if len(data) <= within or (len(data) < CHUNK_BYTES and len(data) < within + length):
-            self._load(chunk, AHEAD if {chunk - 1, chunk - 2, chunk - 3} <= self._chunks.keys() else 1)
+            self._load(
+                chunk, AHEAD if {chunk - 1, chunk - 2, chunk - 3} <= self._chunks.keys() else 1
+            )
             data = self._chunks[chunk]
         return data[within : within + length]
 
@@ -78,7 +86,9 @@ class RemoteLog:
 
     def fetch(self, offset: int, length: int) -> LogChunk:
         """One range, asked for until it is answered."""
-        return until_answered(lambda: self._ask(offset, length), self._retries, host_of(self._address))
+        return until_answered(
+            lambda: self._ask(offset, length), self._retries, host_of(self._address)
+        )
 
     def _ask(self, offset: int, length: int) -> LogChunk:
         headers = {"Range": f"bytes={offset}-{offset + length - 1}"}
@@ -121,7 +131,9 @@ def _whole(piece: LogChunk, length: int) -> LogChunk:
 # ----------------------------------------------------------------------------- following it
 @dataclass
 class RemoteFollower:
-    """Gives the lines of a remote log that a query asks for. `say` tells the person that the log was written again."""
+    """Gives the lines of a remote log that a query asks for. `say` tells the person that the log
+    was written again.
+    """
 
     log: RemoteLog
     query: Query

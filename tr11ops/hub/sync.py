@@ -1,8 +1,10 @@
-"""One synchronisation: what is whole and new in the run's logs goes to the hub, normally in one commit.
+"""One synchronisation: what is whole and new in the run's logs goes to the hub, normally in one
+commit.
 
-Safe at any point and any number of times: a commit names its parent, so of two that run at once one is told to look
-again; and what the hub has is known from its newest commit's id, so a record that was lost costs a reading, no more.
-Nothing is ever deleted or overwritten there that could not be found again.
+Safe at any point and any number of times: a commit names its parent, so of two that run at once one
+is told to look again; and what the hub has is known from its newest commit's id, so a record that
+was lost costs a reading, no more. Nothing is ever deleted or overwritten there that could not be
+found again.
 """
 
 from __future__ import annotations
@@ -13,13 +15,30 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from tr11ops.base.errors import Busy, FileChanged, HubConflict, HubError, HubMissing, HubPermanentError, HubUnavailable
+from tr11ops.base.errors import (
+    Busy,
+    FileChanged,
+    HubConflict,
+    HubError,
+    HubMissing,
+    HubPermanentError,
+    HubUnavailable,
+)
 from tr11ops.base.observed import cause
 from tr11ops.hub import attributes
 from tr11ops.hub.base import FILE_NAME as STATUS_FILE
 from tr11ops.hub.base import Add, HubCopy
 from tr11ops.hub.sync_files import RunningDigests, Scan, measure, scan
-from tr11ops.hub.sync_plan import LocalFile, Note, Send, batches, commit_message, is_worth_a_commit, judge, material
+from tr11ops.hub.sync_plan import (
+    LocalFile,
+    Note,
+    Send,
+    batches,
+    commit_message,
+    is_worth_a_commit,
+    judge,
+    material,
+)
 from tr11ops.hub.sync_round import (
     PUBLIC,
     SyncOutcome,
@@ -33,7 +52,15 @@ from tr11ops.hub.sync_round import (
     record,
     remember,
 )
-from tr11ops.hub.sync_state import Known, SyncState, read_found, read_state, write_failure, write_found, write_success
+from tr11ops.hub.sync_state import (
+    Known,
+    SyncState,
+    read_found,
+    read_state,
+    write_failure,
+    write_found,
+    write_success,
+)
 from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
 from trainer.contract.record import Record
 
@@ -46,15 +73,20 @@ LOOKS = 8  # at a repository to which others commit all the time
 ROOT_FILES = (attributes.FILE_NAME, STATUS_FILE, "README.md")
 
 
-def sync_once(setting: SyncSettings, running: RunningDigests | None = None, rebuild: bool = False) -> SyncOutcome:
+def sync_once(
+    setting: SyncSettings, running: RunningDigests | None = None, rebuild: bool = False
+) -> SyncOutcome:
     """Bring the repository up to date. `running` is kept from round to round by who does many.
 
-    Raises Busy, HubUnavailable, HubPermanentError, and OSError when the mirrored folder cannot be read.
+    Raises Busy, HubUnavailable, HubPermanentError, and OSError when the mirrored folder cannot be
+    read.
     """
     this = SyncRound(setting, running or RunningDigests())
     claim = _take(this)
     try:
-        this.found = {(secret.path, secret.kind): secret for secret in read_found(setting.directory)}
+        this.found = {
+            (secret.path, secret.kind): secret for secret in read_found(setting.directory)
+        }
         outcome = _until_steady(this, rebuild)
     except HubError as error:
         why = str(error)
@@ -71,10 +103,15 @@ def sync_once(setting: SyncSettings, running: RunningDigests | None = None, rebu
 
 
 def preview(setting: SyncSettings, rebuild: bool = False) -> SyncOutcome:
-    """What `sync_once` would send now. Nothing is changed anywhere. Raises as it does, but for Busy."""
+    """What `sync_once` would send now. Nothing is changed anywhere. Raises as it does, but for
+    Busy.
+    """
     this = SyncRound(setting, RunningDigests())
     try:
-        this.state = None if rebuild else read_state(setting.directory)
+        if rebuild:
+            this.state = None
+        else:
+            this.state = read_state(setting.directory)
         commit, is_private = setting.hub.newest(setting.repository)
         if not is_private and not may_be_public(this):
             this.tell(f"{setting.repository.name}: {PUBLIC}")
@@ -88,14 +125,18 @@ def preview(setting: SyncSettings, rebuild: bool = False) -> SyncOutcome:
 
 # ----------------------------------------------------------------------------- the claim
 def _take(this: SyncRound) -> Claim | None:
-    """The claim on this run's mirror; None where none can be written, which costs safety nothing. Raises Busy."""
+    """The claim on this run's mirror; None where none can be written, which costs safety nothing.
+    Raises Busy.
+    """
     setting, folder = this.setting, ClaimFolder(this.setting.directory, CLAIM)
     try:
         return folder.acquire(setting.clock(), CLAIM_SECONDS)
     except ClaimTaken as taken:
         raise Busy(str(taken)) from None
     except OSError as error:
-        this.tell(f"two at once are not kept apart now: no claim can be written ({error.strerror or error})")
+        this.tell(
+            f"two at once are not kept apart now: no claim can be written ({error.strerror or error})"
+        )
         return None
 
 
@@ -110,16 +151,24 @@ def _until_steady(this: SyncRound, rebuild: bool) -> SyncOutcome:
         this.state = plan.state
         try:
             state = _carry_out(this, plan)
-        except (HubConflict, FileChanged, OSError) as change:  # a file may have gone since it was measured
+        except (
+            HubConflict,
+            FileChanged,
+            OSError,
+        ) as change:  # a file may have gone since it was measured
             this.tell(f"{cause(change)}: looking again")
             continue
         on_record(this, state)
         return _outcome(this, state, found, plan, tuple(this.sends))
-    raise HubUnavailable(f"{setting.repository.name}: it, or the logs, changed {LOOKS} times while they were compared")
+    raise HubUnavailable(
+        f"{setting.repository.name}: it, or the logs, changed {LOOKS} times while they were compared"
+    )
 
 
 class _Plan(Record):
-    """What one look found: the files to send, those left alone, and the state with what was learned on the way."""
+    """What one look found: the files to send, those left alone, and the state with what was learned
+    on the way.
+    """
 
     sends: tuple[Send, ...]
     notes: tuple[Note, ...]
@@ -143,7 +192,14 @@ def _plan(this: SyncRound, state: SyncState, found: Scan) -> _Plan:
         ):
             continue
         try:
-            measured = measure(this.setting.folder, file, remote, _remote_head(this, state, file), this.running, now)
+            measured = measure(
+                this.setting.folder,
+                file,
+                remote,
+                _remote_head(this, state, file),
+                this.running,
+                now,
+            )
         except FileNotFoundError:
             continue  # it went since it was listed; what the hub has of it stays
         except OSError as error:
@@ -162,7 +218,9 @@ def _plan(this: SyncRound, state: SyncState, found: Scan) -> _Plan:
 
 
 def _remote_head(this: SyncRound, state: SyncState, file: LocalFile) -> Callable[[int], bytes]:
-    return lambda length: this.setting.hub.read(this.setting.repository, file.path, length=length, revision=state.head)
+    return lambda length: this.setting.hub.read(
+        this.setting.repository, file.path, length=length, revision=state.head
+    )
 
 
 def _carry_out(this: SyncRound, plan: _Plan) -> SyncState:
@@ -174,27 +232,42 @@ def _carry_out(this: SyncRound, plan: _Plan) -> SyncState:
     if rules != state.attributes:  # a commit of its own: the hub decides by the rules that it has
         content = rules.encode("utf-8", "surrogateescape")
         add = Add(attributes.FILE_NAME, content)
-        state = _commit(this, state, (add,), f"{attributes.FILE_NAME}: logs are large files", {add.path: len(content)})
+        state = _commit(
+            this,
+            state,
+            (add,),
+            f"{attributes.FILE_NAME}: logs are large files",
+            {add.path: len(content)},
+        )
         state = on_record(this, replace(state, attributes=rules))
-    progress = setting.progress(plan.sends) if plan.sends else None
+    progress = None
+    if plan.sends:
+        progress = setting.progress(plan.sends)
     remaining = list(batches(plan.sends))
     for number, batch in enumerate(remaining, start=1):
-        operations: list[Operation] = [HubCopy(send.superseded, send.path) for send in batch if send.superseded]
+        operations: list[Operation] = [
+            HubCopy(send.superseded, send.path) for send in batch if send.superseded
+        ]
         operations += [
-            Add(send.path, setting.folder / send.path, send.bytes, send.sha256, send.masks) for send in batch
+            Add(send.path, setting.folder / send.path, send.bytes, send.sha256, send.masks)
+            for send in batch
         ]
         expected = {send.path: send.bytes for send in batch}
         is_last = number == len(remaining)
         if is_last and status is not None:
             operations.append(Add(STATUS_FILE, status))
             expected[STATUS_FILE] = len(status)
-        state = _commit(this, state, tuple(operations), commit_message(batch), expected, batch, progress)
+        state = _commit(
+            this, state, tuple(operations), commit_message(batch), expected, batch, progress
+        )
         if is_last and status is not None:
             state = _published(this, state, status)
         state = on_record(this, state)
     age = setting.clock() - state.published_time
     if status is not None and not remaining and is_worth_a_commit(status, state.published, age):
-        state = _commit(this, state, (Add(STATUS_FILE, status),), STATUS_FILE, {STATUS_FILE: len(status)})
+        state = _commit(
+            this, state, (Add(STATUS_FILE, status),), STATUS_FILE, {STATUS_FILE: len(status)}
+        )
         state = on_record(this, _published(this, state, status))
     return state
 
@@ -217,7 +290,9 @@ def _commit(
     Raises HubPermanentError when that is not what was sent, and as `Hub.commit`.
     """
     setting = this.setting
-    made = setting.hub.commit(setting.repository, operations, message, parent=state.head, progress=progress)
+    made = setting.hub.commit(
+        setting.repository, operations, message, parent=state.head, progress=progress
+    )
     if made != state.head:
         this.commits.append(made)
         journal(this, made, message, expected)
@@ -240,14 +315,19 @@ def _commit(
                 f"{setting.repository.name}: {path} is not there as it was sent; is it in a .gitignore there?"
             )
     stamps = {send.path: send.file.stamp for send in batch}
-    files = {**state.files, **{path: Known(remote, stamps.get(path)) for path, remote in there.items()}}
+    files = {
+        **state.files,
+        **{path: Known(remote, stamps.get(path)) for path, remote in there.items()},
+    }
     this.sends += batch
     this.status_sent |= STATUS_FILE in expected
     return replace(state, head=made, files=files)
 
 
 def _status(this: SyncRound) -> bytes | None:
-    """The status to publish; None where there is none, or where it cannot be made: the logs go all the same."""
+    """The status to publish; None where there is none, or where it cannot be made: the logs go all
+    the same.
+    """
     try:
         return this.setting.status()
     except (OSError, ValueError) as error:
@@ -255,7 +335,9 @@ def _status(this: SyncRound) -> bytes | None:
         return None
 
 
-def _outcome(this: SyncRound, state: SyncState, found: Scan, plan: _Plan, sends: tuple[Send, ...]) -> SyncOutcome:
+def _outcome(
+    this: SyncRound, state: SyncState, found: Scan, plan: _Plan, sends: tuple[Send, ...]
+) -> SyncOutcome:
     ours = [state.files[file.path].remote for file in found.files if file.path in state.files]
     return SyncOutcome(
         repository=this.setting.repository.name,

@@ -1,6 +1,8 @@
-"""The local side of a synchronisation: which files there are, and how much of each is whole and new.
+"""The local side of a synchronisation: which files there are, and how much of each is whole and
+new.
 
-A file that only grew is hashed from where the last look of this process ended; everything else is read once.
+A file that only grew is hashed from where the last look of this process ended; everything else is
+read once.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _PIECE = 1 << 20
 
 
 class Scan(Record):
-    """What lies in the mirrored folder. `skipped` are wanted names that are never sent, `faults` could not be read."""
+    """What lies in the mirrored folder. `skipped` are wanted names that are never sent, `faults`
+    could not be read.
+    """
 
     files: tuple[LocalFile, ...]
     skipped: tuple[Note, ...] = ()
@@ -34,7 +38,9 @@ class Scan(Record):
 
 
 def scan(folder: Path, patterns: Collection[str], published: Collection[str] = ()) -> Scan:
-    """Every file below `folder` that is wanted, by path. Raises OSError when the folder itself cannot be read."""
+    """Every file below `folder` that is wanted, by path. Raises OSError when the folder itself
+    cannot be read.
+    """
     root = os.path.realpath(folder)
     files: list[LocalFile] = []
     skipped: list[Note] = []
@@ -51,7 +57,10 @@ def scan(folder: Path, patterns: Collection[str], published: Collection[str] = (
                 faults.append(Note(_shown(below), f"cannot be read ({cause(error)})"))
             continue
         for entry in entries:
-            path = f"{below}/{entry.name}" if below else entry.name
+            if below:
+                path = f"{below}/{entry.name}"
+            else:
+                path = entry.name
             if entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
@@ -66,7 +75,11 @@ def scan(folder: Path, patterns: Collection[str], published: Collection[str] = (
 
 
 def _look(
-    root: str, path: str, entry: os.DirEntry[str], patterns: Collection[str], published: Collection[str]
+    root: str,
+    path: str,
+    entry: os.DirEntry[str],
+    patterns: Collection[str],
+    published: Collection[str],
 ) -> LocalFile | Note | None:
     """What one name that is no folder stands for; None where it does not matter."""
     is_link, wanted = entry.is_symlink(), is_wanted(path, patterns)
@@ -83,15 +96,21 @@ def _look(
     if is_link and stat.S_ISDIR(facts.st_mode):
         return None  # what it leads to is mirrored at its own place
     why = objection(path, facts.st_mode, published)
-    return Note(_shown(path), why) if why else LocalFile(path, Stamp(facts.st_size, facts.st_mtime_ns, facts.st_ino))
+    if why:
+        return Note(_shown(path), why)
+    return LocalFile(path, Stamp(facts.st_size, facts.st_mtime_ns, facts.st_ino))
 
 
 def _wrong_link(root: str, link: Path, wanted: bool) -> str:
     """Why a link is not followed; "" where it may be, or leads to nothing that is wanted."""
     target = os.path.realpath(link)
     if os.path.commonpath([root, target]) != root:
-        return "is a link out of the folder" if wanted or link.is_dir() else ""
-    return "is a link to nothing" if wanted and not link.exists() else ""
+        if wanted or link.is_dir():
+            return "is a link out of the folder"
+        return ""
+    if wanted and not link.exists():
+        return "is a link to nothing"
+    return ""
 
 
 def _shown(path: str) -> str:
@@ -101,7 +120,9 @@ def _shown(path: str) -> str:
 
 # ----------------------------------------------------------------------------- reading one file
 class _Hashed(Record):
-    """The first `length` bytes of a file: their last ones as they are here, their masks, and their masked digest."""
+    """The first `length` bytes of a file: their last ones as they are here, their masks, and their
+    masked digest.
+    """
 
     inode: int
     length: int
@@ -112,13 +133,16 @@ class _Hashed(Record):
 
 
 class RunningDigests:
-    """How far each file has been hashed by this process, so that the next round reads only what is new."""
+    """How far each file has been hashed by this process, so that the next round reads only what is
+    new.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, _Hashed] = {}
 
     def resume(self, file: LocalFile, remote: HubFile, read: Read) -> _Hashed | None:
-        """What is known of exactly what the hub has, to go on with; None where the file is to be read from its start.
+        """What is known of exactly what the hub has, to go on with; None where the file is to be
+        read from its start.
 
         The file must be the same one, and still end there as it did.
         """
@@ -132,15 +156,25 @@ class RunningDigests:
             return None
         if known.digest.hexdigest() != remote.sha256:
             return None
-        return known if read(remote.bytes - len(known.ending), len(known.ending)) == known.ending else None
+        if read(remote.bytes - len(known.ending), len(known.ending)) == known.ending:
+            return known
+        return None
 
     def keep(
-        self, file: LocalFile, length: int, read: Read, masks: tuple[Mask, ...], digest: Any, search: MaskSearch
+        self,
+        file: LocalFile,
+        length: int,
+        read: Read,
+        masks: tuple[Mask, ...],
+        digest: Any,
+        search: MaskSearch,
     ) -> None:
         """Remember the digest of the first `length` bytes."""
         tail = min(length, HEAD_BYTES)
         ending = read(length - tail, tail)
-        self._known[file.path] = _Hashed(file.stamp.inode, length, ending, masks, digest.copy(), copy.copy(search))
+        self._known[file.path] = _Hashed(
+            file.stamp.inode, length, ending, masks, digest.copy(), copy.copy(search)
+        )
 
 
 def measure(
@@ -151,15 +185,20 @@ def measure(
     running: RunningDigests,
     now: float,
 ) -> MeasuredFile:
-    """Read a file as far as it was when it was found: how much of it is whole, and whether it continues the hub's.
+    """Read a file as far as it was when it was found: how much of it is whole, and whether it
+    continues the hub's.
 
-    `remote_head` gives the first so many bytes of the hub's file; it is asked only where the local one is shorter.
-    Raises OSError, and FileChanged when the file is not the one that was found.
+    `remote_head` gives the first so many bytes of the hub's file; it is asked only where the local
+    one is shorter. Raises OSError, and FileChanged when the file is not the one that was found.
     """
     descriptor = os.open(folder / file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_ino != file.stamp.inode or facts.st_size < file.bytes:
+        if (
+            not stat.S_ISREG(facts.st_mode)
+            or facts.st_ino != file.stamp.inode
+            or facts.st_size < file.bytes
+        ):
             raise FileChanged(f"{file.path}: changed while it was looked at")
 
         def read(offset: int, length: int) -> bytes:
@@ -179,15 +218,24 @@ def _whole_end(file: LocalFile, remote: HubFile | None, read: Read, now: float) 
         return file.bytes
     if file.form == "whole":
         return 0
-    start = remote.bytes if remote is not None and remote.bytes <= file.bytes else 0
-    find: Callable[[Read, int, int], Whole] = whole_lines if file.form == "lines" else whole_events
+    start = 0
+    if remote is not None and remote.bytes <= file.bytes:
+        start = remote.bytes
+    find: Callable[[Read, int, int], Whole]
+    if file.form == "lines":
+        find = whole_lines
+    else:
+        find = whole_events
     found = find(read, start, file.bytes)
-    if start and found.end == start and not found.is_sound:  # what the hub has does not end with a whole record
+    # what the hub has does not end with a whole record
+    if start and found.end == start and not found.is_sound:
         found = find(read, 0, file.bytes)
     return found.end
 
 
-def _of_shorter(file: LocalFile, remote_head: Callable[[int], bytes], end: int, read: Read) -> MeasuredFile:
+def _of_shorter(
+    file: LocalFile, remote_head: Callable[[int], bytes], end: int, read: Read
+) -> MeasuredFile:
     head = min(file.bytes, HEAD_BYTES)
     search = _search(file)
     marks = {mark: search.until(read, mark) for mark in sorted({head, end})}
@@ -199,9 +247,14 @@ def _of_shorter(file: LocalFile, remote_head: Callable[[int], bytes], end: int, 
     return MeasuredFile(file, end, digest.hexdigest(), continues, marks[end])
 
 
-def _of_longer(file: LocalFile, remote: HubFile | None, end: int, read: Read, running: RunningDigests) -> MeasuredFile:
+def _of_longer(
+    file: LocalFile, remote: HubFile | None, end: int, read: Read, running: RunningDigests
+) -> MeasuredFile:
     """A file that is not shorter than the hub's, or that the hub has not."""
-    known = None if remote is None else running.resume(file, remote, read)
+    if remote is None:
+        known = None
+    else:
+        known = running.resume(file, remote, read)
     if known is not None and end >= known.length:
         search = copy.copy(known.search)
         masks = search.until(read, end)
@@ -227,12 +280,17 @@ def _compared(
     file: LocalFile, remote: HubFile, end: int, read: Read, marks: Mapping[int, tuple[Mask, ...]]
 ) -> tuple[bool, bool, Any]:
     """Whether the file begins with what the hub has: masked, or as it is here; and the digest of its first
-    `end` bytes."""
+    `end` bytes.
+    """
     masks = marks[remote.bytes]
     if remote.sha256 is None:  # a small file in git itself
         here = b"".join(piece for _, piece in _pieces(file, read, 0, remote.bytes))
         digest = _digest(file, read, hashlib.sha256(), 0, end, marks[end])
-        return git_name(Masks(masks).over(here, 0)) == remote.oid, bool(masks) and git_name(here) == remote.oid, digest
+        return (
+            git_name(Masks(masks).over(here, 0)) == remote.oid,
+            bool(masks) and git_name(here) == remote.oid,
+            digest,
+        )
     first = _digest(file, read, hashlib.sha256(), 0, remote.bytes, masks)
     if end >= remote.bytes and before(marks[end], remote.bytes) == masks:
         digest = _digest(file, read, first.copy(), remote.bytes, end, marks[end])
@@ -251,8 +309,12 @@ def _search(file: LocalFile) -> MaskSearch:
     return MaskSearch(is_events=file.form == "events")
 
 
-def _digest(file: LocalFile, read: Read, digest: Any, start: int, end: int, masks: Sequence[Mask]) -> Any:
-    """The digest of the first `end` masked bytes; `digest` is that of the first `start`, and is changed."""
+def _digest(
+    file: LocalFile, read: Read, digest: Any, start: int, end: int, masks: Sequence[Mask]
+) -> Any:
+    """The digest of the first `end` masked bytes; `digest` is that of the first `start`, and is
+    changed.
+    """
     laid = Masks(masks)
     for offset, piece in _pieces(file, read, start, end):
         digest.update(laid.over(piece, offset))

@@ -45,21 +45,29 @@ def follow(
     show: Callable[[SyncOutcome], None],
     say: Callable[[str], None],
 ) -> None:
-    """A round each `interval` seconds, counted from its beginning, until `clock.wait` says that it is enough.
+    """A round each `interval` seconds, counted from its beginning, until `clock.wait` says that it
+    is enough.
 
-    What fails is said once, and that it works again; meanwhile it is tried with growing pauses, as the hub asks.
+    What fails is said once, and that it works again; meanwhile it is tried with growing pauses, as
+    the hub asks.
     """
     trouble, since, failures = "", 0.0, 0
     retries = RetryPolicy(
-        first_seconds=FIRST_PAUSE_SECONDS, longest_seconds=min(LONGEST_PAUSE_SECONDS, interval),
-        jitter=(0.75, 1.25), longest_asked_seconds=math.inf, chance=clock.chance,
-    )  # fmt: skip
+        first_seconds=FIRST_PAUSE_SECONDS,
+        longest_seconds=min(LONGEST_PAUSE_SECONDS, interval),
+        jitter=(0.75, 1.25),
+        longest_asked_seconds=math.inf,
+        chance=clock.chance,
+    )
     while True:
         begin = clock.steady()
         try:
             outcome = round_()
         except (HubError, Busy, OSError) as error:
-            text = f"it runs already: {error}" if isinstance(error, Busy) else cause(error)
+            if isinstance(error, Busy):
+                text = f"it runs already: {error}"
+            else:
+                text = cause(error)
             since = since if trouble else begin
             if text != trouble:
                 say(f"{text}; trying on")

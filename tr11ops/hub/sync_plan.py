@@ -1,7 +1,9 @@
-"""What a synchronisation sends, and what it leaves alone. Pure: what was seen here and there goes in, a plan comes out.
+"""What a synchronisation sends, and what it leaves alone. Pure: what was seen here and there goes
+in, a plan comes out.
 
-Nothing at the hub is ever lost: a file that vanished here stays there; one that became shorter here stays there as it
-is; one whose beginning is another now is kept there under another name before the new one takes its place.
+Nothing at the hub is ever lost: a file that vanished here stays there; one that became shorter here
+stays there as it is; one whose beginning is another now is kept there under another name before the
+new one takes its place.
 """
 
 from __future__ import annotations
@@ -22,19 +24,33 @@ MOST_FILES = 500  # of one commit
 MOST_BYTES = 20 << 30  # of one commit, unless one file alone has more
 LONGEST_PATH_BYTES = 1000
 LINE_SUFFIXES = (".txt", ".log", ".out", ".err", ".jsonl", ".csv", ".tsv")
-# of the published status: what makes it worth a commit of its own; ages and forecasts change with every look
+# of the published status: what makes it worth a commit of its own; ages and forecasts change with
+# every look
 MATERIAL = (
-    "run", "verdict", "exit_code", "may_sleep", "sleep_needs", "iteration", "attempts", "nodes", "findings", "unknown",
-)  # fmt: skip
+    "run",
+    "verdict",
+    "exit_code",
+    "may_sleep",
+    "sleep_needs",
+    "iteration",
+    "attempts",
+    "nodes",
+    "findings",
+    "unknown",
+)
 OVER = frozenset({"stopped", "finished"})  # verdicts after which nothing is expected
-RENEWED = 1.5  # intervals after which an unchanged status is published again: each second round, however late it is
+# intervals after which an unchanged status is published again: each second round, however late it
+# is
+RENEWED = 1.5
 
 Form: TypeAlias = Literal["lines", "events", "whole"]
 Reason: TypeAlias = Literal["new", "grown", "changed", "masked"]
 
 
 class Stamp(Record):
-    """By what a file is told to be the one that was looked at before: bytes, time of change in ns, inode."""
+    """By what a file is told to be the one that was looked at before: bytes, time of change in ns,
+    inode.
+    """
 
     bytes: int
     changed_ns: int
@@ -56,7 +72,9 @@ class LocalFile(Record):
         name = self.path.rpartition("/")[2]
         if "tfevents" in name:
             return "events"
-        return "lines" if name.lower().endswith(LINE_SUFFIXES) else "whole"
+        if name.lower().endswith(LINE_SUFFIXES):
+            return "lines"
+        return "whole"
 
     def is_quiet(self, now: float) -> bool:
         """Whether no one has written for a while; `now` in seconds since the epoch."""
@@ -64,10 +82,11 @@ class LocalFile(Record):
 
 
 class MeasuredFile(Record):
-    """A file after it was read: the first `end` bytes are whole and have, with `masks` over them, this digest.
+    """A file after it was read: the first `end` bytes are whole and have, with `masks` over them,
+    this digest.
 
-    `continues` tells whether it begins with all that the hub has of it; None where the hub has nothing. `is_bare`: what
-    the hub has of it is not masked as it is to be.
+    `continues` tells whether it begins with all that the hub has of it; None where the hub has
+    nothing. `is_bare`: what the hub has of it is not masked as it is to be.
     """
 
     file: LocalFile
@@ -79,7 +98,9 @@ class MeasuredFile(Record):
 
 
 class Send(Record):
-    """The first `bytes` bytes of a file go to the hub. `superseded` is the name that the hub's old content gets."""
+    """The first `bytes` bytes of a file go to the hub. `superseded` is the name that the hub's old
+    content gets.
+    """
 
     file: LocalFile
     bytes: int
@@ -105,18 +126,25 @@ class Note(Record):
 
 # ----------------------------------------------------------------------------- which files
 def is_wanted(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a path matches a pattern (`*` crosses slashes). Hidden files and folders, as .git, are never wanted."""
+    """Whether a path matches a pattern (`*` crosses slashes). Hidden files and folders, as .git,
+    are never wanted.
+    """
     if any(part.startswith(".") for part in path.split("/")):
         return False
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
 def objection(path: str, mode: int, published: Collection[str] = ()) -> str:
-    """Why a wanted path is not mirrored, "" if nothing is wrong. `mode` is what lies there, a link followed.
+    """Why a wanted path is not mirrored, "" if nothing is wrong. `mode` is what lies there, a link
+    followed.
 
     `published` are the files that tr11 itself puts at the root of the repository.
     """
-    if not path.isprintable() or "\\" in path or any(part != part.strip() for part in path.split("/")):
+    if (
+        not path.isprintable()
+        or "\\" in path
+        or any(part != part.strip() for part in path.split("/"))
+    ):
         return "its name has characters that a repository cannot hold"
     if len(path.encode("utf-8", "surrogateescape")) > LONGEST_PATH_BYTES:
         return "its name is too long"
@@ -129,9 +157,13 @@ def objection(path: str, mode: int, published: Collection[str] = ()) -> str:
     return ""
 
 
-# ----------------------------------------------------------------------------- what happens to one file
-def judge(measured: MeasuredFile, remote: HubFile | None, taken: Collection[str]) -> Send | Note | None:
-    """What to do with one file: send it, leave it alone and say why, or None where there is nothing to do.
+# ----------------------------------------------------------------------------- what happens to one
+# file
+def judge(
+    measured: MeasuredFile, remote: HubFile | None, taken: Collection[str]
+) -> Send | Note | None:
+    """What to do with one file: send it, leave it alone and say why, or None where there is nothing
+    to do.
 
     `taken` are the paths that the hub has.
     """
@@ -141,24 +173,44 @@ def judge(measured: MeasuredFile, remote: HubFile | None, taken: Collection[str]
         return Send(file, end, measured.sha256, reason, superseded, measured.masks)
 
     if remote is None:
-        return send("new") if end else None
-    if file.form == "whole" and end:  # written again each time it changes: the repository's history keeps the old ones
+        if end:
+            return send("new")
+        return None
+    # written again each time it changes: the repository's history keeps the old ones
+    if file.form == "whole" and end:
         is_there = end == remote.bytes and measured.continues and not measured.is_bare
-        return None if is_there else send("changed")
+        if is_there:
+            return None
+        return send("changed")
     if measured.continues:
         if file.bytes < remote.bytes:
-            return Note(file.path, f"has {file.bytes} bytes here and {remote.bytes} at the hub, which keeps them")
-        reason: Reason = "masked" if measured.is_bare else "grown"
+            return Note(
+                file.path,
+                f"has {file.bytes} bytes here and {remote.bytes} at the hub, which keeps them",
+            )
+        reason: Reason = "grown"
+        if measured.is_bare:
+            reason = "masked"
         is_news = end > remote.bytes or (measured.is_bare and end == remote.bytes)
-        return send(reason) if is_news else None
+        if is_news:
+            return send(reason)
+        return None
     if not end:
-        return Note(file.path, "is another file now, with nothing whole in it yet; the hub keeps the old one")
+        return Note(
+            file.path,
+            "is another file now, with nothing whole in it yet; the hub keeps the old one",
+        )
     return send("changed", superseded_name(file.path, taken))
 
 
 def superseded_name(path: str, taken: Collection[str]) -> str:
-    """Where the hub's content of a path goes when another file takes its place; a name that is still free."""
-    stem, suffix = splitext(path) if "tfevents" not in path else (path, "")
+    """Where the hub's content of a path goes when another file takes its place; a name that is
+    still free.
+    """
+    if "tfevents" not in path:
+        stem, suffix = splitext(path)
+    else:
+        stem, suffix = (path, "")
     number = 1
     while f"{stem}-superseded-{number}{suffix}" in taken:
         number += 1
@@ -185,25 +237,37 @@ def commit_message(sends: Sequence[Send]) -> str:
     if len(sends) == 1:
         return f"{sends[0].path}: {sends[0].reason}"
     counts = ((reason, sum(send.reason == reason for send in sends)) for reason in get_args(Reason))
-    return f"{len(sends)} files: " + ", ".join(f"{count} {reason}" for reason, count in counts if count)
+    return f"{len(sends)} files: " + ", ".join(
+        f"{count} {reason}" for reason, count in counts if count
+    )
 
 
 def material(status: bytes) -> str:
-    """The part of a published status whose change is worth a commit when no log has changed; "" for garbage."""
+    """The part of a published status whose change is worth a commit when no log has changed; "" for
+    garbage.
+    """
     value = _object(status)
-    return "" if not value else json.dumps({key: value.get(key) for key in MATERIAL}, sort_keys=True)
+    if not value:
+        return ""
+    return json.dumps({key: value.get(key) for key in MATERIAL}, sort_keys=True)
 
 
 def is_worth_a_commit(status: bytes, published: str, age: float) -> bool:
-    """Whether a status is sent though no log has changed. `published` is the material part of the last, `age` its own.
+    """Whether a status is sent though no log has changed. `published` is the material part of the
+    last, `age` its own.
 
-    Of a run that is not over, readers take silence for a failure: it says now and then that nothing is new.
+    Of a run that is not over, readers take silence for a failure: it says now and then that nothing
+    is new.
     """
     if material(status) != published:
         return True
     value = _object(status)
     interval = value.get("interval_seconds")
-    return value.get("verdict") not in OVER and isinstance(interval, int | float) and age >= RENEWED * interval
+    return (
+        value.get("verdict") not in OVER
+        and isinstance(interval, int | float)
+        and age >= RENEWED * interval
+    )
 
 
 def _object(text: bytes) -> dict[str, Any]:
@@ -211,4 +275,6 @@ def _object(text: bytes) -> dict[str, Any]:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}
+    if isinstance(value, dict):
+        return value
+    return {}

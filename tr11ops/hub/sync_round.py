@@ -1,4 +1,6 @@
-"""What one synchronisation is given, what it gathers on its way, what it knows of the hub, and how it is recorded."""
+"""What one synchronisation is given, what it gathers on its way, what it knows of the hub, and how
+it is recorded.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ PUBLIC = "is public: everyone will read these logs; type tr11 sync --public once
 
 
 class SyncSettings(Record):
-    """What is mirrored where. `status` gives the file that is published along, `say` hears what a person should know.
+    """What is mirrored where. `status` gives the file that is published along, `say` hears what a
+    person should know.
 
     `folder` is mirrored at the root of the repository; `clock` gives seconds since the epoch.
     """
@@ -53,7 +56,9 @@ class SyncSettings(Record):
 
 
 class SyncOutcome(Record):
-    """What one synchronisation did, or would do. `files` and `bytes` are those that the hub now has of this run."""
+    """What one synchronisation did, or would do. `files` and `bytes` are those that the hub now has
+    of this run.
+    """
 
     repository: str
     sends: tuple[Send, ...] = ()
@@ -95,14 +100,22 @@ class SyncRound:
 
 # ----------------------------------------------------------------------------- what the hub has
 def head(this: SyncRound, rebuild: bool) -> str:
-    """The repository's newest commit. One that was never seen is made; one that was there and is gone is not."""
+    """The repository's newest commit. One that was never seen is made; one that was there and is
+    gone is not.
+    """
     setting = this.setting
     if this.state is None and not rebuild:
         try:
             this.state = this.written = read_state(setting.directory)
         except OSError as error:
-            this.tell(f"the record of the last synchronisation cannot be read ({cause(error)}): comparing again")
-    if rebuild or this.state is None or not this.state.is_of(setting.hub.endpoint, setting.repository.name):
+            this.tell(
+                f"the record of the last synchronisation cannot be read ({cause(error)}): comparing again"
+            )
+    if (
+        rebuild
+        or this.state is None
+        or not this.state.is_of(setting.hub.endpoint, setting.repository.name)
+    ):
         setting.hub.ensure_repository(setting.repository, setting.private)
     try:
         commit, is_private = setting.hub.newest(setting.repository)
@@ -118,7 +131,9 @@ def head(this: SyncRound, rebuild: bool) -> str:
 
 
 def may_be_public(this: SyncRound) -> bool:
-    """Whether a person wants everyone to read the logs: by the card's hub.private, or by a word that is on record."""
+    """Whether a person wants everyone to read the logs: by the card's hub.private, or by a word
+    that is on record.
+    """
     setting = this.setting
     if not setting.private:
         return True
@@ -130,7 +145,9 @@ def may_be_public(this: SyncRound) -> bool:
 
 
 def acquaint(this: SyncRound, head: str, rebuild: bool) -> SyncState:
-    """What the commit `head` holds: as it is on record if the record is of this commit, else as the hub tells it."""
+    """What the commit `head` holds: as it is on record if the record is of this commit, else as the
+    hub tells it.
+    """
     hub, repository, state = this.setting.hub, this.setting.repository, this.state
     if state is None or rebuild or not state.is_of(hub.endpoint, repository.name):
         state = SyncState(hub.endpoint, repository.name, "")
@@ -138,11 +155,19 @@ def acquaint(this: SyncRound, head: str, rebuild: bool) -> SyncState:
         return state
     tree = hub.list_tree(repository, revision=head)
     rules = tree.get(attributes.FILE_NAME)
-    text = "" if rules is None else _rules(this, rules, head)
-    published = state.published if _is_same(state.files.get(STATUS_FILE), tree.get(STATUS_FILE)) else ""
+    if rules is None:
+        text = ""
+    else:
+        text = _rules(this, rules, head)
+    published = (
+        state.published if _is_same(state.files.get(STATUS_FILE), tree.get(STATUS_FILE)) else ""
+    )
     files = {
         path: Known(
-            remote, known.stamp if (known := state.files.get(path)) is not None and known.remote == remote else None
+            remote,
+            known.stamp
+            if (known := state.files.get(path)) is not None and known.remote == remote
+            else None,
         )
         for path, remote in tree.items()
     }
@@ -150,10 +175,17 @@ def acquaint(this: SyncRound, head: str, rebuild: bool) -> SyncState:
 
 
 def _rules(this: SyncRound, remote: HubFile, head: str) -> str:
-    """The .gitattributes of a commit. Raises HubUnavailable when what comes is something else, as a proxy's page."""
+    """The .gitattributes of a commit. Raises HubUnavailable when what comes is something else, as a
+    proxy's page.
+    """
     for _ in range(READINGS):
-        content = this.setting.hub.read(this.setting.repository, attributes.FILE_NAME, revision=head)
-        name = git_name(content) if remote.sha256 is None else hashlib.sha256(content).hexdigest()
+        content = this.setting.hub.read(
+            this.setting.repository, attributes.FILE_NAME, revision=head
+        )
+        if remote.sha256 is None:
+            name = git_name(content)
+        else:
+            name = hashlib.sha256(content).hexdigest()
         if name == (remote.sha256 or remote.oid):
             return content.decode("utf-8", "surrogateescape")
     raise HubUnavailable(f"{this.setting.repository.name}: {attributes.FILE_NAME} comes garbled")
@@ -174,7 +206,9 @@ def on_record(this: SyncRound, state: SyncState) -> SyncState:
 
 
 def record(this: SyncRound, write: Callable[[], object]) -> None:
-    """Write a record; where that fails the logs are mirrored all the same, and the next round compares again."""
+    """Write a record; where that fails the logs are mirrored all the same, and the next round
+    compares again.
+    """
     try:
         write()
     except OSError as error:
@@ -187,7 +221,9 @@ def remember(this: SyncRound, sends: Iterable[Send]) -> None:
     """Say what was masked in what was sent, once for each file and kind of secret."""
     for send in sends:
         if send.reason == "masked":
-            this.tell(f"{send.path}: older commits at the hub have its secrets unmasked; delete the history there")
+            this.tell(
+                f"{send.path}: older commits at the hub have its secrets unmasked; delete the history there"
+            )
         for mask in send.masks:
             if not mask.kind or (send.path, mask.kind) in this.found:
                 continue

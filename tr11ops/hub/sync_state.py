@@ -1,4 +1,5 @@
-"""What a synchronisation knows from the last one. All of it can be found again from the hub, at the cost of reading.
+"""What a synchronisation knows from the last one. All of it can be found again from the hub, at the
+cost of reading.
 
 state/sync/state.json      what the hub has, and which local file that was
 state/sync/status.json     the last success, for the watchdog, and the secrets that were ever found in the logs
@@ -38,7 +39,8 @@ class Known(Record, rename={"remote": "far"}):
 class SyncState(Record):
     """What the repository has in the commit `head`. `attributes` is the text of its .gitattributes.
 
-    `published` is the material part of the status that was last published, `published_time` when that was.
+    `published` is the material part of the status that was last published, `published_time` when
+    that was.
     """
 
     endpoint: str
@@ -72,7 +74,9 @@ def read_state(directory: RunDirectory) -> SyncState | None:
 
 def write_state(directory: RunDirectory, state: SyncState) -> None:
     """Replace the state. Raises OSError."""
-    replace_json(records_folder(directory) / "state.json", {"schema": SCHEMA, **document(state)}, SCHEMA)
+    replace_json(
+        records_folder(directory) / "state.json", {"schema": SCHEMA, **document(state)}, SCHEMA
+    )
 
 
 def write_success(directory: RunDirectory, now: float, found: Sequence[FoundSecret] = ()) -> None:
@@ -85,20 +89,33 @@ def write_success(directory: RunDirectory, now: float, found: Sequence[FoundSecr
 
 
 def write_found(directory: RunDirectory, now: float, found: Sequence[FoundSecret]) -> None:
-    """Put on record what was masked in a commit, at `now`: what comes after it may fail. Raises OSError."""
-    begun = {"schema": SCHEMA, "time": now, "step": None, "message": "not all of it is mirrored yet"}
+    """Put on record what was masked in a commit, at `now`: what comes after it may fail. Raises
+    OSError.
+    """
+    begun = {
+        "schema": SCHEMA,
+        "time": now,
+        "step": None,
+        "message": "not all of it is mirrored yet",
+    }
     last = _read_status(directory) or begun
-    replace_json(_status_file(directory), {**last, "secrets": _with_record(directory, found)}, SCHEMA)
+    replace_json(
+        _status_file(directory), {**last, "secrets": _with_record(directory, found)}, SCHEMA
+    )
 
 
 def _with_record(directory: RunDirectory, found: Sequence[FoundSecret]) -> list[dict[str, Any]]:
-    """The secrets of a round with those on record, which hold: a person may have revoked some during the round."""
+    """The secrets of a round with those on record, which hold: a person may have revoked some
+    during the round.
+    """
     both = {(secret.path, secret.kind): secret for secret in (*found, *read_found(directory))}
     return [document(secret) for secret in both.values()]
 
 
 def read_found(directory: RunDirectory) -> tuple[FoundSecret, ...]:
-    """The secrets of earlier synchronisations; none where the record cannot be read, so that they are told again."""
+    """The secrets of earlier synchronisations; none where the record cannot be read, so that they
+    are told again.
+    """
     try:
         return found_secrets((read_json(_status_file(directory)) or {}).get("secrets", []))
     except (OSError, ValueError, AttributeError):
@@ -106,14 +123,23 @@ def read_found(directory: RunDirectory) -> tuple[FoundSecret, ...]:
 
 
 def write_revoked(directory: RunDirectory, now: float) -> tuple[FoundSecret, ...]:
-    """Put on record that the secrets found so far are of no use any more; returns those. Raises OSError."""
+    """Put on record that the secrets found so far are of no use any more; returns those. Raises
+    OSError.
+    """
     found = read_found(directory)
     revoked = tuple(secret for secret in found if secret.revoked is None)
     if revoked:
-        entries = [document(secret if secret.revoked is not None else replace(secret, revoked=now)) for secret in found]
-        replace_json(_status_file(directory), {**(_read_status(directory) or {}), "secrets": entries}, SCHEMA)
+        entries = [
+            document(secret if secret.revoked is not None else replace(secret, revoked=now))
+            for secret in found
+        ]
+        replace_json(
+            _status_file(directory), {**(_read_status(directory) or {}), "secrets": entries}, SCHEMA
+        )
         told = "; ".join(str(secret) for secret in revoked)
-        Journal(directory.journal).write("sync-revoked", f"revoked: {told}", {"secrets": len(revoked)})
+        Journal(directory.journal).write(
+            "sync-revoked", f"revoked: {told}", {"secrets": len(revoked)}
+        )
     return revoked
 
 
@@ -130,14 +156,20 @@ def write_confirmed(directory: RunDirectory, endpoint: str, repository: str, now
     """Put a person's word for a public repository on record, and into the journal. Raises OSError."""
     value = {"schema": SCHEMA, "endpoint": endpoint, "repository": repository, "time": now}
     replace_json(records_folder(directory) / "public.json", value, SCHEMA)
-    Journal(directory.journal).write("sync-public", f"{repository} may be public", {"repository": repository})
+    Journal(directory.journal).write(
+        "sync-public", f"{repository} may be public", {"repository": repository}
+    )
 
 
 def write_failure(directory: RunDirectory, message: str) -> None:
-    """Say beside the last success, if there ever was one, why the next did not come. Raises OSError."""
+    """Say beside the last success, if there ever was one, why the next did not come. Raises
+    OSError.
+    """
     last = _read_status(directory)
     if last is not None:
-        replace_json(_status_file(directory), {**last, "message": message[:LONGEST_MESSAGE]}, SCHEMA)
+        replace_json(
+            _status_file(directory), {**last, "message": message[:LONGEST_MESSAGE]}, SCHEMA
+        )
 
 
 def _status_file(directory: RunDirectory) -> Path:

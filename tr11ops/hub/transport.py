@@ -1,8 +1,10 @@
-"""How the hub's library speaks to the network here: every request has a time-out, and no failure is retried below us.
+"""How the hub's library speaks to the network here: every request has a time-out, and no failure is
+retried below us.
 
-The library's own retries sleep up to half a minute with no one able to stop them, and many of its requests wait for
-ever. Its client is replaced, for the whole process, by one that gives each request a time-out and turns every failure
-that may pass into `NoAnswer`, which the library lets through.
+The library's own retries sleep up to half a minute with no one able to stop them, and many of its
+requests wait for ever. Its client is replaced, for the whole process, by one that gives each
+request a time-out and turns every failure that may pass into `NoAnswer`, which the library lets
+through.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ import httpx2
 import huggingface_hub
 from huggingface_hub import constants, hf_api, lfs
 from huggingface_hub.utils import get_session
-from huggingface_hub.utils._http import hf_request_event_hook  # its own client's, which ours stands in for
+
+# its own client's, which ours stands in for
+from huggingface_hub.utils._http import hf_request_event_hook
 
 from tr11ops.base.answers import PageTrail
 from tr11ops.base.errors import HubPermanentError, NoAnswer
@@ -37,7 +41,9 @@ _trail: ContextVar[PageTrail | None] = ContextVar("trail", default=None)
 
 @contextmanager
 def one_question() -> Iterator[None]:
-    """Inside, no page of a listing is followed twice: the library follows `Link: next` for as long as there is one."""
+    """Inside, no page of a listing is followed twice: the library follows `Link: next` for as long
+    as there is one.
+    """
     token = _trail.set(PageTrail())
     try:
         yield
@@ -46,13 +52,17 @@ def one_question() -> Iterator[None]:
 
 
 class _Client(httpx2.Client):
-    """The library's client with our time-outs and errors. Proxies of the environment are used as ever.
+    """The library's client with our time-outs and errors. Proxies of the environment are used as
+    ever.
 
-    `send` raises NoAnswer, HubPermanentError, and ForeignAnswer where the pages of a listing come back.
+    `send` raises NoAnswer, HubPermanentError, and ForeignAnswer where the pages of a listing come
+    back.
     """
 
     def __init__(self, timeout: float) -> None:
-        super().__init__(event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True, timeout=timeout)
+        super().__init__(
+            event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True, timeout=timeout
+        )
         self.silence = timeout
         self._seconds = httpx2.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)).as_dict()
 
@@ -69,7 +79,9 @@ class _Client(httpx2.Client):
             raise NoAnswer(f"{host} gives no answer ({why(error)})") from None
         if may_pass(response.status_code):
             response.close()
-            raise NoAnswer(f"{host} answers {response.status_code}", wait_of(response.headers, time.time()))
+            raise NoAnswer(
+                f"{host} answers {response.status_code}", wait_of(response.headers, time.time())
+            )
         trail, following = _trail.get(), response.links.get("next", {}).get("url")
         if trail is not None and following is not None:
             trail.follow(following)
@@ -77,14 +89,18 @@ class _Client(httpx2.Client):
 
 
 def _read(response: httpx2.Response, host: str) -> None:
-    """Read an answer whole, as the client does, but no more than the hub ever has to say. Raises HubPermanentError."""
+    """Read an answer whole, as the client does, but no more than the hub ever has to say. Raises
+    HubPermanentError.
+    """
     pieces, size = [], 0
     try:
         for piece in response.iter_bytes():
             pieces.append(piece)
             size += len(piece)
             if size > LARGEST_ANSWER_BYTES:
-                raise HubPermanentError(f"{host} answers with more than {LARGEST_ANSWER_BYTES >> 20} MiB")
+                raise HubPermanentError(
+                    f"{host} answers with more than {LARGEST_ANSWER_BYTES >> 20} MiB"
+                )
     finally:
         response.close()
     response._content = b"".join(pieces)  # where the library's own `read` leaves it
@@ -109,20 +125,29 @@ def why(error: Exception) -> str:
         httpx2.RemoteProtocolError: "the answer was cut",
         httpx2.NetworkError: "the connection broke",
     }
-    return next((words for kind, words in kinds.items() if isinstance(error, kind)), type(error).__name__)
+    return next(
+        (words for kind, words in kinds.items() if isinstance(error, kind)), type(error).__name__
+    )
 
 
 def install(timeout: float) -> None:
-    """Make the library use this client from now on, silent and without telemetry. `timeout`: seconds of silence."""
+    """Make the library use this client from now on, silent and without telemetry. `timeout`:
+    seconds of silence.
+    """
     present = get_session()
     if isinstance(present, _Client) and present.silence == timeout:
         return  # another client would have to make all connections again
     constants.HF_HUB_DISABLE_TELEMETRY = True
     bars = importlib.import_module("huggingface_hub.utils.tqdm")  # by its name it is a class
-    vars(bars)["HF_HUB_DISABLE_PROGRESS_BARS"] = True  # the library's function for it obeys the environment instead
-    huggingface_hub.logging.set_verbosity(logging.CRITICAL)  # what matters reaches the caller as an error
-    for name in list(logging.root.manager.loggerDict):  # a filter holds for one logger, not for those below it
+    # the library's function for it obeys the environment instead
+    vars(bars)["HF_HUB_DISABLE_PROGRESS_BARS"] = True
+    # what matters reaches the caller as an error
+    huggingface_hub.logging.set_verbosity(logging.CRITICAL)
+    # a filter holds for one logger, not for those below it
+    for name in list(logging.root.manager.loggerDict):
         logger = logging.getLogger(name)
-        if name.startswith(_LIBRARIES) and not any(isinstance(known, _Redacting) for known in logger.filters):
+        if name.startswith(_LIBRARIES) and not any(
+            isinstance(known, _Redacting) for known in logger.filters
+        ):
             logger.addFilter(_Redacting())
     huggingface_hub.set_client_factory(lambda: _Client(timeout))

@@ -1,11 +1,12 @@
-"""Publishing a checkpoint as a model: an export in a work folder, then one commit that holds all of it.
+"""Publishing a checkpoint as a model: an export in a work folder, then one commit that holds all of
+it.
 
     state/upload/global_stepN-IDENTITY-DTYPE/model/        what the export wrote
     state/upload/global_stepN-IDENTITY-DTYPE/export.json   its files with their digests; written when it is whole
 
-The large files reach the hub first and the commit comes last, so the model appears whole or not at all. After a kill at
-any point the same call goes on: a finished export is used again when its digests hold, and the hub is not sent what it
-has.
+The large files reach the hub first and the commit comes last, so the model appears whole or not at
+all. After a kill at any point the same call goes on: a finished export is used again when its
+digests hold, and the hub is not sent what it has.
 """
 
 from __future__ import annotations
@@ -36,8 +37,14 @@ CARD = "README.md"
 CONFIG = "config.json"
 EXPORT_FILE = "export.json"
 MODEL_FOLDER = "model"
-# What an earlier export may have left at the hub and this one does not write: a reader would mix the two.
-OURS = ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json", "tokenizer*.json")
+# What an earlier export may have left at the hub and this one does not write: a reader would mix
+# the two.
+OURS = (
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer*.json",
+)
 FOREIGN = ("*.safetensors", "*.bin", "*.msgpack", "*.h5", "*.gguf", CONFIG)
 LARGEST_CARD_BYTES = 1 << 20
 CONFLICTS = 5  # commits of others that are waited out
@@ -46,7 +53,9 @@ _SAFE = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
 class Work(Record):
-    """The folder of one upload. `options` names what else than the checkpoint the export is made from."""
+    """The folder of one upload. `options` names what else than the checkpoint the export is made
+    from.
+    """
 
     folder: Path
     options: str = ""
@@ -60,7 +69,8 @@ class Work(Record):
         return self.folder / EXPORT_FILE
 
     def finished(self, advance: Callable[[int], None]) -> tuple[FileEntry, ...] | None:
-        """The files of a finished export, every byte of which was read again; None when it has to be made again.
+        """The files of a finished export, every byte of which was read again; None when it has to
+        be made again.
 
         `advance` is told bytes as they are read. Raises OSError as the file system does.
         """
@@ -78,20 +88,28 @@ class Work(Record):
         return entries
 
     def recorded(self) -> tuple[FileEntry, ...] | None:
-        """The files as the record has them, unread; None when there is no record, or one of other options."""
+        """The files as the record has them, unread; None when there is no record, or one of other
+        options.
+        """
         try:
             value = json.loads(self.record.read_text(encoding="utf-8"))
-            return files_of(value) if value["options"] == self.options else None
+            if value["options"] == self.options:
+                return files_of(value)
+            return None
         except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
             return None
 
     def record_export(self, result: Mapping[str, Any]) -> tuple[FileEntry, ...]:
-        """Note that the export is whole. Raises UploadRefused when its result names no files, and OSError."""
+        """Note that the export is whole. Raises UploadRefused when its result names no files, and
+        OSError.
+        """
         try:
             entries = files_of(result)
         except ValueError as error:
             raise UploadRefused(f"the export's result cannot be used: {error}") from None
-        write_json(self.record, {"options": self.options, "files": [asdict(entry) for entry in entries]})
+        write_json(
+            self.record, {"options": self.options, "files": [asdict(entry) for entry in entries]}
+        )
         return entries
 
     def make(self, needed: int) -> None:
@@ -106,7 +124,8 @@ class Work(Record):
     def remove(self) -> None:
         """Remove what an upload makes, and the folder if nothing else is in it."""
         self.record.unlink(missing_ok=True)
-        for path in (self.model, *self.folder.glob(f".{MODEL_FOLDER}.*")):  # and what killed exports left
+        # and what killed exports left
+        for path in (self.model, *self.folder.glob(f".{MODEL_FOLDER}.*")):
             shutil.rmtree(path, ignore_errors=True)
         try:
             self.folder.rmdir()
@@ -128,7 +147,8 @@ def files_of(value: Mapping[str, Any]) -> tuple[FileEntry, ...]:
 
 
 def overwritten(hub: Hub, repository: Repository, identity: str) -> tuple[str | None, str]:
-    """The destination's newest commit (None: it will be made), and what is there that is not of this run ("": nothing).
+    """The destination's newest commit (None: it will be made), and what is there that is not of
+    this run ("": nothing).
 
     Raises HubUnavailable and HubPermanentError.
     """
@@ -143,8 +163,15 @@ def overwritten(hub: Hub, repository: Repository, identity: str) -> tuple[str | 
         owner = identity_in(text)
         if owner == identity:
             return head, ""
-        return head, "a model of another run" if owner is not None else "a README.md that tr11 did not write"
-    foreign = sorted(path for path in tree if any(fnmatchcase(path, pattern) for pattern in FOREIGN))
+        return (
+            head,
+            "a model of another run"
+            if owner is not None
+            else "a README.md that tr11 did not write",
+        )
+    foreign = sorted(
+        path for path in tree if any(fnmatchcase(path, pattern) for pattern in FOREIGN)
+    )
     return head, f"another model ({foreign[0]})" if foreign else ""
 
 
@@ -152,7 +179,11 @@ def stale(tree: Mapping[str, HubFile], files: Iterable[str]) -> tuple[str, ...]:
     """What an earlier export left in the repository and this one does not replace."""
     kept = set(files)
     return tuple(
-        sorted(path for path in tree if path not in kept and any(fnmatchcase(path, pattern) for pattern in OURS))
+        sorted(
+            path
+            for path in tree
+            if path not in kept and any(fnmatchcase(path, pattern) for pattern in OURS)
+        )
     )
 
 
@@ -169,7 +200,9 @@ def publish(
 
     Raises HubUnavailable, HubPermanentError, FileChanged and OSError.
     """
-    additions = [Add(entry.path, work.model / entry.path, entry.bytes, entry.digest) for entry in files]
+    additions = [
+        Add(entry.path, work.model / entry.path, entry.bytes, entry.digest) for entry in files
+    ]
     for left in reversed(range(CONFLICTS)):
         head = hub.head(repository)
         tree = hub.list_tree(repository, head)

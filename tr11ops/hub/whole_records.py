@@ -1,7 +1,9 @@
-"""How much of a growing file is whole: text up to its last newline, TensorBoard events up to the last whole record.
+"""How much of a growing file is whole: text up to its last newline, TensorBoard events up to the
+last whole record.
 
-A record of an event file (TFRecord) is an 8-byte little-endian length, the masked CRC-32C of these 8 bytes, the data,
-and the masked CRC-32C of the data. Both functions go on from where an earlier look ended, and read in pieces.
+A record of an event file (TFRecord) is an 8-byte little-endian length, the masked CRC-32C of these
+8 bytes, the data, and the masked CRC-32C of the data. Both functions go on from where an earlier
+look ended, and read in pieces.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ Read: TypeAlias = Callable[[int, int], bytes]
 
 
 class Whole(Record):
-    """`end` is the offset after the last whole line or record; `is_sound` is false where what follows is none."""
+    """`end` is the offset after the last whole line or record; `is_sound` is false where what
+    follows is none.
+    """
 
     end: int
     is_sound: bool = True
@@ -31,7 +35,8 @@ class Whole(Record):
 def whole_lines(read: Read, start: int, size: int) -> Whole:
     """The end of the last line of text between `start` and `size`; `start` where there is none.
 
-    It stops before a NUL byte: a shared file system shows a hole where another host's write has not arrived yet.
+    It stops before a NUL byte: a shared file system shows a hole where another host's write has not
+    arrived yet.
     """
     position = end = start
     while position < size:
@@ -51,8 +56,8 @@ def whole_lines(read: Read, start: int, size: int) -> Whole:
 def whole_events(read: Read, start: int, size: int) -> Whole:
     """The end of the last whole record between `start`, itself the end of one, and `size`.
 
-    A record whose data do not fit their checksum counts once a good one follows it: the length was right, and what is
-    wrong is old. At the end it may be a write that has not arrived yet.
+    A record whose data do not fit their checksum counts once a good one follows it: the length was
+    right, and what is wrong is old. At the end it may be a write that has not arrived yet.
     """
     source = RecordWindow(read, size)
     position = end = start

@@ -1,4 +1,6 @@
-"""What an import collects while it goes through a script: keys placed, options left, values changed."""
+"""What an import collects while it goes through a script: keys placed, options left, values
+changed.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,29 @@ class Builder:
     unplaced: list[Unplaced] = field(default_factory=list)
     changed: list[Changed] = field(default_factory=list)
 
-    def put(self, key: str, value: Any, source: str, line: int, value_line: int = 0, note: str = "") -> None:
+    def put(
+        self, key: str, value: Any, source: str, line: int, value_line: int = 0, note: str = ""
+    ) -> None:
         """Give `key` a value. A value it already had is told as overruled, when it was another."""
         before = self.placed.get(key)
         if before is not None and before.value != value and before.line:
             self.leave(
-                before.source, before.value, before.line, LeftReason.NO_EFFECT, f"overruled on line {line} by {source}"
+                before.source,
+                before.value,
+                before.line,
+                LeftReason.NO_EFFECT,
+                f"overruled on line {line} by {source}",
             )
         self.placed[key] = PlacedValue(key, value, source, line, value_line, note)
 
     def take(
-        self, key: str, values: tuple[Traced, ...], convert: Converter, source: str, line: int, note: str = ""
+        self,
+        key: str,
+        values: tuple[Traced, ...],
+        convert: Converter,
+        source: str,
+        line: int,
+        note: str = "",
     ) -> None:
         """Convert and put; a value that cannot be converted needs a decision."""
         value_line = max((value.last_line for value in values), default=line)
@@ -39,7 +53,9 @@ class Builder:
             value = convert(values)
         except ConversionProblem as problem:
             shown = " ".join(value.for_shell() for value in values)
-            self.leave(source, shown, line, LeftReason.DECISION, f"{problem}: give --set {key}=...", key)
+            self.leave(
+                source, shown, line, LeftReason.DECISION, f"{problem}: give --set {key}=...", key
+            )
             return
         self.put(key, value, source, line, value_line, note)
 
@@ -47,10 +63,13 @@ class Builder:
         """As `take`, from an option of the trainer."""
         self.take(key, use.values, convert, use.option, use.line, note)
 
-    def leave(self, option: str, value: Any, line: int, reason: LeftReason, why: str, key: str = "") -> None:
+    def leave(
+        self, option: str, value: Any, line: int, reason: LeftReason, why: str, key: str = ""
+    ) -> None:
         """Tell of something that is not in the card."""
         shown = _shown(value)
-        shown = shown if len(shown) <= _LONGEST_SHOWN else shown[: _LONGEST_SHOWN - 3] + "..."
+        if not (len(shown) <= _LONGEST_SHOWN):
+            shown = shown[: _LONGEST_SHOWN - 3] + "..."
         self.unplaced.append(Unplaced(option, shown, line, reason, why, key))
 
     def leave_use(self, use: OptionUse, reason: LeftReason, why: str, key: str = "") -> None:
@@ -62,7 +81,9 @@ class Builder:
         before = self.placed[key]
         self.changed.append(Changed(key, before.value, value, before.line, why))
         note = f"the script's {before.value} {why}"
-        self.placed[key] = PlacedValue(key, value, before.source, before.line, before.value_line, note)
+        self.placed[key] = PlacedValue(
+            key, value, before.source, before.line, before.value_line, note
+        )
 
     def drop(self, key: str, why: str, reason: LeftReason = LeftReason.ELSEWHERE) -> None:
         """Take a key out again, with the reason."""
@@ -72,22 +93,30 @@ class Builder:
     def value(self, key: str, default: Any = None) -> Any:
         """What a key holds so far."""
         found = self.placed.get(key)
-        return default if found is None else found.value
+        if found is None:
+            return default
+        return found.value
 
     def line(self, key: str) -> int:
         """The line a key came from; 0 when it came from none."""
         found = self.placed.get(key)
-        return found.line if found else 0
+        if found:
+            return found.line
+        return 0
 
     def number(self, key: str, default: float | None = None) -> float | None:
         """A key's value, when it is a number."""
         value = self.value(key, default)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else default
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+        return default
 
     def integer(self, key: str, default: int = 0) -> int:
         """A key's value, when it is a whole number; else `default`."""
         value = self.value(key, default)
-        return value if isinstance(value, int) and not isinstance(value, bool) else default
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        return default
 
     def tables(self) -> dict[str, Any]:
         """The placed keys as tables of a run card."""
@@ -104,4 +133,6 @@ class Builder:
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {item}" for name, item in value.items())
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

@@ -1,4 +1,6 @@
-"""Everything that a look for defects may need: the script as it was read, and the keys as they were placed."""
+"""Everything that a look for defects may need: the script as it was read, and the keys as they were
+placed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Case(Record):
     def line(self, option: str) -> int:
         """The line of an option; the launch's when it is not given."""
         use = self.uses.get(option)
-        return use.line if use else self.launch.line
+        if use:
+            return use.line
+        return self.launch.line
 
     def number(self, option: str) -> float | None:
         """The option's value, when it is a known number."""
@@ -46,4 +50,6 @@ class Case(Record):
 
     def directive(self, name: str) -> Directive | None:
         """The last `#SBATCH` option of that name that Slurm reads."""
-        return next((item for item in reversed(self.directives) if item.name == name and item.read), None)
+        return next(
+            (item for item in reversed(self.directives) if item.name == name and item.read), None
+        )

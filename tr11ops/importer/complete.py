@@ -1,4 +1,6 @@
-"""Keys that follow from others: what the old trainer assumed when nothing was said, and what need not be said here."""
+"""Keys that follow from others: what the old trainer assumed when nothing was said, and what need
+not be said here.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from trainer.config.model import gated_width
 
 _GPT2_ENTRIES = 50_257
 
-# The old trainer's default where tr11's is another: key, value, option, and the key without which it says nothing.
+# The old trainer's default where tr11's is another: key, value, option, and the key without which
+# it says nothing.
 _DEFAULTS: tuple[tuple[str, Any, str, str], ...] = (
     ("model.position_embedding", "absolute", "--position-embedding-type", ""),
     ("parallel.partition", "type:transformer", "--pp-partition-method", ""),
@@ -37,7 +40,10 @@ def complete(builder: Builder) -> None:
     for key, value, option, needed in _DEFAULTS:
         if key not in builder.placed and (not needed or needed in builder.placed):
             _default(builder, key, value, option)
-    if builder.integer("parallel.tensor", 1) > 1 and "parallel.sequence_parallel" not in builder.placed:
+    if (
+        builder.integer("parallel.tensor", 1) > 1
+        and "parallel.sequence_parallel" not in builder.placed
+    ):
         _default(builder, "parallel.sequence_parallel", False, "--sequence-parallel")
     if builder.value("logging.tensorboard") is True:
         for key, value, option in _WITH_TENSORBOARD:
@@ -55,21 +61,31 @@ def data_parallel(builder: Builder) -> int:
     workers = builder.integer("slurm.workers_per_node") or builder.integer("slurm.gpus_per_node")
     shape = builder.integer("parallel.tensor", 1) * builder.integer("parallel.pipeline", 1)
     world = builder.integer("slurm.nodes") * workers
-    return world // shape if shape > 0 and world % shape == 0 else 0
+    if shape > 0 and world % shape == 0:
+        return world // shape
+    return 0
 
 
 def correct(builder: Builder) -> None:
-    """Change values that would be refused, or would lose work, where there is one plain right value."""
+    """Change values that would be refused, or would lose work, where there is one plain right
+    value.
+    """
     minutes = builder.number("run.exit_duration_minutes")
     limit = time_limit(builder)
     if minutes is not None and limit and minutes * 60 >= limit:
         advised = advised_exit_minutes(limit)
         value = int(advised) if advised.is_integer() else advised
-        builder.change("run.exit_duration_minutes", value, f"is not below the time limit of {limit / 60:g} minutes")
+        builder.change(
+            "run.exit_duration_minutes",
+            value,
+            f"is not below the time limit of {limit / 60:g} minutes",
+        )
     ramp = builder.value("batch.ramp")
     if isinstance(ramp, dict) and ramp["start"] == builder.integer("batch.global_batch_size"):
         builder.drop(
-            "batch.ramp", "it starts at the full batch, by which the original divides by zero", LeftReason.NO_EFFECT
+            "batch.ramp",
+            "it starts at the full batch, by which the original divides by zero",
+            LeftReason.NO_EFFECT,
         )
     if builder.integer("data.valid_workers") > 0:
         builder.change("data.valid_workers", 0, "could hang at an evaluation")
@@ -78,7 +94,9 @@ def correct(builder: Builder) -> None:
 def time_limit(builder: Builder) -> int:
     """The time limit in seconds; 0 where there is none."""
     value = builder.value("slurm.time_limit")
-    return parse_time_limit(value) if isinstance(value, str) else 0
+    if isinstance(value, str):
+        return parse_time_limit(value)
+    return 0
 
 
 def _default(builder: Builder, key: str, value: Any, option: str) -> None:
@@ -132,7 +150,9 @@ def _run_name(builder: Builder) -> None:
     if RUN_NAME.fullmatch(name):
         builder.put("run.name", name, "--save", line, note="no job name is given")
         return
-    why = "no job name is given, and the run's folder has none that would do: give --set run.name=..."
+    why = (
+        "no job name is given, and the run's folder has none that would do: give --set run.name=..."
+    )
     builder.leave("--save", directory, line, LeftReason.DECISION, why, "run.name")
 
 
@@ -143,25 +163,34 @@ def _batch(builder: Builder) -> None:
         builder.put("batch.global_batch_size", micro * degree, "--global-batch-size", 0, note=note)
 
 
-_TOKENIZER = ("tokenizer.path", "tokenizer.vocabulary_file", "tokenizer.type")  # what names a tokenizer, the best first
+# what names a tokenizer, the best first
+_TOKENIZER = ("tokenizer.path", "tokenizer.vocabulary_file", "tokenizer.type")
 
 
 def _vocabulary(builder: Builder) -> None:
     """The tokenizer that each program assumed, and the size of its vocabulary where that is known."""
     is_masked = builder.value("model.family") in ("bert", "t5")
     if "tokenizer.type" not in builder.placed:
-        _default(builder, "tokenizer.type", "bert_wordpiece_lower" if is_masked else "gpt2_bpe", "--tokenizer-type")
+        _default(
+            builder,
+            "tokenizer.type",
+            "bert_wordpiece_lower" if is_masked else "gpt2_bpe",
+            "--tokenizer-type",
+        )
     sizes = ("tokenizer.padded_vocabulary_size", "tokenizer.vocabulary_size")
     if any(key in builder.placed for key in sizes):
         return
     line = builder.line("tokenizer.type")
     if builder.value("tokenizer.type") == "gpt2_bpe":
         note = "entries of GPT-2's vocabulary; padded as the original pads it"
-        note = note if line else f"the original's default: {note}"
+        if not line:
+            note = f"the original's default: {note}"
         builder.put("tokenizer.vocabulary_size", _GPT2_ENTRIES, "--tokenizer-type", line, note=note)
         return
     why = "the size of the vocabulary is the tokenizer's: give --set tokenizer.vocabulary_size=..."
     named = next(key for key in _TOKENIZER if key in builder.placed)  # its type at least: see above
     said = builder.placed[named]
     option = said.source if said.line else "the tokenizer"  # where it was not said, but assumed
-    builder.leave(option, said.value, said.line, LeftReason.DECISION, why, "tokenizer.vocabulary_size")
+    builder.leave(
+        option, said.value, said.line, LeftReason.DECISION, why, "tokenizer.vocabulary_size"
+    )

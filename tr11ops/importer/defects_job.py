@@ -9,7 +9,11 @@ from tr11ops.importer.case import Case
 from tr11ops.importer.complete import time_limit
 from tr11ops.importer.defects_table import defect
 from tr11ops.importer.results import Defect
-from tr11ops.runcard.rules import LONG_ATTEMPT_SECONDS, MARGIN_WITH_EVALUATION_SECONDS, advised_exit_minutes
+from tr11ops.runcard.rules import (
+    LONG_ATTEMPT_SECONDS,
+    MARGIN_WITH_EVALUATION_SECONDS,
+    advised_exit_minutes,
+)
 
 _FEWEST_NODES_FOR_BLOCKING = 40
 
@@ -25,7 +29,9 @@ def exit_minute(case: Case) -> Iterator[Defect]:
             yield defect("exit-minute-missing", line, advised=advised)
         return
     if minutes * 60 >= limit:
-        yield defect("exit-minute-beyond-limit", line, minutes=minutes, limit=limit / 60, advised=advised)
+        yield defect(
+            "exit-minute-beyond-limit", line, minutes=minutes, limit=limit / 60, advised=advised
+        )
         return
     margin = limit - minutes * 60
     evaluates = (case.card.number("evaluation.iterations") or 0) > 0
@@ -35,14 +41,22 @@ def exit_minute(case: Case) -> Iterator[Defect]:
 
 def evaluation_before_save(case: Case) -> Iterator[Defect]:
     """Evaluation and save at the same iteration: the original evaluates first."""
-    save, evaluate = case.card.integer("checkpoint.interval"), case.card.integer("evaluation.interval")
+    save, evaluate = (
+        case.card.integer("checkpoint.interval"),
+        case.card.integer("evaluation.interval"),
+    )
     if save and evaluate and evaluate % save == 0 and case.card.integer("evaluation.iterations"):
-        yield defect("evaluation-before-save", case.line("--eval-interval"), evaluate=evaluate, save=save)
+        yield defect(
+            "evaluation-before-save", case.line("--eval-interval"), evaluate=evaluate, save=save
+        )
 
 
 def pipe_hides_the_end(case: Case) -> Iterator[Defect]:
     """`... | tee` without pipefail."""
-    holders = [case.launch.command, *(c for c in case.script.commands if c.words is case.launch.command.outer)]
+    holders = [
+        case.launch.command,
+        *(c for c in case.script.commands if c.words is case.launch.command.outer),
+    ]
     piped = next((command for command in holders if command.piped_into), None)
     if piped is not None and "pipefail" not in case.script.shell_options:
         yield defect("no-pipefail", piped.line, command=piped.piped_into[-1] or "a command")
@@ -65,7 +79,10 @@ def node_counts(case: Case) -> Iterator[Defect]:
             yield defect("nodes-differ", value.line, told=told, asked=asked, other=nodes.line)
         else:
             yield defect("nodes-written-twice", value.line)
-    workers, gpus = case.card.integer("slurm.workers_per_node"), case.card.integer("slurm.gpus_per_node")
+    workers, gpus = (
+        case.card.integer("slurm.workers_per_node"),
+        case.card.integer("slurm.gpus_per_node"),
+    )
     if workers and gpus and workers != gpus:
         code = "gpus-differ/shared" if workers > gpus else "gpus-differ"
         said = case.card.placed["slurm.workers_per_node"]
@@ -82,7 +99,9 @@ def directives_unread(case: Case) -> Iterator[Defect]:
         if not item.read:
             yield defect("directive-too-late", item.line, option=item.spelled, value=item.value)
         elif "$" in item.value:
-            yield defect("directive-with-variable", item.line, option=item.spelled, value=item.value)
+            yield defect(
+                "directive-with-variable", item.line, option=item.spelled, value=item.value
+            )
 
 
 def kill_switch(case: Case) -> Iterator[Defect]:
@@ -95,12 +114,17 @@ def kill_switch(case: Case) -> Iterator[Defect]:
         return
     name = str(path).rpartition("/")[2].lower()
     run = str(case.card.value("run.name", "")).lower()
-    sizes, own = set(re.findall(r"\d+(?:\.\d+)?[bm]\b", name)), set(re.findall(r"\d+(?:\.\d+)?[bm]\b", run))
+    sizes, own = (
+        set(re.findall(r"\d+(?:\.\d+)?[bm]\b", name)),
+        set(re.findall(r"\d+(?:\.\d+)?[bm]\b", run)),
+    )
     plain = name.replace("_", "-").strip("-") in {"kill-switch", "killswitch", "kill"}
     if plain and run not in str(path).lower():
         yield defect("kill-switch-shared", line, path=path, says="names no run")
     elif sizes and own and not sizes & own:
-        yield defect("kill-switch-shared", line, path=path, says=f"bears another run's name than {run}")
+        yield defect(
+            "kill-switch-shared", line, path=path, says=f"bears another run's name than {run}"
+        )
 
 
 def launch_blocking(case: Case) -> Iterator[Defect]:
@@ -108,12 +132,17 @@ def launch_blocking(case: Case) -> Iterator[Defect]:
     key = "slurm.environment.CUDA_LAUNCH_BLOCKING"
     if case.card.value(key) not in {None, "0", ""}:
         needed = case.card.integer("slurm.nodes") >= _FEWEST_NODES_FOR_BLOCKING
-        fix = "measure without it first" if needed else f"--set {key}=0 below {_FEWEST_NODES_FOR_BLOCKING} nodes"
+        if needed:
+            fix = "measure without it first"
+        else:
+            fix = f"--set {key}=0 below {_FEWEST_NODES_FOR_BLOCKING} nodes"
         yield defect("launch-blocking", case.card.line(key), fix=fix)
 
 
 def lost_text(case: Case) -> Iterator[Defect]:
-    """Text that no shell sees as it was meant: broken continuations, comments in arguments, unexported variables."""
+    """Text that no shell sees as it was meant: broken continuations, comments in arguments,
+    unexported variables.
+    """
     for number, written in enumerate(case.text.split("\n"), start=1):
         if re.search(r"(?<!\\)\\[ \t]+\r?$", written) and not written.lstrip().startswith("#"):
             yield defect("continuation-broken", number)
@@ -137,6 +166,14 @@ def environment_needed(case: Case) -> Iterator[Defect]:
 
 
 JOB_DEFECTS: tuple[Callable[[Case], Iterator[Defect]], ...] = (
-    exit_minute, evaluation_before_save, pipe_hides_the_end, bad_exit, node_counts, directives_unread, kill_switch,
-    launch_blocking, lost_text, environment_needed,
-)  # fmt: skip
+    exit_minute,
+    evaluation_before_save,
+    pipe_hides_the_end,
+    bad_exit,
+    node_counts,
+    directives_unread,
+    kill_switch,
+    launch_blocking,
+    lost_text,
+    environment_needed,
+)

@@ -14,7 +14,12 @@ _COMPARED = (
     ("train_batch_size", "--global-batch-size", "batch.global_batch_size"),
     ("gradient_clipping", "--clip-grad", "optimizer.clip_grad"),
 )
-_BY_SAMPLES = ("--train-samples", "--lr-decay-samples", "--lr-warmup-samples", "--rampup-batch-size")
+_BY_SAMPLES = (
+    "--train-samples",
+    "--lr-decay-samples",
+    "--lr-warmup-samples",
+    "--rampup-batch-size",
+)
 _BY_ITERATIONS = ("--train-iters", "--lr-decay-iters", "--lr-warmup-iters")
 
 
@@ -22,7 +27,9 @@ def deepspeed_file(case: Case) -> Iterator[Defect]:
     """The file against the arguments."""
     file = case.deepspeed
     if file is None:
-        if case.has("--deepspeed") and (case.has("--deepspeed_config") or case.has("--deepspeed-config")):
+        if case.has("--deepspeed") and (
+            case.has("--deepspeed_config") or case.has("--deepspeed-config")
+        ):
             yield defect("deepspeed-file-unseen", case.line("--deepspeed_config"))
         return
     for line in file.underscored:
@@ -31,7 +38,15 @@ def deepspeed_file(case: Case) -> Iterator[Defect]:
         said, given = file.value(name), case.number(option)
         if isinstance(said, int | float) and given is not None and said != given:
             code, line = f"deepspeed-disagrees/{key}", file.line_of(name)
-            yield defect(code, line, name=name, said=said, option=option, given=given, other=case.line(option))
+            yield defect(
+                code,
+                line,
+                name=name,
+                said=said,
+                option=option,
+                given=given,
+                other=case.line(option),
+            )
     if file.value("gradient_clipping") is None and case.has("--clip-grad"):
         yield defect("clipping-unset", file.line)
 
@@ -39,13 +54,24 @@ def deepspeed_file(case: Case) -> Iterator[Defect]:
 def zero_and_dtype(case: Case) -> Iterator[Defect]:
     """The stage that went with each dtype; two dtypes at once."""
     file, dtype = case.deepspeed, case.card.value("precision.dtype")
-    stage = file.value("zero_optimization.stage") if file else None
+    stage = None
+    if file:
+        stage = file.value("zero_optimization.stage")
     argument = case.number("--zero-stage")
-    line = file.line_of("zero_optimization.stage") if file else case.line("--zero-stage")
+    if file:
+        line = file.line_of("zero_optimization.stage")
+    else:
+        line = case.line("--zero-stage")
     if stage is None:
         stage = argument
     elif argument is not None and argument != stage:
-        yield defect("zero-stage-differs", line, stage=stage, argument=argument, other=case.line("--zero-stage"))
+        yield defect(
+            "zero-stage-differs",
+            line,
+            stage=stage,
+            argument=argument,
+            other=case.line("--zero-stage"),
+        )
     if stage == 0 and dtype == "fp16":
         yield defect("zero-stage-with-fp16", line)
     elif stage not in {None, 0} and dtype == "bf16":
@@ -58,18 +84,25 @@ def zero_and_dtype(case: Case) -> Iterator[Defect]:
         enabled = file.value(f"{block}.enabled")
         if enabled is not None and enabled != (dtype == block):
             line = file.line_of(f"{block}.enabled")
-            yield defect("dtype-disagrees", line, block=block, enabled=str(enabled).lower(), dtype=dtype)
+            yield defect(
+                "dtype-disagrees", line, block=block, enabled=str(enabled).lower(), dtype=dtype
+            )
 
 
 def loss_scale(case: Case) -> Iterator[Defect]:
     """`--loss-scale` beside DeepSpeed."""
     if case.has("--loss-scale") and case.has("--deepspeed"):
-        yield defect("loss-scale-ignored", case.line("--loss-scale"), scale=case.uses["--loss-scale"].text)
+        yield defect(
+            "loss-scale-ignored", case.line("--loss-scale"), scale=case.uses["--loss-scale"].text
+        )
 
 
 def learning_rate(case: Case) -> Iterator[Defect]:
     """Peaks below floors, warm-ups beyond decays, two ways of counting."""
-    peak, floor = case.card.number("schedule.learning_rate"), case.card.number("schedule.min_learning_rate")
+    peak, floor = (
+        case.card.number("schedule.learning_rate"),
+        case.card.number("schedule.min_learning_rate"),
+    )
     if peak is not None and floor is not None and floor > peak:
         yield defect("floor-above-peak", case.line("--min-lr"), floor=floor, peak=peak)
     for unit in ("samples", "iterations"):
@@ -84,7 +117,13 @@ def learning_rate(case: Case) -> Iterator[Defect]:
     )
     if by_samples and by_iterations:
         first, second = by_samples[0], by_iterations[0]
-        yield defect("two-ways-of-counting", case.line(first), first=first, second=second, other=case.line(second))
+        yield defect(
+            "two-ways-of-counting",
+            case.line(first),
+            first=first,
+            second=second,
+            other=case.line(second),
+        )
     if case.has("--override-lr-scheduler") and case.has("--use-checkpoint-lr-scheduler"):
         yield defect("two-schedulers", case.line("--override-lr-scheduler"))
 
@@ -118,5 +157,10 @@ def data(case: Case) -> Iterator[Defect]:
 
 
 NUMBER_DEFECTS: tuple[Callable[[Case], Iterator[Defect]], ...] = (
-    deepspeed_file, zero_and_dtype, loss_scale, learning_rate, tokens, data,
-)  # fmt: skip
+    deepspeed_file,
+    zero_and_dtype,
+    loss_scale,
+    learning_rate,
+    tokens,
+    data,
+)

@@ -1,4 +1,6 @@
-"""Words expanded with the variables that the script itself sets. Nothing is run; what is not known stays unknown."""
+"""Words expanded with the variables that the script itself sets. Nothing is run; what is not known
+stays unknown.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,24 @@ from tr11ops.base.errors import ArithmeticProblem, ScriptError
 from tr11ops.importer.lexer import Arithmetic, Literal, Parameter, Part, ShellWord, Substitution
 from tr11ops.importer.traced import DEEPEST_NESTING, LARGEST_VALUE, Traced
 
-# `$((...))` as bash computes it: 64-bit integers, C's operators of the usual kind. No assignment, no names.
+# `$((...))` as bash computes it: 64-bit integers, C's operators of the usual kind. No assignment,
+# no names.
 
-_TOKEN = re.compile(r"\s*(?:(0[xX][0-9a-fA-F]+|[0-9]+)(?![\w#])|(\*\*|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%()<>!~&|^?:]))")
+_TOKEN = re.compile(
+    r"\s*(?:(0[xX][0-9a-fA-F]+|[0-9]+)(?![\w#])|(\*\*|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%()<>!~&|^?:]))"
+)
 _LEVELS: tuple[tuple[str, ...], ...] = (
-    ("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", "<=", ">", ">="), ("<<", ">>"), ("+", "-"),
+    ("||",),
+    ("&&",),
+    ("|",),
+    ("^",),
+    ("&",),
+    ("==", "!="),
+    ("<", "<=", ">", ">="),
+    ("<<", ">>"),
+    ("+", "-"),
     ("*", "/", "%"),
-)  # fmt: skip
+)
 _BITS = 1 << 64
 _LONGEST = 4096
 
@@ -54,7 +67,9 @@ class _Parser:
         self.position = 0
 
     def peek(self) -> str:
-        return self.tokens[self.position] if self.position < len(self.tokens) else ""
+        if self.position < len(self.tokens):
+            return self.tokens[self.position]
+        return ""
 
     def take(self) -> str:
         token = self.peek()
@@ -72,7 +87,9 @@ class _Parser:
         if self.take() != ":":
             raise ArithmeticProblem("? without :")
         no = self.choice(depth + 1)
-        return yes if value else no
+        if value:
+            return yes
+        return no
 
     def binary(self, level: int, depth: int) -> int:
         if level == len(_LEVELS):
@@ -107,7 +124,9 @@ class _Parser:
             value = self.unary(depth + 1)
             return {"+": value, "-": _wrapped(-value), "!": int(not value), "~": ~value}[token]
         if not token[:1].isdigit():
-            raise ArithmeticProblem(f"a number is missing before {token!r}" if token else "a number is missing")
+            raise ArithmeticProblem(
+                f"a number is missing before {token!r}" if token else "a number is missing"
+            )
         octal = token[0] == "0" and token.isdigit()
         try:
             return _wrapped(int(token, 8 if octal else 0))
@@ -119,18 +138,29 @@ def _apply(operator: str, left: int, right: int) -> int:
     if operator in {"/", "%"}:
         if right == 0:
             raise ArithmeticProblem("a division by zero")
-        quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)  # towards zero, as in C
+        # towards zero, as in C
+        quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
         return _wrapped(quotient if operator == "/" else left - quotient * right)
     if operator in {"<<", ">>"}:
         if not 0 <= right < 64:
             raise ArithmeticProblem("a shift outside 0 to 63")
         return _wrapped(left << right if operator == "<<" else left >> right)
     results = {
-        "+": left + right, "-": left - right, "*": left * right,
-        "<": left < right, "<=": left <= right, ">": left > right, ">=": left >= right,
-        "==": left == right, "!=": left != right, "&": left & right, "^": left ^ right, "|": left | right,
-        "&&": bool(left) and bool(right), "||": bool(left) or bool(right),
-    }  # fmt: skip
+        "+": left + right,
+        "-": left - right,
+        "*": left * right,
+        "<": left < right,
+        "<=": left <= right,
+        ">": left > right,
+        ">=": left >= right,
+        "==": left == right,
+        "!=": left != right,
+        "&": left & right,
+        "^": left ^ right,
+        "|": left | right,
+        "&&": bool(left) and bool(right),
+        "||": bool(left) or bool(right),
+    }
     return _wrapped(int(results[operator]))
 
 
@@ -145,7 +175,9 @@ Value = Traced | tuple[Traced, ...]  # text, or an array
 
 @dataclass
 class Variables:
-    """What the script has set so far, which names each value was made from, and what could not be evaluated."""
+    """What the script has set so far, which names each value was made from, and what could not be
+    evaluated.
+    """
 
     values: dict[str, Value] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
@@ -170,17 +202,25 @@ class Variables:
         self.removed.add(name)
 
     def text(self, name: str) -> Traced | None:
-        """The value as one text (an array's first element), or None when the script does not set it."""
+        """The value as one text (an array's first element), or None when the script does not set
+        it.
+        """
         value = self.values.get(name)
         if isinstance(value, tuple):
-            return value[0] if value else Traced()
+            if value:
+                return value[0]
+            return Traced()
         return value
 
     def spend(self, count: int, line: int) -> None:
         """Account for expanded characters. Raises ScriptError when the script grows without end."""
         self.spent += count
         if count > LARGEST_VALUE or self.spent > MOST_CHARACTERS:
-            raise ScriptError(line, "a value grows beyond all measure", "a variable is made of itself again and again")
+            raise ScriptError(
+                line,
+                "a value grows beyond all measure",
+                "a variable is made of itself again and again",
+            )
 
 
 def expand_word(word: ShellWord, variables: Variables, split: bool = True) -> list[Traced]:
@@ -218,7 +258,9 @@ class _Fields:
             return
         start: int | None = None
         for index in range(len(text) + 1):
-            blank = index == len(text) or (text.text[index] in _BLANKS and not text.unknown_at(index))
+            blank = index == len(text) or (
+                text.text[index] in _BLANKS and not text.unknown_at(index)
+            )
             if not blank and start is None:
                 start = index
             elif blank and start is not None:
@@ -231,7 +273,9 @@ class _Fields:
         if self.started:
             self.done.append(Traced.join(self.current))
             if len(self.done) > MOST_FIELDS:
-                raise ScriptError(self.line, f"has more than {MOST_FIELDS} words", "this is not a batch script")
+                raise ScriptError(
+                    self.line, f"has more than {MOST_FIELDS} words", "this is not a batch script"
+                )
         self.current, self.started = [], False
 
     def finish(self) -> list[Traced]:
@@ -261,10 +305,14 @@ def _parameter(part: Parameter, variables: Variables, fields: _Fields) -> None:
     missing = text is None
     if text is None and part.name in variables.removed:
         text = Traced()
-    if part.operator is not None and _default_taken(part, missing or not text, missing, variables, fields):
+    if part.operator is not None and _default_taken(
+        part, missing or not text, missing, variables, fields
+    ):
         return
     if text is None:
-        index = f"[{part.index}]" if part.index is not None else ""
+        index = ""
+        if part.index is not None:
+            index = f"[{part.index}]"
         fields.add(Traced.of("${" + part.name + index + "}", part.line, unknown=True))
     elif part.quoted and items is not None and part.index == "@" and fields.split:
         for number, item in enumerate(items):
@@ -277,8 +325,12 @@ def _parameter(part: Parameter, variables: Variables, fields: _Fields) -> None:
         fields.add_split(text)
 
 
-def _looked_up(part: Parameter, variables: Variables) -> tuple[Traced | None, tuple[Traced, ...] | None]:
-    """The parameter's text (None: the script does not set it), and its elements where all are meant."""
+def _looked_up(
+    part: Parameter, variables: Variables
+) -> tuple[Traced | None, tuple[Traced, ...] | None]:
+    """The parameter's text (None: the script does not set it), and its elements where all are
+    meant.
+    """
     value = variables.values.get(part.name)
     if part.index is None:
         return variables.text(part.name), None
@@ -286,11 +338,16 @@ def _looked_up(part: Parameter, variables: Variables) -> tuple[Traced | None, tu
         return _element(value, int(part.index)), None
     if value is None:
         return None, None
-    items = value if isinstance(value, tuple) else (value,)
+    if isinstance(value, tuple):
+        items = value
+    else:
+        items = (value,)
     return Traced.join(items, " "), items
 
 
-def _default_taken(part: Parameter, empty: bool, missing: bool, variables: Variables, fields: _Fields) -> bool:
+def _default_taken(
+    part: Parameter, empty: bool, missing: bool, variables: Variables, fields: _Fields
+) -> bool:
     """`:-`, `:=`, `:+` and their forms without a colon; true when they said all there is to say."""
     assert part.operator is not None
     kind = part.operator[-1]
@@ -312,8 +369,13 @@ def _default_taken(part: Parameter, empty: bool, missing: bool, variables: Varia
 def _element(value: Value | None, index: int) -> Traced | None:
     if value is None:
         return None
-    items = value if isinstance(value, tuple) else (value,)
-    return items[index] if index < len(items) else Traced()
+    if isinstance(value, tuple):
+        items = value
+    else:
+        items = (value,)
+    if index < len(items):
+        return items[index]
+    return Traced()
 
 
 def _expand_default(part: Parameter, variables: Variables, fields: _Fields) -> None:
@@ -342,7 +404,9 @@ def _arithmetic(part: Arithmetic, variables: Variables) -> Traced:
 
 
 def _named(expression: str, variables: Variables, depth: int) -> str:
-    """Names in an arithmetic expression replaced by their values, themselves expressions, as bash does."""
+    """Names in an arithmetic expression replaced by their values, themselves expressions, as bash
+    does.
+    """
     if depth > _DEEPEST_NAMES:
         raise ArithmeticProblem("a name stands for itself")
 

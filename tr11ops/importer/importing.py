@@ -1,4 +1,6 @@
-"""One import from beginning to end: file, shell, options, defects, card, check. Nothing of the script is ever run."""
+"""One import from beginning to end: file, shell, options, defects, card, check. Nothing of the
+script is ever run.
+"""
 
 from __future__ import annotations
 
@@ -39,42 +41,70 @@ from trainer.schedule import flops
 
 
 def width_left_over(case: Case) -> Iterator[Defect]:
-    """`--ffn-hidden-size` that is not four times the hidden size, as after a change of the one alone."""
+    """`--ffn-hidden-size` that is not four times the hidden size, as after a change of the one
+    alone.
+    """
     hidden, ffn = case.card.integer("model.hidden_size"), case.card.integer("model.ffn_hidden_size")
-    is_gated = case.card.value("model.activation") == "swiglu"  # its width is another share, and seldom a round one
+    # its width is another share, and seldom a round one
+    is_gated = case.card.value("model.activation") == "swiglu"
     if not hidden or not ffn or ffn == 4 * hidden or is_gated:
         return
     layers = case.card.integer("model.layers")
     meant, real = (_blocks(layers, hidden, width) / 1e9 for width in (4 * hidden, ffn))
     line = case.line("--ffn-hidden-size")
     yield defect(
-        "ffn-left-over", line, ffn=ffn, hidden=hidden, meant=4 * hidden, real_billion=real, meant_billion=meant
+        "ffn-left-over",
+        line,
+        ffn=ffn,
+        hidden=hidden,
+        meant=4 * hidden,
+        real_billion=real,
+        meant_billion=meant,
     )
 
 
 def _blocks(layers: int, hidden: int, ffn: int) -> int:
     """Parameters of all blocks: attention 4h^2 + 4h, feed-forward 2hf + f + h, two LayerNorms 4h."""
-    return layers * (4 * hidden * hidden + 4 * hidden + 2 * hidden * ffn + ffn + hidden + 4 * hidden)
+    return layers * (
+        4 * hidden * hidden + 4 * hidden + 2 * hidden * ffn + ffn + hidden + 4 * hidden
+    )
 
 
 def shapes(case: Case) -> Iterator[Defect]:
     """Heads, tensor ranks, stages and workers that do not divide."""
-    hidden, heads = case.card.integer("model.hidden_size"), case.card.integer("model.attention_heads")
-    tensor, stages = case.card.integer("parallel.tensor", 1), case.card.integer("parallel.pipeline", 1)
+    hidden, heads = (
+        case.card.integer("model.hidden_size"),
+        case.card.integer("model.attention_heads"),
+    )
+    tensor, stages = (
+        case.card.integer("parallel.tensor", 1),
+        case.card.integer("parallel.pipeline", 1),
+    )
     if hidden and heads and hidden % heads and "model.kv_channels" not in case.card.placed:
         yield defect("hidden-by-heads", case.line("--hidden-size"), hidden=hidden, heads=heads)
     if heads and tensor > 0 and heads % tensor:
-        yield defect("heads-by-tensor", case.line("--tensor-model-parallel-size"), heads=heads, tensor=tensor)
+        yield defect(
+            "heads-by-tensor", case.line("--tensor-model-parallel-size"), heads=heads, tensor=tensor
+        )
     layers = case.card.integer("model.layers")
     partition = str(case.card.value("parallel.partition", ""))
-    units, shown = (layers + 2, "layers + 2") if "embedding" in partition else (layers, "layers")
+    if "embedding" in partition:
+        units, shown = (layers + 2, "layers + 2")
+    else:
+        units, shown = (layers, "layers")
     if layers and stages > 1 and partition.startswith("type:") and units % stages:
-        yield defect("layers-by-stages", case.line("--num-layers"), shown=shown, units=units, stages=stages)
-    workers = case.card.integer("slurm.workers_per_node") or case.card.integer("slurm.gpus_per_node")
+        yield defect(
+            "layers-by-stages", case.line("--num-layers"), shown=shown, units=units, stages=stages
+        )
+    workers = case.card.integer("slurm.workers_per_node") or case.card.integer(
+        "slurm.gpus_per_node"
+    )
     world, shape = workers * case.card.integer("slurm.nodes"), tensor * stages
     if world and shape > 0 and world % shape:
         line = case.line("--pipeline-model-parallel-size")
-        yield defect("workers-by-shape", line, world=world, tensor=tensor, stages=stages, shape=shape)
+        yield defect(
+            "workers-by-shape", line, world=world, tensor=tensor, stages=stages, shape=shape
+        )
 
 
 def batches(case: Case) -> Iterator[Defect]:
@@ -85,7 +115,11 @@ def batches(case: Case) -> Iterator[Defect]:
     common = {"micro": micro, "degree": degree, "chunk": chunk}
     if chunk and full % chunk:
         yield defect(
-            "batch-by-replicas", case.line("--global-batch-size"), full=full, near=_near(full, chunk), **common
+            "batch-by-replicas",
+            case.line("--global-batch-size"),
+            full=full,
+            near=_near(full, chunk),
+            **common,
         )
     if not isinstance(ramp, dict):
         return
@@ -95,19 +129,21 @@ def batches(case: Case) -> Iterator[Defect]:
         yield defect("ramp-without-levels", line, full=full)
         return
     if increment > 0 and (full - start) % increment:
-        yield defect("ramp-increment", line, increment=increment, full=full, start=start, way=full - start)
+        yield defect(
+            "ramp-increment", line, increment=increment, full=full, start=start, way=full - start
+        )
     for name, value in (("start", start), ("increment", increment)):
         if chunk and value % chunk:
-            yield defect(f"ramp-{name}-by-replicas", line, value=value, near=_near(value, chunk), **common)
+            yield defect(
+                f"ramp-{name}-by-replicas", line, value=value, near=_near(value, chunk), **common
+            )
 
 
 def _near(value: int, chunk: int) -> str:
     below, above = value // chunk * chunk, -(-value // chunk) * chunk
-    return (
-        f"{below} or {above} would do, or another micro batch or number of nodes"
-        if below
-        else f"{above} would do, or fewer nodes"
-    )
+    if below:
+        return f"{below} or {above} would do, or another micro batch or number of nodes"
+    return f"{above} would do, or fewer nodes"
 
 
 def initial_weights(case: Case) -> Iterator[Defect]:
@@ -115,16 +151,35 @@ def initial_weights(case: Case) -> Iterator[Defect]:
     hidden = case.card.integer("model.hidden_size")
     std = case.card.number("model.init_std", 0.02) or 0.0
     drawn = case.card.value("model.init_method", "normal") == "normal"
-    advice = too_large(std, hidden) if hidden > 0 and drawn else None
+    advice = None
+    if hidden > 0 and drawn:
+        advice = too_large(std, hidden)
     if advice is not None:
-        line, given = case.line("--init-method-std"), "" if case.has("--init-method-std") else " (the default)"
-        yield defect("init-std-too-large", line, std=std, given=given, hidden=hidden, cost=WHAT_IT_COST, advice=advice)
+        line, given = (
+            case.line("--init-method-std"),
+            "" if case.has("--init-method-std") else " (the default)",
+        )
+        yield defect(
+            "init-std-too-large",
+            line,
+            std=std,
+            given=given,
+            hidden=hidden,
+            cost=WHAT_IT_COST,
+            advice=advice,
+        )
 
 
 def fused_softmax(case: Case) -> Iterator[Defect]:
     """The original's fused softmax had conditions on the shape."""
-    heads, tensor = case.card.integer("model.attention_heads"), case.card.integer("parallel.tensor", 1)
-    micro, length = case.card.integer("batch.micro_batch_size"), case.card.integer("model.sequence_length")
+    heads, tensor = (
+        case.card.integer("model.attention_heads"),
+        case.card.integer("parallel.tensor", 1),
+    )
+    micro, length = (
+        case.card.integer("batch.micro_batch_size"),
+        case.card.integer("model.sequence_length"),
+    )
     if heads <= 0 or tensor <= 0 or heads % tensor or micro <= 0 or not length:
         return
     if (heads // tensor * micro) % 4 or length % 4 or not 16 < length <= 2048:
@@ -133,11 +188,16 @@ def fused_softmax(case: Case) -> Iterator[Defect]:
 
 
 MODEL_DEFECTS: tuple[Callable[[Case], Iterator[Defect]], ...] = (
-    width_left_over, shapes, batches, initial_weights, fused_softmax,
-)  # fmt: skip
+    width_left_over,
+    shapes,
+    batches,
+    initial_weights,
+    fused_softmax,
+)
 
 
-# What the DeepSpeed file says that no option does: fp16 scale, clipping, curriculum; and what it says otherwise.
+# What the DeepSpeed file says that no option does: fp16 scale, clipping, curriculum; and what it
+# says otherwise.
 
 _SCALE_KEYS = {
     "fp16.initial_scale_power": "precision.initial_scale_power",
@@ -148,10 +208,16 @@ _SCALE_KEYS = {
 # Read elsewhere, compared with the options, or without meaning for a card.
 _READ = frozenset(
     {
-        "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_clipping", "zero_optimization.stage",
-        "bf16.enabled", "bfloat16.enabled", "fp16.enabled", "fp16.loss_scale",
+        "train_micro_batch_size_per_gpu",
+        "train_batch_size",
+        "gradient_clipping",
+        "zero_optimization.stage",
+        "bf16.enabled",
+        "bfloat16.enabled",
+        "fp16.enabled",
+        "fp16.loss_scale",
     }
-)  # fmt: skip
+)
 _DROPPED = {
     "steps_per_print": "the log has one line a step",
     "wall_clock_breakdown": "times of the parts: logging.tensorboard_timers",
@@ -174,7 +240,11 @@ def place_deepspeed(builder: Builder, file: DeepSpeedFile) -> None:
     if isinstance(scale, int | float) and scale and file.value("fp16.enabled") is True:
         _put(builder, file, "fp16.loss_scale", "precision.loss_scale", float(scale))
     clip = file.value("gradient_clipping")
-    if isinstance(clip, int | float) and not isinstance(clip, bool) and "optimizer.clip_grad" not in builder.placed:
+    if (
+        isinstance(clip, int | float)
+        and not isinstance(clip, bool)
+        and "optimizer.clip_grad" not in builder.placed
+    ):
         _put(builder, file, "gradient_clipping", "optimizer.clip_grad", float(clip))
     _dtype(builder, file)
     _curriculum(builder, file)
@@ -182,9 +252,19 @@ def place_deepspeed(builder: Builder, file: DeepSpeedFile) -> None:
         if key in _READ or key in _SCALE_KEYS or key.startswith(_CURRICULUM):
             continue
         if key in _DROPPED:
-            builder.leave(_shown(key), setting.value, setting.line, LeftReason.DROPPED, _DROPPED[key])
-        elif key.startswith(("zero_optimization.", "fp16.", "bf16.", "activation_checkpointing.", "flops_profiler.")):
-            builder.leave(_shown(key), setting.value, setting.line, LeftReason.DROPPED, "the trainer chooses it")
+            builder.leave(
+                _shown(key), setting.value, setting.line, LeftReason.DROPPED, _DROPPED[key]
+            )
+        elif key.startswith(
+            ("zero_optimization.", "fp16.", "bf16.", "activation_checkpointing.", "flops_profiler.")
+        ):
+            builder.leave(
+                _shown(key),
+                setting.value,
+                setting.line,
+                LeftReason.DROPPED,
+                "the trainer chooses it",
+            )
         else:
             why = "tr11 writes its own DeepSpeed settings and has no key for it"
             builder.leave(_shown(key), setting.value, setting.line, LeftReason.DECISION, why)
@@ -203,7 +283,11 @@ def _whole(builder: Builder, file: DeepSpeedFile, key: str, target: str) -> None
     value = file.value(key)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and file.value("fp16.enabled") is True:
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and file.value("fp16.enabled") is True
+    ):
         _put(builder, file, key, target, value)
 
 
@@ -224,9 +308,12 @@ def _curriculum(builder: Builder, file: DeepSpeedFile) -> None:
     by_length = file.value(_CURRICULUM + "curriculum_type", "seqlen") == "seqlen"
     if kind is None or not by_length:
         why = (
-            "tr11's curriculum is by sequence length: fixed_linear, fixed_root or fixed_discrete; fill in [curriculum]"
+            "tr11's curriculum is by sequence length: fixed_linear, fixed_root or fixed_discrete; "
+            "fill in [curriculum]"
         )
-        builder.leave(_shown("curriculum_learning"), "", line, LeftReason.DECISION, why, "curriculum.kind")
+        builder.leave(
+            _shown("curriculum_learning"), "", line, LeftReason.DECISION, why, "curriculum.kind"
+        )
         return
     for key, value, source in _curriculum_values(file, kind):
         _put(builder, file, source, f"curriculum.{key}", value)
@@ -241,47 +328,64 @@ def _curriculum(builder: Builder, file: DeepSpeedFile) -> None:
 def _curriculum_values(file: DeepSpeedFile, kind: str) -> Iterator[tuple[str, Any, str]]:
     schedule = _CURRICULUM + "schedule_config."
     yield "kind", kind, _CURRICULUM + "schedule_type"
-    names = (
-        [("lengths", schedule + "difficulty"), ("until_steps", schedule + "max_step")]
-        if kind == "discrete"
-        else [
+    if kind == "discrete":
+        names = [("lengths", schedule + "difficulty"), ("until_steps", schedule + "max_step")]
+    else:
+        names = [
             ("start_length", _CURRICULUM + "min_difficulty"),
             ("total_steps", schedule + "total_curriculum_step"),
             ("step", schedule + "difficulty_step"),
         ]
-    )
     if kind == "root":
         names.append(("root_degree", schedule + "root_degree"))
     for name, source in names:
         value = file.value(source)
         if value is not None:
-            yield name, float(value) if name == "root_degree" and isinstance(value, int) else value, source
+            yield (
+                name,
+                float(value) if name == "root_degree" and isinstance(value, int) else value,
+                source,
+            )
 
 
 # The one defect that needs the whole card: saves too far apart for the time that an attempt has.
 
-# TFLOPs that large trainings reached on each kind of GPU, by the word in the constraint or partition.
+# TFLOPs that large trainings reached on each kind of GPU, by the word in the constraint or
+# partition.
 _REACHED = (("h100", 400.0), ("h200", 400.0), ("a100", 149.0), ("v100", 45.0))
 _UNKNOWN = 149.0
 _LARGEST_SHARE = 0.25  # of an attempt, between two saves
 
 
 def save_interval(card: RunCard, line: int) -> Iterator[Defect]:
-    """A crash costs up to one save interval; nothing is known of the speed but what such GPUs reach."""
+    """A crash costs up to one save interval; nothing is known of the speed but what such GPUs
+    reach.
+    """
     interval = card.checkpoint.interval
     if interval is None or not card.slurm.gpus_per_node:
         return
     words = f"{card.slurm.constraint} {card.slurm.partition} {card.slurm.account}".lower()
     tflops = next((value for word, value in _REACHED if word in words), _UNKNOWN)
     rows = card.tokenizer.padded_vocabulary_size
-    a_step = flops.tflops_per_gpu(card.model, rows, card.batch.global_batch_size, 1.0, card.world_size) / tflops
+    a_step = (
+        flops.tflops_per_gpu(card.model, rows, card.batch.global_batch_size, 1.0, card.world_size)
+        / tflops
+    )
     seconds, limit = a_step * interval, card.time_limit_seconds
     if seconds <= _LARGEST_SHARE * limit:
         return
     advised = max(1, int(_LARGEST_SHARE * limit / 2 / a_step))
     code = "save-interval-beyond-limit" if seconds >= limit else "save-interval-wide"
     span, basis = duration(seconds), f"at {tflops:g} TFLOPs a GPU, an assumption"
-    yield defect(code, line, interval=interval, span=span, basis=basis, nodes=card.slurm.nodes, advised=advised)
+    yield defect(
+        code,
+        line,
+        interval=interval,
+        span=span,
+        basis=basis,
+        nodes=card.slurm.nodes,
+        advised=advised,
+    )
 
 
 # The known defects, one function each in three files, and the order in which they are told.
@@ -291,7 +395,9 @@ _ORDER = {DefectSeverity.ERROR: 0, DefectSeverity.WARNING: 1, DefectSeverity.NOT
 
 def find_defects(case: Case) -> list[Defect]:
     """Every defect of the script, in order."""
-    return in_order(defect for look in (*JOB_DEFECTS, *MODEL_DEFECTS, *NUMBER_DEFECTS) for defect in look(case))
+    return in_order(
+        defect for look in (*JOB_DEFECTS, *MODEL_DEFECTS, *NUMBER_DEFECTS) for defect in look(case)
+    )
 
 
 def in_order(defects: Iterable[Defect]) -> list[Defect]:
@@ -314,9 +420,15 @@ def read_script(path: Path) -> str:
         reason = getattr(error, "strerror", None) or error
         raise ScriptError(0, f"it cannot be read ({reason})", "check its path and rights") from None
     if len(content) > LARGEST_SCRIPT_BYTES:
-        raise ScriptError(0, f"it is larger than {LARGEST_SCRIPT_BYTES} bytes", "this is not a batch script")
+        raise ScriptError(
+            0, f"it is larger than {LARGEST_SCRIPT_BYTES} bytes", "this is not a batch script"
+        )
     if b"\0" in content:
-        raise ScriptError(content[: content.index(b"\0")].count(b"\n") + 1, "it is not text", "name a batch script")
+        raise ScriptError(
+            content[: content.index(b"\0")].count(b"\n") + 1,
+            "it is not text",
+            "name a batch script",
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -327,8 +439,8 @@ def read_script(path: Path) -> str:
 def import_script(path: Path, overrides: Sequence[str] = ()) -> Imported:
     """The script in `path` as a run card, with all that there is to say about it.
 
-    `overrides` are `section.key=value`, put over what the script says. Raises ScriptError when the script cannot be
-    read, CardError when an override is none.
+    `overrides` are `section.key=value`, put over what the script says. Raises ScriptError when the
+    script cannot be read, CardError when an override is none.
     """
     return import_text(read_script(path), str(path), overrides)
 
@@ -359,13 +471,27 @@ def import_text(raw: str, name: str, overrides: Sequence[str] = ()) -> Imported:
 
 
 def _finished(
-    name: str, builder: Builder, tables: dict[str, Any], defects: list[Defect], overrides: Sequence[str]
+    name: str,
+    builder: Builder,
+    tables: dict[str, Any],
+    defects: list[Defect],
+    overrides: Sequence[str],
 ) -> Imported:
     given = frozenset(map(dotted, overridden_keys(overrides)))
-    remarks = {key: item.comment for key, item in builder.placed.items()} | dict.fromkeys(given, "--set")
+    remarks = {key: item.comment for key, item in builder.placed.items()} | dict.fromkeys(
+        given, "--set"
+    )
     unplaced = tuple(sorted(builder.unplaced, key=lambda item: item.line))
     imported = Imported(
-        name, "", tables, tuple(builder.placed.values()), unplaced, tuple(builder.changed), tuple(defects), (), given
+        name,
+        "",
+        tables,
+        tuple(builder.placed.values()),
+        unplaced,
+        tuple(builder.changed),
+        tuple(defects),
+        (),
+        given,
     )
     text = write_card(tables, remarks, _head(imported))
     card, problems = _checked(text)
@@ -382,14 +508,18 @@ def _head(imported: Imported) -> list[str]:
         "Check it: tr11 estimate --run THIS-FILE",
     ]
     for item in imported.decisions:
-        shown = f" {item.value}" if item.value and item.reason is LeftReason.DECISION else ""
+        shown = ""
+        if item.value and item.reason is LeftReason.DECISION:
+            shown = f" {item.value}"
         lines.append(f"DECIDE, line {item.line}: {item.option}{shown}: {item.why}")
     lines += [f"DECIDE, line {item.line}: {item.what}; {item.fix}" for item in imported.errors]
     return lines
 
 
 def _checked(text: str) -> tuple[RunCard | None, Sequence[Problem]]:
-    """The card as `load_card` sees it, with variables of the environment left as they are; or what it refuses."""
+    """The card as `load_card` sees it, with variables of the environment left as they are; or what
+    it refuses.
+    """
     with tempfile.TemporaryDirectory(prefix="tr11-import-") as folder:
         path = Path(folder) / "card.toml"
         path.write_text(text, encoding="utf-8")
@@ -410,7 +540,9 @@ def _line_of(problem: Problem, builder: Builder) -> int:
 
 
 def write_import(imported: Imported, target: Path, force: bool) -> None:
-    """Write the card whole or not at all. Raises FileExistsError unless `force`, OSError when it cannot be written."""
+    """Write the card whole or not at all. Raises FileExistsError unless `force`, OSError when it
+    cannot be written.
+    """
     if force:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:

@@ -17,11 +17,14 @@ _OPTION = re.compile(r"--?[A-Za-z]")
 _LAUNCHERS = frozenset(
     {"torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed", "accelerate"}
 )  # which start the workers of a node
-_LAUNCHER_SWITCHES = frozenset({"-u", "--standalone", "--no_python", "--use_env", "--no_python_module", "-m"})
+_LAUNCHER_SWITCHES = frozenset(
+    {"-u", "--standalone", "--no_python", "--use_env", "--no_python_module", "-m"}
+)
 
 
 class ParsedLaunch(Record):
-    """The training's command, taken apart. `strays` are words among the options that belong to none.
+    """The training's command, taken apart. `strays` are words among the options that belong to
+    none.
 
     `launcher` has the launcher's options by name with `_`; `spelled` how the script writes each.
     """
@@ -51,7 +54,9 @@ def find_launch(script: Script) -> ParsedLaunch:
         if count >= FEWEST_OPTIONS and (best is None or count >= best[0]):
             best = (count, command)
     if best is None:
-        raise ScriptError(0, _nothing_found(script), "give the script that holds the training's own options")
+        raise ScriptError(
+            0, _nothing_found(script), "give the script that holds the training's own options"
+        )
     return take_apart(best[1])
 
 
@@ -59,14 +64,20 @@ def _nothing_found(script: Script) -> str:
     outside = _settings_outside(script)
     if outside:
         return outside
-    sourced = [command for command in script.commands if command.name in {"source", "."} and len(command.words) > 1]
+    sourced = [
+        command
+        for command in script.commands
+        if command.name in {"source", "."} and len(command.words) > 1
+    ]
     if sourced:
         return f"no command in it starts a training; line {sourced[-1].line} sources {sourced[-1].words[1].text[:80]}"
     return "no command in it starts a training with options such as --num-layers"
 
 
 def _settings_outside(script: Script) -> str:
-    """The last command that starts another script, or a program with settings of another kind; empty: there is none."""
+    """The last command that starts another script, or a program with settings of another kind;
+    empty: there is none.
+    """
     for command in reversed(script.commands):
         words = [word.text for word in command.words]
         settings = next((word for word in words if re.search(r"\.ya?ml\b", word)), "")
@@ -89,7 +100,9 @@ def take_apart(command: ShellCommand) -> ParsedLaunch:
     before = words[: program_at if program_at >= 0 else first]
     launcher = _launcher_options(before)
     spelled = {
-        _launcher_key(word): word.cut(0, len(word.text.partition("=")[0])) for word in before if _is_option(word)
+        _launcher_key(word): word.cut(0, len(word.text.partition("=")[0]))
+        for word in before
+        if _is_option(word)
     }
     options, strays = _options(words[program_at + 1 if program_at >= 0 else first :])
     program = words[program_at].text if program_at >= 0 else ""
@@ -107,9 +120,16 @@ def _options(words: Sequence[Traced]) -> tuple[list[OptionUse], list[Traced]]:
             strays.append(word)
             continue
         name, equals, _ = word.text.partition("=")
-        values = [word.cut(len(name) + 1)] if equals else []
+        if equals:
+            values = [word.cut(len(name) + 1)]
+        else:
+            values = []
         limit = RULES[name].count if name in RULES else ALL_VALUES
-        while position < len(words) and not _is_option(words[position]) and (limit < 0 or len(values) < limit):
+        while (
+            position < len(words)
+            and not _is_option(words[position])
+            and (limit < 0 or len(values) < limit)
+        ):
             values.append(words[position])
             position += 1
         options.append(OptionUse(name, tuple(values), word.line))
@@ -132,7 +152,9 @@ def _launcher_options(words: Sequence[Traced]) -> dict[str, Traced]:
             continue
         name, equals, _ = word.text.partition("=")
         key = _launcher_key(word)
-        following = words[index + 1] if index + 1 < len(words) else None
+        following = None
+        if index + 1 < len(words):
+            following = words[index + 1]
         if equals:
             found[key] = word.cut(len(name) + 1)
         elif following is not None and not _is_option(following) and name not in _LAUNCHER_SWITCHES:

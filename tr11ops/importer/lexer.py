@@ -1,4 +1,6 @@
-"""Shell text into words and operators. Quoting, continuations, comments, here-documents; nothing is expanded here."""
+"""Shell text into words and operators. Quoting, continuations, comments, here-documents; nothing is
+expanded here.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,36 @@ from tr11ops.importer.traced import DEEPEST_NESTING, Traced, placeholder_at
 from trainer.contract.record import Record
 
 _OPERATORS = (
-    "&>>", "<<<", "<<-", ";;&", "&&", "||", ";;", ";&", "|&", "<<", ">>", ">&", "<&", "&>", ">|", "<>",
-    ";", "&", "|", "(", ")", "<", ">",
-)  # fmt: skip
+    "&>>",
+    "<<<",
+    "<<-",
+    ";;&",
+    "&&",
+    "||",
+    ";;",
+    ";&",
+    "|&",
+    "<<",
+    ">>",
+    ">&",
+    "<&",
+    "&>",
+    ">|",
+    "<>",
+    ";",
+    "&",
+    "|",
+    "(",
+    ")",
+    "<",
+    ">",
+)
 REDIRECTIONS = frozenset({"&>>", "<<<", "<<-", "<<", ">>", ">&", "<&", "&>", ">|", "<>", "<", ">"})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _ARRAY_START = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=", re.ASCII)
-_PARAMETER = re.compile(r"(?:([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])(?:\[([0-9]+|[@*])\])?)(:?[-=+?])?", re.ASCII)
+_PARAMETER = re.compile(
+    r"(?:([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])(?:\[([0-9]+|[@*])\])?)(:?[-=+?])?", re.ASCII
+)
 _SPECIAL = re.compile(r"[0-9@*#?$!-]")
 _WORD_ENDS = " \t\n\r\\'\"$`&|;()<>"
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "r": "\r", "a": "\a", "e": "\x1b"}
@@ -49,7 +74,9 @@ class Arithmetic(Record):
 
 
 class Substitution(Record):
-    """What only a shell could find out: `$(...)`, backquotes, `${NAME%suffix}` and their like. Kept as written."""
+    """What only a shell could find out: `$(...)`, backquotes, `${NAME%suffix}` and their like. Kept
+    as written.
+    """
 
     source: str
     quoted: bool
@@ -70,7 +97,9 @@ class ShellWord(Record):
     def bare(self) -> str:
         """The text of a word without quotes or expansions; empty for any other."""
         plain = all(isinstance(part, Literal) and not part.quoted for part in self.parts)
-        return "".join(part.text.text for part in self.parts if isinstance(part, Literal)) if plain else ""
+        if plain:
+            return "".join(part.text.text for part in self.parts if isinstance(part, Literal))
+        return ""
 
 
 class Operator(Record):
@@ -96,9 +125,12 @@ class Lexer:
 
     # ------------------------------------------------------------------ tokens
     def tokens(self, closing: str = "") -> list[Token]:
-        """All tokens, or those before `closing`. Raises ScriptError for quotes or here-documents without an end."""
+        """All tokens, or those before `closing`. Raises ScriptError for quotes or here-documents
+        without an end.
+        """
         found: list[Token] = []
-        pending: list[tuple[int, str, bool, bool]] = []  # index of the operator, delimiter, quoted, strip tabs
+        # index of the operator, delimiter, quoted, strip tabs
+        pending: list[tuple[int, str, bool, bool]] = []
         started = self.line()
         while True:
             self.skip_blanks()
@@ -106,7 +138,9 @@ class Lexer:
                 if pending:
                     self.read_documents(found, pending)
                 if closing:
-                    raise ScriptError(started, f"the list is not closed with {closing!r}", "repair the script")
+                    raise ScriptError(
+                        started, f"the list is not closed with {closing!r}", "repair the script"
+                    )
                 return found
             line = self.line()
             if self.plain() and self.text[self.position] == "\n":
@@ -156,13 +190,16 @@ class Lexer:
                 self.position += 2
             elif self.text[self.position] == "#":
                 end = self.text.find("\n", self.position)
-                end = len(self.text) if end < 0 else end
+                if end < 0:
+                    end = len(self.text)
                 self.comments.append(self.source.cut(self.position, end))
                 self.position = end
             else:
                 return
 
-    def read_documents(self, found: list[Token], pending: list[tuple[int, str, bool, bool]]) -> None:
+    def read_documents(
+        self, found: list[Token], pending: list[tuple[int, str, bool, bool]]
+    ) -> None:
         """The bodies of the here-documents that this line began."""
         for index, delimiter, quoted, strip in pending:
             operator = found[index]
@@ -173,7 +210,8 @@ class Lexer:
                     what = f"the here-document that should end with {delimiter[:40]!r} has no end"
                     raise ScriptError(operator.line, what, "repair the script")
                 end = self.text.find("\n", self.position)
-                end = len(self.text) if end < 0 else end
+                if end < 0:
+                    end = len(self.text)
                 line = self.source.cut(self.position, end)
                 self.position = min(end + 1, len(self.text))
                 if strip:
@@ -182,7 +220,11 @@ class Lexer:
                     break
                 lines.append(Traced.join([line, Traced.of("\n", line.line or operator.line)]))
             body = Traced.join(lines)
-            parts = (Literal(body, True),) if quoted else Lexer(body).quoted_parts(end="", document=True)
+            parts = (
+                (Literal(body, True),)
+                if quoted
+                else Lexer(body).quoted_parts(end="", document=True)
+            )
             found[index] = Operator(operator.text, operator.line, parts)
 
     # ------------------------------------------------------------------ words
@@ -201,7 +243,9 @@ class Lexer:
             elif character == "(" and _ARRAY_START.fullmatch(self.text, start, self.position):
                 self.position += 1
                 with_depth = self.deeper()
-                items = tuple(token for token in self.tokens(closing=")") if isinstance(token, ShellWord))
+                items = tuple(
+                    token for token in self.tokens(closing=")") if isinstance(token, ShellWord)
+                )
                 self.depth = with_depth
                 return ShellWord(tuple(parts), line, items)
             elif self.operator() is not None:
@@ -233,7 +277,11 @@ class Lexer:
             return
         else:
             end = self.position + 1
-            while end < len(self.text) and self.text[end] not in _WORD_ENDS and not self.source.unknown_at(end):
+            while (
+                end < len(self.text)
+                and self.text[end] not in _WORD_ENDS
+                and not self.source.unknown_at(end)
+            ):
                 end += 1
             self.literal(parts, end - self.position, quoted=False)
 
@@ -268,7 +316,9 @@ class Lexer:
             if self.plain() and self.placeholder(parts):
                 continue
             stop = self.text.find("<", self.position + 1)
-            self.literal(parts, (stop if stop >= 0 else len(self.text)) - self.position, quoted=True)
+            self.literal(
+                parts, (stop if stop >= 0 else len(self.text)) - self.position, quoted=True
+            )
         return parts
 
     def escaped_string(self, parts: list[Part]) -> None:
@@ -311,14 +361,21 @@ class Lexer:
                 continue
             else:
                 stop = self.position + 1
-                while stop < len(self.text) and self.text[stop] not in '$`\\"}<' and not self.source.unknown_at(stop):
+                while (
+                    stop < len(self.text)
+                    and self.text[stop] not in '$`\\"}<'
+                    and not self.source.unknown_at(stop)
+                ):
                     stop += 1
                 self.literal(parts, stop - self.position, quoted=True)
         if end:
-            raise ScriptError(opened, f"a quote or brace ({end}) is not closed", "repair the script")
+            raise ScriptError(
+                opened, f"a quote or brace ({end}) is not closed", "repair the script"
+            )
         return tuple(parts)
 
-    # ------------------------------------------------------------------ what begins with $ or a backquote
+    # ------------------------------------------------------------------ what begins with $ or a
+    # backquote
     def dollar(self, quoted: bool) -> Part:
         start = self.position
         if self.text[start] == "`":
@@ -330,7 +387,10 @@ class Lexer:
         if self.text.startswith("${", start):
             return self.braced(quoted)
         match = _NAME.match(self.text, start + 1) or _SPECIAL.match(self.text, start + 1)
-        end = match.end() if match else start + 1
+        if match:
+            end = match.end()
+        else:
+            end = start + 1
         for index in range(start + 1, end):  # a name does not run on into text found unknown
             if self.source.unknown_at(index):
                 end = index

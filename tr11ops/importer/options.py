@@ -13,7 +13,8 @@ from tr11ops.importer.traced import Traced, is_placeholder
 from trainer.contract.record import Record
 
 ALL_VALUES = -1
-IN_THE_JOB = ("${SLURM_", "${TMPDIR}", "${HOSTNAME}", "${JOBSCRATCH}")  # variables that only a node has
+# variables that only a node has
+IN_THE_JOB = ("${SLURM_", "${TMPDIR}", "${HOSTNAME}", "${JOBSCRATCH}")
 _QUOTES = "'\""
 
 
@@ -60,7 +61,9 @@ def unquoted(value: Traced) -> Traced:
 def single(values: Sequence[Traced]) -> Traced:
     """The only value."""
     if len(values) != 1 or not values[0].text:
-        raise ConversionProblem("it has no value" if not values or not values[0].text else "it has more than one value")
+        raise ConversionProblem(
+            "it has no value" if not values or not values[0].text else "it has more than one value"
+        )
     return unquoted(values[0])
 
 
@@ -85,7 +88,9 @@ def _for_a_person(piece: str) -> str:
 
 
 def only_a_person_knows(values: Sequence[Traced]) -> str:
-    """What no shell of the job could find out in these values: placeholders, arguments of the script; else empty."""
+    """What no shell of the job could find out in these values: placeholders, arguments of the
+    script; else empty.
+    """
     found = (_for_a_person(piece) for value in values for piece in value.unknowns)
     return next((why for why in found if why), "")
 
@@ -113,11 +118,15 @@ def number(values: Sequence[Traced]) -> float:
 def whole_if_possible(values: Sequence[Traced]) -> float:
     """A number; whole ones as integers, so that the card shows 5990 and not 5990.0."""
     value = number(values)
-    return int(value) if value.is_integer() else value
+    if value.is_integer():
+        return int(value)
+    return value
 
 
 def text(values: Sequence[Traced]) -> str:
-    """Text for the card: variables of the environment stay `$NAME`; what a command would print is refused."""
+    """Text for the card: variables of the environment stay `$NAME`; what a command would print is
+    refused.
+    """
     return card_text(single(values))
 
 
@@ -175,7 +184,9 @@ def split_shares(values: Sequence[Traced]) -> str:
 
 def ranges(values: Sequence[Traced]) -> list[str]:
     """`--skip-train-iteration-range A-B C-D`; underscores are separators of digits."""
-    found = [known(value).replace("_", "") for given in values for value in words_of(unquoted(given))]
+    found = [
+        known(value).replace("_", "") for given in values for value in words_of(unquoted(given))
+    ]
     for entry in found:
         if not re.fullmatch(r"[0-9]{1,12}-[0-9]{1,12}", entry):
             raise ConversionProblem(f"{entry[:30]!r} is not a range such as 13251-14000")
@@ -200,5 +211,7 @@ def one_group(values: Sequence[Traced]) -> str:
 
 def words_of(value: Traced) -> list[Traced]:
     """The value cut where it has blanks that are known to be there: a placeholder is one word."""
-    text = "".join("?" if value.unknown_at(index) else character for index, character in enumerate(value.text))
+    text = "".join(
+        "?" if value.unknown_at(index) else character for index, character in enumerate(value.text)
+    )
     return [value.cut(match.start(), match.end()) for match in re.finditer(r"\S+", text)]

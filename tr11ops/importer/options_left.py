@@ -1,4 +1,6 @@
-"""Options of the old trainer that are no key of the run card by themselves, and why. Part of `options_table`."""
+"""Options of the old trainer that are no key of the run card by themselves, and why. Part of
+`options_table`.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,25 @@ def _left(reason: LeftReason, why: str, options: str) -> list[OptionRule]:
     rules = []
     for entry in options.split():
         option, _, count = entry.partition(":")
-        rules.append(OptionRule(option, ALL_VALUES if count == "*" else int(count or 0), note=why, reason=reason))
+        rules.append(
+            OptionRule(
+                option, ALL_VALUES if count == "*" else int(count or 0), note=why, reason=reason
+            )
+        )
     return rules
 
 
 # Read by `placing` together with others, because several of them say one thing.
 TOGETHER = [
-    *_left(LeftReason.ELSEWHERE, "run.directory and run.variant say where checkpoints lie", "--save:1"),
+    *_left(
+        LeftReason.ELSEWHERE, "run.directory and run.variant say where checkpoints lie", "--save:1"
+    ),
     *_left(LeftReason.ELSEWHERE, "a run resumes from its own directory", "--load:1"),
-    *_left(LeftReason.ELSEWHERE, "follows from run.directory, run.name and run.variant", "--tensorboard-dir:1"),
+    *_left(
+        LeftReason.ELSEWHERE,
+        "follows from run.directory, run.name and run.variant",
+        "--tensorboard-dir:1",
+    ),
     *_left(LeftReason.ELSEWHERE, "data.prefixes and data.weights", "--data-path:*"),
     *_left(LeftReason.ELSEWHERE, "precision.initial_scale_power", "--initial-loss-scale:1"),
     *_left(LeftReason.ELSEWHERE, "precision.min_loss_scale", "--min-loss-scale:1"),
@@ -34,15 +46,25 @@ TOGETHER = [
         "--num-layers-per-virtual-pipeline-stage:1 --num-virtual-stages-per-pipeline-rank:1 "
         "--virtual-pipeline-model-parallel-size:1 --microbatch-group-size-per-virtual-pipeline-stage:1",
     ),
-    *_left(LeftReason.ELSEWHERE, "optimizer.type and embedding_init, model.embedding_layernorm", "--use-bnb-optimizer"),
+    *_left(
+        LeftReason.ELSEWHERE,
+        "optimizer.type and embedding_init, model.embedding_layernorm",
+        "--use-bnb-optimizer",
+    ),
     *_left(LeftReason.ELSEWHERE, "optimizer.embedding_alpha", "--alpha:1"),
     *_left(
         LeftReason.ELSEWHERE,
         "model.position_embedding and rotary_base",
         "--use-rotary-position-embeddings --no-position-embedding --rotary-base:1 --rotary-percent:1",
     ),
-    *_left(LeftReason.ELSEWHERE, "model.rotary_factor", "--use-rope-scaling --rope-scaling-factor:1"),
-    *_left(LeftReason.ELSEWHERE, "model.key_value_heads", "--group-query-attention --num-query-groups:1"),
+    *_left(
+        LeftReason.ELSEWHERE, "model.rotary_factor", "--use-rope-scaling --rope-scaling-factor:1"
+    ),
+    *_left(
+        LeftReason.ELSEWHERE,
+        "model.key_value_heads",
+        "--group-query-attention --num-query-groups:1",
+    ),
     *_left(LeftReason.ELSEWHERE, "model.activation and ffn_hidden_size", "--swiglu"),
     *_left(LeftReason.ELSEWHERE, "model.qk_norm", "--qk-layernorm"),
     *_left(LeftReason.ELSEWHERE, "model.layers", "--encoder-num-layers:1 --decoder-num-layers:1"),
@@ -52,7 +74,9 @@ TOGETHER = [
         "data.train_group, valid_groups and test_groups",
         "--train-data-path:* --valid-data-path:* --test-data-path:*",
     ),
-    *_left(LeftReason.DROPPED, "with no token masked it is the same mean", "--calculate-per-token-loss"),
+    *_left(
+        LeftReason.DROPPED, "with no token masked it is the same mean", "--calculate-per-token-loss"
+    ),
     *_left(LeftReason.ELSEWHERE, "a sequence is not cut over ranks", "--context-parallel-size:1"),
     *_left(
         LeftReason.ELSEWHERE,
@@ -68,19 +92,34 @@ TOGETHER = [
 
 _DROPPED = [
     ("the trainer always runs on DeepSpeed", "--deepspeed"),
-    ("the trainer writes it; the script's own is read here", "--deepspeed_config:1 --deepspeed-config:1"),
-    ("the optimizer state is always cut over the data-parallel ranks (ZeRO stage 1)", "--zero-stage:1"),
+    (
+        "the trainer writes it; the script's own is read here",
+        "--deepspeed_config:1 --deepspeed-config:1",
+    ),
+    (
+        "the optimizer state is always cut over the data-parallel ranks (ZeRO stage 1)",
+        "--zero-stage:1",
+    ),
     ("one kind of activation checkpointing serves both", "--deepspeed-activation-checkpointing"),
     (
         "duplicated parameters stay equal by construction, and that is checked at every save",
         "--sync-tp-duplicated-parameters --layernorm-tp-auto-sync",
     ),
-    ("checkpoints are topology-free: any shape loads any of them, without a conversion", "--universal-checkpoint"),
+    (
+        "checkpoints are topology-free: any shape loads any of them, without a conversion",
+        "--universal-checkpoint",
+    ),
     ("energy accounting was a no-op in the original", "--codecarbon-dir:1"),
     ("chosen by the device: nccl on GPUs, gloo on CPUs", "--distributed-backend:1"),
-    ("given to every worker by its launcher", "--local_rank:1 --local-rank:1 --rank:1 --world-size:1"),
+    (
+        "given to every worker by its launcher",
+        "--local_rank:1 --local-rank:1 --rank:1 --world-size:1",
+    ),
     ("logs have one place: below the run directory", "--log-path:1"),
-    ("the workers' logs hold everything; `tr11 logs` selects", "--log-level:1 --log-level-replica:1 --logging-level:1"),
+    (
+        "the workers' logs hold everything; `tr11 logs` selects",
+        "--log-level:1 --log-level-replica:1 --logging-level:1",
+    ),
     ("one block is recomputed at a time", "--checkpoint-num-layers:1"),
     (
         "fused or not, the numbers are the same; the trainer chooses",
@@ -105,13 +144,19 @@ _DROPPED = [
         "where stages are cut in parts, no message is waited for before it is needed",
         "--no-overlap-p2p-communication --overlap-p2p-communication-warmup-flush",
     ),
-    ("there is one implementation", "--DDP-impl:1 --transformer-impl:1 --use-mcore-models --use-legacy-models"),
+    (
+        "there is one implementation",
+        "--DDP-impl:1 --transformer-impl:1 --use-mcore-models --use-legacy-models",
+    ),
     (
         "the optimizer state is always cut over the data-parallel ranks, and kept in fp32",
         "--use-distributed-optimizer --use-precision-aware-optimizer",
     ),
     ("weights are kept as 1 + what is learned there: the same numbers", "--apply-layernorm-1p"),
-    ("messages go beside the passes wherever they can", "--overlap-grad-reduce --overlap-param-gather"),
+    (
+        "messages go beside the passes wherever they can",
+        "--overlap-grad-reduce --overlap-param-gather",
+    ),
     (
         "tr11's float8 has its own scales, and weights stay in bf16",
         (
@@ -119,7 +164,10 @@ _DROPPED = [
             "--fp8-recipe:1"
         ),
     ),
-    ("what is not finite is always looked for, and never saved", "--no-check-for-nan-in-loss-and-grad"),
+    (
+        "what is not finite is always looked for, and never saved",
+        "--no-check-for-nan-in-loss-and-grad",
+    ),
     (
         "checkpoints have one format that loads in any shape, and are written beside the steps",
         (
@@ -145,7 +193,10 @@ _DROPPED = [
 ]
 
 _DECISIONS = [
-    ("it evaluates instead of training, whatever word follows it: use `tr11 eval`", "--eval-only:*"),
+    (
+        "it evaluates instead of training, whatever word follows it: use `tr11 eval`",
+        "--eval-only:*",
+    ),
     ("it serves a model instead of training it", "--inference"),
     (
         "it makes another model, for which there is no key",
@@ -198,6 +249,8 @@ LEFT = [
     ),
     *_left(LeftReason.NO_COUNTERPART, "there is no curve of memory", "--log-memory-to-tensorboard"),
     *_left(
-        LeftReason.NO_COUNTERPART, "tr11 queues the next attempt itself: `tr11 launch --array`", "--adlr-autoresume"
+        LeftReason.NO_COUNTERPART,
+        "tr11 queues the next attempt itself: `tr11 launch --array`",
+        "--adlr-autoresume",
     ),
 ]

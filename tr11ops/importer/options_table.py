@@ -1,4 +1,6 @@
-"""The options of the old trainer, one rule each: its key in the run card, or what becomes of it and why."""
+"""The options of the old trainer, one rule each: its key in the run card, or what becomes of it and
+why.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,13 @@ _KEYS = [
     _key(
         "--position-embedding-type",
         "model.position_embedding",
-        one_of(alibi="alibi", absolute="absolute", learned_absolute="absolute", rotary="rotary", rope="rotary"),
+        one_of(
+            alibi="alibi",
+            absolute="absolute",
+            learned_absolute="absolute",
+            rotary="rotary",
+            rope="rotary",
+        ),
     ),
     _key("--num-key-value-heads", "model.key_value_heads", integer),
     _key(
@@ -89,7 +97,12 @@ _KEYS = [
     _key("--hidden-dropout", "model.hidden_dropout", number),
     _key("--init-method-std", "model.init_std", number),
     _switch("--init-method-xavier-uniform", "model.init_method", always("xavier")),
-    _switch("--no-bias-gelu-fusion", "model.activation", always("gelu"), "unfused, the exact GELU was used"),
+    _switch(
+        "--no-bias-gelu-fusion",
+        "model.activation",
+        always("gelu"),
+        "unfused, the exact GELU was used",
+    ),
     _switch("--checkpoint-activations", "model.activation_checkpointing"),
     _switch("--partition-activations", "model.partition_activations"),
     _switch("--abort-on-unmet-fused-kernel-constraints", "model.require_fused_attention"),
@@ -107,7 +120,11 @@ _KEYS = [
     _key("--train-iters", "batch.train_iterations", integer),
     _key("--train-tokens", "batch.train_tokens", integer),
     # optimizer and schedule
-    _key("--optimizer", "optimizer.type", one_of(**{word: keys["type"] for word, keys in OPTIMIZERS.items()})),
+    _key(
+        "--optimizer",
+        "optimizer.type",
+        one_of(**{word: keys["type"] for word, keys in OPTIMIZERS.items()}),
+    ),
     _key("--adam-beta1", "optimizer.beta1", number),
     _key("--adam-beta2", "optimizer.beta2", number),
     _key("--adam-eps", "optimizer.epsilon", number),
@@ -135,7 +152,12 @@ _KEYS = [
     _switch("--use-checkpoint-opt_param-scheduler", "schedule.on_resume", always("checkpoint")),
     _switch("--bf16", "precision.dtype", always("bf16")),
     _switch("--fp16", "precision.dtype", always("fp16")),
-    _key("--fp8-format", "precision.float8", always(True), "scales of each tensor are found at each product"),
+    _key(
+        "--fp8-format",
+        "precision.float8",
+        always(True),
+        "scales of each tensor are found at each product",
+    ),
     _switch("--fp8-hybrid", "precision.float8"),
     _switch("--fp8-e4m3", "precision.float8"),
     _key("--loss-scale", "precision.loss_scale", number),
@@ -149,7 +171,11 @@ _KEYS = [
     _key("--valid-weighted-split-paths-path", "data.valid_groups_file", text),
     _key("--test-weighted-split-paths-path", "data.test_groups_file", text),
     _key("--split", "data.split", split_shares, count=ALL_VALUES),
-    _key("--data-impl", "data.implementation", one_of(infer="infer", mmap="mmap", lazy="lazy", cached="cached")),
+    _key(
+        "--data-impl",
+        "data.implementation",
+        one_of(infer="infer", mmap="mmap", lazy="lazy", cached="cached"),
+    ),
     _key("--dataloader-type", "data.order", one_of(single="single", cyclic="cyclic")),
     _key("--data-cache-path", "data.cache", text),
     _key("--num-workers", "data.workers", integer),
@@ -193,7 +219,8 @@ _KEYS = [
     _switch("--log-timers-to-tensorboard", "logging.tensorboard_timers"),
     _switch("--log-batch-size-to-tensorboard", "logging.tensorboard_batch_size"),
     _switch("--log-validation-ppl-to-tensorboard", "logging.tensorboard_validation_perplexity"),
-    _switch("--no-log-learnig-rate-to-tensorboard", "logging.tensorboard_learning_rate", off),  # its own spelling
+    # its own spelling
+    _switch("--no-log-learnig-rate-to-tensorboard", "logging.tensorboard_learning_rate", off),
     _switch("--no-log-learning-rate-to-tensorboard", "logging.tensorboard_learning_rate", off),
     _switch("--no-log-loss-scale-to-tensorboard", "logging.tensorboard_loss_scale", off),
 ]

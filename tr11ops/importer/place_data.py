@@ -27,7 +27,9 @@ def place_data(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
 
 
 def _mixture(use: OptionUse) -> list[tuple[float | None, str, int]]:
-    """`PREFIX`, or `WEIGHT PREFIX WEIGHT PREFIX ...`: weight, prefix and line. Raises ConversionProblem."""
+    """`PREFIX`, or `WEIGHT PREFIX WEIGHT PREFIX ...`: weight, prefix and line. Raises
+    ConversionProblem.
+    """
     words = [piece for value in use.values for piece in words_of(unquoted(value))]
     if len(words) == 1:
         return [(None, card_text(words[0]), words[0].line)]
@@ -55,7 +57,10 @@ def _data_path(builder: Builder, use: OptionUse | None) -> None:
 def _part(builder: Builder, use: OptionUse, name: str, key: str) -> None:
     """One part's list as a group of that name; the whole of each data set is meant."""
     try:
-        members = [f"{1 if weight is None else weight:g} 0:1 {prefix}" for weight, prefix, _ in _mixture(use)]
+        members = [
+            f"{1 if weight is None else weight:g} 0:1 {prefix}"
+            for weight, prefix, _ in _mixture(use)
+        ]
     except ConversionProblem as problem:
         builder.leave_use(use, LeftReason.DECISION, f"{problem}: give --set {key}=...", key)
         return
@@ -64,7 +69,9 @@ def _part(builder: Builder, use: OptionUse, name: str, key: str) -> None:
 
 
 def _tokenizer_model(builder: Builder, use: OptionUse | None) -> None:
-    """A folder or a name on the hub for Hugging Face's tokenizers; a file of another kind for all others."""
+    """A folder or a name on the hub for Hugging Face's tokenizers; a file of another kind for all
+    others.
+    """
     if use is None:
         return
     if builder.value("tokenizer.type") == "huggingface":

@@ -1,4 +1,6 @@
-"""What the script's shell prepares: exported variables, sourced files, other commands, and the launcher's options."""
+"""What the script's shell prepares: exported variables, sourced files, other commands, and the
+launcher's options.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,54 @@ from tr11ops.importer.reader import Assignment, Script, ShellCommand
 from tr11ops.importer.results import LeftReason
 from trainer.contract.secret_shapes import is_secret
 
-_SETUP = frozenset({"source", ".", "module", "ml", "conda", "mamba", "micromamba", "spack", "ulimit", "umask"})
+_SETUP = frozenset(
+    {"source", ".", "module", "ml", "conda", "mamba", "micromamba", "spack", "ulimit", "umask"}
+)
 _SILENT = frozenset(
     {
-        "set", "cd", "pushd", "popd", "mkdir", "echo", "printf", "date", "clear", "sleep", "true", ":", "cat", "tee",
-        "hostname", "pwd", "ls", "unset", "exit", "trap", "wait", "[", "[[", "test", "shopt", "eval", "read", "shift",
-        "nvidia-smi", "touch", "env", "which", "git", "return", "]]", "grep", "head", "tail",
+        "set",
+        "cd",
+        "pushd",
+        "popd",
+        "mkdir",
+        "echo",
+        "printf",
+        "date",
+        "clear",
+        "sleep",
+        "true",
+        ":",
+        "cat",
+        "tee",
+        "hostname",
+        "pwd",
+        "ls",
+        "unset",
+        "exit",
+        "trap",
+        "wait",
+        "[",
+        "[[",
+        "test",
+        "shopt",
+        "eval",
+        "read",
+        "shift",
+        "nvidia-smi",
+        "touch",
+        "env",
+        "which",
+        "git",
+        "return",
+        "]]",
+        "grep",
+        "head",
+        "tail",
     }
-)  # fmt: skip
-_LISTS_OF_FOLDERS = frozenset({"PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONPATH", "MANPATH"})
+)
+_LISTS_OF_FOLDERS = frozenset(
+    {"PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "PYTHONPATH", "MANPATH"}
+)
 _OWN_VARIABLES = {
     "MASTER_ADDR": "the first node of the allocation",
     "MASTER_PORT": "slurm.master_port",
@@ -34,11 +75,15 @@ _OWN_VARIABLES = {
     "--set slurm.environment.CUDA_LAUNCH_BLOCKING=1",
 }
 # What a batch script asks of the machine, and a card does not need: the first node, times, places.
-_HARMLESS = re.compile(r"scontrol show hostname|\b(date|pwd|hostname|whoami|nproc|mktemp|basename|dirname)\b")
+_HARMLESS = re.compile(
+    r"scontrol show hostname|\b(date|pwd|hostname|whoami|nproc|mktemp|basename|dirname)\b"
+)
 
 
 def place_shell(builder: Builder, script: Script, launch: ParsedLaunch) -> None:
-    """Place the environment, the set-up lines and the rendezvous port; tell of commands that tr11 does not run."""
+    """Place the environment, the set-up lines and the rendezvous port; tell of commands that tr11
+    does not run.
+    """
     _launcher(builder, script, launch)
     _unread(builder, script)
     reached = names_of_launch(script, launch)
@@ -48,15 +93,33 @@ def place_shell(builder: Builder, script: Script, launch: ParsedLaunch) -> None:
         if command.name in _SETUP and not command.outer and command.line <= launch.line:
             if command.conditional:
                 why = "stands in a condition, which is not evaluated: add it to slurm.setup if the nodes need it"
-                builder.leave(command.name, _text(command), command.line, LeftReason.DECISION, why, "slurm.setup")
+                builder.leave(
+                    command.name,
+                    _text(command),
+                    command.line,
+                    LeftReason.DECISION,
+                    why,
+                    "slurm.setup",
+                )
                 continue
             if why := only_a_person_knows(command.words):
                 why += ": add the line to slurm.setup"
-                builder.leave(command.name, _text(command), command.line, LeftReason.DECISION, why, "slurm.setup")
+                builder.leave(
+                    command.name,
+                    _text(command),
+                    command.line,
+                    LeftReason.DECISION,
+                    why,
+                    "slurm.setup",
+                )
                 continue
             setup.append(_text(command))
             setup_line = setup_line or command.line
-        elif command is not launch.command and not command.outer and command.words is not launch.command.outer:
+        elif (
+            command is not launch.command
+            and not command.outer
+            and command.words is not launch.command.outer
+        ):
             _other(builder, command)
     for item in script.assignments:
         if item.exported and item.applied and item.name not in reached:
@@ -65,11 +128,15 @@ def place_shell(builder: Builder, script: Script, launch: ParsedLaunch) -> None:
                 setup.append(line)
                 setup_line = setup_line or item.line
     if setup:
-        builder.put("slurm.setup", list(dict.fromkeys(setup)), "the script's own set-up", setup_line)
+        builder.put(
+            "slurm.setup", list(dict.fromkeys(setup)), "the script's own set-up", setup_line
+        )
 
 
 def _unread(builder: Builder, script: Script) -> None:
-    """Tell of what only a running shell could work out; where it reaches a key, that key asks for a decision too."""
+    """Tell of what only a running shell could work out; where it reaches a key, that key asks for a
+    decision too.
+    """
     for (source, line), why in script.variables.unread.items():
         if not _HARMLESS.search(source):
             builder.leave(source, "", line, LeftReason.NO_COUNTERPART, f"in a value: {why}")
@@ -85,7 +152,10 @@ def place_conditions(builder: Builder, script: Script, launch: ParsedLaunch) -> 
             continue
         key, why = "", "stands in a condition, which is not evaluated; "
         if not item.applied:
-            key = "" if item.added is not None else _key_of(item.name, builder, script)
+            if item.added is not None:
+                key = ""
+            else:
+                key = _key_of(item.name, builder, script)
             why += "the value before it was taken" + (f": give --set {key}=..." if key else "")
         elif item.conditional and item.name not in passed_by:
             why += "it was taken"
@@ -121,7 +191,10 @@ def _launcher(builder: Builder, script: Script, launch: ParsedLaunch) -> None:
             builder.take("slurm.workers_per_node", value, integer, option.text, option.line)
     nodes = launch.launcher.get("nnodes")
     if nodes is not None and nodes.text and "slurm.nodes" not in builder.placed:
-        least = nodes.cut(0, nodes.text.find(":")) if ":" in nodes.text else nodes
+        if ":" in nodes.text:
+            least = nodes.cut(0, nodes.text.find(":"))
+        else:
+            least = nodes
         option = launch.spelled["nnodes"]
         builder.take("slurm.nodes", (least,), integer, option.text, option.line)
     endpoint = launch.launcher.get("rdzv_endpoint")
@@ -136,7 +209,9 @@ def _launcher(builder: Builder, script: Script, launch: ParsedLaunch) -> None:
 def _text(command: ShellCommand) -> str:
     """The command as shell text again; words that would fall apart between double quotes."""
     return " ".join(
-        f'"{word.for_shell()}"' if re.search(r"""[\s;&|<>()'*?#]""", word.text) or not word.text else word.for_shell()
+        f'"{word.for_shell()}"'
+        if re.search(r"""[\s;&|<>()'*?#]""", word.text) or not word.text
+        else word.for_shell()
         for word in command.words
     )
 
@@ -153,7 +228,9 @@ def _other(builder: Builder, command: ShellCommand) -> None:
 
 
 def _exported(builder: Builder, item: Assignment) -> str:
-    """Place an exported variable; returns a set-up line for one that only the node's shell can make."""
+    """Place an exported variable; returns a set-up line for one that only the node's shell can
+    make.
+    """
     source, shown = f"export {item.name}", item.value.for_shell()
     if item.name in _OWN_VARIABLES:
         builder.leave(source, shown, item.line, LeftReason.DROPPED, _OWN_VARIABLES[item.name])
@@ -164,7 +241,9 @@ def _exported(builder: Builder, item: Assignment) -> str:
         return ""
     if why := only_a_person_knows([item.value]):
         key = f"slurm.environment.{item.name}"
-        builder.leave(source, shown, item.line, LeftReason.DECISION, f"{why}: give --set {key}=...", key)
+        builder.leave(
+            source, shown, item.line, LeftReason.DECISION, f"{why}: give --set {key}=...", key
+        )
         return ""
     inside = any(name in item.value.text for name in IN_THE_JOB)
     if item.name in _LISTS_OF_FOLDERS or inside or "${" + item.name + "}" in item.value.unknowns:

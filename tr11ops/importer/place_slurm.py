@@ -17,13 +17,19 @@ from tr11ops.runcard.slurm_syntax import parse_time_limit
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _LEFT: Mapping[str, tuple[LeftReason, str]] = {
-    "ntasks-per-node": (LeftReason.DROPPED, "each node gets one launcher; slurm.workers_per_node is what it starts"),
+    "ntasks-per-node": (
+        LeftReason.DROPPED,
+        "each node gets one launcher; slurm.workers_per_node is what it starts",
+    ),
     "ntasks": (LeftReason.DROPPED, "each node gets one launcher"),
     "error": (LeftReason.ELSEWHERE, "slurm.output holds both"),
     "open-mode": (LeftReason.DROPPED, "each attempt has its own file"),
     "array": (LeftReason.ELSEWHERE, "belongs to one submission: tr11 launch --array"),
     "dependency": (LeftReason.ELSEWHERE, "belongs to one submission: tr11 launch --after"),
-    "begin": (LeftReason.DROPPED, "a job that waits for its time is invisible to the scheduler and loses its place"),
+    "begin": (
+        LeftReason.DROPPED,
+        "a job that waits for its time is invisible to the scheduler and loses its place",
+    ),
     "hold": (LeftReason.ELSEWHERE, "belongs to one submission"),
     "requeue": (LeftReason.DROPPED, "the next array task goes on in its place"),
     "no-requeue": (LeftReason.DROPPED, "tr11's jobs are never requeued"),
@@ -31,7 +37,10 @@ _LEFT: Mapping[str, tuple[LeftReason, str]] = {
     "chdir": (LeftReason.DROPPED, "tr11 needs no working directory"),
     "gpus": (LeftReason.ELSEWHERE, "follows from slurm.nodes x slurm.gpus_per_node"),
     "export": (LeftReason.ELSEWHERE, "slurm.environment"),
-    "get-user-env": (LeftReason.DROPPED, "slurm.environment and slurm.setup say what the workers see"),
+    "get-user-env": (
+        LeftReason.DROPPED,
+        "slurm.environment and slurm.setup say what the workers see",
+    ),
 }
 _MUST_DECIDE = frozenset({"nodelist", "nodefile", "clusters"})
 
@@ -58,7 +67,9 @@ def job_variables(directives: Sequence[Directive]) -> dict[str, Traced]:
     return found
 
 
-def place_slurm(builder: Builder, directives: Sequence[Directive], starts_workers: bool = True) -> None:
+def place_slurm(
+    builder: Builder, directives: Sequence[Directive], starts_workers: bool = True
+) -> None:
     """Place every directive, or tell what becomes of it; `starts_workers`: see ParsedLaunch."""
     if not directives:
         why = "nothing says which GPUs a node is asked for: give --set slurm.gpus_per_node=..."
@@ -88,30 +99,55 @@ def _place(builder: Builder, item: Directive) -> None:
         _run_name(builder, item)
     elif item.name == "nodes":
         least, _, most = item.value.partition("-")
-        note = f"the script takes {item.value}" if most and most != least else ""
-        builder.take("slurm.nodes", (Traced.of(least, item.line),), integer, source, item.line, note)
+        note = ""
+        if most and most != least:
+            note = f"the script takes {item.value}"
+        builder.take(
+            "slurm.nodes", (Traced.of(least, item.line),), integer, source, item.line, note
+        )
     elif item.name in _LEFT:
         reason, why = _LEFT[item.name]
-        builder.leave(source, item.value, item.line, reason, f"{why} {item.value}" if item.name == "array" else why)
+        builder.leave(
+            source,
+            item.value,
+            item.line,
+            reason,
+            f"{why} {item.value}" if item.name == "array" else why,
+        )
     elif item.name in _MUST_DECIDE:
         why = "tr11 does not ask for it; does the cluster need it?"
         builder.leave(source, item.value, item.line, LeftReason.DECISION, why)
     elif option_fault(item.name, item.value) is None:
         _passed(builder, f"slurm.options.{item.name}", item)
     else:
-        builder.leave(source, item.value, item.line, LeftReason.NO_COUNTERPART, "tr11 does not ask Slurm for it")
+        builder.leave(
+            source,
+            item.value,
+            item.line,
+            LeftReason.NO_COUNTERPART,
+            "tr11 does not ask Slurm for it",
+        )
 
 
 def _placeholder(builder: Builder, item: Directive) -> None:
     """A value that a person should have filled in."""
-    key = _CONVERTED[item.name][0] if item.name in _CONVERTED else ""
-    why = "is a placeholder, to be filled in" + (f": give --set {key}=..." if key else " where the cluster needs it")
+    key = ""
+    if item.name in _CONVERTED:
+        key = _CONVERTED[item.name][0]
+    why = "is a placeholder, to be filled in" + (
+        f": give --set {key}=..." if key else " where the cluster needs it"
+    )
     builder.leave(_shown(item), item.value, item.line, LeftReason.DECISION, why, key)
 
 
 def _more_of_gres(builder: Builder, item: Directive) -> None:
-    """What slurm.gpus_per_node does not say: the kind of the GPUs, and whatever else is asked for on each node."""
-    gres = item.value if item.name == "gres" else f"gpu:{item.value}"
+    """What slurm.gpus_per_node does not say: the kind of the GPUs, and whatever else is asked for
+    on each node.
+    """
+    if item.name == "gres":
+        gres = item.value
+    else:
+        gres = f"gpu:{item.value}"
     others = [entry for entry in gres.split(",") if gpus_of(entry) is None]
     if gpus_of(gres) is not None and (others or gpu_kind_of(gres)):
         _passed(builder, f"slurm.options.{item.name}", item)
@@ -137,7 +173,10 @@ def _run_name(builder: Builder, item: Directive) -> None:
             why = "is no name for a run: give --set run.name=..."
             builder.leave(_shown(item), item.value, item.line, LeftReason.DECISION, why, "run.name")
             return
-    note = "" if name == item.value else f"{item.value!r} is no name for a run"
+    if name == item.value:
+        note = ""
+    else:
+        note = f"{item.value!r} is no name for a run"
     builder.put("run.name", name, _shown(item), item.line, note=note)
 
 

@@ -10,17 +10,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from tr11ops.base.errors import ConversionProblem
 from tr11ops.importer.builder import Builder
 from tr11ops.importer.launch import ParsedLaunch
-from tr11ops.importer.options import Converter, OptionUse, card_text, integer, known, number, off, one_of, text
+from tr11ops.importer.options import (
+    Converter,
+    OptionUse,
+    card_text,
+    integer,
+    known,
+    number,
+    off,
+    one_of,
+    text,
+)
 from tr11ops.importer.options_left import TOGETHER
 from tr11ops.importer.options_table import OPTIMIZERS, RULES
 from tr11ops.importer.place_data import place_data
 from tr11ops.importer.results import LeftReason
 from tr11ops.importer.traced import Traced
 
-# Megatron's options that several of them say together of a block, its norms and its heads, into [model].
+# Megatron's options that several of them say together of a block, its norms and its heads, into
+# [model].
 
 _POSITIONS = "model.position_embedding"
-_LLAMA_31_FACTOR, _LLAMA_31_LENGTH = 8.0, 8192  # of stretched positions, where no option says another
+# of stretched positions, where no option says another
+_LLAMA_31_FACTOR, _LLAMA_31_LENGTH = 8.0, 8192
 _GATED_MULTIPLE = 64  # of the feed-forward width that the original gives a gated block
 _SAME_TWICE = "--encoder-num-layers", "--decoder-num-layers"
 
@@ -35,7 +47,9 @@ def place_model(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
 
 
 def _positions(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
-    """`--use-rotary-position-embeddings` is the older name of type `rope`; other options count with it alone."""
+    """`--use-rotary-position-embeddings` is the older name of type `rope`; other options count with
+    it alone.
+    """
     switch = uses.get("--use-rotary-position-embeddings")
     if switch is not None:
         builder.put(_POSITIONS, "rotary", switch.option, switch.line)
@@ -53,22 +67,32 @@ def _positions(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
         builder.leave_use(none, LeftReason.ELSEWHERE, "rotary positions have no table here")
     elif none is not None:
         builder.leave_use(
-            none, LeftReason.DECISION, f"there is no model without positions: give --set {_POSITIONS}=..."
+            none,
+            LeftReason.DECISION,
+            f"there is no model without positions: give --set {_POSITIONS}=...",
         )
     if is_rotary and "model.max_position_embeddings" in builder.placed:
         builder.drop("model.max_position_embeddings", "rotary positions have no table here")
 
 
 def _stretch(builder: Builder, uses: Mapping[str, OptionUse], is_rotary: bool) -> None:
-    """`--rope-scaling-factor` counts with its switch alone; the other numbers are Llama 3.1's there."""
+    """`--rope-scaling-factor` counts with its switch alone; the other numbers are Llama 3.1's
+    there.
+    """
     switch, factor = uses.get("--use-rope-scaling"), uses.get("--rope-scaling-factor")
     if switch is None or not is_rotary:
         for use in (switch, factor):
             if use is not None:
-                builder.leave_use(use, LeftReason.NO_EFFECT, "counts only with --use-rope-scaling of rotary positions")
+                builder.leave_use(
+                    use,
+                    LeftReason.NO_EFFECT,
+                    "counts only with --use-rope-scaling of rotary positions",
+                )
         return
     note = "the original's own, as Llama 3.1's"
-    builder.put("model.rotary_original_length", _LLAMA_31_LENGTH, switch.option, switch.line, note=note)
+    builder.put(
+        "model.rotary_original_length", _LLAMA_31_LENGTH, switch.option, switch.line, note=note
+    )
     if factor is not None:
         builder.take_use("model.rotary_factor", factor, number)
     else:
@@ -87,11 +111,17 @@ def _whole_heads(builder: Builder, share: OptionUse, is_rotary: bool) -> None:
     elif is_whole:
         builder.leave_use(share, LeftReason.ELSEWHERE, "whole heads are rotated")
     else:
-        builder.leave_use(share, LeftReason.DECISION, "whole heads are rotated here, so that this is another model")
+        builder.leave_use(
+            share,
+            LeftReason.DECISION,
+            "whole heads are rotated here, so that this is another model",
+        )
 
 
 def _heads(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
-    """`--num-query-groups` counts with its switch alone, and is 1 there; a fork has one option for both."""
+    """`--num-query-groups` counts with its switch alone, and is 1 there; a fork has one option for
+    both.
+    """
     switch, groups = uses.get("--group-query-attention"), uses.get("--num-query-groups")
     if switch is not None and groups is not None:
         builder.take_use("model.key_value_heads", groups, integer)
@@ -103,7 +133,9 @@ def _heads(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
 
 
 def _gate(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
-    """`--swiglu`: its linear layers have no biases here, and its width is rounded to other multiples there."""
+    """`--swiglu`: its linear layers have no biases here, and its width is rounded to other
+    multiples there.
+    """
     switch = uses.get("--swiglu")
     if switch is None:
         return
@@ -128,7 +160,9 @@ def _query_key_norm(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
         builder.put("model.qk_norm", True, switch.option, switch.line)
         return
     why = "the original's is a LayerNorm without --normalization RMSNorm, and always RMSNorm here"
-    builder.leave_use(switch, LeftReason.DECISION, f"{why}: give --set model.qk_norm=...", "model.qk_norm")
+    builder.leave_use(
+        switch, LeftReason.DECISION, f"{why}: give --set model.qk_norm=...", "model.qk_norm"
+    )
 
 
 def _layers_of_both(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
@@ -143,7 +177,8 @@ def _layers_of_both(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
             builder.leave_use(use, LeftReason.DECISION, why, "model.layers")
 
 
-# Megatron's options of interleaved pipeline stages, which say one thing in several ways, into [parallel].
+# Megatron's options of interleaved pipeline stages, which say one thing in several ways, into
+# [parallel].
 
 _LAYERS = "--num-layers-per-virtual-pipeline-stage"
 _PARTS = ("--num-virtual-stages-per-pipeline-rank", "--virtual-pipeline-model-parallel-size")
@@ -152,7 +187,9 @@ _KEY, _PARTITION = "parallel.virtual_stages", "parallel.partition"
 
 
 def place_interleaving(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
-    """Parts of each stage, or layers of each part, of which the parts follow; blocks alone are counted, as there."""
+    """Parts of each stage, or layers of each part, of which the parts follow; blocks alone are
+    counted, as there.
+    """
     given = [uses[option] for option in (_LAYERS, *_PARTS) if option in uses]
     for use in given:
         try:
@@ -163,7 +200,11 @@ def place_interleaving(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
         builder.put(_KEY, parts, use.option, use.line, use.value_line)
         if parts > 1 and builder.value(_PARTITION) is None:
             builder.put(
-                _PARTITION, "type:transformer", use.option, use.line, note="every part has as many blocks there"
+                _PARTITION,
+                "type:transformer",
+                use.option,
+                use.line,
+                note="every part has as many blocks there",
             )
     if _ROUND in uses:
         _round(builder, uses[_ROUND])
@@ -178,12 +219,16 @@ def _parts(builder: Builder, use: OptionUse) -> int:
         return count
     stages, layers = builder.integer("parallel.pipeline", 1), builder.integer("model.layers")
     if layers < 1 or layers % (stages * count):
-        raise ConversionProblem(f"{layers} layers on {stages} stages cannot be cut in parts of {count} layers")
+        raise ConversionProblem(
+            f"{layers} layers on {stages} stages cannot be cut in parts of {count} layers"
+        )
     return layers // (stages * count)
 
 
 def _round(builder: Builder, use: OptionUse) -> None:
-    """Micro batches that go through a part before the next part's turn: here as many as there are stages."""
+    """Micro batches that go through a part before the next part's turn: here as many as there are
+    stages.
+    """
     stages = builder.integer("parallel.pipeline", 1)
     try:
         is_same = integer(use.values) == stages
@@ -193,7 +238,9 @@ def _round(builder: Builder, use: OptionUse) -> None:
     if builder.integer(_KEY, 1) == 1:
         builder.leave_use(use, LeftReason.NO_EFFECT, "counts only where stages are cut in parts")
         return
-    why = "another order of the same passes: rounds are of as many micro batches as there are stages"
+    why = (
+        "another order of the same passes: rounds are of as many micro batches as there are stages"
+    )
     builder.leave_use(use, LeftReason.ELSEWHERE if is_same else LeftReason.NO_COUNTERPART, why)
 
 
@@ -204,7 +251,9 @@ _METHODS = one_of(uniform="uniform", block="block")
 
 
 def place_recompute(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
-    """`--recompute-activations` is short for selective; method and number of layers count with `full` alone."""
+    """`--recompute-activations` is short for selective; method and number of layers count with
+    `full` alone.
+    """
     short, granularity = uses.get("--recompute-activations"), uses.get("--recompute-granularity")
     if granularity is not None:
         builder.take_use("model.recompute_granularity", granularity, _GRANULARITIES)
@@ -214,19 +263,38 @@ def place_recompute(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
     switch = granularity or short
     if found is not None and switch is not None:
         builder.put("model.activation_checkpointing", True, switch.option, switch.line)
-    _layers(builder, uses.get("--recompute-method"), uses.get("--recompute-num-layers"), found == "full")
+    _layers(
+        builder, uses.get("--recompute-method"), uses.get("--recompute-num-layers"), found == "full"
+    )
 
 
-def _layers(builder: Builder, method: OptionUse | None, count: OptionUse | None, is_full: bool) -> None:
-    """`block`: the first layers of each stage, here as many of the whole model. `uniform`: all, in groups."""
+def _layers(
+    builder: Builder, method: OptionUse | None, count: OptionUse | None, is_full: bool
+) -> None:
+    """`block`: the first layers of each stage, here as many of the whole model. `uniform`: all, in
+    groups.
+    """
     if not is_full or method is None:
-        _leave(builder, (method, count), LeftReason.NO_EFFECT, "counts only with granularity full and a method")
+        _leave(
+            builder,
+            (method, count),
+            LeftReason.NO_EFFECT,
+            "counts only with granularity full and a method",
+        )
         return
     try:
         chosen = _METHODS(method.values)
-        each = integer(count.values) if count is not None else 1
+        if count is not None:
+            each = integer(count.values)
+        else:
+            each = 1
     except ConversionProblem as problem:
-        _leave(builder, (method, count), LeftReason.DECISION, f"{problem}: give --set model.recompute_blocks=...")
+        _leave(
+            builder,
+            (method, count),
+            LeftReason.DECISION,
+            f"{problem}: give --set model.recompute_blocks=...",
+        )
         return
     if chosen == "uniform":
         why = "every block is recomputed, one at a time: other memory, the same numbers"
@@ -239,7 +307,9 @@ def _layers(builder: Builder, method: OptionUse | None, count: OptionUse | None,
     builder.put("model.recompute_blocks", blocks, use.option, use.line, note=note)
 
 
-def _leave(builder: Builder, uses: Iterable[OptionUse | None], reason: LeftReason, why: str) -> None:
+def _leave(
+    builder: Builder, uses: Iterable[OptionUse | None], reason: LeftReason, why: str
+) -> None:
     for use in uses:
         if use is not None:
             builder.leave_use(use, reason, why)
@@ -249,7 +319,9 @@ def _leave(builder: Builder, uses: Iterable[OptionUse | None], reason: LeftReaso
 
 
 def place_optimizer(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
-    """What `--optimizer`, `--alpha` and `--use-bnb-optimizer` mean together. `optimizer.type` is placed already."""
+    """What `--optimizer`, `--alpha` and `--use-bnb-optimizer` mean together. `optimizer.type` is
+    placed already.
+    """
     _eight_bits(builder, uses.get("--use-bnb-optimizer"))
     _lamb(builder, uses.get("--optimizer"), uses.get("--alpha"))
 
@@ -261,7 +333,9 @@ def _lamb(builder: Builder, use: OptionUse | None, alpha: OptionUse | None) -> N
         word = card_text(use.values[-1])
         keys = {key: value for key, value in OPTIMIZERS[word].items() if key != "type"}
         for key, value in keys.items():
-            builder.put(f"optimizer.{key}", value, use.option, use.line, note=f"the original's {word}")
+            builder.put(
+                f"optimizer.{key}", value, use.option, use.line, note=f"the original's {word}"
+            )
     if alpha is None:
         return
     if keys.get("lamb_variant") == "embedding-lr":
@@ -271,7 +345,9 @@ def _lamb(builder: Builder, use: OptionUse | None, alpha: OptionUse | None) -> N
 
 
 def _eight_bits(builder: Builder, use: OptionUse | None) -> None:
-    """`--use-bnb-optimizer`, which replaced whatever Adam was asked for, and the embedding by a stable one."""
+    """`--use-bnb-optimizer`, which replaced whatever Adam was asked for, and the embedding by a
+    stable one.
+    """
     if use is None:
         return
     builder.put("optimizer.type", "adam8bit", use.option, use.line)
@@ -282,7 +358,8 @@ def _eight_bits(builder: Builder, use: OptionUse | None) -> None:
         builder.put("model.embedding_layernorm", True, use.option, use.line, note=note)
 
 
-# Which family of models the training's program makes, and the options that only such a program reads.
+# Which family of models the training's program makes, and the options that only such a program
+# reads.
 
 _FAMILIES = {"pretrain_gpt.py": "gpt", "pretrain_bert.py": "bert", "pretrain_t5.py": "t5"}
 _MASKING = ("bert", "t5")
@@ -311,7 +388,9 @@ def place_family(builder: Builder, launch: ParsedLaunch, uses: Mapping[str, Opti
         if family in families:
             builder.take_use(key, use, convert)
         else:
-            builder.leave_use(use, LeftReason.NO_EFFECT, f"belongs to other models than {family.upper()}")
+            builder.leave_use(
+                use, LeftReason.NO_EFFECT, f"belongs to other models than {family.upper()}"
+            )
 
 
 _ARGUMENTS = ("${@}", "${*}")
@@ -330,7 +409,13 @@ def place_training(builder: Builder, launch: ParsedLaunch) -> None:
             why = "stands for the options that are typed behind the script: --set what was meant"
             builder.leave(stray.for_shell(), "", stray.line, LeftReason.DECISION, why)
         elif stray.text.strip("\\ \t\n"):
-            builder.leave(stray.for_shell(), "", stray.line, LeftReason.DECISION, "is a word that belongs to no option")
+            builder.leave(
+                stray.for_shell(),
+                "",
+                stray.line,
+                LeftReason.DECISION,
+                "is a word that belongs to no option",
+            )
     _folders(builder, uses)
     place_data(builder, uses)
     _scale(builder, uses)
@@ -358,12 +443,16 @@ def _place(builder: Builder, use: OptionUse) -> None:
 
 # ----------------------------------------------------------------------------- folders
 def _folders(builder: Builder, uses: dict[str, OptionUse]) -> None:
-    """`--save DIR/checkpoints/VARIANT` gives run.directory and run.variant; `--load` of another folder is kept."""
+    """`--save DIR/checkpoints/VARIANT` gives run.directory and run.variant; `--load` of another
+    folder is kept.
+    """
     save, load, events = uses.get("--save"), uses.get("--load"), uses.get("--tensorboard-dir")
     saved = _path(builder, save, "run.directory")
     loaded = _path(builder, load, "checkpoint.load")
     if saved is None and save is None:
-        line = load.line if load is not None and loaded is not None else 0
+        line = 0
+        if load is not None and loaded is not None:
+            line = load.line
         why = "is not given, and a run saves: give --set run.directory=..."
         builder.leave("--save", "", line, LeftReason.DECISION, why, "run.directory")
     elif saved is not None and save is not None:
@@ -376,7 +465,13 @@ def _folders(builder: Builder, uses: dict[str, OptionUse]) -> None:
             builder.leave("--save", saved, save.line, LeftReason.DECISION, why, "checkpoint.load")
     if load is not None and loaded is not None:
         if loaded == saved or saved is None:
-            builder.leave("--load", loaded, load.line, LeftReason.ELSEWHERE, "a run resumes from its own directory")
+            builder.leave(
+                "--load",
+                loaded,
+                load.line,
+                LeftReason.ELSEWHERE,
+                "a run resumes from its own directory",
+            )
         else:
             builder.put("checkpoint.load", loaded, "--load", load.line, load.value_line)
     if events is not None:
@@ -395,13 +490,19 @@ def _path(builder: Builder, use: OptionUse | None, key: str) -> str | None:
 
 def _directory_and_variant(path: str) -> tuple[str, str]:
     """`checkpoints` alone lies in the folder in which the script is started."""
-    match = re.fullmatch(r"(?:(.*[^/])/+)?checkpoints(?:/+([A-Za-z0-9][A-Za-z0-9._-]{0,99}))?", path, re.ASCII)
-    return (match.group(1) or ".", match.group(2) or "") if match else (path, "")
+    match = re.fullmatch(
+        r"(?:(.*[^/])/+)?checkpoints(?:/+([A-Za-z0-9][A-Za-z0-9._-]{0,99}))?", path, re.ASCII
+    )
+    if match:
+        return (match.group(1) or ".", match.group(2) or "")
+    return (path, "")
 
 
 # ----------------------------------------------------------------------------- loss scale
 def _scale(builder: Builder, uses: dict[str, OptionUse]) -> None:
-    """Options of the fp16 loss scale. DeepSpeed reads its own file instead, so that with it they did nothing."""
+    """Options of the fp16 loss scale. DeepSpeed reads its own file instead, so that with it they
+    did nothing.
+    """
     deepspeed = "--deepspeed" in uses
     unread = "DeepSpeed reads its own file; the argument changed nothing"
     for option in ("--loss-scale", "--loss-scale-window", "--hysteresis"):
@@ -419,18 +520,26 @@ def _scale(builder: Builder, uses: dict[str, OptionUse]) -> None:
 
 def _power(values: Sequence[Traced]) -> int:
     scale = number(values)
-    power = math.log2(scale) if scale > 0 else -1.0
+    if scale > 0:
+        power = math.log2(scale)
+    else:
+        power = -1.0
     if power < 0 or not power.is_integer():
         raise ConversionProblem("the first loss scale must be a power of two")
     return int(power)
 
 
 def _least_scale(values: Sequence[Traced]) -> int:
-    text = known(values[0]) if values else ""
-    return integer([Traced.of(text.removesuffix(".0"), values[0].line)]) if values else 0
+    text = ""
+    if values:
+        text = known(values[0])
+    if values:
+        return integer([Traced.of(text.removesuffix(".0"), values[0].line)])
+    return 0
 
 
-# ----------------------------------------------------------------------------- by their value, or beside another
+# ----------------------------------------------------------------------------- by their value, or
+# beside another
 def _loss_of_each_token(builder: Builder, uses: dict[str, OptionUse]) -> None:
     """`--calculate-per-token-loss`: each token weighs the same, not each micro batch, as here."""
     use = uses.get("--calculate-per-token-loss")

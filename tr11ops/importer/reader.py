@@ -1,4 +1,6 @@
-"""The script read from top to bottom: assignments kept, commands and written files collected, nothing run."""
+"""The script read from top to bottom: assignments kept, commands and written files collected,
+nothing run.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from trainer.contract.record import Record
 MOST_COMMANDS = 5000
 DEEPEST_SHELL = 4  # bash -c inside bash -c
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[[^]]*\])?(\+?)=", re.ASCII)
-_OPENERS = {"if": "fi", "while": "done", "until": "done", "for": "done", "select": "done", "case": "esac", "{": "}"}
+_OPENERS = {
+    "if": "fi",
+    "while": "done",
+    "until": "done",
+    "for": "done",
+    "select": "done",
+    "case": "esac",
+    "{": "}",
+}
 _CLOSERS = frozenset(_OPENERS.values())
 _FILLERS = frozenset({"then", "else", "elif", "do", "!", "time", "function"})
 _DECLARING = frozenset({"export", "declare", "typeset", "readonly", "local"})
@@ -26,7 +36,8 @@ _BREAKS = frozenset({"\n", ";", "&", "&&", "||", "|", "|&", "(", ")", ";;", ";&"
 
 
 class Assignment(Record):
-    """`NAME=value`. `applied` is false where it stands in a condition and the name already had a value.
+    """`NAME=value`. `applied` is false where it stands in a condition and the name already had a
+    value.
 
     `added` is what `+=` adds, and `value` the whole then.
     """
@@ -41,7 +52,9 @@ class Assignment(Record):
 
 
 class ShellCommand(Record):
-    """One simple command, expanded. `outer` are the words of the command whose `bash -c` text this one stands in."""
+    """One simple command, expanded. `outer` are the words of the command whose `bash -c` text this
+    one stands in.
+    """
 
     words: tuple[Traced, ...]
     line: int
@@ -53,7 +66,9 @@ class ShellCommand(Record):
     @property
     def name(self) -> str:
         """The command's own name, without a path."""
-        return self.words[0].text.rpartition("/")[2] if self.words else ""
+        if self.words:
+            return self.words[0].text.rpartition("/")[2]
+        return ""
 
 
 class WrittenFile(Record):
@@ -73,12 +88,16 @@ class Script:
     commands: list[ShellCommand] = field(default_factory=list)
     files: list[WrittenFile] = field(default_factory=list)
     shell_options: set[str] = field(default_factory=set)
-    lost_comments: list[Traced] = field(default_factory=list)  # a `#` inside the text of a launched shell
-    not_exported: dict[str, int] = field(default_factory=dict)  # used by a launched shell, and not given to it
+    # a `#` inside the text of a launched shell
+    lost_comments: list[Traced] = field(default_factory=list)
+    # used by a launched shell, and not given to it
+    not_exported: dict[str, int] = field(default_factory=dict)
 
 
 def read_shell(text: str, given: Mapping[str, Traced] | None = None) -> Script:
-    """Read a whole script; `given` are variables that Slurm will set. Raises ScriptError when it cannot be read."""
+    """Read a whole script; `given` are variables that Slurm will set. Raises ScriptError when it
+    cannot be read.
+    """
     script = Script()
     for name, value in (given or {}).items():
         script.variables.assign(name, value, set())
@@ -98,7 +117,9 @@ class _Context(Record):
 
 @dataclass
 class _Branch:
-    """The part of an `if` or `case` that a statement stands in: `number` counts its `then`, `elif`s and `else`."""
+    """The part of an `if` or `case` that a statement stands in: `number` counts its `then`, `elif`s
+    and `else`.
+    """
 
     block: int
     number: int = 0
@@ -109,26 +130,37 @@ class _Reader:
         self.script = script
         self.variables = script.variables
         self.left = False
-        self.branches: list[_Branch] = []  # the `if`s and `case`s around the statement, the innermost last
+        # the `if`s and `case`s around the statement, the innermost last
+        self.branches: list[_Branch] = []
         self.begun = 0
-        self.given: dict[tuple[int, str], int] = {}  # `if` and name -> which of its branches gave it a value
+        # `if` and name -> which of its branches gave it a value
+        self.given: dict[tuple[int, str], int] = {}
 
     def read(self, source: Traced, outer: tuple[Traced, ...], depth: int) -> None:
         lexer = Lexer(source)
         tokens = lexer.tokens()
         if outer:
-            self.script.lost_comments += [comment for comment in lexer.comments if "--" in comment.text]
+            self.script.lost_comments += [
+                comment for comment in lexer.comments if "--" in comment.text
+            ]
         blocks: list[str] = []
         after = "\n"
         start = 0
         for index in range(len(tokens) + 1):
-            token = tokens[index] if index < len(tokens) else Operator("\n", 0)
+            if index < len(tokens):
+                token = tokens[index]
+            else:
+                token = Operator("\n", 0)
             if not isinstance(token, Operator) or token.text not in _BREAKS:
                 continue
             pieces = tokens[start:index]
             conditional = bool(blocks) or after in {"&&", "||"}
             if pieces:
-                self.statement(pieces, blocks, _Context(conditional, _pipe_targets(tokens, index), outer, depth))
+                self.statement(
+                    pieces,
+                    blocks,
+                    _Context(conditional, _pipe_targets(tokens, index), outer, depth),
+                )
             if self.left:
                 return
             if token.text == "(":
@@ -148,7 +180,10 @@ class _Reader:
             if keyword in _OPENERS:
                 blocks.append(_OPENERS[keyword])
                 conditional = conditional or keyword != "{"
-                rest = rest[1:] if keyword in {"if", "while", "until", "{"} else []
+                if keyword in {"if", "while", "until", "{"}:
+                    rest = rest[1:]
+                else:
+                    rest = []
             elif keyword in _CLOSERS:
                 if keyword in blocks:
                     while blocks.pop() != keyword:
@@ -173,8 +208,13 @@ class _Reader:
             self.branches.pop()
 
     def is_of_another_branch(self, name: str) -> bool:
-        """Whether another branch of an `if` around here has given `name` a value: a shell takes one of them."""
-        return any(self.given.get((branch.block, name), branch.number) != branch.number for branch in self.branches)
+        """Whether another branch of an `if` around here has given `name` a value: a shell takes one
+        of them.
+        """
+        return any(
+            self.given.get((branch.block, name), branch.number) != branch.number
+            for branch in self.branches
+        )
 
     def simple(self, rest: list[Token], context: _Context) -> None:
         line = rest[0].line
@@ -183,7 +223,9 @@ class _Reader:
         position = 0
         while position < len(rest):
             token = rest[position]
-            following = rest[position + 1] if position + 1 < len(rest) else None
+            following = None
+            if position + 1 < len(rest):
+                following = rest[position + 1]
             if isinstance(token, ShellWord):
                 redirected = isinstance(following, Operator) and following.text in REDIRECTIONS
                 if not (redirected and token.bare in {"1", "2"}):
@@ -194,15 +236,23 @@ class _Reader:
             else:
                 redirects.append((token, None))
             position += 1
-        while words and self.assignment(words[0], context.conditional, exported=False, alone=len(words) == 1):
+        while words and self.assignment(
+            words[0], context.conditional, exported=False, alone=len(words) == 1
+        ):
             words = words[1:]
         if words:
             self.command(words, redirects, line, context)
 
     # ------------------------------------------------------------------ assignments
-    def assignment(self, word: ShellWord, conditional: bool, exported: bool, alone: bool = True) -> bool:
-        """Keep `NAME=value`; false for any other word. Before a command (`alone=False`) it is passed by."""
-        first = word.parts[0] if word.parts else None
+    def assignment(
+        self, word: ShellWord, conditional: bool, exported: bool, alone: bool = True
+    ) -> bool:
+        """Keep `NAME=value`; false for any other word. Before a command (`alone=False`) it is
+        passed by.
+        """
+        first = None
+        if word.parts:
+            first = word.parts[0]
         if not isinstance(first, Literal) or first.quoted:
             return False
         match = _ASSIGNMENT.match(first.text.text)
@@ -216,19 +266,28 @@ class _Reader:
         rest: tuple[Part, ...] = (Literal(first.text.cut(match.end()), False), *word.parts[1:])
         value: Traced | tuple[Traced, ...]
         if word.array is not None:
-            value = tuple(item for inner in word.array for item in expand_word(inner, self.variables))
+            value = tuple(
+                item for inner in word.array for item in expand_word(inner, self.variables)
+            )
         else:
             value = expand_text(rest, self.variables, word.line)
         made_from = set(self.variables.used)
         self.variables.used |= before_used
         added: Traced | None = None
         if append:
-            added = value if isinstance(value, Traced) else Traced.join(value, " ")
+            if isinstance(value, Traced):
+                added = value
+            else:
+                added = Traced.join(value, " ")
             value = self.appended(name, value)
             made_from |= {name} | self.variables.origins.get(name, set())
-        shown = value if isinstance(value, Traced) else Traced.join(value, " ")
+        if isinstance(value, Traced):
+            shown = value
+        else:
+            shown = Traced.join(value, " ")
         self.variables.spend(len(shown), word.line)
-        # In a condition the value is taken only where there is no other: which branch a shell takes is not known.
+        # In a condition the value is taken only where there is no other: which branch a shell takes
+        # is not known.
         applied = append or not (conditional and name in self.variables.values)
         applied = applied and not self.is_of_another_branch(name)
         if applied:
@@ -238,12 +297,20 @@ class _Reader:
         if exported:
             self.variables.exported.add(name)
         record = Assignment(
-            name, shown, word.line, exported or name in self.variables.exported, conditional, applied, added
+            name,
+            shown,
+            word.line,
+            exported or name in self.variables.exported,
+            conditional,
+            applied,
+            added,
         )
         self.script.assignments.append(record)
         return True
 
-    def appended(self, name: str, value: Traced | tuple[Traced, ...]) -> Traced | tuple[Traced, ...]:
+    def appended(
+        self, name: str, value: Traced | tuple[Traced, ...]
+    ) -> Traced | tuple[Traced, ...]:
         current = self.variables.values.get(name)
         if not isinstance(value, tuple) and not isinstance(current, tuple):
             return Traced.join([current or Traced(), value])
@@ -251,7 +318,10 @@ class _Reader:
             current = ()
         elif not isinstance(current, tuple):
             current = (current,)
-        added = value if isinstance(value, tuple) else (value,)
+        if isinstance(value, tuple):
+            added = value
+        else:
+            added = (value,)
         return (*current, *added)
 
     def declare(self, words: Sequence[ShellWord], conditional: bool) -> None:
@@ -287,13 +357,24 @@ class _Reader:
         if not found:
             return
         if len(self.script.commands) >= MOST_COMMANDS:
-            raise ScriptError(line, f"has more than {MOST_COMMANDS} commands", "this is not a batch script")
-        command = ShellCommand(found, line, context.conditional, context.piped_into, context.outer, used)
+            raise ScriptError(
+                line, f"has more than {MOST_COMMANDS} commands", "this is not a batch script"
+            )
+        command = ShellCommand(
+            found, line, context.conditional, context.piped_into, context.outer, used
+        )
         self.script.commands.append(command)
         self.effect(command, redirects, context.depth)
 
-    def effect(self, command: ShellCommand, redirects: Sequence[tuple[Operator, ShellWord | None]], depth: int) -> None:
-        """What a command does to the reader: options of the shell, names removed, files written, shells begun."""
+    def effect(
+        self,
+        command: ShellCommand,
+        redirects: Sequence[tuple[Operator, ShellWord | None]],
+        depth: int,
+    ) -> None:
+        """What a command does to the reader: options of the shell, names removed, files written,
+        shells begun.
+        """
         arguments = [word.text for word in command.words[1:]]
         if command.name == "set":
             self.script.shell_options |= _shell_options(arguments)
@@ -307,26 +388,39 @@ class _Reader:
             self.written(command, redirects)
         self.launched_shell(command, depth)
 
-    def written(self, command: ShellCommand, redirects: Sequence[tuple[Operator, ShellWord | None]]) -> None:
+    def written(
+        self, command: ShellCommand, redirects: Sequence[tuple[Operator, ShellWord | None]]
+    ) -> None:
         body = next((operator for operator, _ in redirects if operator.body is not None), None)
-        content = expand_text(body.body or (), self.variables, body.line) if body else None
+        content = None
+        if body:
+            content = expand_text(body.body or (), self.variables, body.line)
         if command.name == "read":
             if content is not None and not command.words[-1].text.startswith("-"):
-                self.variables.assign(command.words[-1].text, _stripped(content), set(self.variables.used))
+                self.variables.assign(
+                    command.words[-1].text, _stripped(content), set(self.variables.used)
+                )
             return
         if content is None and command.name == "echo":
             plain = [word for word in command.words[1:] if word.text not in {"-e", "-n", "-E"}]
             content = Traced.join(plain, " ")
-        target = next((word for operator, word in redirects if word and operator.text in {">", ">>", ">|"}), None)
+        target = next(
+            (word for operator, word in redirects if word and operator.text in {">", ">>", ">|"}),
+            None,
+        )
         if target is not None:
             paths = expand_word(target, self.variables)
+        elif command.name == "tee":
+            paths = list(command.words[1:])
         else:
-            paths = list(command.words[1:]) if command.name == "tee" else []
+            paths = []
         if content is not None and paths:
             self.script.files.append(WrittenFile(paths[-1], content, command.line))
 
     def launched_shell(self, command: ShellCommand, depth: int) -> None:
-        """`bash -c TEXT`, `LAUNCHER ... -c TEXT` and `eval TEXT` are read in their turn, with the same variables."""
+        """`bash -c TEXT`, `LAUNCHER ... -c TEXT` and `eval TEXT` are read in their turn, with the
+        same variables.
+        """
         texts = [word.text for word in command.words]
         inner: Traced | None = None
         if command.name == "eval":
@@ -337,7 +431,9 @@ class _Reader:
             is_shell = name in _SHELLS and flag.startswith("-") and flag.endswith("c")
             # Launchers of some clusters take the command so, too. Python's is no shell text.
             is_passed_on = (
-                flag == "-c" and re.search(r"\s--", texts[index + 2]) is not None and not name.startswith("python")
+                flag == "-c"
+                and re.search(r"\s--", texts[index + 2]) is not None
+                and not name.startswith("python")
             )
             if is_shell or is_passed_on:
                 inner = command.words[index + 2]
@@ -345,7 +441,9 @@ class _Reader:
         if inner is None or not inner.text.strip():
             return
         if depth >= DEEPEST_SHELL:
-            raise ScriptError(command.line, "shells are nested too deeply", "this is not a batch script")
+            raise ScriptError(
+                command.line, "shells are nested too deeply", "this is not a batch script"
+            )
         before = len(self.script.commands)
         self.read(inner, outer=command.words, depth=depth + 1)
         if command.name != "eval":
@@ -357,7 +455,9 @@ class _Reader:
 def _stripped(text: Traced) -> Traced:
     """Without the blanks at both ends, which `read` drops."""
     body = text.text.strip(" \t\n")
-    start = text.text.index(body) if body else 0
+    start = 0
+    if body:
+        start = text.text.index(body)
     return text.cut(start, start + len(body))
 
 
@@ -372,7 +472,9 @@ def _pipe_targets(tokens: Sequence[Token], index: int) -> tuple[str, ...]:
         token = tokens[index]
         if not isinstance(token, Operator) or token.text not in {"|", "|&"}:
             break
-        following = tokens[index + 1] if index + 1 < len(tokens) else None
+        following = None
+        if index + 1 < len(tokens):
+            following = tokens[index + 1]
         if isinstance(following, ShellWord):
             names.append(following.bare)
         index += 1

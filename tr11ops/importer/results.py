@@ -1,4 +1,6 @@
-"""What an import says: keys placed, options left over, values changed, defects of the script. Frozen records."""
+"""What an import says: keys placed, options left over, values changed, defects of the script.
+Frozen records.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class DefectSeverity(StrEnum):
 
 
 class PlacedValue(Record):
-    """`key` holds `value` because of `source` on `line`; the value itself was written on `value_line`."""
+    """`key` holds `value` because of `source` on `line`; the value itself was written on
+    `value_line`.
+    """
 
     key: str
     value: Any
@@ -46,13 +50,19 @@ class PlacedValue(Record):
         """The remark beside the key in the card."""
         if not self.line:
             return self.note or self.source
-        origin = f", from line {self.value_line}" if self.value_line not in {0, self.line} else ""
-        note = f": {self.note}" if self.note else ""
+        origin = ""
+        if self.value_line not in {0, self.line}:
+            origin = f", from line {self.value_line}"
+        note = ""
+        if self.note:
+            note = f": {self.note}"
         return f"line {self.line}, {self.source}{origin}{note}"
 
 
 class Unplaced(Record):
-    """An option of the script that is not in the card. `key`: what `--set` would have to give, if anything."""
+    """An option of the script that is not in the card. `key`: what `--set` would have to give, if
+    anything.
+    """
 
     option: str
     value: str
@@ -73,7 +83,9 @@ class Changed(Record):
 
 
 class Defect(Record):
-    """Something wrong with the script itself: where, what, what it costs, what to do. `key`: what it is about."""
+    """Something wrong with the script itself: where, what, what it costs, what to do. `key`: what
+    it is about.
+    """
 
     code: str
     severity: DefectSeverity

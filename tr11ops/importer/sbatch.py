@@ -1,4 +1,6 @@
-"""`#SBATCH` lines: what Slurm reads before the first command, long and short, with `=`, a blank or nothing between."""
+"""`#SBATCH` lines: what Slurm reads before the first command, long and short, with `=`, a blank or
+nothing between.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,67 @@ from trainer.contract.record import Record
 
 _LINE = re.compile(r"#SBATCH(?=\s|$)(.*)")
 _SHORT = {
-    "A": "account", "a": "array", "b": "begin", "C": "constraint", "c": "cpus-per-task", "D": "chdir",
-    "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "i": "input", "J": "job-name",
-    "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes", "n": "ntasks", "o": "output",
-    "O": "overcommit", "p": "partition", "q": "qos", "Q": "quiet", "s": "oversubscribe", "S": "core-spec",
-    "t": "time", "v": "verbose", "W": "wait", "w": "nodelist", "x": "exclude", "h": "help", "V": "version",
-}  # fmt: skip
+    "A": "account",
+    "a": "array",
+    "b": "begin",
+    "C": "constraint",
+    "c": "cpus-per-task",
+    "D": "chdir",
+    "d": "dependency",
+    "e": "error",
+    "F": "nodefile",
+    "G": "gpus",
+    "H": "hold",
+    "i": "input",
+    "J": "job-name",
+    "k": "no-kill",
+    "L": "licenses",
+    "M": "clusters",
+    "m": "distribution",
+    "N": "nodes",
+    "n": "ntasks",
+    "o": "output",
+    "O": "overcommit",
+    "p": "partition",
+    "q": "qos",
+    "Q": "quiet",
+    "s": "oversubscribe",
+    "S": "core-spec",
+    "t": "time",
+    "v": "verbose",
+    "W": "wait",
+    "w": "nodelist",
+    "x": "exclude",
+    "h": "help",
+    "V": "version",
+}
 _WITHOUT_VALUE = frozenset(
     {
-        "contiguous", "help", "hold", "ignore-pbs", "no-kill", "no-requeue", "overcommit", "parsable", "quiet",
-        "requeue", "reboot", "spread-job", "test-only", "use-min-nodes", "usage", "verbose", "version", "wait",
-        "exclusive", "oversubscribe", "get-user-env", "nice", "propagate",
+        "contiguous",
+        "help",
+        "hold",
+        "ignore-pbs",
+        "no-kill",
+        "no-requeue",
+        "overcommit",
+        "parsable",
+        "quiet",
+        "requeue",
+        "reboot",
+        "spread-job",
+        "test-only",
+        "use-min-nodes",
+        "usage",
+        "verbose",
+        "version",
+        "wait",
+        "exclusive",
+        "oversubscribe",
+        "get-user-env",
+        "nice",
+        "propagate",
     }
-)  # fmt: skip
+)
 
 
 class Directive(Record):
@@ -38,7 +88,9 @@ class Directive(Record):
 
 
 def read_directives(text: str) -> list[Directive]:
-    """Every option of every `#SBATCH` line, in order; unknown short letters keep their letter as the name."""
+    """Every option of every `#SBATCH` line, in order; unknown short letters keep their letter as
+    the name.
+    """
     found: list[Directive] = []
     commands_begun = False
     for number, line in enumerate(text.split("\n"), start=1):
@@ -62,17 +114,29 @@ def _options(text: str) -> list[tuple[str, str, str]]:
     while position < len(words):
         word = words[position]
         position += 1
-        following = words[position] if position < len(words) else None
+        following = None
+        if position < len(words):
+            following = words[position]
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             spelled = f"--{name}"
-            if not equals and name not in _WITHOUT_VALUE and following is not None and not following.startswith("-"):
+            if (
+                not equals
+                and name not in _WITHOUT_VALUE
+                and following is not None
+                and not following.startswith("-")
+            ):
                 value = following
                 position += 1
         elif word.startswith("-") and len(word) > 1:
             name, value = _SHORT.get(word[1], word[1]), word[2:].removeprefix("=")
             spelled = word[:2]
-            if not value and name not in _WITHOUT_VALUE and following is not None and not following.startswith("-"):
+            if (
+                not value
+                and name not in _WITHOUT_VALUE
+                and following is not None
+                and not following.startswith("-")
+            ):
                 value = following
                 position += 1
         else:
@@ -82,7 +146,9 @@ def _options(text: str) -> list[tuple[str, str, str]]:
 
 
 def _words(text: str) -> list[str]:
-    """Words of one line as Slurm splits it: quotes group, a backslash protects, `#` begins a comment."""
+    """Words of one line as Slurm splits it: quotes group, a backslash protects, `#` begins a
+    comment.
+    """
     words: list[str] = []
     current, started, quote = "", False, ""
     index = 0

@@ -1,6 +1,8 @@
-"""Text that knows where it came from: every character carries its line in the script, and whether it is known.
+"""Text that knows where it came from: every character carries its line in the script, and whether
+it is known.
 
-A character is *unknown* when it stands for something only a running shell could tell: `${HOME}`, `$(date)`.
+A character is *unknown* when it stands for something only a running shell could tell: `${HOME}`,
+`$(date)`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from collections.abc import Iterable, Sequence
 
 from trainer.contract.record import Record
 
-# What a person should have filled in: `<PATH TO VOCAB>`, `<path>/vocab.json`. A shell would read from PATH.
+# What a person should have filled in: `<PATH TO VOCAB>`, `<path>/vocab.json`. A shell would read
+# from PATH.
 _PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w .,:/-]*[\w.])?>(?!/dev/)(?=[\s'\"/_.:,-]|$)", re.ASCII)
 _DESCRIPTOR_AT_END = re.compile(r"\s[0-9]>\Z")  # `<in -k 2> out` is two redirections
 LARGEST_SCRIPT_BYTES = 256 * 1024
@@ -73,16 +76,22 @@ class Traced(Record):
     @property
     def line(self) -> int:
         """Line of the first character; 0 for nothing."""
-        return self.marks[0] >> 1 if self.marks else 0
+        if self.marks:
+            return self.marks[0] >> 1
+        return 0
 
     @property
     def last_line(self) -> int:
-        """The greatest line of any character: where a value made of others was put together; 0 for nothing."""
+        """The greatest line of any character: where a value made of others was put together; 0 for
+        nothing.
+        """
         return max(self.marks, default=0) >> 1
 
     def line_at(self, index: int) -> int:
         """Line of one character; of the last one beyond the end."""
-        return self.marks[min(index, len(self.marks) - 1)] >> 1 if self.marks else 0
+        if self.marks:
+            return self.marks[min(index, len(self.marks) - 1)] >> 1
+        return 0
 
     def unknown_at(self, index: int) -> bool:
         """Whether a character stands for something that only a shell could tell."""
@@ -108,12 +117,18 @@ class Traced(Record):
         return runs
 
     def for_card(self) -> str:
-        """As a string of the run card, whose `$NAME` is the environment's and whose `$$` is a dollar sign."""
-        text = "".join(piece if unknown else piece.replace("$", "$$") for piece, unknown in self._runs())
+        """As a string of the run card, whose `$NAME` is the environment's and whose `$$` is a
+        dollar sign.
+        """
+        text = "".join(
+            piece if unknown else piece.replace("$", "$$") for piece, unknown in self._runs()
+        )
         return _without_braces(text)
 
     def for_shell(self) -> str:
-        """As shell text between double quotes or bare: unknown parts stay what the shell must find out."""
+        """As shell text between double quotes or bare: unknown parts stay what the shell must find
+        out.
+        """
         return _without_braces(self.text)
 
 

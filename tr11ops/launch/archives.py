@@ -1,4 +1,6 @@
-"""Whether the folders that the card names for copies are others than the run directory, on another disk at best."""
+"""Whether the folders that the card names for copies are others than the run directory, on another
+disk at best.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from trainer.contract.record import Record
 
 
 class ArchiveFacts(Record):
-    """A folder of [backup]. `overlap`: how it overlaps with the run directory; `is_same_device`: on its file system.
+    """A folder of [backup]. `overlap`: how it overlaps with the run directory; `is_same_device`: on
+    its file system.
 
     `fault`: why no round could use it now, "" where one could.
     """
@@ -33,13 +36,18 @@ def look_at_archives(card: RunCard) -> tuple[ArchiveFacts, ...]:
             folder = folder_of(address)
             is_same = same_device(folder, card.paths)
             shared = overlap(folder, card.paths)
-            fault = "" if shared else folder_fault(key, card)
+            if shared:
+                fault = ""
+            else:
+                fault = folder_fault(key, card)
             found.append(ArchiveFacts(f"backup.{key}", str(folder), shared, is_same, fault))
     return tuple(found)
 
 
 def archive_checks(archives: tuple[ArchiveFacts, ...]) -> Iterator[PreflightCheck]:
-    """Refuses an archive that is the run directory by whatever name, warns of one on the same file system."""
+    """Refuses an archive that is the run directory by whatever name, warns of one on the same file
+    system.
+    """
     for archive in archives:
         if archive.overlap:
             rule = f"{archive.folder}: {archive.overlap}, so a copy there is no copy"

@@ -25,7 +25,9 @@ WORDS: dict[ChainKind, str] = {
 
 
 class QueueChain(Record):
-    """The chosen way of queueing `tasks` attempts, and why. `fault` says why none will do; it is then not used."""
+    """The chosen way of queueing `tasks` attempts, and why. `fault` says why none will do; it is
+    then not used.
+    """
 
     kind: ChainKind
     tasks: int
@@ -33,15 +35,21 @@ class QueueChain(Record):
     fault: str = ""
 
     def __str__(self) -> str:
-        text = WORDS[self.kind] if self.kind == "single" else f"{counted(self.tasks, 'attempt')}: {WORDS[self.kind]}"
-        return f"{text} ({self.why})" if self.why else text
+        if self.kind == "single":
+            text = WORDS[self.kind]
+        else:
+            text = f"{counted(self.tasks, 'attempt')}: {WORDS[self.kind]}"
+        if self.why:
+            return f"{text} ({self.why})"
+        return text
 
 
 def choose_chain(wanted: str, array: ArraySpec | None, site: SiteRules | None) -> QueueChain:
     """The way that `slurm.chain` (`wanted`) and the site's rules leave.
 
-    `site` is None where the scheduler has no rules (the embedded one). An array is the first choice: its tasks keep
-    their places in the queue, and are held or barred from a node with one command.
+    `site` is None where the scheduler has no rules (the embedded one). An array is the first
+    choice: its tasks keep their places in the queue, and are held or barred from a node with one
+    command.
     """
     if array is None:
         return QueueChain("single", 1)
@@ -57,7 +65,9 @@ def choose_chain(wanted: str, array: ArraySpec | None, site: SiteRules | None) -
         kind = next(kind for kind in faults if kind == wanted)
         return QueueChain(kind, tasks, "slurm.chain", faults[kind])
     kind = next((kind for kind, fault in faults.items() if not fault), "self")
-    return QueueChain(kind, tasks, {"array": "", "afterany": array_fault, "self": crowd_fault}[kind], faults[kind])
+    return QueueChain(
+        kind, tasks, {"array": "", "afterany": array_fault, "self": crowd_fault}[kind], faults[kind]
+    )
 
 
 def _array_fault(array: ArraySpec, rules: SiteRules) -> str:
@@ -79,7 +89,9 @@ def _crowd_fault(jobs: int, rules: SiteRules) -> str:
 def chain_checks(chain: QueueChain) -> Iterator[PreflightCheck]:
     """Whether the site takes the chain, in words."""
     if chain.fault:
-        yield refused("slurm.chain", chain.fault, 'ask for fewer tasks, or set slurm.chain = "auto"', 2)
+        yield refused(
+            "slurm.chain", chain.fault, 'ask for fewer tasks, or set slurm.chain = "auto"', 2
+        )
     elif chain.kind != "single":
         yield ok("chain", str(chain))
 
@@ -88,12 +100,17 @@ def site_checks(site: SiteRules) -> Iterator[PreflightCheck]:
     """That a part of the site's rules could not be asked."""
     if site.untold:
         rule = f"unknown: {site.untold}; how many jobs you may queue is not looked at"
-        yield warning("account", rule, "ask the site for its accounting database (slurmdbd); the launch goes on")
+        yield warning(
+            "account",
+            rule,
+            "ask the site for its accounting database (slurmdbd); the launch goes on",
+        )
 
 
 # ----------------------------------------------------------------------------- how far it goes
 class Coverage(Record):
-    """How far a chain goes. Seconds of pure training; waits, saves, evaluations and faults are not in it.
+    """How far a chain goes. Seconds of pure training; waits, saves, evaluations and faults are not
+    in it.
 
     `remaining` is None where nothing says how fast the run is; `basis` says what it rests on.
     """
@@ -106,7 +123,9 @@ class Coverage(Record):
 
     @property
     def tasks_needed(self) -> int | None:
-        return None if self.remaining is None else max(1, -int(-self.remaining // self.task))
+        if self.remaining is None:
+            return None
+        return max(1, -int(-self.remaining // self.task))
 
     @property
     def is_enough(self) -> bool:
@@ -122,7 +141,8 @@ class Coverage(Record):
 def coverage_of(card: RunCard, tasks: int, history: RunHistory, resumed_iteration: int) -> Coverage:
     """How far `tasks` attempts carry a run that resumes after `resumed_iteration`.
 
-    The run's own measured step, else an assumed speed of its GPUs; other steps are scaled as `tr11 estimate` does.
+    The run's own measured step, else an assumed speed of its GPUs; other steps are scaled as `tr11
+    estimate` does.
     """
     task, course, basis = attempt_seconds(card), course_of(card), ""
     full: float | None = None
@@ -133,7 +153,9 @@ def coverage_of(card: RunCard, tasks: int, history: RunHistory, resumed_iteratio
         full, basis = seconds_at(card, rate[0]), f"assumed: {rate[0]:g} TFLOPs a GPU"
     if full is None:
         return Coverage(tasks, task, None)
-    remaining = full * work(course, resumed_iteration, max(resumed_iteration, card.total_iterations))
+    remaining = full * work(
+        course, resumed_iteration, max(resumed_iteration, card.total_iterations)
+    )
     return Coverage(tasks, task, remaining, basis, is_measured=history.step is not None)
 
 
@@ -142,4 +164,6 @@ def coverage_checks(coverage: Coverage) -> Iterator[PreflightCheck]:
     if coverage.is_enough or not coverage.is_measured:
         yield ok("coverage", str(coverage))
     else:
-        yield warning("coverage", str(coverage), f"the whole run takes --array 1-{coverage.tasks_needed}")
+        yield warning(
+            "coverage", str(coverage), f"the whole run takes --array 1-{coverage.tasks_needed}"
+        )

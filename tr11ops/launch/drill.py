@@ -1,9 +1,11 @@
-"""The drill: a stop signal in each phase of a real training, and what had been saved when the scheduler would kill.
+"""The drill: a stop signal in each phase of a real training, and what had been saved when the
+scheduler would kill.
 
-One array job, one task for each phase, in a directory of its own. Each task trains as the card says, is held in its
-phase by the trainer (`trainer.control.control_signals`) until the signal has come, and is then left alone. What is
-judged is what any training would leave behind: the end marker and the checkpoint. All times are those at which the
-drill saw them, by its own clock: no other node's clock is compared with it.
+One array job, one task for each phase, in a directory of its own. Each task trains as the card
+says, is held in its phase by the trainer (`trainer.control.control_signals`) until the signal has
+come, and is then left alone. What is judged is what any training would leave behind: the end marker
+and the checkpoint. All times are those at which the drill saw them, by its own clock: no other
+node's clock is compared with it.
 """
 
 from __future__ import annotations
@@ -31,15 +33,20 @@ from trainer.contract.record import Record
 
 DRILL_SCHEMA = 1
 NAMES = {
-    "starting": "start-up", "training": "training", "evaluating": "evaluation", "saving": "saving",
+    "starting": "start-up",
+    "training": "training",
+    "evaluating": "evaluation",
+    "saving": "saving",
     "data-wait": "data wait",
-}  # fmt: skip
+}
 
 
 class PhaseResult(Record):
-    """What became of one phase. Times in seconds since the signal was sent; None: it never came to that.
+    """What became of one phase. Times in seconds since the signal was sent; None: it never came to
+    that.
 
-    `iteration`: where the trainer left. `checkpoint`: the newest whole one after it. `fault`: empty when all is well.
+    `iteration`: where the trainer left. `checkpoint`: the newest whole one after it. `fault`: empty
+    when all is well.
     """
 
     phase: str
@@ -59,7 +66,8 @@ class PhaseResult(Record):
 
 
 class Sight(Record):
-    """What the drill saw of one task: when the signal was sent, in which phase, and what was left at the end.
+    """What the drill saw of one task: when the signal was sent, in which phase, and what was left
+    at the end.
 
     `left` and `saved`: when the end marker, and the newest checkpoint, were first seen.
     """
@@ -81,21 +89,36 @@ def judge(phase: str, sight: Sight, margin: float, resumed_from: int | None) -> 
     `resumed_from`: the newest checkpoint before the task. In the start-up there is nothing to save.
     """
     sent, marker = sight.sent, sight.marker
-    saved = None if sent is None or sight.saved is None else max(0.0, sight.saved - sent)
-    left = None if sent is None or sight.left is None else sight.left - sent
+    if sent is None or sight.saved is None:
+        saved = None
+    else:
+        saved = max(0.0, sight.saved - sent)
+    if sent is None or sight.left is None:
+        left = None
+    else:
+        left = sight.left - sent
     starting = phase == "starting"
     fault = _fault(phase, sight, resumed_from) or _lateness(left if starting else saved, margin)
     return PhaseResult(
-        phase, sight.job_id, sight.sent_in, marker.iteration if marker else None, sight.checkpoint,
-        None if starting else saved, left, margin, fault,
-    )  # fmt: skip
+        phase,
+        sight.job_id,
+        sight.sent_in,
+        marker.iteration if marker else None,
+        sight.checkpoint,
+        None if starting else saved,
+        left,
+        margin,
+        fault,
+    )
 
 
 def _fault(phase: str, sight: Sight, resumed_from: int | None) -> str:
     """What is wrong with how a task ended; empty when nothing is, but for its time."""
     marker = sight.marker
     if sight.sent is None:
-        ended = f", it ended: {sight.verdict}" if sight.verdict else ""
+        ended = ""
+        if sight.verdict:
+            ended = f", it ended: {sight.verdict}"
         fault = f"the phase was never reached (last seen: {sight.sent_in or 'nothing'}{ended})"
     elif marker is None:
         fault = f"the trainer left no exit record{': ' if sight.verdict else ''}{sight.verdict}"
@@ -107,19 +130,27 @@ def _fault(phase: str, sight: Sight, resumed_from: int | None) -> str:
         fault = "" if sight.checkpoint == resumed_from else "a checkpoint appeared from nowhere"
     else:
         saved = sight.checkpoint is not None and sight.checkpoint == marker.iteration
-        fault = "" if saved else f"iteration {marker.iteration} was not saved (newest: {sight.checkpoint})"
+        if saved:
+            fault = ""
+        else:
+            fault = f"iteration {marker.iteration} was not saved (newest: {sight.checkpoint})"
     return fault
 
 
 def _lateness(seconds: float | None, margin: float) -> str:
     if seconds is not None and seconds <= margin:
         return ""
-    shown = "never" if seconds is None else f"{seconds:.1f} s after the signal"
+    if seconds is None:
+        shown = "never"
+    else:
+        shown = f"{seconds:.1f} s after the signal"
     return f"too late: {shown}, and the scheduler kills {margin:g} s after it"
 
 
 def _heartbeats_of(phase: str) -> frozenset[str]:
-    return frozenset({"starting", "loading"}) if phase == "starting" else frozenset({phase})
+    if phase == "starting":
+        return frozenset({"starting", "loading"})
+    return frozenset({phase})
 
 
 # ----------------------------------------------------------------------------- the rehearsal
@@ -134,7 +165,9 @@ def phases_of(card: RunCard) -> tuple[tuple[str, ...], dict[str, str]]:
 
 
 def overrides_for(directory: Path, phases: tuple[str, ...], time_limit: str) -> list[str]:
-    """What the rehearsal changes in the card: where it lives, how long it lasts, how often it saves and evaluates."""
+    """What the rehearsal changes in the card: where it lives, how long it lasts, how often it saves
+    and evaluates.
+    """
     return [
         f"run.directory={directory}",
         f"run.kill_switch={directory / 'kill-switch'}",
@@ -145,10 +178,13 @@ def overrides_for(directory: Path, phases: tuple[str, ...], time_limit: str) -> 
     ]
 
 
-# ----------------------------------------------------------------------------- signalling and watching
+# ----------------------------------------------------------------------------- signalling and
+# watching
 @dataclass
 class Drill:
-    """Watches the tasks of one submission, and signals each once in its phase. `say` gets a line at every change."""
+    """Watches the tasks of one submission, and signals each once in its phase. `say` gets a line at
+    every change.
+    """
 
     directory: RunDirectory
     scheduler: Scheduler
@@ -177,7 +213,8 @@ class Drill:
     def _drill(self, task: int, phase: str, deadline: float) -> Sight:
         job_id, sent, sent_in, said = "", None, "", ""
         begun_at = max(self._complete(), default=0)
-        seen = dict.fromkeys(self._complete(), self.clock())  # a checkpoint's step, and when it was first there
+        # a checkpoint's step, and when it was first there
+        seen = dict.fromkeys(self._complete(), self.clock())
         marker, left = None, None
         while self.clock() < deadline:
             job = self._job(task)
@@ -202,9 +239,16 @@ class Drill:
                 break
             self.pause(self.poll_seconds)
         newest = max(seen, default=None)
-        saved = None if newest is None else seen[newest]
-        verdict = known(observed(lambda: AttemptVerdict.read(self.directory.paths.attempt(job_id))), None)
-        word = verdict.message if verdict is not None and job_id else ""
+        if newest is None:
+            saved = None
+        else:
+            saved = seen[newest]
+        verdict = known(
+            observed(lambda: AttemptVerdict.read(self.directory.paths.attempt(job_id))), None
+        )
+        word = ""
+        if verdict is not None and job_id:
+            word = verdict.message
         return Sight(job_id, sent, sent_in, marker, left, newest, saved, self._faults(newest), word)
 
     def _words(self, phase: str, job_id: str, sent_in: str, sent: float | None) -> str:
@@ -224,7 +268,9 @@ class Drill:
 
     def _job(self, task: int) -> Job | None:
         found = observed_job(self.scheduler, f"{self.submission}_{task}")
-        return found if found is not None and found.task_id == task else None
+        if found is not None and found.task_id == task:
+            return found
+        return None
 
     def _beat(self, job_id: str) -> Heartbeat | None:
         """Rank 0's heartbeat of this task."""
@@ -236,12 +282,18 @@ class Drill:
     def _marker(self, job_id: str) -> EndMarker | None:
         if not job_id:
             return None
-        return known(observed(lambda: EndMarker.read(self.directory.paths.end_marker(job_id))), None)
+        return known(
+            observed(lambda: EndMarker.read(self.directory.paths.end_marker(job_id))), None
+        )
 
     def _complete(self) -> list[int]:
         """Steps whose checkpoint has its manifest."""
         steps = known(observed(self.directory.checkpoint_steps), [])
-        return [step for step in steps if (self.directory.paths.checkpoint(step) / MANIFEST_FILE).exists()]
+        return [
+            step
+            for step in steps
+            if (self.directory.paths.checkpoint(step) / MANIFEST_FILE).exists()
+        ]
 
     def _faults(self, step: int | None) -> tuple[str, ...]:
         """What is wrong with a checkpoint's files, every byte of them read."""
@@ -252,7 +304,9 @@ class Drill:
         if manifest is None or isinstance(manifest, Unknown):
             return ("it has no readable manifest",)
         faults = observed(lambda: tuple(manifest_faults(folder, manifest, read_digests=True)))
-        return (faults.why,) if isinstance(faults, Unknown) else faults
+        if isinstance(faults, Unknown):
+            return (faults.why,)
+        return faults
 
 
 def observed_job(scheduler: Scheduler, job_id: str) -> Job | None:

@@ -1,4 +1,6 @@
-"""Whether this machine is fit to launch from: Python, packages, Slurm's commands, locks, umask, memory and disk."""
+"""Whether this machine is fit to launch from: Python, packages, Slurm's commands, locks, umask,
+memory and disk.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def environment_checks(
 def _python_checks() -> Iterator[PreflightCheck]:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] < OLDEST_PYTHON:
-        yield refused("python", f"{version} is too old", f"use {'.'.join(map(str, OLDEST_PYTHON))} or newer")
+        yield refused(
+            "python", f"{version} is too old", f"use {'.'.join(map(str, OLDEST_PYTHON))} or newer"
+        )
     else:
         yield ok("python", f"{version} ({sys.executable})")
     found, missing = [], []
@@ -53,7 +57,11 @@ def _python_checks() -> Iterator[PreflightCheck]:
             missing.append(name)
     if missing:
         rule = f"{', '.join(missing)} not installed for {sys.executable}"
-        yield refused("packages", rule, "install them into this environment, or call tr11 from the one that has them")
+        yield refused(
+            "packages",
+            rule,
+            "install them into this environment, or call tr11 from the one that has them",
+        )
     else:
         yield ok("packages", ", ".join(found))
 
@@ -61,29 +69,45 @@ def _python_checks() -> Iterator[PreflightCheck]:
 def _command_checks(controller_version: str) -> Iterator[PreflightCheck]:
     absent = [name for name in COMMANDS if shutil.which(name) is None]
     if absent:
-        yield refused("slurm commands", f"{', '.join(absent)} not found", "load the site's Slurm, or use a login node")
+        yield refused(
+            "slurm commands",
+            f"{', '.join(absent)} not found",
+            "load the site's Slurm, or use a login node",
+        )
         return
     try:
-        said = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
+        said = subprocess.run(
+            ["sbatch", "--version"], capture_output=True, text=True, timeout=30, check=False
+        ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         yield unknown("slurm commands", f"sbatch --version did not answer ({error})")
         return
     client = _version(said)
     if client is None:
-        yield warning("slurm commands", f"sbatch --version says {said.strip()!r}, which is no version")
+        yield warning(
+            "slurm commands", f"sbatch --version says {said.strip()!r}, which is no version"
+        )
     elif client < OLDEST_SLURM:
-        yield refused("slurm commands", f"Slurm {_text(client)} is too old", f"{_text(OLDEST_SLURM)} is the oldest")
+        yield refused(
+            "slurm commands",
+            f"Slurm {_text(client)} is too old",
+            f"{_text(OLDEST_SLURM)} is the oldest",
+        )
     else:
         yield ok("slurm commands", said.strip())
     controller = _version(controller_version)
     if client and controller and client != controller:
         rule = f"they are of {_text(client)}, the controller is of {_text(controller)}"
-        yield warning("slurm commands", rule, "ask the site; commands newer than the controller may not work")
+        yield warning(
+            "slurm commands", rule, "ask the site; commands newer than the controller may not work"
+        )
 
 
 def _version(text: str) -> tuple[int, int] | None:
     match = re.search(r"(\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else None
+    if match:
+        return (int(match[1]), int(match[2]))
+    return None
 
 
 def _text(version: tuple[int, int]) -> str:
@@ -106,7 +130,9 @@ def _lock_checks(folder: Path) -> Iterator[PreflightCheck]:
         descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
     except OSError as error:
         text = f"could not be tried in {folder} ({error.strerror})"
-        yield warning("locks", text, "launches at the same moment are then told apart by the lease alone")
+        yield warning(
+            "locks", text, "launches at the same moment are then told apart by the lease alone"
+        )
         return
     try:
         other = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
@@ -117,9 +143,17 @@ def _lock_checks(folder: Path) -> Iterator[PreflightCheck]:
             if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
                 yield ok("locks", f"they hold in {folder}")
             else:
-                yield warning("locks", f"{folder} has none ({error.strerror})", "launch from one place at a time")
+                yield warning(
+                    "locks",
+                    f"{folder} has none ({error.strerror})",
+                    "launch from one place at a time",
+                )
         else:
-            yield warning("locks", f"{folder} gives one lock to two holders", "launch from one place at a time")
+            yield warning(
+                "locks",
+                f"{folder} gives one lock to two holders",
+                "launch from one place at a time",
+            )
         finally:
             os.close(other)
     finally:
@@ -128,8 +162,18 @@ def _lock_checks(folder: Path) -> Iterator[PreflightCheck]:
 
 def _memory_checks() -> Iterator[PreflightCheck]:
     for name, place, needed, why in (
-        ("/dev/shm", Path("/dev/shm"), SHARED_MEMORY_BYTES, "workers on one node exchange data through it"),
-        ("temporary files", exported_folder(os.environ), TEMPORARY_BYTES, "$TMPDIR names another place"),
+        (
+            "/dev/shm",
+            Path("/dev/shm"),
+            SHARED_MEMORY_BYTES,
+            "workers on one node exchange data through it",
+        ),
+        (
+            "temporary files",
+            exported_folder(os.environ),
+            TEMPORARY_BYTES,
+            "$TMPDIR names another place",
+        ),
     ):
         try:
             free = shutil.disk_usage(place).free

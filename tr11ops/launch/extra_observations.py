@@ -1,4 +1,6 @@
-"""What else a launch looks at in the run directory: clocks, the group's access, pause, lease, index maps, lost jobs."""
+"""What else a launch looks at in the run directory: clocks, the group's access, pause, lease, index
+maps, lost jobs.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class AccessFault(Record):
 
 # ----------------------------------------------------------------------------- clocks
 def read_clocks(paths: RunPaths, now: float) -> tuple[ClockFacts, ...]:
-    """Each node's clock at its newest heartbeat, against the file system's, which stamped the same file.
+    """Each node's clock at its newest heartbeat, against the file system's, which stamped the same
+    file.
 
     Heartbeats of more than a week ago are left out: clocks change. One entry a host.
     """
@@ -63,9 +66,18 @@ def clock_of_file_system(folder: Path) -> ClockFacts:
 
 # ----------------------------------------------------------------------------- access
 def read_access(directory: RunDirectory) -> tuple[AccessFault, ...]:
-    """The folders of the run in which the group cannot write, or whose new files would get another group."""
+    """The folders of the run in which the group cannot write, or whose new files would get another
+    group.
+    """
     paths = directory.paths
-    wanted = (directory.root, paths.state, paths.attempts, directory.submissions, paths.checkpoints, paths.logs)
+    wanted = (
+        directory.root,
+        paths.state,
+        paths.attempts,
+        directory.submissions,
+        paths.checkpoints,
+        paths.logs,
+    )
     found = []
     group = directory.root.stat().st_gid if directory.exists else None
     for folder in (*wanted, directory.journal):
@@ -95,17 +107,24 @@ def user_of(number: int) -> str:
 
 # ----------------------------------------------------------------------------- index maps
 def prefixes_without_maps(card: RunCard) -> tuple[str, ...]:
-    """The prefixes for which no index map of this card's sequence length and seed is there; they are built at start."""
+    """The prefixes for which no index map of this card's sequence length and seed is there; they
+    are built at start.
+    """
     length, seed = card.model.sequence_length, card.run.seed
     missing = []
     for prefix in prefixes_of(card.data):
         path = Path(prefix)
-        folder = path.parent if card.data.cache is None else Path(card.data.cache)
+        if card.data.cache is None:
+            folder = path.parent
+        else:
+            folder = Path(card.data.cache)
         start, middle = f"{path.name}_", f"ns_{length}sl_{seed}s_"
         try:
             names = [entry.name for entry in os.scandir(folder)]
         except (FileNotFoundError, NotADirectoryError):
             names = []
-        if not any(name.startswith(start) and middle in name and name.endswith(".json") for name in names):
+        if not any(
+            name.startswith(start) and middle in name and name.endswith(".json") for name in names
+        ):
             missing.append(prefix)
     return tuple(missing)

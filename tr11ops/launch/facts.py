@@ -1,4 +1,6 @@
-"""Everything a launch must know before it submits, observed once. What could not be seen is `Unknown`, not absent."""
+"""Everything a launch must know before it submits, observed once. What could not be seen is
+`Unknown`, not absent.
+"""
 
 from __future__ import annotations
 
@@ -67,11 +69,13 @@ from trainer.schedule.start import StartSource, loaded_source, own_source
 
 
 class LaunchRequest(Record):
-    """What the person asked for beyond the card. `array` is what Slurm is given (`1-10%1`), None for single jobs.
+    """What the person asked for beyond the card. `array` is what Slurm is given (`1-10%1`), None
+    for single jobs.
 
-    `chain` says how the `tasks` attempts are queued, None where it was not asked. `read_digests`: compare every byte of
-    the checkpoint with its manifest, not only the sizes. `beside_namesakes`: another run of the user with the same name
-    may be queued or running. `replaces`: queued jobs, by the names that cancel them, in whose place this one comes.
+    `chain` says how the `tasks` attempts are queued, None where it was not asked. `read_digests`:
+    compare every byte of the checkpoint with its manifest, not only the sizes. `beside_namesakes`:
+    another run of the user with the same name may be queued or running. `replaces`: queued jobs, by
+    the names that cancel them, in whose place this one comes.
     """
 
     array: str | None = None
@@ -86,7 +90,9 @@ class LaunchRequest(Record):
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """The jobs that must be over before this one starts: those it replaces too, should they not be cancelled."""
+        """The jobs that must be over before this one starts: those it replaces too, should they not
+        be cancelled.
+        """
         numbers = (self.after or "", *(job.partition("_")[0] for job in self.replaces))
         return tuple(dict.fromkeys(filter(None, numbers)))
 
@@ -94,8 +100,8 @@ class LaunchRequest(Record):
 class DirectoryFacts(Record):
     """Whether the run directory can be written to. `fault` is empty when it can, or could be made.
 
-    `free_inodes` is None where the file system does not count them. `missing_parents`: folders above the run directory
-    that are not there, the highest first; a launch makes them.
+    `free_inodes` is None where the file system does not count them. `missing_parents`: folders
+    above the run directory that are not there, the highest first; a launch makes them.
     """
 
     fault: str
@@ -105,7 +111,9 @@ class DirectoryFacts(Record):
 
 
 class KillSwitchFacts(Record):
-    """The stop file: set or not, by whom; whether it lies where it is the run's; whether that was ever marked so."""
+    """The stop file: set or not, by whom; whether it lies where it is the run's; whether that was
+    ever marked so.
+    """
 
     is_set: bool
     who: str = ""
@@ -115,13 +123,15 @@ class KillSwitchFacts(Record):
 
 
 class LaunchCheckpoints(Record):
-    """The checkpoints that the training would start from, judged and tried as the trainer does it (see
-    `trainer.contract.resumable`): the run's own, and where it has none, those that `checkpoint.load` names.
+    """The checkpoints that the training would start from, judged and tried as the trainer does it
+    (see `trainer.contract.resumable`): the run's own, and where it has none, those that
+    `checkpoint.load` names.
 
-    `steps`: all that have a folder, ascending. `latest`: what that file names, None when it is missing. `refusal`: why
-    the trainer would resume from none of them, "" when it would. `foreign`: the step that it would take of those that
-    another tool wrote, without manifests. `cursor`: of the one that was found; None where its layout keeps it among
-    tensors, which nothing here reads. `origin`: what the run itself had begun with.
+    `steps`: all that have a folder, ascending. `latest`: what that file names, None when it is
+    missing. `refusal`: why the trainer would resume from none of them, "" when it would. `foreign`:
+    the step that it would take of those that another tool wrote, without manifests. `cursor`: of
+    the one that was found; None where its layout keeps it among tensors, which nothing here reads.
+    `origin`: what the run itself had begun with.
     """
 
     source: StartSource
@@ -132,12 +142,15 @@ class LaunchCheckpoints(Record):
     verified: str = "sizes"
     foreign: int | None = None
     cursor: Observed[Mapping[str, Any] | None] = None
-    cut_sequences: bool | None = None  # whether the attempt that saved it had sequence parallelism; None: not recorded
+    # whether the attempt that saved it had sequence parallelism; None: not recorded
+    cut_sequences: bool | None = None
     origin: Observed[Origin | None] = None
 
     @property
     def start(self) -> Position:
-        """Where the training goes on, as far as is known without reading tensors; the beginning where it is fresh."""
+        """Where the training goes on, as far as is known without reading tensors; the beginning
+        where it is fresh.
+        """
         if self.source.is_fresh:
             return START
         if isinstance(self.cursor, Mapping):
@@ -166,10 +179,12 @@ class LaunchFacts(Record):
     datasets: tuple[DatasetFacts, ...]
     tokenizer: TokenizerFacts
     checkpoints: Observed[LaunchCheckpoints]
-    finished: Observed[float | None]  # when the training was finished, by its own word; None while it is not
+    # when the training was finished, by its own word; None while it is not
+    finished: Observed[float | None]
     host: str = ""
     site: Observed[SiteRules | None] = None  # None: the scheduler has no such rules
-    traces: Observed[Mapping[str, str]] = field(default_factory=dict)  # tag -> job that ran under it
+    # tag -> job that ran under it
+    traces: Observed[Mapping[str, str]] = field(default_factory=dict)
     history: Observed[RunHistory] = field(default_factory=RunHistory)
     clocks: Observed[tuple[ClockFacts, ...]] = ()
     access: Observed[tuple[AccessFault, ...]] = ()
@@ -184,9 +199,12 @@ class LaunchFacts(Record):
     grants: Observed[Grants | None] = None  # None: nothing is granted or limited here
     rehearsal_refusal: str = ""  # why a card that trains nothing must not be launched here
     container: ContainerFacts | None = None  # None: the card has none
-    unmounted: str = ""  # why the run directory is not the one that the jobs were queued from; "" where it is
-    unset: tuple[str, ...] = ()  # of the card's variables those that are read from one that is not set here
-    compiler_obstacle: str | None = None  # what this machine lacks to compile the card's blocks, where it asks for that
+    # why the run directory is not the one that the jobs were queued from; "" where it is
+    unmounted: str = ""
+    # of the card's variables those that are read from one that is not set here
+    unset: tuple[str, ...] = ()
+    # what this machine lacks to compile the card's blocks, where it asks for that
+    compiler_obstacle: str | None = None
 
 
 def observe_launch(
@@ -202,21 +220,28 @@ def observe_launch(
 ) -> LaunchFacts:
     """Look at the scheduler and the file system; changes nothing and leaves nothing.
 
-    `scheduler` is None for a foreground training. `other_scheduler` opens the one that an older submission names.
-    `site` asks for the site's rules, and `grants` for what it grants; None where there are none. The queue is asked
-    before anything else: what an earlier launch left in doubt is found there, or in the attempts' records.
+    `scheduler` is None for a foreground training. `other_scheduler` opens the one that an older
+    submission names. `site` asks for the site's rules, and `grants` for what it grants; None where
+    there are none. The queue is asked before anything else: what an earlier launch left in doubt is
+    found there, or in the attempts' records.
     """
     submissions = _observed(lambda: tuple(directory.read_submissions()))
     own = scheduler.name if scheduler else ""
     jobs = _observed(lambda: scheduler.jobs() if scheduler else ())
 
     def ask(read: Callable[[], Any]) -> Any:
-        """One more question; none to a scheduler that was silent, for each would cost its whole time-out."""
-        return jobs if isinstance(jobs, Unknown) else _observed(read)
+        """One more question; none to a scheduler that was silent, for each would cost its whole
+        time-out.
+        """
+        if isinstance(jobs, Unknown):
+            return jobs
+        return _observed(read)
 
     moment = now()
     has_data = card.rehearsal is None
-    rules = ask(site) if site else None
+    rules = None
+    if site:
+        rules = ask(site)
     return LaunchFacts(
         time=moment,
         user=user,
@@ -231,7 +256,9 @@ def observe_launch(
         directory=look_at_directory(directory),
         kill_switch=_kill_switch(directory),
         datasets=tuple(look_at(prefix) for prefix in prefixes_of(card.data)) if has_data else (),
-        tokenizer=look_at_tokenizer(card, workers_environment(card, os.environ)) if has_data else TokenizerFacts(),
+        tokenizer=look_at_tokenizer(card, workers_environment(card, os.environ))
+        if has_data
+        else TokenizerFacts(),
         checkpoints=_observed(lambda: look_at_checkpoints(card, request.read_digests)),
         finished=_observed(lambda: _finished(directory)),
         host=host_name(),
@@ -253,17 +280,22 @@ def observe_launch(
         rehearsal_refusal="" if has_data else rehearsal_refusal(os.environ),
         unmounted=why_unmounted(directory, jobs, moment),
         unset=unset_here(card.slurm.environment, os.environ),
-        compiler_obstacle=compiler_obstacle(device_type(card)) if card.model.compile_blocks else None,
+        compiler_obstacle=compiler_obstacle(device_type(card))
+        if card.model.compile_blocks
+        else None,
     )
 
 
 def _clocks(directory: RunDirectory, moment: float) -> tuple[ClockFacts, ...]:
-    """Clocks that can be compared; on a run directory that is still to be made, or read-only, there is none of here."""
+    """Clocks that can be compared; on a run directory that is still to be made, or read-only, there
+    is none of here.
+    """
     found = list(read_clocks(directory.paths, moment))
     try:
         found.append(clock_of_file_system(directory.paths.state))
     except OSError:
-        return tuple(found)  # no files without names on this file system: the nodes' heartbeats remain
+        # no files without names on this file system: the nodes' heartbeats remain
+        return tuple(found)
     return tuple(found)
 
 
@@ -274,9 +306,13 @@ def _observed(read: Callable[[], Any]) -> Any:
         return Unknown(cause(error))
 
 
-# ----------------------------------------------------------------------------- where it would run already
+# ----------------------------------------------------------------------------- where it would run
+# already
 def _elsewhere(
-    directory: RunDirectory, submissions: tuple[Submission, ...], own: str, other_scheduler: Callable[[str], Scheduler]
+    directory: RunDirectory,
+    submissions: tuple[Submission, ...],
+    own: str,
+    other_scheduler: Callable[[str], Scheduler],
 ) -> tuple[str, ...]:
     """Jobs of this run that a scheduler other than ours still has, in words."""
     found = []
@@ -284,7 +320,8 @@ def _elsewhere(
         try:
             jobs = other_scheduler(kind).jobs()
         except (SchedulerError, OSError, ValueError):
-            continue  # it is gone with its machine; the trainer's lease on the checkpoints still guards them
+            # it is gone with its machine; the trainer's lease on the checkpoints still guards them
+            continue
         ours = Ownership(directory, submissions, scheduler=kind)
         for job in jobs:
             if ours.has(job) and not job.state.is_final:
@@ -294,7 +331,9 @@ def _elsewhere(
 
 # ----------------------------------------------------------------------------- the file system
 def look_at_directory(directory: RunDirectory) -> DirectoryFacts:
-    """Look at the folders that the run writes to, or at the nearest existing parent of those that are missing."""
+    """Look at the folders that the run writes to, or at the nearest existing parent of those that
+    are missing.
+    """
     paths = directory.paths
     fault = ""
     for wanted in (directory.root, paths.state, paths.checkpoints, paths.logs, directory.journal):
@@ -307,13 +346,17 @@ def look_at_directory(directory: RunDirectory) -> DirectoryFacts:
             break
     nearest = _nearest(paths.checkpoints)
     free = _observed(lambda: shutil.disk_usage(nearest).free)
-    missing = tuple(parent for parent in reversed(directory.root.parents) if not os.path.lexists(parent))
+    missing = tuple(
+        parent for parent in reversed(directory.root.parents) if not os.path.lexists(parent)
+    )
     return DirectoryFacts(fault, free, _observed(lambda: _free_inodes(nearest)), missing)
 
 
 def _free_inodes(path: Path) -> int | None:
     counted = os.statvfs(path)
-    return counted.f_favail if counted.f_files else None
+    if counted.f_files:
+        return counted.f_favail
+    return None
 
 
 def _nearest(path: Path) -> Path:
@@ -359,21 +402,39 @@ def _look_in(source: StartSource, read_digests: bool) -> LaunchCheckpoints:
     if foreign is not None:
         return LaunchCheckpoints(source, steps, latest, ResumeSearch(None, None), foreign=foreign)
     faults_of = partial(manifest_faults, read_digests=True) if read_digests else size_faults
-    found = search(folder, steps, latest if isinstance(latest, int) else None, source.need, faults_of)
-    problem = refusal(folder, steps, found) if steps else ""
+    found = search(
+        folder, steps, latest if isinstance(latest, int) else None, source.need, faults_of
+    )
+    problem = ""
+    if steps:
+        problem = refusal(folder, steps, found)
     cursor: Observed[Mapping[str, Any] | None] = None
     if found.step is not None:
         place = folder / checkpoint_name(found.step)
         cursor = _observed(lambda: read_json(place / CURSOR_FILE))
-    was_cut = None if found.manifest is None else _sequences_were_cut(folder, found.manifest.job_id)
+    if found.manifest is None:
+        was_cut = None
+    else:
+        was_cut = _sequences_were_cut(folder, found.manifest.job_id)
     verified = "digests" if read_digests else "sizes"
     return LaunchCheckpoints(source, steps, latest, found, problem, verified, None, cursor, was_cut)
 
 
 def _sequences_were_cut(folder: Path, job_id: str) -> bool | None:
-    """By the resolved card of the attempt that saved into `folder`, which says it whether or not the card did."""
+    """By the resolved card of the attempt that saved into `folder`, which says it whether or not
+    the card did.
+    """
     paths = RunPaths.of_checkpoints(folder)
-    value = None if paths is None else _observed(lambda: read_json(paths.attempt(job_id) / "card.json"))
-    parallel = value.get("parallel") if isinstance(value, dict) else None
-    said = parallel.get("sequence_parallel") if isinstance(parallel, dict) else None
-    return said if isinstance(said, bool) else None
+    if paths is None:
+        value = None
+    else:
+        value = _observed(lambda: read_json(paths.attempt(job_id) / "card.json"))
+    parallel = None
+    if isinstance(value, dict):
+        parallel = value.get("parallel")
+    said = None
+    if isinstance(parallel, dict):
+        said = parallel.get("sequence_parallel")
+    if isinstance(said, bool):
+        return said
+    return None

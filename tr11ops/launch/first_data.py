@@ -1,4 +1,6 @@
-"""The commands that make what a card's data lacks, for someone who has none yet: corpus, tokenizer, indexed dataset."""
+"""The commands that make what a card's data lacks, for someone who has none yet: corpus, tokenizer,
+indexed dataset.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,14 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.datasets import prefixes_of
 from tr11ops.rundir.tokenizer import TOKENIZER_FILE
 
-DOCUMENTS, SENTENCES = "_text_document", "_text_sentence"  # what `tr11 data preprocess` adds to its --output-prefix
+# what `tr11 data preprocess` adds to its --output-prefix
+DOCUMENTS, SENTENCES = "_text_document", "_text_sentence"
 MOST_DATASETS = 3  # a mixture of many is no one's first try
 
 
 def data_commands(card: RunCard, current: Path) -> tuple[str, ...]:
-    """Lines to be typed in `current`, in order; none where nothing is missing, or the data is not tr11's to make.
+    """Lines to be typed in `current`, in order; none where nothing is missing, or the data is not
+    tr11's to make.
 
     Only what is not there at all is made: a damaged dataset is for a person to look at.
     """
@@ -25,21 +29,31 @@ def data_commands(card: RunCard, current: Path) -> tuple[str, ...]:
     suffix = dataset_suffix(card.model.family)
     if _tokenizer_file(card) is None or not all(prefix.endswith(suffix) for prefix in missing):
         return ()
-    return tuple(dict.fromkeys(_commands(card, [prefix.removesuffix(suffix) for prefix in missing], current)))
+    return tuple(
+        dict.fromkeys(_commands(card, [prefix.removesuffix(suffix) for prefix in missing], current))
+    )
 
 
 def dataset_suffix(family: str) -> str:
     """How the name ends that `tr11 data preprocess` gives to what a family of models reads."""
-    return DOCUMENTS if family == "gpt" else SENTENCES
+    if family == "gpt":
+        return DOCUMENTS
+    return SENTENCES
 
 
 def _tokenizer_file(card: RunCard) -> Path | None:
-    """The file that `tr11 data tokenizer` would make; None where it makes none of this type, or the card names none."""
+    """The file that `tr11 data tokenizer` would make; None where it makes none of this type, or the
+    card names none.
+    """
     tokenizer = card.tokenizer
     if tokenizer.type == "huggingface":
-        return None if tokenizer.path is None else Path(tokenizer.path) / TOKENIZER_FILE
+        if tokenizer.path is None:
+            return None
+        return Path(tokenizer.path) / TOKENIZER_FILE
     file = tokenizer.vocabulary_file
-    return Path(file) if file is not None and tokenizer.type.startswith("bert_") else None
+    if file is not None and tokenizer.type.startswith("bert_"):
+        return Path(file)
+    return None
 
 
 def _is_there(prefix: str) -> bool:
@@ -50,13 +64,17 @@ def _commands(card: RunCard, stems: list[str], current: Path) -> Iterator[str]:
     file = _tokenizer_file(card)
     assert file is not None
     is_wordpiece = card.tokenizer.type != "huggingface"
-    kind = f"--tokenizer-type {card.tokenizer.type} " if is_wordpiece else ""
-    used = (
-        f"{kind}--vocab-file {_shown(str(file), current)}"
-        if is_wordpiece
-        else (f"--tokenizer {_shown(str(card.tokenizer.path), current)}")
+    kind = ""
+    if is_wordpiece:
+        kind = f"--tokenizer-type {card.tokenizer.type} "
+        used = f"{kind}--vocab-file {_shown(str(file), current)}"
+    else:
+        used = f"--tokenizer {_shown(str(card.tokenizer.path), current)}"
+    sentences = (
+        "--split-sentences --no-append-eod "
+        if dataset_suffix(card.model.family) == SENTENCES
+        else ""
     )
-    sentences = "--split-sentences --no-append-eod " if dataset_suffix(card.model.family) == SENTENCES else ""
     for stem in stems:
         corpus = _shown(f"{stem}.jsonl", current)
         if not Path(f"{stem}.jsonl").exists():

@@ -1,4 +1,6 @@
-"""What a run's own records say of its speed: seconds of a step, its longest save and evaluation, its shortest start."""
+"""What a run's own records say of its speed: seconds of a step, its longest save and evaluation,
+its shortest start.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,17 @@ _SAVE = re.compile(r"time \(ms\) \| save-checkpoint: (?P<milliseconds>\d+(?:\.\d
 
 
 def read_history(paths: RunPaths) -> RunHistory:
-    """Read the ends of both logs; what is not there was not measured. Raises OSError as the file system does."""
-    saves = [float(match["milliseconds"]) / 1000 for line in _tail(paths.main_log) if (match := _SAVE.search(line))]
-    records = [record for line in _tail(paths.metrics) if (record := parse_record(line)) is not None]
+    """Read the ends of both logs; what is not there was not measured. Raises OSError as the file
+    system does.
+    """
+    saves = [
+        float(match["milliseconds"]) / 1000
+        for line in _tail(paths.main_log)
+        if (match := _SAVE.search(line))
+    ]
+    records = [
+        record for line in _tail(paths.metrics) if (record := parse_record(line)) is not None
+    ]
     steps = [record for record in records if record.is_step]
     return RunHistory(
         step=usual_step_seconds(record.number("seconds_per_iteration") for record in steps),
@@ -33,8 +43,12 @@ def read_history(paths: RunPaths) -> RunHistory:
 
 
 def _shortest_start(paths: RunPaths, steps: list[MetricsRecord]) -> float | None:
-    """From the begin of an attempt to the end of its first step, of the newest attempts whose first step is there."""
-    firsts = [record for before, record in pairwise(steps) if record.job_id != before.job_id][-STARTS_LOOKED_AT:]
+    """From the begin of an attempt to the end of its first step, of the newest attempts whose first
+    step is there.
+    """
+    firsts = [record for before, record in pairwise(steps) if record.job_id != before.job_id][
+        -STARTS_LOOKED_AT:
+    ]
     if not firsts and steps and steps[0].iteration == 1:
         firsts = steps[:1]
     taken = []
@@ -46,7 +60,8 @@ def _shortest_start(paths: RunPaths, steps: list[MetricsRecord]) -> float | None
 
 
 def _longest_evaluation(records: list[MetricsRecord]) -> float | None:
-    """From the record of a step to the last of the validation records that follow it at once, in the same job.
+    """From the record of a step to the last of the validation records that follow it at once, in
+    the same job.
 
     A save comes before the evaluation; where it does not run beside the training, it is counted in.
     """

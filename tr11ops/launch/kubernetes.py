@@ -44,7 +44,9 @@ def kubernetes_problems(card: RunCard) -> Iterator[Problem]:
         yield Problem("kubernetes", None, "is missing", fix)
         return
     if card.rehearsal is not None:
-        yield Problem("rehearsal", None, "trains nothing, and runs on a twin alone", "use another card")
+        yield Problem(
+            "rehearsal", None, "trains nothing, and runs on a twin alone", "use another card"
+        )
     for key, path in _paths(card):
         if not PurePosixPath(path).is_relative_to(section.mount):
             rule = f"is not below kubernetes.mount ({section.mount}), so that no pod sees it"
@@ -81,7 +83,10 @@ def not_carried(card: RunCard) -> Iterator[str]:
 
 def job_name(card: RunCard) -> str:
     """The Job's and the Service's name: run and variant, as a DNS label."""
-    text = card.run.name if card.run.variant == "main" else f"{card.run.name}-{card.run.variant}"
+    if card.run.variant == "main":
+        text = card.run.name
+    else:
+        text = f"{card.run.name}-{card.run.variant}"
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if plain == text and len(plain) <= LONGEST_NAME and plain[0].isalpha():
         return plain
@@ -90,30 +95,51 @@ def job_name(card: RunCard) -> str:
 
 
 def manifest(card: RunCard, section: KubernetesSection) -> list[dict[str, Any]]:
-    """The objects, in the order in which they are made: the card, the Service that names the pods, the Job."""
+    """The objects, in the order in which they are made: the card, the Service that names the pods,
+    the Job.
+    """
     name = job_name(card)
     labels = {"app.kubernetes.io/name": "tr11", "app.kubernetes.io/instance": name}
     meta = {"name": name, "namespace": section.namespace, "labels": labels}
     return [
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {CARD_FILE: card_text(card)}},
         {
-            "apiVersion": "v1", "kind": "Service", "metadata": meta,
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": meta,
+            "data": {CARD_FILE: card_text(card)},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": meta,
             "spec": {
                 "clusterIP": "None",
-                "publishNotReadyAddresses": True,  # pods find each other before any of them is ready
+                # pods find each other before any of them is ready
+                "publishNotReadyAddresses": True,
                 "selector": {"batch.kubernetes.io/job-name": name},
                 "ports": [{"name": "meeting", "port": PORT}],
             },
         },
-        {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": _job(card, section, name, labels)},
-    ]  # fmt: skip
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": meta,
+            "spec": _job(card, section, name, labels),
+        },
+    ]
 
 
-def _job(card: RunCard, section: KubernetesSection, name: str, labels: Mapping[str, str]) -> dict[str, Any]:
+def _job(
+    card: RunCard, section: KubernetesSection, name: str, labels: Mapping[str, str]
+) -> dict[str, Any]:
     rules = [
         {
             "action": "FailJob",
-            "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [EXIT_REFUSED, EXIT_HELD]},
+            "onExitCodes": {
+                "containerName": CONTAINER,
+                "operator": "In",
+                "values": [EXIT_REFUSED, EXIT_HELD],
+            },
         },
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     ]
@@ -132,14 +158,26 @@ def _job(card: RunCard, section: KubernetesSection, name: str, labels: Mapping[s
 def _pod(card: RunCard, section: KubernetesSection, name: str) -> dict[str, Any]:
     slurm = card.slurm
     # The index, which is the node's rank, is in JOB_COMPLETION_INDEX: the Job controller sets it.
-    variables = {"MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": str(PORT), "NNODES": str(slurm.nodes)}
+    variables = {
+        "MASTER_ADDR": f"{name}-0.{name}",
+        "MASTER_PORT": str(PORT),
+        "NNODES": str(slurm.nodes),
+    }
     resources: dict[str, Any] = {"requests": {"cpu": str(slurm.cpus_per_task)}}
     if slurm.gpus_per_node:
         resources["limits"] = {section.gpu_resource: str(slurm.gpus_per_node)}
     container = {
         "name": CONTAINER,
         "image": section.image,
-        "command": ["tr11", "train", "--run", f"{CARD_FOLDER}/{CARD_FILE}", "--wait", "30m", "--until-finished"],
+        "command": [
+            "tr11",
+            "train",
+            "--run",
+            f"{CARD_FOLDER}/{CARD_FILE}",
+            "--wait",
+            "30m",
+            "--until-finished",
+        ],
         "env": [{"name": key, "value": value} for key, value in variables.items()],
         "resources": resources,
         "volumeMounts": [
@@ -162,21 +200,35 @@ def _pod(card: RunCard, section: KubernetesSection, name: str) -> dict[str, Any]
 
 
 def grace_seconds(card: RunCard) -> int:
-    """Between SIGTERM and SIGKILL: a step, an evaluation and a save with time to spare, then the end of all workers."""
+    """Between SIGTERM and SIGKILL: a step, an evaluation and a save with time to spare, then the
+    end of all workers.
+    """
     early = card.slurm.signal_seconds_before_limit or 0
-    return math.ceil(max(LEAST_GRACE_SECONDS, early, seconds_to_end(card)) + card.resilience.end_within_seconds)
+    return math.ceil(
+        max(LEAST_GRACE_SECONDS, early, seconds_to_end(card)) + card.resilience.end_within_seconds
+    )
 
 
 def card_text(card: RunCard) -> str:
-    """The card as the pods read it: overrides applied, paths in full, what was a variable filled in."""
+    """The card as the pods read it: overrides applied, paths in full, what was a variable filled
+    in.
+    """
     tables = card.model_dump(mode="json", exclude_defaults=True)
-    return write_card(_escaped(tables, ()), {}, ("Written by `tr11 launch --scheduler kubernetes`.",))
+    return write_card(
+        _escaped(tables, ()), {}, ("Written by `tr11 launch --scheduler kubernetes`.",)
+    )
 
 
 def _escaped(value: Any, place: tuple[str, ...]) -> Any:
-    """With $$ for each dollar that is meant, as cards are read, and without the keys that have no value."""
+    """With $$ for each dollar that is meant, as cards are read, and without the keys that have no
+    value.
+    """
     if isinstance(value, Mapping):
-        return {name: _escaped(item, (*place, name)) for name, item in value.items() if item is not None}
+        return {
+            name: _escaped(item, (*place, name)) for name, item in value.items() if item is not None
+        }
     if isinstance(value, list):
         return [_escaped(item, place) for item in value]
-    return value.replace("$", "$$") if isinstance(value, str) and place not in SHELL_KEYS else value
+    if isinstance(value, str) and place not in SHELL_KEYS:
+        return value.replace("$", "$$")
+    return value

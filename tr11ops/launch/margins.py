@@ -1,4 +1,6 @@
-"""Whether the end of each attempt leaves time for what must still be done: a step, an evaluation, a save. Pure."""
+"""Whether the end of each attempt leaves time for what must still be done: a step, an evaluation, a
+save. Pure.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from trainer.contract.record import Record
 class TimeMargin(Record):
     """Time from the trainer's leave to Slurm's end of the attempt, in seconds.
 
-    `sure` is less than `nominal` where the early signal alone makes the trainer leave, for that may come late.
+    `sure` is less than `nominal` where the early signal alone makes the trainer leave, for that may
+    come late.
     """
 
     nominal: float
@@ -23,7 +26,9 @@ class TimeMargin(Record):
 
 
 def room_before_limit(card: RunCard) -> TimeMargin | None:
-    """The room that exit duration and early signal leave, whichever is the earlier; None when neither is set."""
+    """The room that exit duration and early signal leave, whichever is the earlier; None when
+    neither is set.
+    """
     rooms = []
     if card.run.exit_duration_minutes is not None:
         left = card.time_limit_seconds - 60 * card.run.exit_duration_minutes
@@ -45,10 +50,18 @@ def margin_checks(card: RunCard, history: RunHistory) -> Iterator[PreflightCheck
     if room is None or history.save is None:
         return
     must = (history.step or 0.0) + history.save
-    evaluation = history.evaluation or 0.0 if card.evaluation.iterations > 0 else 0.0
+    evaluation = 0.0
+    if card.evaluation.iterations > 0:
+        evaluation = history.evaluation or 0.0
     wanted = must + evaluation
-    parts = [("a step", history.step), ("an evaluation", evaluation or None), ("a save", history.save)]
-    measured = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts if seconds is not None)
+    parts = [
+        ("a step", history.step),
+        ("an evaluation", evaluation or None),
+        ("a save", history.save),
+    ]
+    measured = ", ".join(
+        f"{name} {duration(seconds)}" for name, seconds in parts if seconds is not None
+    )
     late = ", and Slurm's signal may come a minute late" if room.sure < room.nominal else ""
     left = f"{duration(room.nominal)} are left before the time limit{late}; measured in this run: {measured}"
     key, fix = _fix(card, wanted)
@@ -59,7 +72,9 @@ def margin_checks(card: RunCard, history: RunHistory) -> Iterator[PreflightCheck
     elif room.sure < must:
         yield warning(key, f"a late signal may cost the last checkpoint of an attempt: {left}", fix)
     else:
-        yield warning(key, f"an evaluation at the end of an attempt may cost its last checkpoint: {left}", fix)
+        yield warning(
+            key, f"an evaluation at the end of an attempt may cost its last checkpoint: {left}", fix
+        )
 
 
 def _fix(card: RunCard, wanted: float) -> tuple[str, str]:
@@ -67,4 +82,7 @@ def _fix(card: RunCard, wanted: float) -> tuple[str, str]:
     most = (card.time_limit_seconds - wanted) / 60
     if most >= 1:
         return "run.exit_duration_minutes", f"use {int(most)} or less"
-    return "slurm.time_limit", f"use {duration(wanted)} and more, and leave run.exit_duration_minutes as much below it"
+    return (
+        "slurm.time_limit",
+        f"use {duration(wanted)} and more, and leave run.exit_duration_minutes as much below it",
+    )

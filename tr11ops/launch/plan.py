@@ -1,4 +1,6 @@
-"""What a launch would do, decided before anything is done: `--dry-run` prints it, and submitting carries it out."""
+"""What a launch would do, decided before anything is done: `--dry-run` prints it, and submitting
+carries it out.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,12 @@ class LaunchPlan(Record):
 
     @property
     def test_request(self) -> BatchRequest:
-        """The request for a trial: the run directory may not exist yet, and a trial must not make it."""
-        return replace(self.request, working_directory=nearest_folder(self.request.working_directory))
+        """The request for a trial: the run directory may not exist yet, and a trial must not make
+        it.
+        """
+        return replace(
+            self.request, working_directory=nearest_folder(self.request.working_directory)
+        )
 
 
 def plan_launch(
@@ -58,7 +64,10 @@ def plan_launch(
     """
     slurm = card.slurm
     paths = directory.submission(tag)
-    output = SINGLE_OUTPUT if request.array is None and slurm.output == DEFAULT_OUTPUT else slurm.output
+    if request.array is None and slurm.output == DEFAULT_OUTPUT:
+        output = SINGLE_OUTPUT
+    else:
+        output = slurm.output
     batch = BatchRequest(
         script="",
         name=card.run.name,
@@ -108,8 +117,13 @@ def plan_launch(
 
 
 def resolved_card(card: RunCard, leaves: ExitPlan | None = None) -> dict[str, Any]:
-    """The resolved card with what a card may leave out: the number of workers, and when the trainer leaves."""
-    value = resolved_with_exit(card, leaves) if leaves else resolved(card)
+    """The resolved card with what a card may leave out: the number of workers, and when the trainer
+    leaves.
+    """
+    if leaves:
+        value = resolved_with_exit(card, leaves)
+    else:
+        value = resolved(card)
     return {**value, "slurm": {**value["slurm"], "workers_per_node": card.slurm.workers}}
 
 
@@ -121,24 +135,42 @@ _BASES = {
 
 
 def plan_lines(
-    plan: LaunchPlan, card: RunCard, scheduler: str, base: PathBase, missing_parents: Sequence[Path] = ()
+    plan: LaunchPlan,
+    card: RunCard,
+    scheduler: str,
+    base: PathBase,
+    missing_parents: Sequence[Path] = (),
 ) -> list[tuple[str, str]]:
-    """The plan for a person: (word, value) pairs. `missing_parents`: folders above the run directory that it makes."""
+    """The plan for a person: (word, value) pairs. `missing_parents`: folders above the run
+    directory that it makes.
+    """
     request = plan.request
     count = counted(plan.tasks, "task", "tasks, one after another")
-    tasks = f"array {request.array}: {count}" if request.array else "one job"
+    if request.array:
+        tasks = f"array {request.array}: {count}"
+    else:
+        tasks = "one job"
     nodes = counted(card.slurm.nodes, "node")
-    spares = f", {card.slurm.spare_nodes} spare" if card.slurm.spare_nodes else ""
+    spares = ""
+    if card.slurm.spare_nodes:
+        spares = f", {card.slurm.spare_nodes} spare"
     workers = f"{nodes} x {counted(card.slurm.workers, 'worker')}"
-    gpus = f", {counted(request.gpus_per_node, 'GPU')} each" if request.gpus_per_node else ""
+    gpus = ""
+    if request.gpus_per_node:
+        gpus = f", {counted(request.gpus_per_node, 'GPU')} each"
     minutes = plan.card["run"]["exit_duration_minutes"]
     derived = "" if card.run.exit_duration_minutes else " (derived)"
-    leaves = f", the trainer leaves after {minutes:g} min{derived}" if minutes else ""
+    leaves = ""
+    if minutes:
+        leaves = f", the trainer leaves after {minutes:g} min{derived}"
     rows = [
         ("run", f"{request.name}/{plan.variant}"),
         ("directory", str(plan.directory.root)),
         ("paths from", f"{base.folder} ({_BASES[base.reason]})"),
-        ("scheduler", scheduler + (f", partition {request.partition}" if request.partition else "")),
+        (
+            "scheduler",
+            scheduler + (f", partition {request.partition}" if request.partition else ""),
+        ),
         ("job", tasks),
         ("workers", workers + gpus + spares),
         ("time limit", card.slurm.time_limit + leaves),

@@ -1,4 +1,5 @@
-"""Whether a launch may go ahead: pure checks over observed facts. Each says what, why, and how to repair it.
+"""Whether a launch may go ahead: pure checks over observed facts. Each says what, why, and how to
+repair it.
 
 Nothing here reads a file, asks a scheduler or looks at a clock.
 """
@@ -67,7 +68,10 @@ def _checks(
         yield not_mounted(directory, facts.unmounted)
         return
     history = known(facts.history, RunHistory())
-    leaves = exit_plan(card, history) if request.on_scheduler else ExitPlan(None)
+    if request.on_scheduler:
+        leaves = exit_plan(card, history)
+    else:
+        leaves = ExitPlan(None)
     card = leaves.applied(card)
     for problem in card_warnings(card):
         if problem.key != "run.exit_duration_minutes" or not (leaves.why or is_measured(history)):
@@ -84,7 +88,9 @@ def _checks(
         yield from _partition_checks(card, request, facts)
         if isinstance(facts.site, SiteRules):
             yield from site_checks(facts.site)
-        yield from grant_checks(card, request.tasks, facts.grants, _partition_nodes(card, facts), facts.time)
+        yield from grant_checks(
+            card, request.tasks, facts.grants, _partition_nodes(card, facts), facts.time
+        )
         if request.chain is not None:
             yield from chain_checks(request.chain)
     yield from directory_checks(card, directory, facts)
@@ -108,7 +114,9 @@ def _checks(
         yield from checkpoint_checks(card, facts, request.on_scheduler)
         yield from saving_checks(card)
         if request.array is not None or (request.chain is not None and request.chain.tasks > 1):
-            yield from coverage_checks(coverage_of(card, request.tasks, history, _resumed_step(facts)))
+            yield from coverage_checks(
+                coverage_of(card, request.tasks, history, _resumed_step(facts))
+            )
 
 
 def _leave_checks(leaves: ExitPlan) -> Iterator[PreflightCheck]:
@@ -117,7 +125,9 @@ def _leave_checks(leaves: ExitPlan) -> Iterator[PreflightCheck]:
         yield ok("last save", f"the trainer leaves after {leaves.minutes:g} min, {leaves.why}")
     elif leaves.why:
         rule = f"cannot be derived, so each attempt ends without a last checkpoint: {leaves.why}"
-        yield warning("run.exit_duration_minutes", rule, "raise slurm.time_limit, or say when to leave")
+        yield warning(
+            "run.exit_duration_minutes", rule, "raise slurm.time_limit, or say when to leave"
+        )
 
 
 def _option_checks(card: RunCard, scheduler: str) -> Iterator[PreflightCheck]:
@@ -130,11 +140,15 @@ def _option_checks(card: RunCard, scheduler: str) -> Iterator[PreflightCheck]:
 
 def _resumed_step(facts: LaunchFacts) -> int:
     found = facts.checkpoints
-    return 0 if isinstance(found, Unknown) else found.start.iteration
+    if isinstance(found, Unknown):
+        return 0
+    return found.start.iteration
 
 
 def _compiler_checks(facts: LaunchFacts) -> Iterator[PreflightCheck]:
-    """A compiler for the card's blocks. Where the workers run on this machine, what it lacks they lack."""
+    """A compiler for the card's blocks. Where the workers run on this machine, what it lacks they
+    lack.
+    """
     if facts.compiler_obstacle is None:
         return
     if facts.scheduler == "slurm":
@@ -150,8 +164,12 @@ def chosen_partition(card: RunCard, partitions: Iterable[Partition]) -> Partitio
     listed = list(partitions)
     if card.slurm.partition is not None:
         return next((entry for entry in listed if entry.name == card.slurm.partition), None)
-    defaults = [entry for entry in listed if entry.is_default] or (listed if len(listed) == 1 else [])
-    return defaults[0] if defaults else None
+    defaults = [entry for entry in listed if entry.is_default] or (
+        listed if len(listed) == 1 else []
+    )
+    if defaults:
+        return defaults[0]
+    return None
 
 
 def _partition_nodes(card: RunCard, facts: LaunchFacts) -> tuple[Node, ...]:
@@ -161,15 +179,20 @@ def _partition_nodes(card: RunCard, facts: LaunchFacts) -> tuple[Node, ...]:
 
 
 def excluded_nodes(request: LaunchRequest, facts: LaunchFacts) -> Given:
-    """Nodes that must not be used: asked for, in the card, and on the run's own list, as far as the cluster has them.
+    """Nodes that must not be used: asked for, in the card, and on the run's own list, as far as the
+    cluster has them.
 
     An exclusion whose time has passed holds until a check of the node has passed.
     """
     listed = (entry.node for entry in known(facts.exclusions, ()))
-    return given_to_scheduler((*request.exclude, *listed), [node.name for node in known(facts.nodes, ())])
+    return given_to_scheduler(
+        (*request.exclude, *listed), [node.name for node in known(facts.nodes, ())]
+    )
 
 
-def _partition_checks(card: RunCard, request: LaunchRequest, facts: LaunchFacts) -> Iterator[PreflightCheck]:
+def _partition_checks(
+    card: RunCard, request: LaunchRequest, facts: LaunchFacts
+) -> Iterator[PreflightCheck]:
     if isinstance(facts.partitions, Unknown):
         yield unknown("scheduler", f"its partitions could not be read ({facts.partitions.why})")
         return
@@ -177,28 +200,47 @@ def _partition_checks(card: RunCard, request: LaunchRequest, facts: LaunchFacts)
     if partition is None:
         there = ", ".join(entry.name for entry in facts.partitions) or "none"
         if card.slurm.partition is None:
-            yield refused("slurm.partition", "the cluster has no default partition", f"set it to one of: {there}", 2)
+            yield refused(
+                "slurm.partition",
+                "the cluster has no default partition",
+                f"set it to one of: {there}",
+                2,
+            )
         else:
             yield refused(
-                "slurm.partition", f"{card.slurm.partition!r} is not a partition here", f"use one of: {there}", 2
+                "slurm.partition",
+                f"{card.slurm.partition!r} is not a partition here",
+                f"use one of: {there}",
+                2,
             )
         return
     limit = partition.max_time_seconds
     if partition.is_closed:
-        others = ", ".join(entry.name for entry in facts.partitions if not entry.is_closed) or "none"
-        rule = (
-            f"{partition.name} is closed by the site and takes no job: what is queued in it waits and keeps its place"
+        others = (
+            ", ".join(entry.name for entry in facts.partitions if not entry.is_closed) or "none"
         )
-        yield refused("partition", rule, f"wait for the site, or set slurm.partition (open: {others})")
+        rule = (
+            f"{partition.name} is closed by the site and takes no job: "
+            "what is queued in it waits and keeps its place"
+        )
+        yield refused(
+            "partition", rule, f"wait for the site, or set slurm.partition (open: {others})"
+        )
     elif not partition.is_up:
         yield warning("partition", f"{partition.name} is down: the job will wait for the site")
     if limit is not None and card.time_limit_seconds > limit:
         rule = f"{card.slurm.time_limit} is above the limit of partition {partition.name} ({format_time_limit(limit)})"
         yield refused(
-            "slurm.time_limit", rule, f"use {format_time_limit(limit)} and lower run.exit_duration_minutes with it", 2
+            "slurm.time_limit",
+            rule,
+            f"use {format_time_limit(limit)} and lower run.exit_duration_minutes with it",
+            2,
         )
     else:
-        most = f"of at most {format_time_limit(limit)}" if limit is not None else "(no maximum)"
+        if limit is not None:
+            most = f"of at most {format_time_limit(limit)}"
+        else:
+            most = "(no maximum)"
         yield ok("partition", f"{partition.name}, {card.slurm.time_limit} {most}")
     yield from _node_checks(card, partition, request, facts)
 
@@ -219,7 +261,11 @@ def _node_checks(
     given = excluded_nodes(request, facts)
     excluded = given.nodes
     yield from _gone_checks(card, given, facts)
-    strangers = [name for name in given.left_out if name in request.exclude and name not in card_exclusions(card)]
+    strangers = [
+        name
+        for name in given.left_out
+        if name in request.exclude and name not in card_exclusions(card)
+    ]
     if strangers:
         rule = f"{strangers[0]!r} is not a node of this cluster" + (
             f" (and {len(strangers) - 1} more)" if strangers[1:] else ""
@@ -227,11 +273,16 @@ def _node_checks(
         yield refused("exclude", rule, f"the nodes are {short(sorted(nodes))}", 2)
     wanted = card.slurm.allocated_nodes
     reservation = _reservation(facts)
-    of_reservation = "" if reservation is None else f"reservation {reservation.name} in "
+    if reservation is None:
+        of_reservation = ""
+    else:
+        of_reservation = f"reservation {reservation.name} in "
     open_to_us = [
         nodes[name]
         for name in partition.node_names
-        if name in nodes and name not in excluded and (reservation is None or name in reservation.nodes)
+        if name in nodes
+        and name not in excluded
+        and (reservation is None or name in reservation.nodes)
     ]
     usable = [node for node in open_to_us if node.is_usable]
     counted = f"{len(open_to_us)} of {of_reservation}partition {partition.name} after {len(excluded)} excluded"
@@ -252,7 +303,10 @@ def _node_checks(
         yield warning("nodes", f"{_wanted_nodes(card)} are needed, {now}: the job will wait{fewer}")
     else:
         spare = len(usable) - wanted
-        yield ok("nodes", f"{_wanted_nodes(card)} of {len(usable)} usable ({spare} to spare, {len(excluded)} excluded)")
+        yield ok(
+            "nodes",
+            f"{_wanted_nodes(card)} of {len(usable)} usable ({spare} to spare, {len(excluded)} excluded)",
+        )
     yield from _capacity_checks(card, open_to_us, facts.scheduler)
     if facts.scheduler == "local":
         yield from _unused_gpus(card, open_to_us)
@@ -266,7 +320,9 @@ def _first_loss(card: RunCard) -> Iterator[PreflightCheck]:
 
 
 def _unused_gpus(card: RunCard, nodes: list[Node]) -> Iterator[PreflightCheck]:
-    """The embedded scheduler's jobs see the GPUs that they ask for and no others: without any they are slow."""
+    """The embedded scheduler's jobs see the GPUs that they ask for and no others: without any they
+    are slow.
+    """
     most = max((node.gpus for node in nodes), default=0)
     if card.slurm.gpus_per_node == 0 and most:
         rule = f"a node has {most}, the card asks for none: it trains on the processor"
@@ -277,14 +333,19 @@ def _reservation(facts: LaunchFacts) -> Reservation | None:
     """The card's reservation, where its jobs get no other nodes than its own."""
     grants = known(facts.grants, None)
     found = None if grants is None else grants.reservation
-    return found if found is not None and found.nodes else None
+    if found is not None and found.nodes:
+        return found
+    return None
 
 
 def _capacity_checks(card: RunCard, nodes: list[Node], scheduler: str) -> Iterator[PreflightCheck]:
     """Nodes of which too few could serve the card even if all were well: it would never start."""
     wanted = card.slurm.allocated_nodes
-    cores = card.slurm.cpus_per_task if scheduler == "slurm" else 1  # the embedded one gives as many as there are
-    memory = memory_megabytes(options_of(card.slurm.options)) if scheduler == "slurm" else 0
+    # the embedded one gives as many as there are
+    cores = card.slurm.cpus_per_task if scheduler == "slurm" else 1
+    memory = 0
+    if scheduler == "slurm":
+        memory = memory_megabytes(options_of(card.slurm.options))
     need = NodeNeed(card.slurm.gpus_per_node, cores, memory, card.slurm.constraint)
     lacks = lacking(need, nodes)
     if not len(nodes) - len(lacks) < wanted <= len(nodes):
@@ -292,7 +353,9 @@ def _capacity_checks(card: RunCard, nodes: list[Node], scheduler: str) -> Iterat
     for lack in dict.fromkeys(lacks.values()):
         names = short([name for name, found in lacks.items() if found is lack])
         if lack is Lack.FEATURES:
-            of_kind = counted(wanted, f"node with {need.constraint} is", f"nodes with {need.constraint} are")
+            of_kind = counted(
+                wanted, f"node with {need.constraint} is", f"nodes with {need.constraint} are"
+            )
             rule = f"{of_kind} needed, {names} have not got it"
             yield refused("slurm.constraint", rule, "change it, or choose another partition", 2)
         elif lack is Lack.MEMORY:
@@ -307,11 +370,17 @@ def _capacity_checks(card: RunCard, nodes: list[Node], scheduler: str) -> Iterat
 
 
 def _gone_checks(card: RunCard, given: Given, facts: LaunchFacts) -> Iterator[PreflightCheck]:
-    """What is excluded and no node of the cluster any more: told, and left out, for one such name spoils a list."""
+    """What is excluded and no node of the cluster any more: told, and left out, for one such name
+    spoils a list.
+    """
     listed = [entry.node for entry in known(facts.exclusions, ()) if entry.node in given.left_out]
     if listed:
         rule = f"{short(listed)} on the run's list: no node of this cluster (any more), left out"
-        yield warning("exclusions", rule, f"`tr11 nodes include {','.join(listed)} --force` takes it off the list")
+        yield warning(
+            "exclusions",
+            rule,
+            f"`tr11 nodes include {','.join(listed)} --force` takes it off the list",
+        )
     in_card = [name for name in card_exclusions(card) if name in given.left_out]
     if in_card:
         rule = f"{short(in_card)}: no node of this cluster (any more), left out"
@@ -320,7 +389,9 @@ def _gone_checks(card: RunCard, given: Given, facts: LaunchFacts) -> Iterator[Pr
 
 def _wanted_nodes(card: RunCard) -> str:
     spares = card.slurm.spare_nodes
-    return f"{card.slurm.nodes} + {spares} spare" if spares else str(card.slurm.nodes)
+    if spares:
+        return f"{card.slurm.nodes} + {spares} spare"
+    return str(card.slurm.nodes)
 
 
 # ----------------------------------------------------------------------------- the data
@@ -328,10 +399,14 @@ def _data_checks(card: RunCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     tokens = documents = 0
     for dataset in facts.datasets:
         if dataset.unreadable:
-            yield refused("data.prefixes", dataset.unreadable, "make it readable for the run's user")
+            yield refused(
+                "data.prefixes", dataset.unreadable, "make it readable for the run's user"
+            )
         elif dataset.fault:
             yield refused(
-                "data.prefixes", dataset.fault, "correct the path, or make the dataset (`tr11 data preprocess`)"
+                "data.prefixes",
+                dataset.fault,
+                "correct the path, or make the dataset (`tr11 data preprocess`)",
             )
         else:
             yield from _size_checks(card, dataset)
@@ -343,7 +418,9 @@ def _data_checks(card: RunCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
 
 
 def _size_checks(card: RunCard, dataset: DatasetFacts) -> Iterator[PreflightCheck]:
-    """One sample must fit. The parts of a split follow documents, so what they hold in tokens is an estimate here."""
+    """One sample must fit. The parts of a split follow documents, so what they hold in tokens is an
+    estimate here.
+    """
     sample = card.model.sequence_length + 1
     need = f"one sample takes {sample:,} (model.sequence_length + 1)"
     if dataset.tokens < sample:
@@ -364,15 +441,25 @@ def _size_checks(card: RunCard, dataset: DatasetFacts) -> Iterator[PreflightChec
 
 
 def _map_checks(card: RunCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
-    """Index maps that are missing are built at the start of the training, by one worker while all others wait."""
+    """Index maps that are missing are built at the start of the training, by one worker while all
+    others wait.
+    """
     missing = facts.without_maps
     if isinstance(missing, Unknown):
-        yield warning("index maps", f"they could not be looked for ({missing.why}); they are built if they are missing")
+        yield warning(
+            "index maps",
+            f"they could not be looked for ({missing.why}); they are built if they are missing",
+        )
     elif missing:
-        documents = sum(dataset.documents for dataset in facts.datasets if dataset.prefix in missing)
+        documents = sum(
+            dataset.documents for dataset in facts.datasets if dataset.prefix in missing
+        )
         seconds = (documents + card.batch.train_samples) / INDEX_RATE
         count = f"{len(missing)} of {len(facts.datasets)} data sets"
-        yield ok("index maps", f"{count} have none yet: built at the start, in about {duration(max(1.0, seconds))}")
+        yield ok(
+            "index maps",
+            f"{count} have none yet: built at the start, in about {duration(max(1.0, seconds))}",
+        )
     else:
         yield ok("index maps", "there for every data set")
 

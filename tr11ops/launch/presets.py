@@ -1,4 +1,6 @@
-"""Sizes of model that `tr11 init` starts a card from, and how far a training goes. Pure, but for reading a card."""
+"""Sizes of model that `tr11 init` starts a card from, and how far a training goes. Pure, but for
+reading a card.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ from trainer.contract.record import Record
 _TOKENS = re.compile(r"(\d{1,15}(?:\.\d{1,6})?(?:e\d{1,2})?) ?([kmbt]?)", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 MOST_TOKENS = 10**15
-OF_ITS_SITE = ("hub", "backup", "alerts", "cron", "perms")  # sections that name people, archives and groups of a site
-WARMUP_SHARE, RAMP_SHARE = 100, 20  # at most this part of the training warms up, or has a smaller batch
+# sections that name people, archives and groups of a site
+OF_ITS_SITE = ("hub", "backup", "alerts", "cron", "perms")
+# at most this part of the training warms up, or has a smaller batch
+WARMUP_SHARE, RAMP_SHARE = 100, 20
 
 
 class Preset(Record):
@@ -28,61 +32,105 @@ class Preset(Record):
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def _sized(layers: int, hidden: int, heads: int, pipeline: int, nodes: int, batch: int, rate: float) -> dict[str, Any]:
-    """The sections of a BLOOM of another size: 341 billion tokens in windows of 2048, as those of its family."""
+def _sized(
+    layers: int, hidden: int, heads: int, pipeline: int, nodes: int, batch: int, rate: float
+) -> dict[str, Any]:
+    """The sections of a BLOOM of another size: 341 billion tokens in windows of 2048, as those of
+    its family.
+    """
     samples = 166_500_000
     return {
-        "slurm": {"nodes": nodes, "workers_per_node": 8, "time_limit": "20:00:00", "environment": {}},
+        "slurm": {
+            "nodes": nodes,
+            "workers_per_node": 8,
+            "time_limit": "20:00:00",
+            "environment": {},
+        },
         "parallel": {"tensor": 1, "pipeline": pipeline},
         "model": {
-            "layers": layers, "hidden_size": hidden, "attention_heads": heads, "sequence_length": 2048,
+            "layers": layers,
+            "hidden_size": hidden,
+            "attention_heads": heads,
+            "sequence_length": 2048,
             "init_std": round(math.sqrt(1 / (3 * hidden)), 4),
         },
         "batch": {
-            "micro_batch_size": 1, "global_batch_size": batch, "train_samples": samples,
+            "micro_batch_size": 1,
+            "global_batch_size": batch,
+            "train_samples": samples,
             "ramp": {"start": batch // 4, "increment": batch // 4, "samples": samples // 100},
         },
         "schedule": {
-            "learning_rate": rate, "min_learning_rate": rate / 10, "decay_samples": samples * 9 // 10,
+            "learning_rate": rate,
+            "min_learning_rate": rate / 10,
+            "decay_samples": samples * 9 // 10,
             "warmup_samples": 183_105,
         },
         "checkpoint": {"interval": 500},
         "evaluation": {"interval": 1000, "iterations": 1},
         "tokenizer": {"padded_vocabulary_size": 250_880},
-    }  # fmt: skip
+    }
 
 
 def _llama(
-    layers: int, hidden: int, ffn: int, tied: bool, length: int, tensor: int, nodes: int, rate: float
+    layers: int,
+    hidden: int,
+    ffn: int,
+    tied: bool,
+    length: int,
+    tensor: int,
+    nodes: int,
+    rate: float,
 ) -> dict[str, Any]:
-    """The sections of a Llama 3 in its published shape, but for its length: a trillion tokens in batches of 4 million.
+    """The sections of a Llama 3 in its published shape, but for its length: a trillion tokens in
+    batches of 4 million.
 
-    The rate of the larger one and the floor, a hundredth of it, are those of its paper (arXiv 2407.21783).
+    The rate of the larger one and the floor, a hundredth of it, are those of its paper (arXiv
+    2407.21783).
     """
     batch = 4_194_304 // length
     samples = 10**12 // length
     return {
-        "slurm": {"nodes": nodes, "workers_per_node": 8, "time_limit": "20:00:00", "environment": {}},
+        "slurm": {
+            "nodes": nodes,
+            "workers_per_node": 8,
+            "time_limit": "20:00:00",
+            "environment": {},
+        },
         "parallel": {"tensor": tensor, "pipeline": 1},
         "model": {
-            "layers": layers, "hidden_size": hidden, "ffn_hidden_size": ffn, "attention_heads": 32,
-            "key_value_heads": 8, "sequence_length": length, "norm": "rmsnorm", "activation": "swiglu",
-            "linear_biases": False, "position_embedding": "rotary", "rotary_base": 500_000.0,
-            "embedding_layernorm": False, "tied_embeddings": tied, "init_std": 0.02,
+            "layers": layers,
+            "hidden_size": hidden,
+            "ffn_hidden_size": ffn,
+            "attention_heads": 32,
+            "key_value_heads": 8,
+            "sequence_length": length,
+            "norm": "rmsnorm",
+            "activation": "swiglu",
+            "linear_biases": False,
+            "position_embedding": "rotary",
+            "rotary_base": 500_000.0,
+            "embedding_layernorm": False,
+            "tied_embeddings": tied,
+            "init_std": 0.02,
             "activation_checkpointing": False,
         },
         "batch": {
-            "micro_batch_size": 1, "global_batch_size": batch, "train_samples": samples,
+            "micro_batch_size": 1,
+            "global_batch_size": batch,
+            "train_samples": samples,
             "ramp": {"start": batch // 4, "increment": batch // 4, "samples": samples // 100},
         },
         "schedule": {
-            "learning_rate": rate, "min_learning_rate": rate / 100, "decay_samples": samples,
+            "learning_rate": rate,
+            "min_learning_rate": rate / 100,
+            "decay_samples": samples,
             "warmup_samples": 2000 * batch,
         },
         "checkpoint": {"interval": 500},
         "evaluation": {"interval": 1000, "iterations": 1},
         "tokenizer": {"padded_vocabulary_size": 128_256},
-    }  # fmt: skip
+    }
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -104,9 +152,11 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def preset_tables(name: str, folder: Path) -> dict[str, Any]:
-    """The tables to start from; `folder` has the shipped cards. Raises CardError, and KeyError for no preset.
+    """The tables to start from; `folder` has the shipped cards. Raises CardError, and KeyError for
+    no preset.
 
-    What belongs to the site where the example was trained is left out: its copies and mails must go nowhere else.
+    What belongs to the site where the example was trained is left out: its copies and mails must go
+    nowhere else.
     """
     preset = PRESETS[name]
     tables = example_tables(folder / f"{preset.example}.toml")
@@ -114,7 +164,9 @@ def preset_tables(name: str, folder: Path) -> dict[str, Any]:
         tables.pop(section, None)
     tables.get("resilience", {}).pop("support_address", None)
     slurm = tables["slurm"]
-    slurm["environment"] = {key: value for key, value in slurm.get("environment", {}).items() if "$" not in value}
+    slurm["environment"] = {
+        key: value for key, value in slurm.get("environment", {}).items() if "$" not in value
+    }
     tables = {section: table for section, table in tables.items() if table != {}}
     for section, values in preset.tables.items():
         tables[section] = {**tables.get(section, {}), **values}
@@ -124,7 +176,9 @@ def preset_tables(name: str, folder: Path) -> dict[str, Any]:
 def token_count(text: str) -> int:
     """How many tokens `450B`, `5e9`, `1.5T` or `300_000_000` are. Raises ValueError."""
     match = _TOKENS.fullmatch(text.strip().replace("_", "").replace(",", ""))
-    count = round(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
+    count = 0
+    if match:
+        count = round(float(match[1]) * _UNITS[match[2].lower()])
     if not 0 < count <= MOST_TOKENS:
         raise ValueError("is no number of tokens; write 300B, 5e9 or 1.5T")
     return count
@@ -142,7 +196,8 @@ def _samples_of(batch: Mapping[str, Any]) -> int:
 
 
 def with_tokens(tables: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-    """The tables for a training that reads so many tokens: its decay and cooldown are the same part of the whole.
+    """The tables for a training that reads so many tokens: its decay and cooldown are the same part
+    of the whole.
 
     They count as they did: samples, or steps of the full batch.
     """
@@ -159,5 +214,8 @@ def with_tokens(tables: Mapping[str, Any], tokens: int) -> dict[str, Any]:
     if f"warmup_{unit}" in schedule:
         schedule[f"warmup_{unit}"] = min(schedule[f"warmup_{unit}"], whole // WARMUP_SHARE)
     if "ramp" in batch:
-        batch["ramp"] = {**batch["ramp"], "samples": max(1, min(batch["ramp"]["samples"], samples // RAMP_SHARE))}
+        batch["ramp"] = {
+            **batch["ramp"],
+            "samples": max(1, min(batch["ramp"]["samples"], samples // RAMP_SHARE)),
+        }
     return {**tables, "batch": batch, "schedule": schedule}

@@ -1,4 +1,6 @@
-"""Whether the trainer would refuse what is queued: each job trains with the card that it was submitted with."""
+"""Whether the trainer would refuse what is queued: each job trains with the card that it was
+submitted with.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,12 @@ from trainer.contract.state_file import read_json
 def refused_starts(directory: RunDirectory, jobs: Iterable[Job]) -> Mapping[str, PreflightCheck]:
     """The jobs that the trainer would refuse, by `job_id`, with the first reason.
 
-    A job whose card or whose checkpoints cannot be read is not among them: nothing is concluded from that.
+    A job whose card or whose checkpoints cannot be read is not among them: nothing is concluded
+    from that.
     """
-    by_number = {entry.job_id: entry for entry in directory.read_submissions() if entry.job_id is not None}
+    by_number = {
+        entry.job_id: entry for entry in directory.read_submissions() if entry.job_id is not None
+    }
     by_tag: dict[str, PreflightCheck | None] = {}
     found: dict[str, PreflightCheck] = {}
     for job in jobs:
@@ -37,7 +42,9 @@ def _tag_of(job: Job, by_number: Mapping[str, Submission]) -> str:
     if mark is not None:
         return mark[0]
     entry = by_number.get(array_number(job))
-    return entry.tag if entry is not None else ""
+    if entry is not None:
+        return entry.tag
+    return ""
 
 
 def _refusal(directory: RunDirectory, tag: str) -> PreflightCheck | None:

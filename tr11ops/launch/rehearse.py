@@ -1,7 +1,7 @@
 """The rehearsal of a run: the same card on two nodes for half an hour, in a place of its own. Pure.
 
-Everything that decides how a job starts (partition, set-up lines, environment, data, tokenizer) stays; what makes it
-large and what would touch the run itself is replaced.
+Everything that decides how a job starts (partition, set-up lines, environment, data, tokenizer)
+stays; what makes it large and what would touch the run itself is replaced.
 """
 
 from __future__ import annotations
@@ -54,9 +54,14 @@ def rehearsal_overrides(card: RunCard) -> dict[str, Any]:
 
 
 def _shape(card: RunCard, workers: int) -> dict[str, Any]:
-    """Topology, model and batch that fit so many workers: as parallel as the card's, in as many ways."""
+    """Topology, model and batch that fit so many workers: as parallel as the card's, in as many
+    ways.
+    """
     tensor = gcd(card.parallel.tensor, workers)
-    pipeline = 2 if card.parallel.pipeline > 1 and workers // tensor % 2 == 0 else 1
+    if card.parallel.pipeline > 1 and workers // tensor % 2 == 0:
+        pipeline = 2
+    else:
+        pipeline = 1
     hidden, heads = card.model.hidden_size, card.model.attention_heads
     shape: dict[str, Any] = {
         "parallel.tensor": tensor,
@@ -67,7 +72,10 @@ def _shape(card: RunCard, workers: int) -> dict[str, Any]:
     if hidden > LARGEST_HIDDEN:
         per_head = hidden // heads
         fits = LARGEST_HIDDEN % per_head == 0 and LARGEST_HIDDEN // per_head % tensor == 0
-        fewer = LARGEST_HIDDEN // per_head if fits else 8 * tensor
+        if fits:
+            fewer = LARGEST_HIDDEN // per_head
+        else:
+            fewer = 8 * tensor
         shape |= {
             "model.hidden_size": LARGEST_HIDDEN,
             "model.attention_heads": fewer,
@@ -81,27 +89,42 @@ def _shape(card: RunCard, workers: int) -> dict[str, Any]:
     if batch_problems(card.batch, replicas):
         chunk = card.batch.micro_batch_size * replicas
         batch = max(1, card.batch.global_batch_size // chunk) * chunk
-        shape |= {"batch.ramp": None, "batch.micro_batch_ramp": [], "batch.global_batch_size": batch}
+        shape |= {
+            "batch.ramp": None,
+            "batch.micro_batch_ramp": [],
+            "batch.global_batch_size": batch,
+        }
     return shape
 
 
 def as_options(overrides: Mapping[str, Any]) -> list[str]:
-    """The same as `--set` takes it. A dollar sign is doubled: these values are not to be expanded once more."""
+    """The same as `--set` takes it. A dollar sign is doubled: these values are not to be expanded
+    once more.
+    """
     return [f"{key}={_option(value)}" for key, value in overrides.items()]
 
 
 def _option(value: Any) -> str:
     if value is None:
         return "none"
-    return json.dumps(value.replace("$", "$$")) if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return json.dumps(value.replace("$", "$$"))
+    return json.dumps(value)
 
 
 # ----------------------------------------------------------------------------- words
 def differences(main: RunCard, other: RunCard) -> tuple[tuple[str, Any, Any], ...]:
-    """Every key on which two cards differ: (key, value in the first, value in the second); None where it is unset."""
+    """Every key on which two cards differ: (key, value in the first, value in the second); None
+    where it is unset.
+    """
     first, second = flat(main.model_dump(mode="json")), flat(other.model_dump(mode="json"))
-    keys = sorted({*first, *second}, key=lambda key: (list(RunCard.model_fields).index(key.split(".")[0]), key))
-    return tuple((key, first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key))
+    keys = sorted(
+        {*first, *second},
+        key=lambda key: (list(RunCard.model_fields).index(key.split(".")[0]), key),
+    )
+    return tuple(
+        (key, first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)
+    )
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -117,7 +140,9 @@ def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def card_text(card: RunCard, head: str) -> str:
-    """The card as a file of its own, for `tr11 status --run FILE` and all other commands; `head` is its first line."""
+    """The card as a file of its own, for `tr11 status --run FILE` and all other commands; `head` is
+    its first line.
+    """
     return write_card(_escaped(card.model_dump(mode="json", exclude_defaults=True), ()), {}, [head])
 
 
@@ -127,4 +152,6 @@ def _escaped(value: Any, key: tuple[str, ...]) -> Any:
         return {name: _escaped(item, (*key, name)) for name, item in value.items()}
     if isinstance(value, list):
         return [_escaped(item, key) for item in value]
-    return value.replace("$", "$$") if isinstance(value, str) and key not in SHELL_KEYS else value
+    if isinstance(value, str) and key not in SHELL_KEYS:
+        return value.replace("$", "$$")
+    return value

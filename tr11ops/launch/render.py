@@ -1,4 +1,6 @@
-"""The batch script's text: `slurm/train.sbatch.j2` filled in, with every value quoted for the shell."""
+"""The batch script's text: `slurm/train.sbatch.j2` filled in, with every value quoted for the
+shell.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,19 @@ _NUMBERS = frozenset("AajJnt")
 
 
 def agent_command(module: Literal["batch", "early"], card: Path, tag: str) -> list[str]:
-    """What the batch script runs, of the same installation that launched it: the agent, or, where that has not begun,
-    what records the end of the attempt."""
-    return [sys.executable, "-u", "-m", f"tr11ops.agent.{module}", "--card", str(card), "--submission", tag]
+    """What the batch script runs, of the same installation that launched it: the agent, or, where
+    that has not begun, what records the end of the attempt.
+    """
+    return [
+        sys.executable,
+        "-u",
+        "-m",
+        f"tr11ops.agent.{module}",
+        "--card",
+        str(card),
+        "--submission",
+        tag,
+    ]
 
 
 def render_script(
@@ -55,19 +67,24 @@ def render_script(
     folder: Path | None = None,
     output: str = "",
 ) -> str:
-    """The whole script. `setup` lines stand as they are (the node's shell expands them); all else is quoted.
+    """The whole script. `setup` lines stand as they are (the node's shell expands them); all else
+    is quoted.
 
-    `silence` is a folder of the script's own, in which it counts the tasks whose agents left no verdict below
-    `attempts`, or never began: the second one has queued jobs held. `early` is run where the agent has not begun.
-    `folder` is the submission's own: where it is missing, so is the run directory, and queued jobs are held. With it
-    the script opens `output`, a path with sbatch's codes, by itself.
+    `silence` is a folder of the script's own, in which it counts the tasks whose agents left no
+    verdict below `attempts`, or never began: the second one has queued jobs held. `early` is run
+    where the agent has not begun. `folder` is the submission's own: where it is missing, so is the
+    run directory, and queued jobs are held. With it the script opens `output`, a path with sbatch's
+    codes, by itself.
 
-    Raises ValueError when a value cannot stand in a script (a NUL, or a line end on an `#SBATCH` line).
+    Raises ValueError when a value cannot stand in a script (a NUL, or a line end on an `#SBATCH`
+    line).
     """
     options = script_options(request)
     for text in (*options, request.name, variant):
         if "\n" in text or "\r" in text:
-            raise ValueError(f"{text!r} cannot stand on one line of a batch script; choose a path without line ends")
+            raise ValueError(
+                f"{text!r} cannot stand on one line of a batch script; choose a path without line ends"
+            )
     engine = script_engine()
     read = references(environment)
     root = code_root()
@@ -77,7 +94,9 @@ def render_script(
             variant=variant,
             tag=tag,
             options=options,
-            environment=sorted((name, value) for name, value in environment.items() if name not in read),
+            environment=sorted(
+                (name, value) for name, value in environment.items() if name not in read
+            ),
             references=sorted(read.items()),
             code_root=str(root) if root else "",
             setup=list(setup),
@@ -95,12 +114,15 @@ def render_script(
         )
     )
     if "\0" in script:
-        raise ValueError("a value of the card holds a NUL character, which no script can; remove it")
+        raise ValueError(
+            "a value of the card holds a NUL character, which no script can; remove it"
+        )
     return script
 
 
 def shell_output(pattern: str) -> str:
-    """A path with sbatch's codes as one word of the shell; codes that say nothing here stay as they are.
+    """A path with sbatch's codes as one word of the shell; codes that say nothing here stay as they
+    are.
 
     As for sbatch, a backslash in it means that it has no codes.
     """

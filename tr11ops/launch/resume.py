@@ -15,11 +15,20 @@ from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest
 from trainer.schedule.learning_rate import plan_of
 from trainer.schedule.path import path_of
-from trainer.schedule.start import NAMES, StartSource, agreed_settings, no_start, schedule_differences
+from trainer.schedule.start import (
+    NAMES,
+    StartSource,
+    agreed_settings,
+    no_start,
+    schedule_differences,
+)
 
 
-def checkpoint_checks(card: RunCard, facts: LaunchFacts, on_scheduler: bool = True) -> Iterator[PreflightCheck]:
-    """Checks of the checkpoint that a start would load; a first start without any is fine unless the card says not.
+def checkpoint_checks(
+    card: RunCard, facts: LaunchFacts, on_scheduler: bool = True
+) -> Iterator[PreflightCheck]:
+    """Checks of the checkpoint that a start would load; a first start without any is fine unless
+    the card says not.
 
     `on_scheduler`: it would take an allocation, which a training that is finished does not need.
     """
@@ -28,14 +37,19 @@ def checkpoint_checks(card: RunCard, facts: LaunchFacts, on_scheduler: bool = Tr
         yield unknown("checkpoints", f"they could not be read ({found.why})")
         return
     yield from start_checks(card, found)
-    yield from _finished_checks(card, found, known(facts.finished, None) is not None and on_scheduler)
+    yield from _finished_checks(
+        card, found, known(facts.finished, None) is not None and on_scheduler
+    )
 
 
 def start_checks(card: RunCard, found: LaunchCheckpoints) -> Iterator[PreflightCheck]:
     """Whether the trainer would start from what there is, with this card."""
     if found.refusal:
         step, fault = found.found.barrier or found.found.passed[0]
-        text = f"{checkpoint_name(step)}: {fault.text}" if fault.key else found.refusal
+        if fault.key:
+            text = f"{checkpoint_name(step)}: {fault.text}"
+        else:
+            text = found.refusal
         rule, _, fix = text.rpartition("; ")
         yield refused(fault.key or "checkpoints", rule, fix, 2 if fault.key else 1)
     elif found.foreign is not None:
@@ -64,7 +78,9 @@ def _empty_checks(card: RunCard, found: LaunchCheckpoints) -> Iterator[Preflight
         yield ok("checkpoints", "none: the training starts from random weights")
 
 
-def _resume_checks(card: RunCard, found: LaunchCheckpoints, manifest: Manifest) -> Iterator[PreflightCheck]:
+def _resume_checks(
+    card: RunCard, found: LaunchCheckpoints, manifest: Manifest
+) -> Iterator[PreflightCheck]:
     steps, latest, passed, source = found.steps, found.latest, found.found.passed, found.source
     name = checkpoint_name(manifest.step)
     will = "will be resumed" if source.is_own else "is the start"
@@ -80,23 +96,32 @@ def _resume_checks(card: RunCard, found: LaunchCheckpoints, manifest: Manifest) 
         yield warning("checkpoints", f"{checkpoint_name(step)} is passed over: {fault.text}")
     newer = [step for step in steps if step > manifest.step and step not in dict(passed)]
     if newer:
-        yield warning("checkpoints", f"{checkpoint_name(newer[-1])} is newer than {name}, which latest names")
+        yield warning(
+            "checkpoints", f"{checkpoint_name(newer[-1])} is newer than {name}, which latest names"
+        )
     yield from _settings_checks(card, found, name)
     if manifest.topology.get("tensor", 1) > 1:
         yield from _sequence_checks(card, found, name)
     saved_on, verified = _topology(card, manifest), f"{found.verified} verified"
     if source.is_own:
         began = known(found.origin, None)
-        lineage = f"; the run began with {began}" if began is not None else ""
+        lineage = ""
+        if began is not None:
+            lineage = f"; the run began with {began}"
         text = f"resumes at step {manifest.step + 1} from {name}{saved_on}; {verified}{lineage}"
     else:
         taken = "weights alone" if source.takes_weights else "weights and optimizer"
-        counters = ", all counters from zero" if source.is_fresh else f", at step {manifest.step + 1}"
+        if source.is_fresh:
+            counters = ", all counters from zero"
+        else:
+            counters = f", at step {manifest.step + 1}"
         text = f"starts from {source.folder / name}{saved_on}: {taken}{counters}; {verified}"
     yield ok("checkpoints", text)
 
 
-def _finished_checks(card: RunCard, found: LaunchCheckpoints, is_finished: bool) -> Iterator[PreflightCheck]:
+def _finished_checks(
+    card: RunCard, found: LaunchCheckpoints, is_finished: bool
+) -> Iterator[PreflightCheck]:
     """Whether the card leaves anything to train from where the training goes on."""
     manifest = found.found.manifest
     if found.refusal or manifest is None or path_of(card, found.start).segments:
@@ -112,11 +137,18 @@ def _finished_checks(card: RunCard, found: LaunchCheckpoints, is_finished: bool)
         yield warning(key, rule, "raise it to go on")
 
 
-def _settings_checks(card: RunCard, found: LaunchCheckpoints, name: str) -> Iterator[PreflightCheck]:
-    """Schedule, optimizer and data of the checkpoint against the card's, by the trainer's own rules."""
+def _settings_checks(
+    card: RunCard, found: LaunchCheckpoints, name: str
+) -> Iterator[PreflightCheck]:
+    """Schedule, optimizer and data of the checkpoint against the card's, by the trainer's own
+    rules.
+    """
     cursor = found.cursor
     if isinstance(cursor, Unknown):
-        yield unknown("checkpoints", f"{name}: what it says of schedule and data could not be read ({cursor.why})")
+        yield unknown(
+            "checkpoints",
+            f"{name}: what it says of schedule and data could not be read ({cursor.why})",
+        )
     elif cursor is None:
         text = f"{name} keeps schedule, optimizer settings and data among its tensors: the trainer alone compares them"
         yield warning("schedule.on_resume", text)
@@ -146,7 +178,9 @@ def _schedule_checks(
         yield warning("schedule.on_resume", f"{name} counts, not what the card says of: {listed}")
 
 
-def _data_checks(card: RunCard, source: StartSource, record: DataRecord | None, name: str) -> Iterator[PreflightCheck]:
+def _data_checks(
+    card: RunCard, source: StartSource, record: DataRecord | None, name: str
+) -> Iterator[PreflightCheck]:
     """What the card says otherwise of the data; what the files hold, the trainer compares."""
     if record is None or source.is_fresh:
         return
@@ -155,15 +189,26 @@ def _data_checks(card: RunCard, source: StartSource, record: DataRecord | None, 
     others = [text for text in fact_differences(saved, now).values() if text not in decisive]
     if decisive and card.data.on_resume == "match" and source.is_own:
         fix = 'put it back, or set data.on_resume = "switch" to go on with the new data from there'
-        yield refused("data.on_resume", f"{name} was trained on other data: {'; '.join(decisive)}", fix)
+        yield refused(
+            "data.on_resume", f"{name} was trained on other data: {'; '.join(decisive)}", fix
+        )
     elif decisive:
-        yield warning("data.on_resume", f"the data is switched after {name}: {'; '.join((*decisive, *others))}")
+        yield warning(
+            "data.on_resume",
+            f"the data is switched after {name}: {'; '.join((*decisive, *others))}",
+        )
     elif others:
-        yield warning("data", f"{'; '.join(others)}: the trainer compares what it holds with {name}")
+        yield warning(
+            "data", f"{'; '.join(others)}: the trainer compares what it holds with {name}"
+        )
 
 
-def _sequence_checks(card: RunCard, found: LaunchCheckpoints, name: str) -> Iterator[PreflightCheck]:
-    """A card that cuts sequences otherwise than before, maybe by default alone: it draws other dropout masks."""
+def _sequence_checks(
+    card: RunCard, found: LaunchCheckpoints, name: str
+) -> Iterator[PreflightCheck]:
+    """A card that cuts sequences otherwise than before, maybe by default alone: it draws other
+    dropout masks.
+    """
     before, now = found.cut_sequences, bool(card.parallel.sequence_parallel)
     if before is None or before == now or card.parallel.tensor == 1:
         return
@@ -178,11 +223,17 @@ def saving_checks(card: RunCard) -> Iterator[PreflightCheck]:
     """What the card says of saving that a person may not have meant."""
     if not card.checkpoint.save_optimizer and card.rehearsal is None:
         rule = "false: what this run saves holds weights alone, and no attempt after the first can resume from it"
-        yield warning("checkpoint.save_optimizer", rule, "set it to true unless one attempt trains it all")
+        yield warning(
+            "checkpoint.save_optimizer", rule, "set it to true unless one attempt trains it all"
+        )
 
 
 def _topology(card: RunCard, manifest: Manifest) -> str:
-    own = {"tensor": card.parallel.tensor, "pipeline": card.parallel.pipeline, "data": card.data_parallel_degree}
+    own = {
+        "tensor": card.parallel.tensor,
+        "pipeline": card.parallel.pipeline,
+        "data": card.data_parallel_degree,
+    }
     saved = {key: manifest.topology.get(key, value) for key, value in own.items()}
     if saved == own:
         return ""

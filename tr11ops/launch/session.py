@@ -32,24 +32,38 @@ if TYPE_CHECKING:
     from tr11ops.rundir.cron_records import PeriodicJobState
 
 
-# Whether a launched run is watched: someone is told of trouble, and something looks. Pure; it only warns.
+# Whether a launched run is watched: someone is told of trouble, and something looks. Pure; it only
+# warns.
 
 
 def watching_checks(
-    card: RunCard, periodic_jobs: Observed[tuple[PeriodicJobState, ...]], now: float, start: str = "cron install"
+    card: RunCard,
+    periodic_jobs: Observed[tuple[PeriodicJobState, ...]],
+    now: float,
+    start: str = "cron install",
 ) -> Iterator[PreflightCheck]:
-    """Who would be told, and by what. `periodic_jobs` are those on record, `now` is in seconds since the epoch.
+    """Who would be told, and by what. `periodic_jobs` are those on record, `now` is in seconds
+    since the epoch.
 
     `start`: the words of tr11 that start a watchdog on this machine.
     """
     alerts = card.alerts
     if alerts.has_recipients:
         people = len({*alerts.recipients, *alerts.rota})
-        urls = ["delivery URLs"] if alerts.urls_file else []
-        yield ok("alerts", "trouble is told to " + " and ".join([*([f"{people} by mail"] if people else []), *urls]))
+        if alerts.urls_file:
+            urls = ["delivery URLs"]
+        else:
+            urls = []
+        yield ok(
+            "alerts",
+            "trouble is told to "
+            + " and ".join([*([f"{people} by mail"] if people else []), *urls]),
+        )
     else:
         rule = "no one would be told of trouble"
-        yield warning("alerts", rule, "set alerts.recipients, alerts.rota or alerts.urls_file in the card")
+        yield warning(
+            "alerts", rule, "set alerts.recipients, alerts.rota or alerts.urls_file in the card"
+        )
     if isinstance(periodic_jobs, Unknown):
         yield warning("watchdog", f"whether one runs cannot be seen ({periodic_jobs.why})")
         return
@@ -62,7 +76,8 @@ def watching_checks(
 
 
 class LaunchJob(Record):
-    """A launch as the command line means it. `array` are the attempts asked for, however they will be queued.
+    """A launch as the command line means it. `array` are the attempts asked for, however they will
+    be queued.
 
     `base` says where the card's relative paths were taken from.
     """
@@ -86,7 +101,9 @@ class LaunchJob(Record):
         account = slurm.account or os.environ.get("SBATCH_ACCOUNT")
         quality = slurm.quality_of_service or os.environ.get("SBATCH_QOS")
         partition = slurm.partition or os.environ.get("SBATCH_PARTITION")
-        return read_grants(rules, self.user, account, quality, slurm.reservation, partition=partition)
+        return read_grants(
+            rules, self.user, account, quality, slurm.reservation, partition=partition
+        )
 
 
 class LaunchView(Record):
@@ -101,7 +118,9 @@ class LaunchView(Record):
 
     @property
     def faults(self) -> tuple[PreflightCheck, ...]:
-        return tuple(check for check in self.checks if check.level in {Level.REFUSED, Level.UNKNOWN})
+        return tuple(
+            check for check in self.checks if check.level in {Level.REFUSED, Level.UNKNOWN}
+        )
 
 
 def check_launch(job: LaunchJob, tag: str | None = None) -> LaunchView:
@@ -118,11 +137,19 @@ def check_launch(job: LaunchJob, tag: str | None = None) -> LaunchView:
     )
     chain = choose_chain(job.card.slurm.chain, job.array, known(facts.site, None))
     request = replace(
-        job.request, array=str(job.array) if chain.kind == "array" else None, tasks=chain.tasks, chain=chain
+        job.request,
+        array=str(job.array) if chain.kind == "array" else None,
+        tasks=chain.tasks,
+        chain=chain,
     )
-    checks = [*base_checks(job.base, job.directory), *preflight(job.card, job.directory, request, facts)]
+    checks = [
+        *base_checks(job.base, job.directory),
+        *preflight(job.card, job.directory, request, facts),
+    ]
     if job.card.rehearsal is None:
-        checks += watching_checks(job.card, facts.periodic_jobs, facts.time, facts.start_of_watchdog)
+        checks += watching_checks(
+            job.card, facts.periodic_jobs, facts.time, facts.start_of_watchdog
+        )
     plan: LaunchPlan | None = None
     rows: tuple[tuple[str, str], ...] = ()
     if not verdict(checks):
@@ -138,13 +165,16 @@ def _try(
 ) -> tuple[LaunchPlan | None, PreflightCheck]:
     """Plan it, and let the scheduler say whether it would take it; no plan where it would not.
 
-    A refusal of this moment is no verdict: the checks before have found that the partition could serve it when all its
-    nodes are well, and what the scheduler can never start it refuses when it is submitted.
+    A refusal of this moment is no verdict: the checks before have found that the partition could
+    serve it when all its nodes are well, and what the scheduler can never start it refuses when it
+    is submitted.
     """
     name = job.scheduler.name
     try:
         excluded = excluded_nodes(request, facts).nodes
-        plan = plan_launch(job.card, job.directory, request, excluded, tag, known(facts.history, None))
+        plan = plan_launch(
+            job.card, job.directory, request, excluded, tag, known(facts.history, None)
+        )
         result = job.scheduler.test(plan.test_request)
     except SchedulerUnreachable as error:
         return None, unknown("scheduler", f"it did not answer the trial ({error})")
@@ -170,37 +200,57 @@ _KEYS = (
 
 
 def refused_by_scheduler(card: RunCard, scheduler: str, message: str) -> PreflightCheck:
-    """The refusal of a trial: under the card's key that it is about, where the scheduler's words tell."""
+    """The refusal of a trial: under the card's key that it is about, where the scheduler's words
+    tell.
+    """
     for pattern, key in _KEYS:
         value = getattr(card.slurm, key)
         if value and pattern.search(message):
             rule = f"{value!r} is refused by {scheduler}: {message}"
-            return refused(f"slurm.{key}", rule, "the site has ended, renamed or closed it: correct the card", 2)
+            return refused(
+                f"slurm.{key}",
+                rule,
+                "the site has ended, renamed or closed it: correct the card",
+                2,
+            )
     for name in card.slurm.options:
         if name.rstrip("s") in message.lower():
             rule = f"{card.slurm.options[name]!r} is refused by {scheduler}: {message}"
-            return refused(f"slurm.options.{name}", rule, "the site takes it otherwise, or not: correct the card", 2)
-    return refused("scheduler", f"{scheduler} refuses it: {message}", "change the card or the options")
+            return refused(
+                f"slurm.options.{name}",
+                rule,
+                "the site takes it otherwise, or not: correct the card",
+                2,
+            )
+    return refused(
+        "scheduler", f"{scheduler} refuses it: {message}", "change the card or the options"
+    )
 
 
-def _rows(plan: LaunchPlan, job: LaunchJob, chain: QueueChain, facts: LaunchFacts) -> list[tuple[str, str]]:
+def _rows(
+    plan: LaunchPlan, job: LaunchJob, chain: QueueChain, facts: LaunchFacts
+) -> list[tuple[str, str]]:
     rows = plan_lines(plan, job.card, job.scheduler.name, job.base, facts.directory.missing_parents)
     if chain.kind in {"afterany", "self"}:
         rows = [(name, str(chain) if name == "job" else value) for name, value in rows]
     return rows
 
 
-def carry_out(job: LaunchJob, view: LaunchView, why: str) -> tuple[LaunchView, tuple[Submission, ...]]:
+def carry_out(
+    job: LaunchJob, view: LaunchView, why: str
+) -> tuple[LaunchView, tuple[Submission, ...]]:
     """Look once more under the launch lock, settle what is in doubt, and submit.
 
-    Returns the second view, which says what is in the way where nothing was submitted, and the records of what was.
-    Raises LaunchBusy, SchedulerError and OSError as `submit` and `settle` do.
+    Returns the second view, which says what is in the way where nothing was submitted, and the
+    records of what was. Raises LaunchBusy, SchedulerError and OSError as `submit` and `settle` do.
     """
     with launch_lock(job.directory.launch_lock):
         return carry_out_locked(job, view, why)
 
 
-def carry_out_locked(job: LaunchJob, view: LaunchView, why: str) -> tuple[LaunchView, tuple[Submission, ...]]:
+def carry_out_locked(
+    job: LaunchJob, view: LaunchView, why: str
+) -> tuple[LaunchView, tuple[Submission, ...]]:
     """As `carry_out`, by a caller that holds the launch lock."""
     again = check_launch(job, view.plan.tag if view.plan else None)
     if again.exit_code or again.plan is None:
@@ -213,14 +263,42 @@ def carry_out_locked(job: LaunchJob, view: LaunchView, why: str) -> tuple[Launch
     return again, _submit_chain(job, again, again.plan, why)
 
 
-def _submit_chain(job: LaunchJob, view: LaunchView, plan: LaunchPlan, why: str) -> tuple[Submission, ...]:
+def _submit_chain(
+    job: LaunchJob, view: LaunchView, plan: LaunchPlan, why: str
+) -> tuple[Submission, ...]:
     chain = view.chain
-    left = chain.tasks - 1 if chain.kind == "self" else 0
+    left = 0
+    if chain.kind == "self":
+        left = chain.tasks - 1
     kind = "" if chain.kind == "single" else chain.kind
-    done = [submit(plan, job.scheduler, card_toml=job.card_toml, user=job.user, why=why, chain=kind, left=left)]
+    done = [
+        submit(
+            plan,
+            job.scheduler,
+            card_toml=job.card_toml,
+            user=job.user,
+            why=why,
+            chain=kind,
+            left=left,
+        )
+    ]
     for _ in range(chain.tasks - 1 if chain.kind == "afterany" else 0):
-        request = replace(job.request, array=None, tasks=1, after=done[-1].job_id, chain=chain, replaces=())
-        excluded, history = excluded_nodes(request, view.facts).nodes, known(view.facts.history, None)
+        request = replace(
+            job.request, array=None, tasks=1, after=done[-1].job_id, chain=chain, replaces=()
+        )
+        excluded, history = (
+            excluded_nodes(request, view.facts).nodes,
+            known(view.facts.history, None),
+        )
         following = plan_launch(job.card, job.directory, request, excluded, new_tag(), history)
-        done.append(submit(following, job.scheduler, card_toml=job.card_toml, user=job.user, why=why, chain=kind))
+        done.append(
+            submit(
+                following,
+                job.scheduler,
+                card_toml=job.card_toml,
+                user=job.user,
+                why=why,
+                chain=kind,
+            )
+        )
     return tuple(done)

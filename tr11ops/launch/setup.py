@@ -32,18 +32,29 @@ open(sys.argv[1], "w").write(json.dumps(value))
 """
 
 
-def setup_checks(card: RunCard, uses_slurm: bool, environment: Mapping[str, str]) -> Iterator[PreflightCheck]:
-    """Run `slurm.setup` in a shell of its own, as the batch script would, and look at what it leaves. Runs programs."""
+def setup_checks(
+    card: RunCard, uses_slurm: bool, environment: Mapping[str, str]
+) -> Iterator[PreflightCheck]:
+    """Run `slurm.setup` in a shell of its own, as the batch script would, and look at what it
+    leaves. Runs programs.
+    """
     lines = card.slurm.setup
     if not lines:
         return
-    shown = "its line" if len(lines) == 1 else f"its {len(lines)} lines"
+    if len(lines) == 1:
+        shown = "its line"
+    else:
+        shown = f"its {len(lines)} lines"
     ends = f"{shown} {'ends' if len(lines) == 1 else 'end'}"
     began = time.monotonic()
     try:
         status, said, left = _run(lines, workers_environment(card, environment))
     except subprocess.TimeoutExpired:
-        yield warning("slurm.setup", f"{shown} did not end within {duration(LONGEST_SECONDS)} here", "run them by hand")
+        yield warning(
+            "slurm.setup",
+            f"{shown} did not end within {duration(LONGEST_SECONDS)} here",
+            "run them by hand",
+        )
         return
     except OSError as error:
         yield warning("slurm.setup", f"{shown} could not be tried here ({error.strerror or error})")
@@ -55,21 +66,40 @@ def setup_checks(card: RunCard, uses_slurm: bool, environment: Mapping[str, str]
         return
     if left["missing"]:
         rule = f"after it, {sys.executable} finds no {', '.join(left['missing'])}"
-        yield refused("slurm.setup", rule, "a set-up must not change where Python looks (PYTHONPATH, PYTHONHOME)")
+        yield refused(
+            "slurm.setup",
+            rule,
+            "a set-up must not change where Python looks (PYTHONPATH, PYTHONHOME)",
+        )
     elif uses_slurm and left["srun"] is None:
-        yield refused("slurm.setup", "after it, srun is not found", "add to PATH in the set-up, do not replace it")
+        yield refused(
+            "slurm.setup",
+            "after it, srun is not found",
+            "add to PATH in the set-up, do not replace it",
+        )
     else:
         took = duration(max(1.0, time.monotonic() - began))
         yield ok("slurm.setup", f"{shown} ended cleanly on this machine, in {took}")
     tokenizer = look_at_tokenizer(card, left["environment"])
-    if tokenizer.fault and not look_at_tokenizer(card, workers_environment(card, environment)).fault:
-        yield refused("tokenizer.path", f"with the variables of slurm.setup, {tokenizer.fault}", tokenizer.fix)
+    if (
+        tokenizer.fault
+        and not look_at_tokenizer(card, workers_environment(card, environment)).fault
+    ):
+        yield refused(
+            "tokenizer.path", f"with the variables of slurm.setup, {tokenizer.fault}", tokenizer.fix
+        )
 
 
-def _run(lines: list[str], environment: Mapping[str, str]) -> tuple[int, str, dict[str, Any] | None]:
-    """Exit status, last line of stderr, and what the probe saw; None where the lines ended before it."""
+def _run(
+    lines: list[str], environment: Mapping[str, str]
+) -> tuple[int, str, dict[str, Any] | None]:
+    """Exit status, last line of stderr, and what the probe saw; None where the lines ended before
+    it.
+    """
     root = code_root()
-    path = os.pathsep.join(filter(None, [str(root) if root else "", environment.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(
+        filter(None, [str(root) if root else "", environment.get("PYTHONPATH", "")])
+    )
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "left.json"
         variables = {
@@ -97,5 +127,7 @@ def _run(lines: list[str], environment: Mapping[str, str]) -> tuple[int, str, di
                 os.killpg(shell.pid, signal.SIGKILL)
                 raise
         last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
-        left = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else None
+        left = None
+        if output.is_file():
+            left = json.loads(output.read_text(encoding="utf-8"))
         return shell.returncode, last[:300], left

@@ -1,4 +1,6 @@
-"""A launch that waits for nodes which only the site can give raises the alert at once, and not at the next look."""
+"""A launch that waits for nodes which only the site can give raises the alert at once, and not at
+the next look.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,14 @@ def is_short(view: LaunchView) -> bool:
 
 
 def report_shortage(job: LaunchJob, now: float, typed: str) -> AlertOutcome | None:
-    """Hand it to the alerts, who tell those on duty and the site's support; None where a second look finds enough."""
+    """Hand it to the alerts, who tell those on duty and the site's support; None where a second
+    look finds enough.
+    """
     from tr11ops.alerts.service import process_some
 
-    findings = tuple(nodes_short.detect(observe(job.directory, facts_of(job.card, typed), job.scheduler, now)))
-    return process_some(job.directory, job.card, findings, now, typed) if findings else None
+    findings = tuple(
+        nodes_short.detect(observe(job.directory, facts_of(job.card, typed), job.scheduler, now))
+    )
+    if findings:
+        return process_some(job.directory, job.card, findings, now, typed)
+    return None

@@ -1,6 +1,8 @@
-"""Which software this machine would run: versions, and the commit and changes of the trainer's own checkout.
+"""Which software this machine would run: versions, and the commit and changes of the trainer's own
+checkout.
 
-Nothing is imported for it, and nothing is changed: what cannot be told is "unknown", what is not there is "none".
+Nothing is imported for it, and nothing is changed: what cannot be told is "unknown", what is not
+there is "none".
 """
 
 from __future__ import annotations
@@ -34,13 +36,24 @@ NEW_FILES = 50  # that are looked into
 CODE_SUFFIXES = {".py", ".pyi", ".toml", ".sh", ".c", ".cc", ".cpp", ".cu", ".h"}
 NAMED = 20
 GIT_SECONDS = 10.0  # for all questions to git together: the start of an attempt waits for them
-# A checkout of a colleague is asked as well, for its code is run anyway; but nothing of its settings is.
-_GIT = ("git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+# A checkout of a colleague is asked as well, for its code is run anyway; but nothing of its
+# settings is.
+_GIT = (
+    "git",
+    "-c",
+    "safe.directory=*",
+    "-c",
+    "core.fsmonitor=false",
+    "-c",
+    "core.hooksPath=/dev/null",
+)
 
 
 # ----------------------------------------------------------------------------- versions
 def software_versions() -> dict[str, str]:
-    """Versions of tr11 and of what it trains with, and of what torch was built for; the driver is this machine's."""
+    """Versions of tr11 and of what it trains with, and of what torch was built for; the driver is
+    this machine's.
+    """
     cuda = _built_for("cuda")
     return {
         "tr11": __version__,
@@ -59,17 +72,24 @@ def _version(name: str, otherwise: str) -> str:
 
 
 def _built_for(toolkit: str) -> str:
-    """The version of CUDA that the installed torch was built for, by the file in which torch says it."""
+    """The version of CUDA that the installed torch was built for, by the file in which torch says
+    it.
+    """
     try:
         found = importlib.util.find_spec("torch")
         if found is None or found.origin is None:
             return NONE
         text = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
         match = re.search(rf"^{toolkit}\b[^=\n]*= *(.+)$", text, re.MULTILINE)
-        value = ast.literal_eval(match[1]) if match else UNKNOWN
+        if match:
+            value = ast.literal_eval(match[1])
+        else:
+            value = UNKNOWN
     except (OSError, ValueError, SyntaxError):
         return UNKNOWN
-    return NONE if value is None else str(value)
+    if value is None:
+        return NONE
+    return str(value)
 
 
 def _nccl(cuda: str) -> str:
@@ -101,7 +121,9 @@ def code_folder() -> Path:
 
 
 def identify_code(attempt: Path) -> CodeIdentity:
-    """The code that this attempt runs; what differs from its commit is kept in the attempt's folder."""
+    """The code that this attempt runs; what differs from its commit is kept in the attempt's
+    folder.
+    """
     try:
         package = code_folder()
     except OSError as error:
@@ -115,13 +137,16 @@ def identify_code(attempt: Path) -> CodeIdentity:
         return found
     except (OSError, subprocess.SubprocessError) as error:
         installed = _installed(package)  # as in an image without git
-        return installed if installed.commit else CodeIdentity(str(package), why=_in_words(error))
+        if installed.commit:
+            return installed
+        return CodeIdentity(str(package), why=_in_words(error))
 
 
 def look_at_code(package: Path) -> tuple[CodeIdentity, bytes]:
     """The identity of the code in the folder of a package, and what of its changes is to be kept.
 
-    Raises OSError and subprocess.SubprocessError where git is not there, or does not answer in time.
+    Raises OSError and subprocess.SubprocessError where git is not there, or does not answer in
+    time.
     """
     git = _Git(package)
     tracked = git.ask("ls-files", "--error-unmatch", "--", "__init__.py")
@@ -159,14 +184,21 @@ def _installed(package: Path) -> CodeIdentity:
     """The code of a package that no checkout tracks: its commit, where it was installed from one."""
     told: dict[str, object] = {}
     with suppress(metadata.PackageNotFoundError, ValueError):
-        told = json.loads(metadata.distribution("tr11").read_text("direct_url.json") or "{}").get("vcs_info", {})
+        told = json.loads(metadata.distribution("tr11").read_text("direct_url.json") or "{}").get(
+            "vcs_info", {}
+        )
     commit = str(told.get("commit_id", ""))
-    why = "" if commit else f"installed as a package, tr11 {__version__}, from no checkout"
+    if commit:
+        why = ""
+    else:
+        why = f"installed as a package, tr11 {__version__}, from no checkout"
     return CodeIdentity(str(package), commit, str(told.get("requested_revision", "")), why=why)
 
 
 def _as_patch(top: Path, name: str) -> bytes:
-    """A new file as a patch that makes it; what is no short text of a program is only named, with its size."""
+    """A new file as a patch that makes it; what is no short text of a program is only named, with
+    its size.
+    """
     path = top / name
     head = f"diff --git a/{name} b/{name}\nnew file mode 100644\n".encode(errors="replace")
     try:
@@ -177,9 +209,17 @@ def _as_patch(top: Path, name: str) -> bytes:
     except OSError as error:
         return head + f"(not readable: {cause(error)})\n".encode()
     lines = content.splitlines(keepends=True)
-    ending = b"" if not lines or lines[-1].endswith(b"\n") else b"\n\\ No newline at end of file\n"
+    if not lines or lines[-1].endswith(b"\n"):
+        ending = b""
+    else:
+        ending = b"\n\\ No newline at end of file\n"
     body = b"".join(b"+" + line for line in lines)
-    return head + f"--- /dev/null\n+++ b/{name}\n@@ -0,0 +1,{len(lines)} @@\n".encode(errors="replace") + body + ending
+    return (
+        head
+        + f"--- /dev/null\n+++ b/{name}\n@@ -0,0 +1,{len(lines)} @@\n".encode(errors="replace")
+        + body
+        + ending
+    )
 
 
 def _without_secrets(changes: bytes) -> bytes:
@@ -203,17 +243,23 @@ def _in_words(error: OSError | subprocess.SubprocessError) -> str:
 
 
 class _Git:
-    """Questions to git about one folder; they change nothing there, and take no longer than the deadline together.
+    """Questions to git about one folder; they change nothing there, and take no longer than the
+    deadline together.
 
     `deadline` is of the monotonic clock; default: GIT_SECONDS from now.
     """
 
     def __init__(self, folder: Path, deadline: float | None = None) -> None:
         self._folder = folder
-        self.deadline = time.monotonic() + GIT_SECONDS if deadline is None else deadline
+        if deadline is None:
+            self.deadline = time.monotonic() + GIT_SECONDS
+        else:
+            self.deadline = deadline
 
     def ask(self, *words: str) -> bytes | None:
-        """The first READ_BYTES of an answer; None where git refuses. Raises OSError, SubprocessError."""
+        """The first READ_BYTES of an answer; None where git refuses. Raises OSError,
+        SubprocessError.
+        """
         own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         process = subprocess.Popen(
             [*_GIT, "-C", str(self._folder), *words],
@@ -227,9 +273,12 @@ class _Git:
             answer = self._read(process.stdout.fileno(), process.args)
             if len(answer) >= READ_BYTES:
                 return answer[:READ_BYTES]
-            return answer if process.wait(self._left()) == 0 else None
+            if process.wait(self._left()) == 0:
+                return answer
+            return None
         finally:
-            process.kill()  # and is not waited for: on a dead file system it ends when that comes back
+            # and is not waited for: on a dead file system it ends when that comes back
+            process.kill()
             process.stdout.close()
 
     def _read(self, answers: int, words: object) -> bytes:
@@ -253,4 +302,6 @@ class _Git:
 
     def names(self, *words: str) -> tuple[str, ...]:
         """Names of files that were told apart by zero bytes."""
-        return tuple(name for name in (self.ask(*words) or b"").decode(errors="replace").split("\0") if name)
+        return tuple(
+            name for name in (self.ask(*words) or b"").decode(errors="replace").split("\0") if name
+        )

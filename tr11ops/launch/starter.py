@@ -1,4 +1,5 @@
-"""A starter card for a cluster: what its scheduler says is filled in, what no one can know is asked or left to change.
+"""A starter card for a cluster: what its scheduler says is filled in, what no one can know is asked
+or left to change.
 
 Pure, but for reading an example card and a tokenizer's size.
 """
@@ -32,8 +33,16 @@ USUAL_LIMIT_SECONDS = 20 * 3600
 SHORTEST_LIMIT_SECONDS = 3600
 SIGNAL_SECONDS = 300
 NODES_PER_SPARE = 12  # the 176B training held 4 spare nodes for 48
-_OF_ANOTHER_CLUSTER = ("account", "constraint", "reservation", "quality_of_service", "partition", "exclude", "hint",
-                     "options")  # fmt: skip
+_OF_ANOTHER_CLUSTER = (
+    "account",
+    "constraint",
+    "reservation",
+    "quality_of_service",
+    "partition",
+    "exclude",
+    "hint",
+    "options",
+)
 _OF_OTHER_NODES = ("gpus_per_node", "gpu_kind", "gpu_memory_gb", "workers_per_node")
 
 
@@ -49,15 +58,23 @@ class PartitionChoice(Record):
     gpu_memory_megabytes: int = 0
 
     def __str__(self) -> str:
-        gpus = f" with {counted(self.gpus, 'GPU')}" if self.gpus else ""
+        gpus = ""
+        if self.gpus:
+            gpus = f" with {counted(self.gpus, 'GPU')}"
         limit = self.partition.max_time_seconds
-        most = f", at most {format_time_limit(limit)}" if limit else ""
+        most = ""
+        if limit:
+            most = f", at most {format_time_limit(limit)}"
         nodes, cores = counted(self.nodes, "node"), counted(self.cpus, "core")
         return f"{self.partition.name}: {self.usable} of {nodes}{gpus}, {cores} each{most}"
 
 
-def partition_choices(partitions: Iterable[Partition], nodes: Iterable[Node]) -> tuple[PartitionChoice, ...]:
-    """The partitions that are up and have nodes: those with most GPUs first, then the default, then most nodes."""
+def partition_choices(
+    partitions: Iterable[Partition], nodes: Iterable[Node]
+) -> tuple[PartitionChoice, ...]:
+    """The partitions that are up and have nodes: those with most GPUs first, then the default, then
+    most nodes.
+    """
     known = {node.name: node for node in nodes}
     found = []
     for partition in partitions:
@@ -67,15 +84,25 @@ def partition_choices(partitions: Iterable[Partition], nodes: Iterable[Node]) ->
             of = usable or own
             gpus, cpus = min(node.gpus for node in of), min(node.cpus for node in of)
             kinds = {node.gpu_kind for node in of}
-            kind = kinds.pop() if len(kinds) == 1 else ""
+            kind = ""
+            if len(kinds) == 1:
+                kind = kinds.pop()
             known_kind = kind if device_peak(kind) is not None else ""
             memory = min(node.gpu_memory_megabytes for node in of)
-            found.append(PartitionChoice(partition, len(own), len(usable), gpus, cpus, known_kind, memory))
-    return tuple(sorted(found, key=lambda one: (-one.gpus * one.nodes, not one.partition.is_default, -one.nodes)))
+            found.append(
+                PartitionChoice(partition, len(own), len(usable), gpus, cpus, known_kind, memory)
+            )
+    return tuple(
+        sorted(
+            found, key=lambda one: (-one.gpus * one.nodes, not one.partition.is_default, -one.nodes)
+        )
+    )
 
 
 class Answers(Record):
-    """What a person must say, or leave at what is proposed. `account` and `quality` are "" for the user's default."""
+    """What a person must say, or leave at what is proposed. `account` and `quality` are "" for the
+    user's default.
+    """
 
     name: str
     directory: str
@@ -92,9 +119,15 @@ def proposed_nodes(choice: PartitionChoice, base: Mapping[str, Any]) -> int:
 
 
 def starter_tables(base: Mapping[str, Any], answers: Answers) -> dict[str, dict[str, Any]]:
-    """The card's tables: those of the example, with the cluster's values in place of the other cluster's."""
+    """The card's tables: those of the example, with the cluster's values in place of the other
+    cluster's.
+    """
     tables = {name: dict(table) for name, table in base.items() if isinstance(table, Mapping)}
-    run, slurm, choice = tables.setdefault("run", {}), tables.setdefault("slurm", {}), answers.choice
+    run, slurm, choice = (
+        tables.setdefault("run", {}),
+        tables.setdefault("slurm", {}),
+        answers.choice,
+    )
     before = dict(slurm)
     for key in (*_OF_ANOTHER_CLUSTER, *_OF_OTHER_NODES, "setup", "spare_nodes", "comment"):
         slurm.pop(key, None)
@@ -104,7 +137,9 @@ def starter_tables(base: Mapping[str, Any], answers: Answers) -> dict[str, dict[
     workers = _workers_here(choice, before)
     slurm |= {
         "nodes": answers.nodes,
-        "spare_nodes": min(-(-answers.nodes // NODES_PER_SPARE), max(0, choice.usable - answers.nodes)),
+        "spare_nodes": min(
+            -(-answers.nodes // NODES_PER_SPARE), max(0, choice.usable - answers.nodes)
+        ),
         "partition": choice.partition.name,
         "workers_per_node": workers,
         "cpus_per_task": max(1, choice.cpus),
@@ -119,7 +154,9 @@ def starter_tables(base: Mapping[str, Any], answers: Answers) -> dict[str, dict[
             slurm["gpu_memory_gb"] = memory_gb(choice.gpu_memory_megabytes)
     if answers.account:
         slurm["account"] = answers.account
-    run["exit_duration_minutes"] = int(advised_exit_minutes(limit)) or round(advised_exit_minutes(limit), 2)
+    run["exit_duration_minutes"] = int(advised_exit_minutes(limit)) or round(
+        advised_exit_minutes(limit), 2
+    )
     _fit(tables, answers.nodes * workers)
     return tables
 
@@ -130,7 +167,9 @@ def _limit_of(slurm: Mapping[str, Any]) -> int:
         limit = parse_time_limit(str(slurm.get("time_limit", "")))
     except ValueError:
         return USUAL_LIMIT_SECONDS
-    return limit if limit >= SHORTEST_LIMIT_SECONDS else USUAL_LIMIT_SECONDS
+    if limit >= SHORTEST_LIMIT_SECONDS:
+        return limit
+    return USUAL_LIMIT_SECONDS
 
 
 def _workers(slurm: Mapping[str, Any]) -> int:
@@ -138,12 +177,16 @@ def _workers(slurm: Mapping[str, Any]) -> int:
 
 
 def _workers_here(choice: PartitionChoice, slurm: Mapping[str, Any]) -> int:
-    """A worker for each GPU; on nodes without GPUs as many as the example has, while there are cores for them."""
+    """A worker for each GPU; on nodes without GPUs as many as the example has, while there are
+    cores for them.
+    """
     return choice.gpus or max(1, min(_workers(slurm), choice.cpus))
 
 
 def _fit(tables: dict[str, dict[str, Any]], workers: int) -> None:
-    """Make topology and batch fit the number of workers: the example's degrees halved until they divide it."""
+    """Make topology and batch fit the number of workers: the example's degrees halved until they
+    divide it.
+    """
     parallel, batch = tables.setdefault("parallel", {}), tables.setdefault("batch", {})
     tensor, pipeline = int(parallel.get("tensor", 1)), int(parallel.get("pipeline", 1))
     while workers % (tensor * pipeline):
@@ -155,7 +198,12 @@ def _fit(tables: dict[str, dict[str, Any]], workers: int) -> None:
     replicas = workers // (tensor * pipeline)
     chunk = int(batch.get("micro_batch_size", 1)) * replicas
     size = int(batch.get("global_batch_size", chunk))
-    whole = {**batch, "micro_batch_size": chunk // replicas, "global_batch_size": size, "train_samples": MOST_SAMPLES}
+    whole = {
+        **batch,
+        "micro_batch_size": chunk // replicas,
+        "global_batch_size": size,
+        "train_samples": MOST_SAMPLES,
+    }
     if batch_problems(BatchSection.model_validate(whole), replicas):
         batch.pop("ramp", None)
         batch.pop("micro_batch_ramp", None)
@@ -163,7 +211,9 @@ def _fit(tables: dict[str, dict[str, Any]], workers: int) -> None:
 
 
 # ----------------------------------------------------------------------------- the text
-def starter_text(tables: Mapping[str, Any], answers: Answers, site: SiteRules | None, source: str) -> str:
+def starter_text(
+    tables: Mapping[str, Any], answers: Answers, site: SiteRules | None, source: str
+) -> str:
     """The card with a remark on each key: what it is, and where its value comes from."""
     remarks = {
         f"{section}.{key}": remark
@@ -201,11 +251,15 @@ def _described(schema: type[BaseModel], key: Sequence[str]) -> str:
     if len(key) == 1:
         return field.description or ""
     inner = schema_of(schema, key[0])
-    return _described(inner, key[1:]) if inner is not None else ""
+    if inner is not None:
+        return _described(inner, key[1:])
+    return ""
 
 
 def example_tables(path: Path) -> dict[str, Any]:
-    """The tables of the card to start from, its variables as written. Raises CardError or StarterError."""
+    """The tables of the card to start from, its variables as written. Raises CardError or
+    StarterError.
+    """
     tables = read_tables(path)
     if not isinstance(tables.get("slurm"), Mapping) or "nodes" not in tables["slurm"]:
         raise StarterError(f"{path} has no [slurm] nodes: it cannot serve as an example")

@@ -1,4 +1,6 @@
-"""Carrying out a launch plan: one launch at a time, everything kept, and no job that no one knows of."""
+"""Carrying out a launch plan: one launch at a time, everything kept, and no job that no one knows
+of.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,9 @@ def launch_lock(path: Path) -> Iterator[None]:
 def hold_launch_lock(path: Path) -> int:
     """Take the run's launch lock; returns the open descriptor that holds it, until it is closed.
 
-    Raises LaunchBusy when another launch holds it, OSError when it cannot be made. A file system without locks leaves
-    launches unguarded against each other; the trainer's lease on the checkpoints still holds.
+    Raises LaunchBusy when another launch holds it, OSError when it cannot be made. A file system
+    without locks leaves launches unguarded against each other; the trainer's lease on the
+    checkpoints still holds.
     """
     make_shared(path.parent)
     try:
@@ -91,7 +94,9 @@ def _lock_holder(path: Path) -> str:
 
 
 def keep_inputs(paths: SubmissionPaths, card_toml: str, card: dict[str, Any]) -> None:
-    """Keep what a submission was made from: the card as written, as resolved, and the versions of what will run."""
+    """Keep what a submission was made from: the card as written, as resolved, and the versions of
+    what will run.
+    """
     write_atomically(paths.card_toml, card_toml)
     write_json(paths.card, card)
     write_json(paths.versions, versions())
@@ -118,14 +123,17 @@ def submit(
     left: int = 0,
     pause: Callable[[float], None] = time.sleep,
 ) -> Submission:
-    """Keep script, card and versions, submit, and record the job id. The caller holds the launch lock.
+    """Keep script, card and versions, submit, and record the job id. The caller holds the launch
+    lock.
 
-    What is sent is recorded before, so that a client that dies at any moment leaves its tag to be looked up. `chain`
-    and `left` are kept in the record. Raises SchedulerError with the scheduler's reason (nothing was submitted),
-    SubmissionUnknown when its answer was lost and the job is not found by its comment, OSError when the run directory
-    cannot be written to.
+    What is sent is recorded before, so that a client that dies at any moment leaves its tag to be
+    looked up. `chain` and `left` are kept in the record. Raises SchedulerError with the scheduler's
+    reason (nothing was submitted), SubmissionUnknown when its answer was lost and the job is not
+    found by its comment, OSError when the run directory cannot be written to.
     """
-    record = record_before(plan, scheduler.name, card_toml=card_toml, user=user, why=why, chain=chain, left=left)
+    record = record_before(
+        plan, scheduler.name, card_toml=card_toml, user=user, why=why, chain=chain, left=left
+    )
     try:
         job_id = scheduler.submit(plan.request)
     except SchedulerUnreachable as error:
@@ -140,17 +148,28 @@ def submit(
     return record_taken(plan.directory, record, job_id, why)
 
 
-# ----------------------------------------------------------------------------- the record, before and after
+# ----------------------------------------------------------------------------- the record, before
+# and after
 def record_before(
-    plan: LaunchPlan, scheduler: str, *, card_toml: str, user: str, why: str = "", chain: str = "", left: int = 0
+    plan: LaunchPlan,
+    scheduler: str,
+    *,
+    card_toml: str,
+    user: str,
+    why: str = "",
+    chain: str = "",
+    left: int = 0,
 ) -> Submission:
-    """Keep what is about to be sent, and that it is. Raises OSError when the run directory cannot be written to."""
+    """Keep what is about to be sent, and that it is. Raises OSError when the run directory cannot
+    be written to.
+    """
     directory, request = plan.directory, plan.request
     paths = directory.submission(plan.tag)
     write_atomically(paths.script, request.script)
     keep_inputs(paths, card_toml, plan.card)
     name = plan.card["run"]["name"]
-    with suppress(ValueError):  # one that is damaged is a backup's concern, which refuses to go by it
+    # one that is damaged is a backup's concern, which refuses to go by it
+    with suppress(ValueError):
         require_run_id(directory, name)
         mark_switch(directory, name)
     record = replace(_record(plan, scheduler, user), chain=chain, left=left)
@@ -163,11 +182,15 @@ def record_before(
     return record
 
 
-def record_taken(directory: RunDirectory, record: Submission, job_id: str, why: str = "") -> Submission:
+def record_taken(
+    directory: RunDirectory, record: Submission, job_id: str, why: str = ""
+) -> Submission:
     """The scheduler has taken it as job `job_id`; returns the record that says so. Raises OSError."""
     done = replace(record, job_id=job_id)
     directory.write_submission(done)
-    Journal(directory.journal).write("submitted", why, {"tag": record.tag, "job_id": job_id}, record.user)
+    Journal(directory.journal).write(
+        "submitted", why, {"tag": record.tag, "job_id": job_id}, record.user
+    )
     return done
 
 
@@ -190,11 +213,13 @@ def settle(
     tag: str,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Bring every submission in doubt to an end before `tag` is submitted. The caller holds the launch lock.
+    """Bring every submission in doubt to an end before `tag` is submitted. The caller holds the
+    launch lock.
 
-    Those whose job is found get its number. Of the others the scheduler is asked once more, after a while, because a
-    controller that was frozen takes what lay before its door when it wakes; then they are superseded by `tag`, so that
-    a job which comes still later leaves at once. Raises LaunchBusy when one has come meanwhile.
+    Those whose job is found get its number. Of the others the scheduler is asked once more, after a
+    while, because a controller that was frozen takes what lay before its door when it wakes; then
+    they are superseded by `tag`, so that a job which comes still later leaves at once. Raises
+    LaunchBusy when one has come meanwhile.
     """
     doubtful = [entry for entry in known(facts.submissions, ()) if is_in_doubt(entry)]
     if not doubtful:
@@ -207,13 +232,20 @@ def settle(
     arrived = []
     for entry in doubtful:
         number = job_of_tag(entry.tag, jobs, traces)
-        done = replace(entry, note=f"{SUPERSEDED}{tag}") if number is None else replace(entry, job_id=number, note="")
+        if number is None:
+            done = replace(entry, note=f"{SUPERSEDED}{tag}")
+        else:
+            done = replace(entry, job_id=number, note="")
         directory.write_submission(done)
-        journal.write("submission-settled", done.note, {"tag": entry.tag, "job_id": number}, facts.user)
+        journal.write(
+            "submission-settled", done.note, {"tag": entry.tag, "job_id": number}, facts.user
+        )
         if number is not None and job_of_tag(entry.tag, known(facts.jobs, ()), traces) is None:
             arrived.append(number)
     if arrived:
-        raise LaunchBusy(f"job {', '.join(arrived)} of an earlier launch has just come: look with `tr11 status`")
+        raise LaunchBusy(
+            f"job {', '.join(arrived)} of an earlier launch has just come: look with `tr11 status`"
+        )
 
 
 def _record(plan: LaunchPlan, scheduler: str, user: str) -> Submission:
@@ -235,8 +267,11 @@ def _record(plan: LaunchPlan, scheduler: str, user: str) -> Submission:
     )
 
 
-def look_up(tag: str, scheduler: Scheduler, pause: Callable[[float], None] = time.sleep) -> str | None:
-    """The job that carries a tag, once the scheduler answers again; None when it does not, or has no such job.
+def look_up(
+    tag: str, scheduler: Scheduler, pause: Callable[[float], None] = time.sleep
+) -> str | None:
+    """The job that carries a tag, once the scheduler answers again; None when it does not, or has
+    no such job.
 
     A submission whose answer was lost may have been taken all the same (measured on Slurm 22.05).
     """

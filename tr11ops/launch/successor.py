@@ -1,4 +1,5 @@
-"""What a batch job does for the chain before it trains: leaves if it was given up, and queues the job after it.
+"""What a batch job does for the chain before it trains: leaves if it was given up, and queues the
+job after it.
 
 `begin_attempt` is called once, at the start of each attempt.
 """
@@ -34,7 +35,9 @@ AGAIN_SECONDS = 30.0  # between two tries to queue the next job, while this one 
 
 
 class BatchJob(Record):
-    """A job that has just started. `number` is what it was submitted as (an array's id), `submission` its tag."""
+    """A job that has just started. `number` is what it was submitted as (an array's id),
+    `submission` its tag.
+    """
 
     card: RunCard
     directory: RunDirectory
@@ -47,9 +50,9 @@ class BatchJob(Record):
 def begin_attempt(job: BatchJob) -> str:
     """Why this job must leave at once without training, "" when it may go on.
 
-    A job that goes on is recorded with its submission, if the client that sent it could not do that, and queues its
-    successor where its chain is of that kind. Nothing here keeps a job from training that may train: what cannot be
-    read or written is said.
+    A job that goes on is recorded with its submission, if the client that sent it could not do
+    that, and queues its successor where its chain is of that kind. Nothing here keeps a job from
+    training that may train: what cannot be read or written is said.
     """
     if not is_tag(job.submission):
         return ""
@@ -71,7 +74,9 @@ def begin_attempt(job: BatchJob) -> str:
         except OSError as error:
             job.say(f"tr11: submission {record.tag} could not be recorded: {cause(error)}")
     if record.chain == "self" and record.left > 0 and not _is_queued(job, record):
-        threading.Thread(target=_queue_until_done, args=(job, record), name="successor", daemon=True).start()
+        threading.Thread(
+            target=_queue_until_done, args=(job, record), name="successor", daemon=True
+        ).start()
     return ""
 
 
@@ -87,7 +92,8 @@ def _why_leave(job: BatchJob, record: Submission) -> str:
         other = job.scheduler.job(str(record.job_id))
     except SchedulerError:
         return ""  # the lease on the checkpoints keeps the two apart
-    if other is None or other.state.is_final or other.raw_id == job.number:  # a task by its two names
+    # a task by its two names
+    if other is None or other.state.is_final or other.raw_id == job.number:
         return ""
     return f"job {record.job_id} of the same submission is {other.state.lower()}"
 
@@ -100,7 +106,8 @@ def _withdraw(job: BatchJob) -> None:
         job.say(f"tr11: job {job.number} could not be withdrawn: {cause(error)}")
 
 
-# ----------------------------------------------------------------------------- the next job of the chain
+# ----------------------------------------------------------------------------- the next job of the
+# chain
 def _is_queued(job: BatchJob, record: Submission) -> bool:
     """Try once, before the training starts; False when it must be tried again beside it."""
     try:
@@ -109,7 +116,9 @@ def _is_queued(job: BatchJob, record: Submission) -> bool:
         job.say(f"tr11: the next job is not queued yet, trying again: {cause(error)}")
         return False
     except (SchedulerError, OSError, ValueError) as error:
-        job.say(f"tr11: WARNING: the next job cannot be queued, the chain ends with this one: {cause(error)}")
+        job.say(
+            f"tr11: WARNING: the next job cannot be queued, the chain ends with this one: {cause(error)}"
+        )
     return True
 
 
@@ -139,13 +148,17 @@ def queue_successor(job: BatchJob, record: Submission) -> Submission:
             time.sleep(LOOKUP_PAUSE_SECONDS)
             number = job_of_tag(earlier.tag, scheduler.jobs(), {})
             if number is None:
-                directory.write_submission(replace(earlier, note=f"{SUPERSEDED}a later try of job {job.number}"))
+                directory.write_submission(
+                    replace(earlier, note=f"{SUPERSEDED}a later try of job {job.number}")
+                )
             else:
                 raise LaunchBusy(f"job {number} of an earlier try has just come")
         request = LaunchRequest(exclude=_excluded(job, record), after=job.number)
         kept = directory.submission(record.tag).card
         card = card_as_written(read_json(kept) or {}, str(kept))
-        plan = plan_launch(card, directory, request, request.exclude, new_tag(), read_history(directory.paths))
+        plan = plan_launch(
+            card, directory, request, request.exclude, new_tag(), read_history(directory.paths)
+        )
         card_toml = directory.submission(record.tag).card_toml.read_text(encoding="utf-8")
         done = submit(
             plan,
@@ -163,7 +176,9 @@ def queue_successor(job: BatchJob, record: Submission) -> Submission:
 
 
 def _excluded(job: BatchJob, record: Submission) -> tuple[str, ...]:
-    """What this job excludes, less the nodes taken off the run's list since, with those that are on it now."""
+    """What this job excludes, less the nodes taken off the run's list since, with those that are on
+    it now.
+    """
     listed = [entry.node for entry in known(read_exclusions(job.directory.exclusions), ())]
     back = {
         entry.data.get("node")

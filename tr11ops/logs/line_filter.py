@@ -1,4 +1,6 @@
-"""Which lines of a log are shown: by severity, by what they say, by iteration; with the lines around them."""
+"""Which lines of a log are shown: by severity, by what they say, by iteration; with the lines
+around them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,17 @@ from collections import deque
 from collections.abc import Iterator
 
 from tr11ops.dialects.reading import iteration_of
-from tr11ops.logs.lines import ATTEMPT, ERROR, PREFIX, PULSE, START, TRACEBACK, body, plain, severity
+from tr11ops.logs.lines import (
+    ATTEMPT,
+    ERROR,
+    PREFIX,
+    PULSE,
+    START,
+    TRACEBACK,
+    body,
+    plain,
+    severity,
+)
 from tr11ops.logs.reader import LONGEST_LINE_BYTES
 from trainer.contract.record import Record
 
@@ -18,7 +30,8 @@ _CHAINED = ("The above exception", "During handling of the above exception")
 class LineQuery(Record):
     """What a person asked for.
 
-    `level` is a number of `lines.LEVELS`; `iterations` are first and last, both included; `attempt` is a job id.
+    `level` is a number of `lines.LEVELS`; `iterations` are first and last, both included; `attempt`
+    is a job id.
     """
 
     level: int | None = None
@@ -39,7 +52,9 @@ class LineQuery(Record):
 
 
 class LineFeed:
-    """Cuts what comes of a log into lines, and gives those that a sieve lets through; an unfinished last one waits."""
+    """Cuts what comes of a log into lines, and gives those that a sieve lets through; an unfinished
+    last one waits.
+    """
 
     def __init__(self, line_filter: LineFilter, rest: bytes = b"") -> None:
         self.line_filter = line_filter
@@ -75,11 +90,15 @@ class LineFilter:
 
     @property
     def is_idle(self) -> bool:
-        """Whether what comes next is judged for itself alone: no traceback goes on, no lines of context are due."""
+        """Whether what comes next is judged for itself alone: no traceback goes on, no lines of
+        context are due.
+        """
         return not self._tracebacks and self._after == 0
 
     def pass_over(self, block: bytes) -> None:
-        """Take note of whole lines that are known to hold none that is wanted; the last ones may be its context."""
+        """Take note of whole lines that are known to hold none that is wanted; the last ones may be
+        its context.
+        """
         context = self._wanted.context
         if context:
             lines = block.split(b"\n")[:-1]
@@ -90,7 +109,9 @@ class LineFilter:
                     self._put_aside(text)
 
     def feed(self, line: str) -> Iterator[str]:
-        """The lines that this one lets through: none, itself, or itself after those that came before it."""
+        """The lines that this one lets through: none, itself, or itself after those that came
+        before it.
+        """
         if self._wanted.is_everything:
             yield line
             return
@@ -118,7 +139,8 @@ class LineFilter:
         self._before.append(line)
 
     def _is_in_place(self, line: str, text: str) -> bool:
-        """Whether a line is of a wanted attempt and iteration (one without is of the last step before it).
+        """Whether a line is of a wanted attempt and iteration (one without is of the last step
+        before it).
 
         `text` is what a terminal shows of it.
         """
@@ -135,7 +157,8 @@ class LineFilter:
         if iteration is not None:
             self._iteration = iteration
         elif START.match(text):
-            self._iteration = None  # a restart: what it prints before its first step is of no iteration
+            # a restart: what it prints before its first step is of no iteration
+            self._iteration = None
         return self._iteration is not None and wanted[0] <= self._iteration <= wanted[1]
 
     def _is_severe(self, text: str) -> bool:

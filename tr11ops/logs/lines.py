@@ -1,4 +1,6 @@
-"""What one line of a training's log is: its severity, its step, its time. Pure; reads old trainings' lines too."""
+"""What one line of a training's log is: its severity, its step, its time. Pure; reads old
+trainings' lines too.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,14 @@ TRACEBACK = "Traceback (most recent call last):"
 _LOSS = frozenset({"lm_loss"})
 _LABEL = re.compile(r"(?:^|[\[\s|:(])(CRITICAL|FATAL|ERROR|WARNING|WARN|INFO|DEBUG)(?=[\]\s|:)]|$)")
 _LABEL_LEVEL = {
-    "CRITICAL": CRITICAL, "FATAL": CRITICAL, "ERROR": ERROR,
-    "WARNING": WARNING, "WARN": WARNING, "INFO": INFO, "DEBUG": 10,
-}  # fmt: skip
+    "CRITICAL": CRITICAL,
+    "FATAL": CRITICAL,
+    "ERROR": ERROR,
+    "WARNING": WARNING,
+    "WARN": WARNING,
+    "INFO": INFO,
+    "DEBUG": 10,
+}
 _CRITICAL = re.compile(
     r"CUDA error|cudaError|uncorrectable ECC|ncclSystemError|Segmentation fault|terminate called after|"
     r"\bBus error\b|\*\*\*ALERT|^tr11: launch \d+ failed|Unable to find latest file|could not find the metadata file"
@@ -45,7 +52,9 @@ _ERROR = re.compile(
     r"unhandled system error|No space left on device|[Dd]isk quota exceeded|"
     r"value from checkpoint .* is not equal to the input argument|is not divisible by micro-batch-size"
 )
-_WARNING = re.compile(r"\w*Warning: |OVERFLOW! Rank \d+ Skipping step|Connection refused|compute capability mismatch")
+_WARNING = re.compile(
+    r"\w*Warning: |OVERFLOW! Rank \d+ Skipping step|Connection refused|compute capability mismatch"
+)
 
 
 def plain(line: str) -> str:
@@ -54,38 +63,60 @@ def plain(line: str) -> str:
 
 
 def task_of(line: str) -> str:
-    """The task of an array that a launch's first line tells of, as people type it ("70_3"); "" for any other line."""
+    """The task of an array that a launch's first line tells of, as people type it ("70_3"); "" for
+    any other line.
+    """
     match = _OF_ARRAY.match(line)
-    return "" if match is None else match[3]
+    if match is None:
+        return ""
+    return match[3]
 
 
 def as_typed(line: str) -> str:
-    """A launch's first line with its task in place of the scheduler's own number; any other line as it is."""
+    """A launch's first line with its task in place of the scheduler's own number; any other line as
+    it is.
+    """
     match = _OF_ARRAY.match(line)
-    return line if match is None else f"{match[1]}{match[3]}{match[2]}"
+    if match is None:
+        return line
+    return f"{match[1]}{match[3]}{match[2]}"
 
 
 def folded(line: str, width: int) -> str:
-    """The line in as many as it takes, broken between words, each but the first indented; one with colours as it is."""
+    """The line in as many as it takes, broken between words, each but the first indented; one with
+    colours as it is.
+    """
     if len(line) <= width or width < NARROWEST or "\x1b" in line:
         return line
     parts = textwrap.wrap(
-        line, width, subsequent_indent=INDENT, replace_whitespace=False, break_on_hyphens=False, tabsize=4
+        line,
+        width,
+        subsequent_indent=INDENT,
+        replace_whitespace=False,
+        break_on_hyphens=False,
+        tabsize=4,
     )
     return "\n".join(parts) or line
 
 
 def coloured(line: str) -> str:
     """As `plain`, but colours stay, and are ended."""
-    kept = ESCAPE.sub(lambda escape: escape[0] if _COLOUR.match(escape[0]) else "", _last_overprint(line))
+    kept = ESCAPE.sub(
+        lambda escape: escape[0] if _COLOUR.match(escape[0]) else "", _last_overprint(line)
+    )
     if "\x1b" not in kept:
         return CONTROL.sub("", kept)
     parts = re.split(r"(\x1b\[[0-9;:]*m)", kept)
-    return "".join(part if index % 2 else CONTROL.sub("", part) for index, part in enumerate(parts)) + "\x1b[0m"
+    return (
+        "".join(part if index % 2 else CONTROL.sub("", part) for index, part in enumerate(parts))
+        + "\x1b[0m"
+    )
 
 
 def _last_overprint(line: str) -> str:
-    """What a terminal shows of a line that was overprinted by carriage returns, as progress bars do."""
+    """What a terminal shows of a line that was overprinted by carriage returns, as progress bars
+    do.
+    """
     if "\r" not in line:
         return line
     return next((part for part in reversed(line.split("\r")) if part), "")
@@ -94,13 +125,20 @@ def _last_overprint(line: str) -> str:
 def body(line: str) -> str:
     """The line without its launcher's prefix."""
     match = PREFIX.match(line)
-    return line[match.end() :] if match else line
+    if match:
+        return line[match.end() :]
+    return line
 
 
 def _level_of_step(step: StepNumbers) -> int:
     """A step whose loss is no finite number is a warning."""
-    is_sound = not step.lacks_loss if step.loss is None else math.isfinite(step.loss)
-    return INFO if is_sound else WARNING
+    if step.loss is None:
+        is_sound = not step.lacks_loss
+    else:
+        is_sound = math.isfinite(step.loss)
+    if is_sound:
+        return INFO
+    return WARNING
 
 
 def severity(line: str) -> int:
@@ -112,12 +150,17 @@ def severity(line: str) -> int:
     if _CRITICAL.search(text):
         return CRITICAL
     label = _LABEL.search(text)
-    found = _LABEL_LEVEL[label[1]] if label else INFO
+    if label:
+        found = _LABEL_LEVEL[label[1]]
+    else:
+        found = INFO
     if step is not None and step.is_whole:
         found = max(found, _level_of_step(step))
     if _ERROR.search(text):
         return max(found, ERROR)
-    return max(found, WARNING) if found < WARNING and _WARNING.search(text) else found
+    if found < WARNING and _WARNING.search(text):
+        return max(found, WARNING)
+    return found
 
 
 def moment(stamp: bytes) -> float | None:

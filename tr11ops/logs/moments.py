@@ -36,7 +36,10 @@ def numbers(text: str) -> frozenset[int]:
     found: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip())
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if match:
+            first, last = (int(match[1]), int(match[2] or match[1]))
+        else:
+            first, last = (1, 0)
         if first > last or last - first > MOST_RANKS:
             raise ValueError("is no list of ranks: give 0, 0,8 or 0-7")
         found |= set(range(first, last + 1))
@@ -54,7 +57,9 @@ def steps_since(metrics: Path, moment: float) -> int | None:
         tail = os.pread(descriptor, TAIL_BYTES, max(0, size - TAIL_BYTES))
         size -= len(tail) - 1 - tail.rfind(b"\n")  # the last line is being written
         reader = FileReader(descriptor)
-        start = Marks(reader, size, _METRICS_TIME, lambda match: float(match[1])).place_before(moment)
+        start = Marks(reader, size, _METRICS_TIME, lambda match: float(match[1])).place_before(
+            moment
+        )
         return sum(_is_step_since(line, moment) for line in whole_lines(reader, start, size))
     finally:
         os.close(descriptor)
@@ -62,4 +67,6 @@ def steps_since(metrics: Path, moment: float) -> int | None:
 
 def _is_step_since(line: bytes, moment: float) -> bool:
     record = parse_record(line)
-    return record is not None and record.is_step and record.time is not None and record.time >= moment
+    return (
+        record is not None and record.is_step and record.time is not None and record.time >= moment
+    )

@@ -30,7 +30,8 @@ class FileReader:
 
 
 def tail_offset(reader: LogReader, size: int, count: int) -> int:
-    """Where the last `count` lines of the first `size` bytes begin; an unfinished last line counts as one.
+    """Where the last `count` lines of the first `size` bytes begin; an unfinished last line counts
+    as one.
 
     Reads blocks from the end, so the time depends on what is shown and not on the size of the log.
     """
@@ -52,7 +53,9 @@ def tail_offset(reader: LogReader, size: int, count: int) -> int:
 
 
 def line_start(reader: LogReader, offset: int) -> int:
-    """The beginning of the first line at or after `offset`; `offset` itself where a line begins there."""
+    """The beginning of the first line at or after `offset`; `offset` itself where a line begins
+    there.
+    """
     if offset <= 0:
         return 0
     position = offset - 1
@@ -65,9 +68,13 @@ def line_start(reader: LogReader, offset: int) -> int:
 
 
 def whole_blocks(reader: LogReader, start: int, end: int) -> Iterator[bytes]:
-    """[start, end) in blocks that end with a line, but for the last one. A line of more than 1 MiB comes in pieces."""
+    """[start, end) in blocks that end with a line, but for the last one. A line of more than 1 MiB
+    comes in pieces.
+    """
     position, rest = start, b""
-    while position < end and (block := reader.read(position, min(LARGE_BLOCK_BYTES, end - position))):
+    while position < end and (
+        block := reader.read(position, min(LARGE_BLOCK_BYTES, end - position))
+    ):
         position += len(block)
         cut = block.rfind(b"\n") + 1
         if cut:

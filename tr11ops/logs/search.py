@@ -1,9 +1,10 @@
 """Finding a place in a log of any size with few reads: by iteration, by time, by attempt.
 
-Iterations rise along a log but for restarts, which go back; so a plain bisection is not enough. A part of the log is
-passed over only if no step in it can be in the range: between two known places, an iteration cannot lie further away
-than the part has room for lines of steps. Where iterations jump ahead and back again within one part, unseen from both
-its ends, it may be missed; no restart does that.
+Iterations rise along a log but for restarts, which go back; so a plain bisection is not enough. A
+part of the log is passed over only if no step in it can be in the range: between two known places,
+an iteration cannot lie further away than the part has room for lines of steps. Where iterations
+jump ahead and back again within one part, unseen from both its ends, it may be missed; no restart
+does that.
 """
 
 from __future__ import annotations
@@ -44,10 +45,20 @@ class Region(Record):
 
 def step_marks(reader: LogReader, size: int) -> Marks:
     """The lines of steps, in the dialect of the log's last ones, or of its first."""
-    samples = [reader.read(max(0, size - SAMPLE_BYTES), SAMPLE_BYTES), reader.read(0, min(size, SAMPLE_BYTES))]
-    found = next((dialect for sample in samples if (dialect := dialect_in(sample)) is not None), None)
+    samples = [
+        reader.read(max(0, size - SAMPLE_BYTES), SAMPLE_BYTES),
+        reader.read(0, min(size, SAMPLE_BYTES)),
+    ]
+    found = next(
+        (dialect for sample in samples if (dialect := dialect_in(sample)) is not None), None
+    )
     dialect = found or dialect_named(USUAL)
-    return Marks(reader, size, dialect.step_bytes, _plain_step_value if dialect.name == USUAL else _step_value)
+    return Marks(
+        reader,
+        size,
+        dialect.step_bytes,
+        _plain_step_value if dialect.name == USUAL else _step_value,
+    )
 
 
 def _plain_step_value(match: re.Match[bytes]) -> float | None:
@@ -59,7 +70,9 @@ def _step_value(match: re.Match[bytes]) -> float | None:
     block = match.string
     start, end = block.rfind(b"\n", 0, match.start()) + 1, block.find(b"\n", match.end())
     found = iteration_of(block[start : end if end >= 0 else len(block)].decode("utf-8", "replace"))
-    return None if found is None else float(found)
+    if found is None:
+        return None
+    return float(found)
 
 
 def stamp_value(match: re.Match[bytes]) -> float | None:
@@ -67,16 +80,23 @@ def stamp_value(match: re.Match[bytes]) -> float | None:
 
 
 class Marks:
-    """The marked lines of the first `size` bytes, looked up as needed; what was read once is not read again."""
+    """The marked lines of the first `size` bytes, looked up as needed; what was read once is not
+    read again.
+    """
 
     def __init__(
-        self, reader: LogReader, size: int, pattern: re.Pattern[bytes], value: Callable[[re.Match[bytes]], float | None]
+        self,
+        reader: LogReader,
+        size: int,
+        pattern: re.Pattern[bytes],
+        value: Callable[[re.Match[bytes]], float | None],
     ) -> None:
         self._reader = reader
         self._size = size
         self._pattern = pattern
         self._value = value
-        self._known: list[tuple[int, int, float]] = []  # looked from, found at, value; found at size: nothing there
+        # looked from, found at, value; found at size: nothing there
+        self._known: list[tuple[int, int, float]] = []
         self.shortest: int | None = None  # bytes of the shortest marked line that was read so far
 
     def next(self, offset: int) -> LineMark | None:
@@ -84,13 +104,22 @@ class Marks:
         at = bisect_right(self._known, (offset, self._size + 1, 0.0)) - 1
         if at >= 0 and self._known[at][1] >= offset:
             _, found, value = self._known[at]
-            return LineMark(found, value) if found < self._size else None
-        later = self._known[at + 1] if at + 1 < len(self._known) else None
-        end = self._size if later is None else min(self._size, later[0] + BLOCK_BYTES)
+            if found < self._size:
+                return LineMark(found, value)
+            return None
+        later = None
+        if at + 1 < len(self._known):
+            later = self._known[at + 1]
+        if later is None:
+            end = self._size
+        else:
+            end = min(self._size, later[0] + BLOCK_BYTES)
         mark = next(self._from(offset, end), None)
         if mark is None and later is not None and later[1] < self._size:
             mark = LineMark(later[1], later[2])  # what lies behind was looked through before
-        insort(self._known, (offset, mark.offset if mark else self._size, mark.value if mark else 0.0))
+        insort(
+            self._known, (offset, mark.offset if mark else self._size, mark.value if mark else 0.0)
+        )
         return mark
 
     def last(self) -> LineMark | None:
@@ -113,16 +142,23 @@ class Marks:
             start = max(0, self._size - window)
             found = list(self._from(start))
             if len(found) >= count or start == 0:
-                return found[-min(count, len(found))] if found else None
+                if found:
+                    return found[-min(count, len(found))]
+                return None
             window *= 4
 
     def place_before(self, value: float) -> int:
-        """Where values rise, a place before all lines of at least this value, and within LEAF_BYTES of the first."""
+        """Where values rise, a place before all lines of at least this value, and within LEAF_BYTES
+        of the first.
+        """
         low, high = 0, self._size
         while high - low > LEAF_BYTES:
             middle = (low + high) // 2
             mark = self.next(middle)
-            low, high = (low, middle) if mark is None or mark.value >= value else (middle, high)
+            if mark is None or mark.value >= value:
+                high = middle
+            else:
+                low = middle
         return low
 
     def _from(self, offset: int, end: int | None = None) -> Iterator[LineMark]:
@@ -131,7 +167,9 @@ class Marks:
         position = max(0, offset - 1)
         at_line = offset <= 0
         rest, length = b"", BLOCK_BYTES // 4
-        while position < limit and (block := self._reader.read(position, min(length, limit - position))):
+        while position < limit and (
+            block := self._reader.read(position, min(length, limit - position))
+        ):
             data, base = rest + block, position - len(rest)
             position += len(block)
             length = min(2 * length, LARGEST_BLOCK_BYTES)
@@ -141,7 +179,10 @@ class Marks:
                     rest = b""
                     continue
                 data, base, at_line = data[cut + 1 :], base + cut + 1, True
-            whole = len(data) if position >= limit else data.rfind(b"\n") + 1
+            if position >= limit:
+                whole = len(data)
+            else:
+                whole = data.rfind(b"\n") + 1
             yield from self._marks(data[:whole], base)
             rest = data[whole:]
             if len(rest) > LONGEST_LINE_BYTES:
@@ -151,7 +192,9 @@ class Marks:
         last_line = -1
         for match in self._pattern.finditer(data):
             start = data.rfind(b"\n", 0, match.start()) + 1
-            value = self._value(match) if start != last_line else None
+            value = None
+            if start != last_line:
+                value = self._value(match)
             if value is not None:
                 last_line = start
                 end = data.find(b"\n", match.end())
@@ -162,7 +205,8 @@ class Marks:
 
 # ----------------------------------------------------------------------------- by iteration
 def step_regions(reader: LogReader, size: int, first: int, last: int) -> list[Region]:
-    """The parts of the log that hold every step from `first` to `last`, and what follows each, to the next other step.
+    """The parts of the log that hold every step from `first` to `last`, and what follows each, to
+    the next other step.
 
     A part may hold other steps too, so the lines have to be looked at one by one.
     """
@@ -179,7 +223,10 @@ def step_regions(reader: LogReader, size: int, first: int, last: int) -> list[Re
             continue
         end = marks.next(part.end) or newest
         slack = (part.end - part.start) * density
-        low, high = max(0.0, min(begin.value, end.value) - slack), max(begin.value, end.value) + slack
+        low, high = (
+            max(0.0, min(begin.value, end.value) - slack),
+            max(begin.value, end.value) + slack,
+        )
         if low > last or high < first:
             continue
         if (first <= low and high <= last) or part.end - part.start <= LEAF_BYTES:
@@ -189,11 +236,18 @@ def step_regions(reader: LogReader, size: int, first: int, last: int) -> list[Re
         waiting += [Region(middle, part.end), Region(part.start, middle)]
     joined = _joined(found)
     ends = [marks.first_outside(region.end, first, last) for region in joined]
-    return _joined([Region(part.start, end.offset if end else size) for part, end in zip(joined, ends, strict=True)])
+    return _joined(
+        [
+            Region(part.start, end.offset if end else size)
+            for part, end in zip(joined, ends, strict=True)
+        ]
+    )
 
 
 def _density(marks: Marks, newest: LineMark) -> float:
-    """Iterations that one byte of the log can advance by at most: steps a line, and the shortest line of a step."""
+    """Iterations that one byte of the log can advance by at most: steps a line, and the shortest
+    line of a step.
+    """
     samples = [marks.around(0), marks.around(max(0, newest.offset - LEAF_BYTES // 2))]
     rises = [
         after.value - before.value
@@ -201,7 +255,11 @@ def _density(marks: Marks, newest: LineMark) -> float:
         for before, after in pairwise(sample)
         if after.value > before.value
     ]
-    shortest = 0.75 * marks.shortest if marks.shortest else SHORTEST_STEP_LINE  # others have fewer digits
+    # others have fewer digits
+    if marks.shortest:
+        shortest = 0.75 * marks.shortest
+    else:
+        shortest = SHORTEST_STEP_LINE
     return (median(rises) if rises else 100.0) / shortest
 
 
@@ -219,18 +277,22 @@ def _joined(regions: list[Region]) -> list[Region]:
 def offset_since(reader: LogReader, size: int, time: float) -> int | None:
     """The first line that carries a time at or after `time`; None where there is none.
 
-    Stamps rise along a log; where they do not (two clocks), one of the places where they pass `time` is found.
+    Stamps rise along a log; where they do not (two clocks), one of the places where they pass
+    `time` is found.
     """
     marks = Marks(reader, size, STAMP_BYTES, stamp_value)
     mark = marks.next(marks.place_before(time))
     while mark is not None and mark.value < time:
         mark = marks.next(mark.offset + 1)
-    return mark.offset if mark else None
+    if mark:
+        return mark.offset
+    return None
 
 
 # ----------------------------------------------------------------------------- by attempt
 def attempt_regions(reader: LogReader, size: int, attempt: str) -> tuple[list[Region], int]:
-    """What one attempt wrote into a main log, and how many launches of any attempt the log tells of.
+    """What one attempt wrote into a main log, and how many launches of any attempt the log tells
+    of.
 
     Reads the whole log: nothing else says where an attempt begins.
     """

@@ -1,4 +1,6 @@
-"""The beginning of what is shown of a log: its last lines, or those of a time, an attempt or a range of iterations."""
+"""The beginning of what is shown of a log: its last lines, or those of a time, an attempt or a
+range of iterations.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,45 @@ from tr11ops.logs.reader import LogReader, line_start, tail_offset, whole_blocks
 from tr11ops.logs.search import Region, attempt_regions, offset_since, step_marks, step_regions
 from trainer.contract.record import Record
 
-# Passing over whole blocks of a log that hold no wanted line: asked of a block before it is cut into lines.
+# Passing over whole blocks of a log that hold no wanted line: asked of a block before it is cut
+# into lines.
 
-# Every line that `lines.severity` finds worse than INFO holds one of these words, or is a step without a loss.
+# Every line that `lines.severity` finds worse than INFO holds one of these words, or is a step
+# without a loss.
 SEVERE_WORDS = (
-    b"WARN", b"ERROR", b"CRITICAL", b"FATAL", b"Error", b"Exception", b"Interrupt", b"Warning: ", b"error:", b"failed",
-    b"CUDA error", b"Segmentation", b"terminate called", b"Bus error", b"***ALERT", b"Unable to find latest",
-    b"could not find the metadata", b"OVERFLOW!", b"Connection refused", b"No space left", b"quota exceeded",
-    b"compute capability", b"is not equal to", b"is not divisible", b"uncorrectable ECC", b"Traceback",
+    b"WARN",
+    b"ERROR",
+    b"CRITICAL",
+    b"FATAL",
+    b"Error",
+    b"Exception",
+    b"Interrupt",
+    b"Warning: ",
+    b"error:",
+    b"failed",
+    b"CUDA error",
+    b"Segmentation",
+    b"terminate called",
+    b"Bus error",
+    b"***ALERT",
+    b"Unable to find latest",
+    b"could not find the metadata",
+    b"OVERFLOW!",
+    b"Connection refused",
+    b"No space left",
+    b"quota exceeded",
+    b"compute capability",
+    b"is not equal to",
+    b"is not divisible",
+    b"uncorrectable ECC",
+    b"Traceback",
     b"unhandled system error",
-)  # fmt: skip
-# Each begins with a plain word, which is sought first. What is no finite loss, in any dialect of `dialects/steps.toml`.
-_NO_NUMBER = rb"[^\s\d,|]{0,24}\s{0,8}['\"]?(?:np\.float\d+\(|tensor\()?[-+]?(?:[nN][aA][nN]|[iI][nN][fF])"
+)
+# Each begins with a plain word, which is sought first. What is no finite loss, in any dialect of
+# `dialects/steps.toml`.
+_NO_NUMBER = (
+    rb"[^\s\d,|]{0,24}\s{0,8}['\"]?(?:np\.float\d+\(|tensor\()?[-+]?(?:[nN][aA][nN]|[iI][nN][fF])"
+)
 _WITHOUT_LOSS = (
     re.compile(rb"consumed samples(?![^\n]*\blm loss: *[-+]?\d)"),
     re.compile(rb"elapsed time per iteration(?![^\n]*\blm loss: *[-+]?\d)"),
@@ -35,16 +64,24 @@ _WITHOUT_LOSS = (
     re.compile(rb"Loss" + _NO_NUMBER),
     re.compile(rb"LOSS" + _NO_NUMBER),
 )
-# What looks around itself, or does not go back, may fail in a block where it matches in a line of it.
+# What looks around itself, or does not go back, may fail in a block where it matches in a line of
+# it.
 _LOOKS_AROUND = re.compile(r"\\[AZBb]|\(\?(?:[!>=(]|<[!=])|[*+?}]\+")
 
 
 def may_hold(wanted: LineQuery) -> Callable[[bytes], bool] | None:
-    """Whether a block of whole lines may hold a wanted line; None where every block has to be looked at."""
+    """Whether a block of whole lines may hold a wanted line; None where every block has to be
+    looked at.
+    """
     if wanted.iterations is not None or wanted.attempt is not None:
         return None
-    is_severe = _may_be_severe if wanted.level is not None and wanted.level > INFO else None
-    matches = None if wanted.pattern is None else _may_match(wanted.pattern)
+    is_severe = None
+    if wanted.level is not None and wanted.level > INFO:
+        is_severe = _may_be_severe
+    if wanted.pattern is None:
+        matches = None
+    else:
+        matches = _may_match(wanted.pattern)
     if is_severe is None or matches is None:
         return is_severe or matches
     severe, match = is_severe, matches
@@ -52,7 +89,9 @@ def may_hold(wanted: LineQuery) -> Callable[[bytes], bool] | None:
 
 
 def _may_be_severe(block: bytes) -> bool:
-    return any(word in block for word in SEVERE_WORDS) or any(pattern.search(block) for pattern in _WITHOUT_LOSS)
+    return any(word in block for word in SEVERE_WORDS) or any(
+        pattern.search(block) for pattern in _WITHOUT_LOSS
+    )
 
 
 def _may_match(pattern: re.Pattern[str]) -> Callable[[bytes], bool] | None:
@@ -72,9 +111,11 @@ FIRST_WINDOW_BYTES = 1 << 20
 
 
 class Query(Record):
-    """Where to begin. `lines` from the end (None: all that was asked for). `since` in seconds since the epoch.
+    """Where to begin. `lines` from the end (None: all that was asked for). `since` in seconds since
+    the epoch.
 
-    `steps_since`: how many steps were logged since then, where that is known from elsewhere: a step's line has no time.
+    `steps_since`: how many steps were logged since then, where that is known from elsewhere: a
+    step's line has no time.
     """
 
     wanted: LineQuery = msgspec.field(default_factory=LineQuery)
@@ -84,12 +125,18 @@ class Query(Record):
 
     @property
     def has_place(self) -> bool:
-        return self.since is not None or self.wanted.attempt is not None or self.wanted.iterations is not None
+        return (
+            self.since is not None
+            or self.wanted.attempt is not None
+            or self.wanted.iterations is not None
+        )
 
 
 @dataclass
 class Beginning:
-    """The lines to show first; afterwards `rest` is the unfinished last line, and `line_filter` goes on with it."""
+    """The lines to show first; afterwards `rest` is the unfinished last line, and `line_filter`
+    goes on with it.
+    """
 
     reader: LogReader
     size: int
@@ -103,7 +150,10 @@ class Beginning:
             chosen = self._through(self._regions())
         elif self.query.lines is None or self.query.wanted.is_everything:
             count = self.query.lines
-            start = 0 if count is None else tail_offset(self.reader, self.size, count)
+            if count is None:
+                start = 0
+            else:
+                start = tail_offset(self.reader, self.size, count)
             yield from self._through([Region(start, self.size)])
             return
         else:
@@ -111,7 +161,9 @@ class Beginning:
         yield from chosen if self.query.lines is None else deque(chosen, maxlen=self.query.lines)
 
     def _tail(self, count: int) -> Iterator[str]:
-        """The last lines that the filter lets through: more and more is read until there are enough."""
+        """The last lines that the filter lets through: more and more is read until there are
+        enough.
+        """
         window = FIRST_WINDOW_BYTES
         while True:
             start = line_start(self.reader, max(0, self.size - window))
@@ -131,7 +183,9 @@ class Beginning:
             start = self._since(self.query.since)
             regions = _common(regions, [] if start is None else [Region(start, self.size)])
         if self.query.wanted.iterations is not None:
-            regions = _common(regions, step_regions(self.reader, self.size, *self.query.wanted.iterations))
+            regions = _common(
+                regions, step_regions(self.reader, self.size, *self.query.wanted.iterations)
+            )
         return regions
 
     def _since(self, moment: float) -> int | None:
@@ -162,4 +216,6 @@ class Beginning:
 
 def _common(first: Sequence[Region], second: Sequence[Region]) -> list[Region]:
     pairs = ((max(a.start, b.start), min(a.end, b.end)) for a in first for b in second)
-    return sorted((Region(start, end) for start, end in pairs if start < end), key=lambda region: region.start)
+    return sorted(
+        (Region(start, end) for start, end in pairs if start < end), key=lambda region: region.start
+    )

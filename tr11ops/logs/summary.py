@@ -1,4 +1,5 @@
-"""A whole log in one table: steps, losses, restarts, gaps, the watchdog's lines, how it ended. Of any training's log.
+"""A whole log in one table: steps, losses, restarts, gaps, the watchdog's lines, how it ended. Of
+any training's log.
 
 The log is read once, in blocks; only lines that hold one of a few words are looked at.
 """
@@ -24,7 +25,9 @@ SCAN_BYTES = 4 << 20
 KEPT = 1000  # of a kind of event; all are counted
 SILENT_PULSES = 3
 
-_VALIDATION = re.compile(r"(\S+) loss at iteration (\d{1,15}) \| lm loss value: *([-+.\dEe]+|nan|-?inf) \|")
+_VALIDATION = re.compile(
+    r"(\S+) loss at iteration (\d{1,15}) \| lm loss value: *([-+.\dEe]+|nan|-?inf) \|"
+)
 _STAMP = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\] ")
 _CONSUMED, _LOSS = b" | consumed samples", b" lm loss: "
 # Iterations, totals (0 where it is not told), losses; a loss that is missing is NaN.
@@ -53,7 +56,9 @@ _TRACEBACK = "python-traceback"
 
 @cache
 def _matcher() -> Matcher:
-    """The part of the catalogue that a summary tells of: starts, ends, the watchdog's lines, tracebacks."""
+    """The part of the catalogue that a summary tells of: starts, ends, the watchdog's lines,
+    tracebacks.
+    """
     return Matcher([rule for rule in rules() if _is_told(rule)])
 
 
@@ -63,7 +68,9 @@ def _is_told(rule: Rule) -> bool:
 
 
 class Restart(Record):
-    """A start of the training. `before` and `after`: the last step before it and the first one after it."""
+    """A start of the training. `before` and `after`: the last step before it and the first one
+    after it.
+    """
 
     before: int | None
     after: int | None
@@ -72,7 +79,9 @@ class Restart(Record):
     @property
     def redone(self) -> int:
         """Steps that were trained a second time."""
-        return 0 if self.before is None or self.after is None else max(0, self.before - self.after + 1)
+        if self.before is None or self.after is None:
+            return 0
+        return max(0, self.before - self.after + 1)
 
 
 class CleanEnd(Record):
@@ -83,7 +92,9 @@ class CleanEnd(Record):
 
 
 class Silence(Record):
-    """Pulses in a row that said running while no step came: after which step, from when to when, and how many."""
+    """Pulses in a row that said running while no step came: after which step, from when to when,
+    and how many.
+    """
 
     iteration: int
     first: str
@@ -116,14 +127,19 @@ class Summary:
     tracebacks: int = 0
 
 
-def summarise(reader: LogReader, size: int, progress: Callable[[int], None] = lambda position: None) -> Summary:
+def summarise(
+    reader: LogReader, size: int, progress: Callable[[int], None] = lambda position: None
+) -> Summary:
     """Read the first `size` bytes of a log. Raises OSError as the reader does."""
     scan = _Scan(Summary(bytes=size))
     position, rest = 0, b""
     while position < size and (block := reader.read(position, min(SCAN_BYTES, size - position))):
         position += len(block)
         data = rest + block
-        whole = len(data) if position >= size else data.rfind(b"\n") + 1
+        if position >= size:
+            whole = len(data)
+        else:
+            whole = data.rfind(b"\n") + 1
         scan.block(data if whole == len(data) else data[:whole])
         rest = data[whole:][-LONGEST_LINE_BYTES:]
         progress(position)
@@ -169,7 +185,8 @@ class _Scan:
                     self._summary.unnumbered += 1
                     continue
                 one = step.iteration, step.total or 0, math.nan if step.loss is None else step.loss
-                if found and found[-1][0] == step.iteration:  # a bar that is drawn again, another rank
+                # a bar that is drawn again, another rank
+                if found and found[-1][0] == step.iteration:
                     found[-1] = one
                 elif found or self._start is not None or step.iteration != self._previous:
                     found.append(one)
@@ -177,11 +194,19 @@ class _Scan:
 
     def _others(self, block: bytes) -> list[tuple[int, str, tuple[int, ...]]]:
         """Offset and text of the lines that are no step, and which rules may match them."""
-        found = [(one.start, text_of(block, one), one.rules) for one in _matcher().candidates(block)]
+        found = [
+            (one.start, text_of(block, one), one.rules) for one in _matcher().candidates(block)
+        ]
         for match in _EVALUATION.finditer(block):
             start = block.rfind(b"\n", 0, match.start()) + 1
             end = block.find(b"\n", start)
-            found.append((start, block[start : end if end >= 0 else len(block)].decode("utf-8", "replace"), ()))
+            found.append(
+                (
+                    start,
+                    block[start : end if end >= 0 else len(block)].decode("utf-8", "replace"),
+                    (),
+                )
+            )
         return sorted(found)
 
     def _steps(self, found: StepColumns) -> None:
@@ -207,7 +232,10 @@ class _Scan:
         self._ended, found.total = None, total
         found.steps += len(iterations)
         found.highest = max(iterations[-1], found.highest or 0)
-        finite = losses if math.isfinite(sum(losses)) else [loss for loss in losses if math.isfinite(loss)]
+        if math.isfinite(sum(losses)):
+            finite = losses
+        else:
+            finite = [loss for loss in losses if math.isfinite(loss)]
         found.without_loss += len(losses) - len(finite)
         if finite:
             lowest = min(finite)
@@ -296,7 +324,9 @@ class _Scan:
 
 def _following(iterations: list[int], before: int, interval: int) -> int:
     """How many of these, from the first one on, follow the one before them by the interval."""
-    if iterations == list(range(before + interval, before + interval * (len(iterations) + 1), interval)):
+    if iterations == list(
+        range(before + interval, before + interval * (len(iterations) + 1), interval)
+    ):
         return len(iterations)
     count = 0
     while count < len(iterations) and iterations[count] == before + interval:
@@ -307,8 +337,9 @@ def _following(iterations: list[int], before: int, interval: int) -> int:
 def _step_lines(block: bytes, start: int, end: int) -> StepColumns:
     """The lines of steps in a part of a block of whole lines.
 
-    A line that a crash or a full disk cut says nothing sure. Plain searches: an expression takes four times as long.
-    Where a line stands as the one before it did, one iteration on, its numbers are not read again.
+    A line that a crash or a full disk cut says nothing sure. Plain searches: an expression takes
+    four times as long. Where a line stands as the one before it did, one iteration on, its numbers
+    are not read again.
     """
     iterations: list[int] = []
     totals: list[int] = []
@@ -317,19 +348,31 @@ def _step_lines(block: bytes, start: int, end: int) -> StepColumns:
     at = block.find(_CONSUMED, start, end)
     while at >= 0:
         line_end = block.find(b"\n", at)
-        line_end = len(block) if line_end < 0 else line_end
-        if step > 0 and block.startswith(_HEAD % (iteration + step, total), max(start, at - _HEAD_BYTES)):
+        if line_end < 0:
+            line_end = len(block)
+        if step > 0 and block.startswith(
+            _HEAD % (iteration + step, total), max(start, at - _HEAD_BYTES)
+        ):
             iteration += step
         else:
             before, numbers = iteration, _numbers(block[max(start, at - 64) : at])
             iteration, total = numbers or (-1, 0)
-            step = iteration - before if numbers and before >= 0 else 0
+            step = 0
+            if numbers and before >= 0:
+                step = iteration - before
         loss = at + width
         if not block.startswith(_LOSS, loss):
             loss = block.find(_LOSS, at, line_end)
-            width = loss - at if loss >= 0 else 0
-        text = block[loss + len(_LOSS) : block.find(b" |", loss + len(_LOSS), line_end)] if loss >= 0 else b"nan"
-        if iteration >= 0 and (block[line_end - 1] == _BAR or block[line_end - 3 : line_end].rstrip().endswith(b"|")):
+            width = 0
+            if loss >= 0:
+                width = loss - at
+        if loss >= 0:
+            text = block[loss + len(_LOSS) : block.find(b" |", loss + len(_LOSS), line_end)]
+        else:
+            text = b"nan"
+        if iteration >= 0 and (
+            block[line_end - 1] == _BAR or block[line_end - 3 : line_end].rstrip().endswith(b"|")
+        ):
             iterations.append(iteration)
             totals.append(total)
             losses.append(_number(text))

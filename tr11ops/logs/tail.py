@@ -1,4 +1,6 @@
-"""Reading logs from their end, or from where a query says, and following them across rotations, cuts, new attempts."""
+"""Reading logs from their end, or from where a query says, and following them across rotations,
+cuts, new attempts.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Follower:
         self._feed = LineFeed(LineFilter(self.query.wanted))
 
     def begin(self) -> Iterator[str]:
-        """What is there now. Nothing while there is no file. Raises NoSuchAttempt, and OSError as the file system."""
+        """What is there now. Nothing while there is no file. Raises NoSuchAttempt, and OSError as
+        the file system.
+        """
         try:
             descriptor = descriptor_of(self.path)
         except FileNotFoundError:
@@ -43,7 +47,9 @@ class Follower:
         try:
             status = os.fstat(descriptor)
             self._identity, self._offset = (status.st_dev, status.st_ino), status.st_size
-            beginning = Beginning(FileReader(descriptor), status.st_size, self.query, self._feed.line_filter)
+            beginning = Beginning(
+                FileReader(descriptor), status.st_size, self.query, self._feed.line_filter
+            )
             yield from beginning.lines()
             self._feed = LineFeed(beginning.line_filter, beginning.rest)
         finally:
@@ -60,7 +66,11 @@ class Follower:
             identity = (status.st_dev, status.st_ino)
             if identity != self._identity or status.st_size < self._offset:
                 yield from self.unfinished()
-                self._identity, self._offset, self._feed = identity, 0, LineFeed(LineFilter(self.query.wanted))
+                self._identity, self._offset, self._feed = (
+                    identity,
+                    0,
+                    LineFeed(LineFilter(self.query.wanted)),
+                )
             while block := os.pread(descriptor, BLOCK_BYTES, self._offset):
                 self._offset += len(block)
                 yield from self._feed.take(block)
@@ -77,8 +87,9 @@ def follow(
 ) -> Iterator[tuple[str, str]]:
     """(label, line) of all sources: what the query says of each that is there now, then what comes.
 
-    `sources` is asked again in each round: what is new is read from its beginning. Ends when `pause` returns False.
-    Lines are decoded as UTF-8, with a sign in the place of what is not. Raises NoSuchAttempt.
+    `sources` is asked again in each round: what is new is read from its beginning. Ends when
+    `pause` returns False. Lines are decoded as UTF-8, with a sign in the place of what is not.
+    Raises NoSuchAttempt.
     """
     followers = {source: Follower(source.path, query) for source in sources()}
     for source, follower in followers.items():

@@ -1,7 +1,8 @@
-"""What the job of `tr11 nodes bench` runs: on each of its nodes the measurements, all at once, and what they said.
+"""What the job of `tr11 nodes bench` runs: on each of its nodes the measurements, all at once, and
+what they said.
 
-Each node has a step of its own, so that one which never answers delays no other; its answer is appended to a file when
-it is there, so that what was measured is known although the job dies.
+Each node has a step of its own, so that one which never answers delays no other; its answer is
+appended to a file when it is there, so that what was measured is known although the job dies.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ REPEAT = "for turn in {turns}; do sh -c {command} || exit $?; done"
 
 
 class BenchRequest(Record):
-    """What to measure on which nodes. Plain values, for JSON. `folder`: one that all nodes see, for the answers.
+    """What to measure on which nodes. Plain values, for JSON. `folder`: one that all nodes see, for
+    the answers.
 
-    `seconds` is for how long a node may take in all, `sample_seconds` of one sample. `disk`: a folder of each node to
-    write in, or empty. `command`: what is run `repeats` times in place of our own measurements, and prints samples.
+    `seconds` is for how long a node may take in all, `sample_seconds` of one sample. `disk`: a
+    folder of each node to write in, or empty. `command`: what is run `repeats` times in place of
+    our own measurements, and prints samples.
     """
 
     nodes: tuple[str, ...]
@@ -48,23 +51,46 @@ class BenchRequest(Record):
 
     def words(self, rank: int) -> list[str]:
         """The command line of the node of this rank."""
-        step = [*STEP, f"--nodelist={self.nodes[rank]}"] if self.on_slurm else []
+        if self.on_slurm:
+            step = [*STEP, f"--nodelist={self.nodes[rank]}"]
+        else:
+            step = []
         if self.command:
             turns = " ".join(map(str, range(self.repeats)))
-            return [*step, "sh", "-c", REPEAT.format(turns=turns, command=shlex.quote(self.command))]
-        size = len(self.nodes) if self.on_slurm else 1  # of one machine there is no one to talk to
+            return [
+                *step,
+                "sh",
+                "-c",
+                REPEAT.format(turns=turns, command=shlex.quote(self.command)),
+            ]
+        # of one machine there is no one to talk to
+        if self.on_slurm:
+            size = len(self.nodes)
+        else:
+            size = 1
         return [
-            *step, sys.executable, "-m", "trainer.debug.node_bench", f"--rank={rank}", f"--size={size}",
-            f"--meet={self.folder}", f"--disk={self.disk}", f"--repeats={self.repeats}",
+            *step,
+            sys.executable,
+            "-m",
+            "trainer.debug.node_bench",
+            f"--rank={rank}",
+            f"--size={size}",
+            f"--meet={self.folder}",
+            f"--disk={self.disk}",
+            f"--repeats={self.repeats}",
             f"--seconds={self.sample_seconds:g}",
-        ]  # fmt: skip
+        ]
 
 
 def run_bench(request: Mapping[str, Any]) -> int:
-    """Run a BenchRequest (as a mapping) inside the allocation; how many nodes have ended. Raises OSError."""
+    """Run a BenchRequest (as a mapping) inside the allocation; how many nodes have ended. Raises
+    OSError.
+    """
     asked = BenchRequest(**{**request, "nodes": tuple(request["nodes"])})
     with ThreadPoolExecutor(len(asked.nodes)) as pool:
-        for done in as_completed([pool.submit(measure, asked, rank) for rank in range(len(asked.nodes))]):
+        for done in as_completed(
+            [pool.submit(measure, asked, rank) for rank in range(len(asked.nodes))]
+        ):
             add_answer(Path(asked.folder), done.result())
     return len(asked.nodes)
 
@@ -72,12 +98,21 @@ def run_bench(request: Mapping[str, Any]) -> int:
 def measure(asked: BenchRequest, rank: int) -> NodeAnswer:
     """One node's answer; what it had said before it failed, or was given up, counts."""
     node, words = asked.nodes[rank], asked.words(rank)
-    environment = dict(os.environ) if asked.on_slurm else {**os.environ, "SLURMD_NODENAME": node}
+    if asked.on_slurm:
+        environment = dict(os.environ)
+    else:
+        environment = {**os.environ, "SLURMD_NODENAME": node}
     try:
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", env=environment, start_new_session=True,
-        )  # fmt: skip
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+            start_new_session=True,
+        )
     except OSError as error:
         return NodeAnswer(node, why=f"{words[0]}: {error.strerror}")
     late = False
@@ -86,14 +121,17 @@ def measure(asked: BenchRequest, rank: int) -> NodeAnswer:
     except subprocess.TimeoutExpired:
         late, text = True, _ended(process)
     finally:
-        _signal(process, signal.SIGKILL)  # what a command left behind, or all of it when we are interrupted
+        # what a command left behind, or all of it when we are interrupted
+        _signal(process, signal.SIGKILL)
     lines = text.splitlines()
     if late:
         return read_answer(node, lines, f"did not end within {asked.seconds:g} s")
     if process.returncode != 0:
         return read_answer(node, lines, f"{_status(process.returncode)}{_last_words(lines)}")
     answer = read_answer(node, lines)
-    return answer if answer.samples else replace(answer, why=f"it printed no sample{_last_words(lines)}")
+    if answer.samples:
+        return answer
+    return replace(answer, why=f"it printed no sample{_last_words(lines)}")
 
 
 def add_answer(folder: Path, answer: NodeAnswer) -> None:
@@ -103,7 +141,9 @@ def add_answer(folder: Path, answer: NodeAnswer) -> None:
 
 
 def read_answers(folder: Path) -> Iterator[NodeAnswer]:
-    """The answers so far; none where the file is not there yet. A line that is half there is left for later."""
+    """The answers so far; none where the file is not there yet. A line that is half there is left
+    for later.
+    """
     try:
         text = (folder / ANSWERS).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -114,7 +154,9 @@ def read_answers(folder: Path) -> Iterator[NodeAnswer]:
 
 
 def _ended(process: subprocess.Popen[str]) -> str:
-    """End a process that runs, and its session; what it had printed. srun ends its step when it is asked to."""
+    """End a process that runs, and its session; what it had printed. srun ends its step when it is
+    asked to.
+    """
     for number in (signal.SIGTERM, signal.SIGKILL):
         _signal(process, number)
         with suppress(subprocess.TimeoutExpired):
@@ -128,7 +170,9 @@ def _signal(process: subprocess.Popen[str], number: int) -> None:
 
 
 def _status(code: int) -> str:
-    return f"exit status {code}" if code > 0 else f"ended by signal {-code}"
+    if code > 0:
+        return f"exit status {code}"
+    return f"ended by signal {-code}"
 
 
 def _last_words(lines: Sequence[str]) -> str:
@@ -136,4 +180,6 @@ def _last_words(lines: Sequence[str]) -> str:
     words = [line.strip() for line in lines if line.strip() and not is_sample(line)]
     own = [line for line in words if not line.startswith(("srun: ", "slurmstepd"))][-1:]
     said = own or [line.removeprefix("srun: error: ") for line in words][:1]
-    return f": {said[0]}" if said else ""
+    if said:
+        return f": {said[0]}"
+    return ""

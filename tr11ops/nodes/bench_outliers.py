@@ -1,21 +1,24 @@
 """Which nodes are slower than nodes of the same hardware, by the medians of their samples. Pure.
 
-Of each measurement every node has one value, the median of its samples: one noisy sample tells nothing. With d_i =
-ln(value_i / median of all values), a node is slow where
+Of each measurement every node has one value, the median of its samples: one noisy sample tells
+nothing. With d_i = ln(value_i / median of all values), a node is slow where
 
     d_i < -(1 + FEW / n) * max(FLOOR, NOISE_FACTOR * s_i),   s_i = max(1.4826 * median|d|, e_i, median e)
     e_i = 1.2533 * 1.4826 * MAD of the node's own samples / sqrt(r)
 
-1.4826 * MAD estimates the standard deviation of a normal distribution without the outliers that are looked for (Hampel,
-"The influence curve and its role in robust estimation", JASA 1974; Iglewicz and Hoaglin, "How to detect and handle
-outliers", 1993, take 3.5 of it for a single value). Here one fleet has hundreds of values, and of few nodes the MAD
-itself is hardly known: hence the larger factor, and the growth for small n. `e_i` is the standard error of a median of
-r samples (1.2533 is sqrt(pi / 2)): a node whose samples scatter is not known well, and two nodes that agree by chance
-must not make a third an outlier. FLOOR: nodes that differ by less are equal, however little they scatter.
+1.4826 * MAD estimates the standard deviation of a normal distribution without the outliers that are
+looked for (Hampel, "The influence curve and its role in robust estimation", JASA 1974; Iglewicz and
+Hoaglin, "How to detect and handle outliers", 1993, take 3.5 of it for a single value). Here one
+fleet has hundreds of values, and of few nodes the MAD itself is hardly known: hence the larger
+factor, and the growth for small n. `e_i` is the standard error of a median of r samples (1.2533 is
+sqrt(pi / 2)): a node whose samples scatter is not known well, and two nodes that agree by chance
+must not make a third an outlier. FLOOR: nodes that differ by less are equal, however little they
+scatter.
 
-Of three or four nodes this bound lies so low that hardly a node can be below it. So a node that is far below, at less
-than FAR of the median, is looked at without it: its best sample is worse than the worst of every peer (APART), in two
-measurements, or in one by half (WIDE_APART): then it is slow. Otherwise its result is unknown: far below is not fine.
+Of three or four nodes this bound lies so low that hardly a node can be below it. So a node that is
+far below, at less than FAR of the median, is looked at without it: its best sample is worse than
+the worst of every peer (APART), in two measurements, or in one by half (WIDE_APART): then it is
+slow. Otherwise its result is unknown: far below is not fine.
 """
 
 from __future__ import annotations
@@ -42,13 +45,16 @@ FINE, SLOW, UNKNOWN = "fine", "slow", "unknown"
 
 
 class Measurement(Record):
-    """One node's speed in one measurement beside its peers'. Speeds in the measurement's unit per second."""
+    """One node's speed in one measurement beside its peers'. Speeds in the measurement's unit per
+    second.
+    """
 
     value: float
     usual: float  # the median of the peers, this node included
     bound: float  # below it a node is slow
     peers: int
-    reach: float = math.inf  # its best sample divided by the worst one of its peers; infinite: too few samples to say
+    # its best sample divided by the worst one of its peers; infinite: too few samples to say
+    reach: float = math.inf
 
     @property
     def ratio(self) -> float:
@@ -95,7 +101,9 @@ class NodeSpeed(Record):
 
 
 def judge_speeds(answers: Sequence[NodeAnswer]) -> tuple[NodeSpeed, ...]:
-    """Every node beside those of the same hardware, in the order given. Fewer than three of a kind are not compared."""
+    """Every node beside those of the same hardware, in the order given. Fewer than three of a kind
+    are not compared.
+    """
     kinds: dict[str, list[NodeAnswer]] = {}
     for answer in answers:
         kinds.setdefault(answer.hardware, []).append(answer)
@@ -108,7 +116,9 @@ def judge_speeds(answers: Sequence[NodeAnswer]) -> tuple[NodeSpeed, ...]:
 
 
 def _with_far_ones(measured: Mapping[str, Measurement]) -> dict[str, Measurement]:
-    """The same, with the bound raised where the node is certainly far below, however few its peers are."""
+    """The same, with the bound raised where the node is certainly far below, however few its peers
+    are.
+    """
     apart = [name for name, own in measured.items() if own.is_far_below and own.reach < APART]
     wide = [name for name in apart if measured[name].reach < WIDE_APART]
     certain = apart if len(apart) >= FAR_MEASUREMENTS else wide
@@ -125,7 +135,11 @@ def _compared(name: str, peers: Sequence[NodeAnswer]) -> dict[str, Measurement]:
         return {}
     usual = median(values.values())
     away = robust_sigma(math.log(value / usual) for value in values.values())
-    errors = {answer.node: _error_of_median(answer.counted_samples(name)) for answer in peers if answer.node in values}
+    errors = {
+        answer.node: _error_of_median(answer.counted_samples(name))
+        for answer in peers
+        if answer.node in values
+    }
     typical, few = median(errors.values()), 1 + FEW / len(values)
     found = {}
     for node, value in values.items():
@@ -136,7 +150,9 @@ def _compared(name: str, peers: Sequence[NodeAnswer]) -> dict[str, Measurement]:
 
 
 def _reach(name: str, node: str, peers: Sequence[NodeAnswer]) -> float:
-    """A node's best sample divided by the worst one of the others; infinite where it has too few samples to say."""
+    """A node's best sample divided by the worst one of the others; infinite where it has too few
+    samples to say.
+    """
     samples = {answer.node: own for answer in peers if (own := answer.counted_samples(name))}
     mine = samples.pop(node)
     if len(mine) < MIN_FAR_SAMPLES:
@@ -149,4 +165,6 @@ def _error_of_median(samples: Sequence[float]) -> float:
     if len(samples) < 2:
         return 0.0
     middle = median(samples)
-    return error_of_median(robust_sigma(math.log(value / middle) for value in samples), len(samples))
+    return error_of_median(
+        robust_sigma(math.log(value / middle) for value in samples), len(samples)
+    )

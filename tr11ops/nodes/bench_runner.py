@@ -1,4 +1,6 @@
-"""Runs `tr11 nodes bench`: one job of submitit's on all nodes at once; or processes here, one after the other."""
+"""Runs `tr11 nodes bench`: one job of submitit's on all nodes at once; or processes here, one after
+the other.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ Progress = Callable[[NodeAnswer], None]
 
 
 class SlurmBench(Record):
-    """The measurements as one job that has its nodes to itself. It is cancelled when its time is over."""
+    """The measurements as one job that has its nodes to itself. It is cancelled when its time is
+    over.
+    """
 
     scheduler: Scheduler
     settings: JobSettings
@@ -44,7 +48,9 @@ class SlurmBench(Record):
         """Every node's answer, in the order of the request; `progress` gets each as it comes."""
         nodes, found = self.request.nodes, dict[str, NodeAnswer]()
         try:
-            job = submit_to(self.settings, nodes, self.minutes, run_bench, document(self.request), is_alone=True)
+            job = submit_to(
+                self.settings, nodes, self.minutes, run_bench, document(self.request), is_alone=True
+            )
         except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
             why = f"no job could be started: {' '.join(str(error).split())}"
             return tuple(NodeAnswer(node, why=why) for node in nodes)
@@ -75,8 +81,9 @@ class SlurmBench(Record):
 
 
 class LocalBench(Record):
-    """The measurements as processes of this machine, which plays every node: one at a time, or each would slow the
-    other down."""
+    """The measurements as processes of this machine, which plays every node: one at a time, or each
+    would slow the other down.
+    """
 
     request: BenchRequest
 

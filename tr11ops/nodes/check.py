@@ -1,7 +1,8 @@
-"""Health checks fanned out over nodes: one small job a node, so that a node that never answers delays no other.
+"""Health checks fanned out over nodes: one small job a node, so that a node that never answers
+delays no other.
 
-A node on which a job of ours runs is checked inside that job; one that the scheduler gives to no one is not checked.
-Where this machine plays the nodes, each check is a process here.
+A node on which a job of ours runs is checked inside that job; one that the scheduler gives to no
+one is not checked. Where this machine plays the nodes, each check is a process here.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ JOB_NAME = "tr11-health"
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 5.0  # between two questions to the scheduler
 PROCESSES_AT_ONCE = 16  # so that neither this machine nor the scheduler is flooded
-SETTLE_SECONDS = 3.0  # a shared file system shows a result this much later than the scheduler shows the end
+# a shared file system shows a result this much later than the scheduler shows the end
+SETTLE_SECONDS = 3.0
 
 
 class NodeCheck(Record):
@@ -48,14 +50,18 @@ class NodeCheck(Record):
 
     @property
     def is_judged(self) -> bool:
-        """Whether every check that the card asks for could be made, or one of them found the node bad."""
+        """Whether every check that the card asks for could be made, or one of them found the node
+        bad.
+        """
         if self.result in {CheckOutcome.BAD, CheckOutcome.UNKNOWN}:
             return self.result is CheckOutcome.BAD
         return all(entry.result is not CheckOutcome.UNKNOWN for entry in self.checks)
 
 
 class Way(Record):
-    """How a node is to be checked: in a job of its own, `inside` a job of ours, or not at all (`never` says why)."""
+    """How a node is to be checked: in a job of its own, `inside` a job of ours, or not at all
+    (`never` says why).
+    """
 
     node: str
     inside: str = ""
@@ -63,7 +69,9 @@ class Way(Record):
 
 
 class JobSettings(Record):
-    """How health jobs are submitted: a folder that the nodes see, and the card's words for the scheduler."""
+    """How health jobs are submitted: a folder that the nodes see, and the card's words for the
+    scheduler.
+    """
 
     folder: Path
     gpus: int = 0
@@ -86,10 +94,13 @@ class Answering(Protocol):
         """End it; harmless when it has ended."""
 
 
-def ways(names: Iterable[str], nodes: Iterable[Node], jobs: Iterable[Job], user: str) -> tuple[Way, ...]:
+def ways(
+    names: Iterable[str], nodes: Iterable[Node], jobs: Iterable[Job], user: str
+) -> tuple[Way, ...]:
     """How each node can be checked, by what the scheduler says of it. Pure."""
     by_name = {node.name: node for node in nodes}
-    holders = holders_of(job for job in jobs if job.name != JOB_NAME)  # an earlier check is about to leave
+    # an earlier check is about to leave
+    holders = holders_of(job for job in jobs if job.name != JOB_NAME)
     found = []
     for name in names:
         node, held = by_name.get(name), holders.get(name, ())
@@ -99,8 +110,15 @@ def ways(names: Iterable[str], nodes: Iterable[Node], jobs: Iterable[Job], user:
         elif mine:
             found.append(Way(name, inside=mine[0].raw_id))
         elif not node.is_usable:
-            reason = f" ({node.reason})" if node.reason else ""
-            found.append(Way(name, never=f"the scheduler gives it to no one: {'+'.join(sorted(node.states))}{reason}"))
+            reason = ""
+            if node.reason:
+                reason = f" ({node.reason})"
+            found.append(
+                Way(
+                    name,
+                    never=f"the scheduler gives it to no one: {'+'.join(sorted(node.states))}{reason}",
+                )
+            )
         elif held:
             found.append(Way(name, never=f"busy with job {held[0].job_id} of {held[0].user}"))
         else:
@@ -117,9 +135,10 @@ def check_nodes(
 ) -> tuple[NodeCheck, ...]:
     """Check all nodes at once, in the order of `ways`; `progress` gets each result as it comes.
 
-    A node that does not answer within `timeout` seconds is unknown. A health job that died on one node although it ran
-    on others makes that node bad; where it died everywhere, it is not the nodes. Nor is it where one check fails on all
-    of them, if the nodes are machines of their own (`are_machines`).
+    A node that does not answer within `timeout` seconds is unknown. A health job that died on one
+    node although it ran on others makes that node bad; where it died everywhere, it is not the
+    nodes. Nor is it where one check fails on all of them, if the nodes are machines of their own
+    (`are_machines`).
     """
     done: dict[str, NodeCheck] = {}
     under_way: dict[str, Answering] = {}
@@ -148,14 +167,18 @@ def check_nodes(
         for check in under_way.values():
             check.stop()
     results = judge(tuple(done[way.node] for way in ways))
-    return without_failing_checks(results) if are_machines else results
+    if are_machines:
+        return without_failing_checks(results)
+    return results
 
 
 DIED = "the health job died there"
 
 
 def judge(results: tuple[NodeCheck, ...]) -> tuple[NodeCheck, ...]:
-    """A health job that died is evidence against its node only where the same job ran elsewhere. Pure."""
+    """A health job that died is evidence against its node only where the same job ran elsewhere.
+    Pure.
+    """
     if not any(entry.checks for entry in results):
         return results
     return tuple(
@@ -176,13 +199,17 @@ def without_failing_checks(results: tuple[NodeCheck, ...]) -> tuple[NodeCheck, .
                 failed.setdefault(one.name, []).append(entry.node)
             elif one.result is not CheckOutcome.UNKNOWN:
                 passed.setdefault(one.name, []).append(entry.node)
-    failing = {name for name, nodes in failed.items() if fails_everywhere(nodes, passed.get(name, ()))}
+    failing = {
+        name for name, nodes in failed.items() if fails_everywhere(nodes, passed.get(name, ()))
+    }
     if not failing:
         return results
     judged = []
     for entry in results:
         checks = tuple(
-            _unmade(one, len(failed[one.name])) if one.name in failing and one.result is CheckOutcome.BAD else one
+            _unmade(one, len(failed[one.name]))
+            if one.name in failing and one.result is CheckOutcome.BAD
+            else one
             for one in entry.checks
         )
         judged.append(entry if checks == entry.checks else told(entry.node, checks))
@@ -195,9 +222,13 @@ def _unmade(one: CheckResult, count: int) -> CheckResult:
 
 
 def told(node: str, checks: tuple[CheckResult, ...]) -> NodeCheck:
-    """One node's result from its checks. A node is fine when all were made: what one of them would have found is not
-    known. (The node agent uses such a node, because it must not empty a cluster.)"""
-    outcome, unmade = worst(checks), [entry for entry in checks if entry.result is CheckOutcome.UNKNOWN]
+    """One node's result from its checks. A node is fine when all were made: what one of them would
+    have found is not known. (The node agent uses such a node, because it must not empty a cluster.)
+    """
+    outcome, unmade = (
+        worst(checks),
+        [entry for entry in checks if entry.result is CheckOutcome.UNKNOWN],
+    )
     if not unmade or outcome in {CheckOutcome.BAD, CheckOutcome.UNKNOWN}:
         return NodeCheck(node, outcome, summary(checks), checks)
     names = ", ".join(entry.name for entry in unmade)
@@ -207,7 +238,8 @@ def told(node: str, checks: tuple[CheckResult, ...]) -> NodeCheck:
     return NodeCheck(node, CheckOutcome.UNKNOWN, could_not, checks)
 
 
-# ----------------------------------------------------------------------------- a job of its own, through submitit
+# ----------------------------------------------------------------------------- a job of its own,
+# through submitit
 class SubmittedCheck:
     """A health job of submitit's, on the very node."""
 
@@ -230,17 +262,23 @@ class SubmittedCheck:
     def _read(self) -> NodeCheck:
         try:
             return told(self._node, results_of(self._job.result()))
-        except Exception as error:  # whatever broke the job comes back as submitit's own kind of error
+        except (
+            Exception
+        ) as error:  # whatever broke the job comes back as submitit's own kind of error
             lines = [line for line in str(error).splitlines() if line.strip()]
             return NodeCheck(
-                self._node, CheckOutcome.UNKNOWN, f"the health job failed: {lines[-1] if lines else error!r}"
+                self._node,
+                CheckOutcome.UNKNOWN,
+                f"the health job failed: {lines[-1] if lines else error!r}",
             )
 
     def _last_line(self) -> str:
         with suppress(OSError):
             lines = self._job.paths.stdout.read_text(encoding="utf-8", errors="replace").split("\n")
             said = [line.strip() for line in lines if line.strip()]
-            return f"; it said: {said[-1][:160]}" if said else ""
+            if said:
+                return f"; it said: {said[-1][:160]}"
+            return ""
         return ""
 
     def stop(self) -> None:
@@ -263,7 +301,9 @@ class EndedJobs:
             with suppress(SchedulerError):  # silent for now; the time-out counts
                 for job in self._scheduler.jobs(name=JOB_NAME):
                     if job.state.is_final:
-                        code = f", exit code {job.exit_code}" if job.exit_code else ""
+                        code = ""
+                        if job.exit_code:
+                            code = f", exit code {job.exit_code}"
                         self._ends[job.raw_id] = f"{job.state}{code}"
         return self._ends.get(job_id)
 
@@ -276,15 +316,22 @@ def submit_check(
         job = submit_to(settings, (way.node,), 5, check_here, document(request))
     except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
         words = " ".join(str(error).split()) or type(error).__name__
-        return UnstartedCheck(NodeCheck(way.node, CheckOutcome.UNKNOWN, f"no health job could be started: {words}"))
+        return UnstartedCheck(
+            NodeCheck(way.node, CheckOutcome.UNKNOWN, f"no health job could be started: {words}")
+        )
     return SubmittedCheck(job, way.node, scheduler, ends)
 
 
 def submit_to(
-    settings: JobSettings, nodes: Sequence[str], minutes: int, function: Callable[..., Any], *values: Any,
+    settings: JobSettings,
+    nodes: Sequence[str],
+    minutes: int,
+    function: Callable[..., Any],
+    *values: Any,
     is_alone: bool = False,
-) -> Any:  # fmt: skip
-    """submitit's job that calls `function` on the first of exactly these nodes, all of which it holds.
+) -> Any:
+    """submitit's job that calls `function` on the first of exactly these nodes, all of which it
+    holds.
 
     `is_alone`: no other job may use them meanwhile. Raises whatever submitit makes of a refusal.
     """
@@ -293,8 +340,12 @@ def submit_to(
         return executor.submit(function, *values)
 
 
-def job_script(settings: JobSettings, nodes: Sequence[str], minutes: int, is_alone: bool = False) -> str:
-    """The batch script that `submit_to` would give to sbatch. Nothing is written, nothing submitted."""
+def job_script(
+    settings: JobSettings, nodes: Sequence[str], minutes: int, is_alone: bool = False
+) -> str:
+    """The batch script that `submit_to` would give to sbatch. Nothing is written, nothing
+    submitted.
+    """
     executor = _executor(settings, nodes, minutes, is_alone)
     return str(executor._make_submission_file_text(executor._submitit_command_str, "dry-run"))
 
@@ -304,12 +355,21 @@ def _executor(settings: JobSettings, nodes: Sequence[str], minutes: int, is_alon
 
     executor = submitit.SlurmExecutor(folder=settings.folder)
     executor.update_parameters(
-        job_name=JOB_NAME, time=minutes, nodes=len(nodes), ntasks_per_node=1, cpus_per_task=1,
-        nodelist=",".join(nodes), partition=settings.partition, account=settings.account,
-        qos=settings.quality_of_service, constraint=settings.constraint,
-        exclusive=is_alone or None, stderr_to_stdout=True, use_srun=False,
+        job_name=JOB_NAME,
+        time=minutes,
+        nodes=len(nodes),
+        ntasks_per_node=1,
+        cpus_per_task=1,
+        nodelist=",".join(nodes),
+        partition=settings.partition,
+        account=settings.account,
+        qos=settings.quality_of_service,
+        constraint=settings.constraint,
+        exclusive=is_alone or None,
+        stderr_to_stdout=True,
+        use_srun=False,
         additional_parameters=_further_options(settings, is_alone),
-    )  # fmt: skip
+    )
     return executor
 
 
@@ -336,7 +396,9 @@ class UnstartedCheck(Record):
 
 @contextmanager
 def _submitting(code_root: Path | None) -> Iterator[None]:
-    """The environment of a submission: no options inherited from a job around us, and our code found on the node."""
+    """The environment of a submission: no options inherited from a job around us, and our code
+    found on the node.
+    """
     before = dict(os.environ)
     _replace_environment(with_code(client_environment(before), code_root))
     try:
@@ -346,9 +408,14 @@ def _submitting(code_root: Path | None) -> Iterator[None]:
 
 
 def with_code(environment: Mapping[str, str], code_root: Path | None) -> dict[str, str]:
-    """The environment in which a process, here or on a node, finds this code. None: where it is installed."""
+    """The environment in which a process, here or on a node, finds this code. None: where it is
+    installed.
+    """
     paths = (str(code_root) if code_root else "", environment.get("PYTHONPATH", ""))
-    return {**environment, **({"PYTHONPATH": os.pathsep.join(filter(None, paths))} if any(paths) else {})}
+    return {
+        **environment,
+        **({"PYTHONPATH": os.pathsep.join(filter(None, paths))} if any(paths) else {}),
+    }
 
 
 def _replace_environment(values: Mapping[str, str]) -> None:
@@ -359,14 +426,30 @@ def _replace_environment(values: Mapping[str, str]) -> None:
 
 # ----------------------------------------------------------------------------- a process of ours
 class ProcessCheck:
-    """A process that prints the results: a step of a running job, beside the training, or one on this machine."""
+    """A process that prints the results: a step of a running job, beside the training, or one on
+    this machine.
+    """
 
     def __init__(self, way: Way, request: HealthRequest, code_root: Path | None, slots: Semaphore):
         self._node, self._slots = way.node, slots
         self._environment = with_code(client_environment(dict(os.environ)), code_root)
-        self._command = [sys.executable, "-m", "tr11ops.nodes.health_job", json.dumps(document(request))]
+        self._command = [
+            sys.executable,
+            "-m",
+            "tr11ops.nodes.health_job",
+            json.dumps(document(request)),
+        ]
         if way.inside:
-            step = ["srun", "--jobid", way.inside, "--overlap", "--nodes=1", "--ntasks=1", "--nodelist", way.node]
+            step = [
+                "srun",
+                "--jobid",
+                way.inside,
+                "--overlap",
+                "--nodes=1",
+                "--ntasks=1",
+                "--nodelist",
+                way.node,
+            ]
             self._command = [*step, *self._command]
         self._process: subprocess.Popen[str] | None = None
 
@@ -374,9 +457,14 @@ class ProcessCheck:
         if self._process is None:
             if self._slots.acquire(blocking=False):
                 self._process = subprocess.Popen(
-                    self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                    text=True, errors="replace", env=self._environment,
-                )  # fmt: skip
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                    env=self._environment,
+                )
             return None
         if self._process.poll() is None:
             return None

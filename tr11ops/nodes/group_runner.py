@@ -1,4 +1,6 @@
-"""Runs the groups of a search round: a job of submitit's for each, all at once; or processes here, without Slurm."""
+"""Runs the groups of a search round: a job of submitit's for each, all at once; or processes here,
+without Slurm.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.base import Scheduler
-from tr11ops.nodes.check import POLL_SECONDS, PROCESSES_AT_ONCE, SETTLE_SECONDS, EndedJobs, JobSettings, submit_to
+from tr11ops.nodes.check import (
+    POLL_SECONDS,
+    PROCESSES_AT_ONCE,
+    SETTLE_SECONDS,
+    EndedJobs,
+    JobSettings,
+    submit_to,
+)
 from tr11ops.nodes.group_job import GroupRequest, group_test, run_group, unknown
 from tr11ops.nodes.suspects import GroupOutcome, GroupTest
 from trainer.contract.documents import document
@@ -38,16 +47,25 @@ class SlurmGroups(Record):
                 try:
                     values = document(replace(self.request, nodes=group))
                     jobs[index] = submit_to(self.settings, group, minutes, run_group, values)
-                except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
-                    found[index] = unknown(group, f"no job could be started: {' '.join(str(error).split())[:160]}")
+                except (
+                    Exception
+                ) as error:  # a refusal of sbatch comes as submitit's own kind of error
+                    found[index] = unknown(
+                        group, f"no job could be started: {' '.join(str(error).split())[:160]}"
+                    )
             self._wait(groups, jobs, found)
         finally:
             for job in jobs.values():
                 with suppress(SchedulerError):  # it has a short time limit of its own
                     self.scheduler.cancel(job.job_id)
-        return [found.get(index) or unknown(group, "did not start in time") for index, group in enumerate(groups)]
+        return [
+            found.get(index) or unknown(group, "did not start in time")
+            for index, group in enumerate(groups)
+        ]
 
-    def _wait(self, groups: Sequence[tuple[str, ...]], jobs: dict[int, Any], found: dict[int, GroupTest]) -> None:
+    def _wait(
+        self, groups: Sequence[tuple[str, ...]], jobs: dict[int, Any], found: dict[int, GroupTest]
+    ) -> None:
         ends, gone = EndedJobs(self.scheduler), dict[int, float]()
         deadline = time.monotonic() + self.request.seconds + START_SECONDS
         while jobs and time.monotonic() < deadline:
@@ -57,8 +75,11 @@ class SlurmGroups(Record):
                 elif (ended := ends.of(job.job_id)) is not None:
                     if time.monotonic() - gone.setdefault(index, time.monotonic()) < SETTLE_SECONDS:
                         continue
-                    # The job itself died, on nodes that were well a moment ago: that is what is searched for.
-                    found[index] = GroupTest(frozenset(groups[index]), GroupOutcome.FAILED, f"the job died: {ended}")
+                    # The job itself died, on nodes that were well a moment ago: that is what is
+                    # searched for.
+                    found[index] = GroupTest(
+                        frozenset(groups[index]), GroupOutcome.FAILED, f"the job died: {ended}"
+                    )
                 else:
                     continue
                 del jobs[index]
@@ -66,7 +87,9 @@ class SlurmGroups(Record):
 
 
 class LocalGroups(Record):
-    """Groups as processes on this machine, which plays every node; the command runs once for each node."""
+    """Groups as processes on this machine, which plays every node; the command runs once for each
+    node.
+    """
 
     request: GroupRequest
 
@@ -76,7 +99,9 @@ class LocalGroups(Record):
 
     def _one(self, group: tuple[str, ...]) -> GroupTest:
         tests = [
-            group_test(group, run_group(document(replace(self.request, nodes=(node,), on_slurm=False))))
+            group_test(
+                group, run_group(document(replace(self.request, nodes=(node,), on_slurm=False)))
+            )
             for node in group
         ]
         return next((test for test in tests if test.outcome is not GroupOutcome.PASSED), tests[0])

@@ -22,7 +22,8 @@ from trainer.contract.documents import document, record_of
 from trainer.contract.record import Record
 
 MARK = "tr11-health-results:"  # before the results, where other programs may write lines too
-OF_AN_EMPTY_NODE = ("shared-memory", "memory", "leftovers")  # these judge a node on which nothing runs yet
+# these judge a node on which nothing runs yet
+OF_AN_EMPTY_NODE = ("shared-memory", "memory", "leftovers")
 
 
 class HealthRequest(Record):
@@ -46,12 +47,23 @@ def check_here(request: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Run the checks of a HealthRequest (as a mapping) on this node; the results as plain values."""
     asked = record_of(HealthRequest, request)
     wanted = NodeRequirements(
-        node=asked.node, job_id=asked.inside, gpus=asked.gpus, workers=asked.workers,
-        folder=Path(asked.folder) if asked.folder else None, temporary=exported_folder(os.environ),
-        controller_time=asked.controller_time, seconds=asked.seconds,
-    )  # fmt: skip
-    skip = (*asked.skip, *OF_AN_EMPTY_NODE) if asked.inside else asked.skip
-    return [document(result) for result in run_checks(chosen(wanted, asked.scripts, skip), ThisNode(), wanted)]
+        node=asked.node,
+        job_id=asked.inside,
+        gpus=asked.gpus,
+        workers=asked.workers,
+        folder=Path(asked.folder) if asked.folder else None,
+        temporary=exported_folder(os.environ),
+        controller_time=asked.controller_time,
+        seconds=asked.seconds,
+    )
+    if asked.inside:
+        skip = (*asked.skip, *OF_AN_EMPTY_NODE)
+    else:
+        skip = asked.skip
+    return [
+        document(result)
+        for result in run_checks(chosen(wanted, asked.scripts, skip), ThisNode(), wanted)
+    ]
 
 
 def results_of(values: list[Any]) -> tuple[CheckResult, ...]:

@@ -1,4 +1,6 @@
-"""May a run leave nodes out that are only suspected? Only while enough others are free, within the cap. Pure."""
+"""May a run leave nodes out that are only suspected? Only while enough others are free, within the
+cap. Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ def why_not_leave_out(
 ) -> str:
     """Why these nodes cannot be left out now, in words; "" where they can.
 
-    `listed` are not used as it is; `states`: of all nodes, None where the scheduler did not say; `own`: the attempt's
-    nodes, which are free when it ends. What others' jobs hold is not free: the run would wait for it.
+    `listed` are not used as it is; `states`: of all nodes, None where the scheduler did not say;
+    `own`: the attempt's nodes, which are free when it ends. What others' jobs hold is not free: the
+    run would wait for it.
     """
     leaving = set(out)
     if states is None or limit.names is None:

@@ -12,18 +12,28 @@ from tr11ops.rundir.exclusion import Exclusion
 
 
 def support_note(
-    exclusions: Sequence[Exclusion], run: str, sender: str, address: str | None, shut: Sequence[Node] = ()
+    exclusions: Sequence[Exclusion],
+    run: str,
+    sender: str,
+    address: str | None,
+    shut: Sequence[Node] = (),
 ) -> str:
-    """Head lines as a mail has them, and the body. Times are UTC. Raises ValueError when there is nothing to report.
+    """Head lines as a mail has them, and the body. Times are UTC. Raises ValueError when there is
+    nothing to report.
 
     `shut`: nodes on which the scheduler itself places no work, whether or not they are excluded.
     """
     excluded = {entry.node for entry in exclusions}
     others = [node for node in shut if node.name not in excluded]
     if not exclusions and not others:
-        raise ValueError("no node is excluded, and the scheduler can use all: there is nothing to report")
+        raise ValueError(
+            "no node is excluded, and the scheduler can use all: there is nothing to report"
+        )
     names = compress([*excluded, *(node.name for node in others)])
-    one, verb = len(excluded) + len(others) == 1, "has stopped using" if exclusions else "cannot use"
+    one, verb = (
+        len(excluded) + len(others) == 1,
+        "has stopped using" if exclusions else "cannot use",
+    )
     lines = [
         f"To: {address or '(the site support: set resilience.support_address in the run card)'}",
         f"Subject: {'Faulty node' if one else 'Faulty nodes'} {names}",
@@ -36,8 +46,13 @@ def support_note(
     ]
     said_of = {node.name: words_of(node) for node in shut}
     for entry in exclusions:
-        job = f", job {entry.job_id}" if entry.job_id else ""
-        seen = f" (seen {timestamp(entry.since, UTC)}{job})" if entry.since is not None else job
+        job = ""
+        if entry.job_id:
+            job = f", job {entry.job_id}"
+        if entry.since is not None:
+            seen = f" (seen {timestamp(entry.since, UTC)}{job})"
+        else:
+            seen = job
         why = short_reason(entry)
         lines.append(f"{entry.node}: {why or 'no reason was noted'}{seen}")
         said = (_one_line(line) for line in entry.evidence)
@@ -55,8 +70,12 @@ def support_note(
 def words_of(node: Node) -> str:
     """What the scheduler says of a node: its state, why, since when (UTC) and by whom."""
     state, why = "+".join(sorted(node.states)), _one_line(node.reason)
-    since = f" since {timestamp(node.reason_time, UTC)}" if node.reason_time is not None else ""
-    by = f", by {node.reason_user}" if node.reason_user else ""
+    since = ""
+    if node.reason_time is not None:
+        since = f" since {timestamp(node.reason_time, UTC)}"
+    by = ""
+    if node.reason_user:
+        by = f", by {node.reason_user}"
     return f"{state}{since}{by}: {why or 'no reason is given'}"
 
 
@@ -66,4 +85,6 @@ def short_reason(entry: Exclusion) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
+    return " ".join(
+        "".join(character if character.isprintable() else " " for character in text).split()
+    )

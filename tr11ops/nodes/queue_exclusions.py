@@ -1,4 +1,5 @@
-"""Change which nodes a run may use: on its list, then in its queued jobs, which keep their place in the queue.
+"""Change which nodes a run may use: on its list, then in its queued jobs, which keep their place in
+the queue.
 
 One way for the command, the watchdog and the running attempt.
 """
@@ -32,9 +33,10 @@ def _once(request: Callable[[], Any]) -> Any:
 class RunQueue(Record):
     """One run's jobs at the scheduler, for who changes which nodes they exclude.
 
-    `look` finds the run's jobs as they are now. `known`: the cluster's nodes (see `tr11ops.queue.given_nodes`). `kept`
-    are nodes that no job gets back, whatever the run's list says: the card's. `user` is who asks. `retry` does one
-    request to the scheduler, and decides whether one that fails is tried again.
+    `look` finds the run's jobs as they are now. `known`: the cluster's nodes (see
+    `tr11ops.queue.given_nodes`). `kept` are nodes that no job gets back, whatever the run's list
+    says: the card's. `user` is who asks. `retry` does one request to the scheduler, and decides
+    whether one that fails is tried again.
     """
 
     scheduler: Scheduler
@@ -48,9 +50,9 @@ class RunQueue(Record):
 class ExclusionResult(Record):
     """What became of the run's list and of its queued jobs.
 
-    `nodes` are so on the list now, `refused` are not, with why. `changes` were made to jobs; `failed`: which jobs keep
-    their old list and why, a line each; `unread`: why the queue was not looked through. `left_out` are nodes on the
-    list that the cluster does not know (any more).
+    `nodes` are so on the list now, `refused` are not, with why. `changes` were made to jobs;
+    `failed`: which jobs keep their old list and why, a line each; `unread`: why the queue was not
+    looked through. `left_out` are nodes on the list that the cluster does not know (any more).
     """
 
     nodes: tuple[str, ...] = ()
@@ -62,7 +64,9 @@ class ExclusionResult(Record):
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What could not be done, a line each. Raises `unread`: SchedulerError, OSError or ValueError."""
+        """What could not be done, a line each. Raises `unread`: SchedulerError, OSError or
+        ValueError.
+        """
         if self.unread is not None:
             raise self.unread
         return (*(f"{node}: {why}" for node, why in self.refused), *self.failed)
@@ -85,16 +89,27 @@ def exclude_nodes(
 ) -> ExclusionResult:
     """Exclude nodes from a run as far as `limit` allows, now and in what is queued. Never raises.
 
-    What cannot be put on the list is not excluded at the scheduler either: no one could see it, or take it back. For
-    the parameters see `tr11ops.rundir.exclusions.exclude`.
+    What cannot be put on the list is not excluded at the scheduler either: no one could see it, or
+    take it back. For the parameters see `tr11ops.rundir.exclusions.exclude`.
     """
 
     def put_on(node: str) -> str:
         done = exclude(
-            directory, node, why=why, owner=owner, evidence=evidence, days=days, job_id=job_id, limit=limit,
-            forced=forced, state=state, fault=fault,
-        )  # fmt: skip
-        return "" if done else str(limit)
+            directory,
+            node,
+            why=why,
+            owner=owner,
+            evidence=evidence,
+            days=days,
+            job_id=job_id,
+            limit=limit,
+            forced=forced,
+            state=state,
+            fault=fault,
+        )
+        if done:
+            return ""
+        return str(limit)
 
     return _change(directory, nodes, put_on, queue)
 
@@ -108,7 +123,9 @@ def include_nodes(
     owner: str,
     then: NodeStanding | None = None,
 ) -> ExclusionResult:
-    """Let a run use nodes again, now and in what is queued. `then`: see `exclusions.include`. Never raises."""
+    """Let a run use nodes again, now and in what is queued. `then`: see `exclusions.include`. Never
+    raises.
+    """
 
     def take_off(node: str) -> str:
         include(directory, node, why=why, owner=owner, then=then)
@@ -141,12 +158,15 @@ def _change(
     return replace(synced, nodes=tuple(done), refused=tuple(refused))
 
 
-def sync_queue_exclusions(directory: RunDirectory, queue: RunQueue, remove: Iterable[str] = ()) -> ExclusionResult:
-    """Make the run's pending jobs avoid every node on its list. `remove` are nodes just taken off it. Never raises.
+def sync_queue_exclusions(
+    directory: RunDirectory, queue: RunQueue, remove: Iterable[str] = ()
+) -> ExclusionResult:
+    """Make the run's pending jobs avoid every node on its list. `remove` are nodes just taken off
+    it. Never raises.
 
-    The list is read again after the change: when two hosts do this at once, the last one to write has seen both
-    changes. An answer is not believed where the job shows otherwise: Slurm may refuse for one task what it did for
-    others.
+    The list is read again after the change: when two hosts do this at once, the last one to write
+    has seen both changes. An answer is not believed where the job shows otherwise: Slurm may refuse
+    for one task what it did for others.
     """
     removed = set(remove)
     changes: dict[str, QueueChange] = {}
@@ -158,7 +178,9 @@ def sync_queue_exclusions(directory: RunDirectory, queue: RunQueue, remove: Iter
             version, known = read_version(directory.exclusions), queue.known()
             listed = {entry.node for entry in version.exclusions}
             left_out = given_to_scheduler(sorted(listed), known).left_out
-            for change in queue_changes(queue.retry(queue.look), known, listed, removed - listed, queue.kept):
+            for change in queue_changes(
+                queue.retry(queue.look), known, listed, removed - listed, queue.kept
+            ):
                 fault = _apply(queue, change)
                 if fault:
                     failed[change.name] = fault
@@ -169,7 +191,9 @@ def sync_queue_exclusions(directory: RunDirectory, queue: RunQueue, remove: Iter
                 break
     except (SchedulerError, OSError, ValueError) as error:
         unread = error
-    return ExclusionResult((), (), tuple(changes.values()), tuple(failed.values()), left_out, unread)
+    return ExclusionResult(
+        (), (), tuple(changes.values()), tuple(failed.values()), left_out, unread
+    )
 
 
 def _apply(queue: RunQueue, change: QueueChange) -> str:
@@ -179,7 +203,10 @@ def _apply(queue: RunQueue, change: QueueChange) -> str:
     except SchedulerError as error:
         if _is_done(queue, change):
             return ""
-        ask = "" if change.user in {"", queue.user} else f" (it belongs to {change.user}, who can)"
+        if change.user in {"", queue.user}:
+            ask = ""
+        else:
+            ask = f" (it belongs to {change.user}, who can)"
         return f"queued job {change.job_id} keeps its old list{ask}: {error}"
     return ""
 

@@ -1,4 +1,6 @@
-"""The search for bad nodes: which groups to test next, and when it is over. Pure but for what runs the jobs."""
+"""The search for bad nodes: which groups to test next, and when it is over. Pure but for what runs
+the jobs.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,18 @@ Group = tuple[str, ...]
 
 
 class SearchRound(Record):
-    """One round: disjoint groups whose jobs run at once, what came of them, and what is believed then."""
+    """One round: disjoint groups whose jobs run at once, what came of them, and what is believed
+    then.
+    """
 
     tests: tuple[GroupTest, ...]
     weights: Mapping[Suspicion, float]
 
 
 class SearchResult(Record):
-    """`suspicion` is the likeliest, `chance` its probability; `is_sure`: the search ended because of it."""
+    """`suspicion` is the likeliest, `chance` its probability; `is_sure`: the search ended because
+    of it.
+    """
 
     rounds: tuple[SearchRound, ...]
     suspicion: Suspicion
@@ -49,7 +55,9 @@ class SearchResult(Record):
     @property
     def is_seen(self) -> bool:
         """Whether any job told something."""
-        return any(test.outcome is not GroupOutcome.UNKNOWN for one in self.rounds for test in one.tests)
+        return any(
+            test.outcome is not GroupOutcome.UNKNOWN for one in self.rounds for test in one.tests
+        )
 
 
 def search(
@@ -62,9 +70,11 @@ def search(
     sure: float = SURE,
     seed: int = 0,
 ) -> Iterator[SearchRound]:
-    """Run rounds until one hypothesis is `sure`, or `most_rounds` have been run; each round as it ends.
+    """Run rounds until one hypothesis is `sure`, or `most_rounds` have been run; each round as it
+    ends.
 
-    `least`: nodes of the smallest group. A job that could not be run says nothing; a round of none but such ends it.
+    `least`: nodes of the smallest group. A job that could not be run says nothing; a round of none
+    but such ends it.
     """
     weights = model.suspicions(nodes)
     chance = random.Random(seed)
@@ -84,14 +94,22 @@ def result_of(rounds: Sequence[SearchRound], sure: float = SURE) -> SearchResult
 
 def found_bad(result: SearchResult) -> tuple[str, ...]:
     """The nodes that the search names; none where it is not sure, or no node is bad."""
-    return tuple(sorted(result.suspicion.nodes)) if result.is_sure else ()
+    if result.is_sure:
+        return tuple(sorted(result.suspicion.nodes))
+    return ()
 
 
 # ----------------------------------------------------------------------------- the next round
 def plan_round(
-    nodes: Sequence[str], weights: Mapping[Suspicion, float], model: FaultModel, least: int, chance: random.Random
+    nodes: Sequence[str],
+    weights: Mapping[Suspicion, float],
+    model: FaultModel,
+    least: int,
+    chance: random.Random,
 ) -> tuple[Group, ...]:
-    """Disjoint groups that promise to teach the most: halves, smaller groups, suspects beside trusted nodes."""
+    """Disjoint groups that promise to teach the most: halves, smaller groups, suspects beside
+    trusted nodes.
+    """
     heavy = dict(sorted(likely(weights).items(), key=lambda item: -item[1])[:MOST_WEIGHED])
     total = math.fsum(heavy.values())
     heavy = {suspicion: weight / total for suspicion, weight in heavy.items()}
@@ -99,7 +117,11 @@ def plan_round(
     draws = [chance.random() for _ in range(SAMPLES * len(nodes))]
 
     def worth(groups: tuple[Group, ...]) -> float:
-        return entropy(heavy.values()) - _left(groups, heavy, model, samples, draws) - BITS_A_JOB * len(groups)
+        return (
+            entropy(heavy.values())
+            - _left(groups, heavy, model, samples, draws)
+            - BITS_A_JOB * len(groups)
+        )
 
     return max(_candidates(nodes, weights, least, chance), key=worth)
 
@@ -123,7 +145,9 @@ def _candidates(
 
 
 def _dealt(nodes: Sequence[str], count: int) -> tuple[Group, ...]:
-    """The nodes dealt out one by one, back and forth, so that the most suspected are in groups of their own."""
+    """The nodes dealt out one by one, back and forth, so that the most suspected are in groups of
+    their own.
+    """
     groups: list[list[str]] = [[] for _ in range(count)]
     for index, node in enumerate(nodes):
         turn, place = divmod(index, count)
@@ -153,7 +177,9 @@ def _left(
 
 
 def _entropy_after(
-    outcome: tuple[bool, ...], heavy: Mapping[Suspicion, float], chances: Mapping[Suspicion, Sequence[float]]
+    outcome: tuple[bool, ...],
+    heavy: Mapping[Suspicion, float],
+    chances: Mapping[Suspicion, Sequence[float]],
 ) -> float:
     weights = []
     for suspicion, weight in heavy.items():
@@ -162,4 +188,6 @@ def _entropy_after(
             own *= one if failed else 1.0 - one
         weights.append(own)
     total = math.fsum(weights)
-    return entropy(weight / total for weight in weights) if total > 0 else 0.0
+    if total > 0:
+        return entropy(weight / total for weight in weights)
+    return 0.0

@@ -1,8 +1,10 @@
-"""The spares of running jobs as nodes to be searched: which they are, and short steps on them beside the training.
+"""The spares of running jobs as nodes to be searched: which they are, and short steps on them
+beside the training.
 
-A spare is a node of a running attempt's allocation that the attempt's newest launch does not train on. That is looked
-up again right before each step and all the time while it runs: the agent may take a spare at any moment, and the step
-then leaves at once. What cannot be read keeps every node from being taken for a spare.
+A spare is a node of a running attempt's allocation that the attempt's newest launch does not train
+on. That is looked up again right before each step and all the time while it runs: the agent may
+take a spare at any moment, and the step then leaves at once. What cannot be read keeps every node
+from being taken for a spare.
 """
 
 from __future__ import annotations
@@ -33,7 +35,11 @@ Group = tuple[str, ...]
 def training_nodes(paths: RunPaths, job_id: str) -> frozenset[str] | None:
     """The nodes of the attempt's newest launch; None where that cannot be read, or none has begun."""
     try:
-        numbers = [int(path.stem) for path in (paths.attempt(job_id) / "launches").iterdir() if path.stem.isdecimal()]
+        numbers = [
+            int(path.stem)
+            for path in (paths.attempt(job_id) / "launches").iterdir()
+            if path.stem.isdecimal()
+        ]
         value = read_json(LaunchRecord.path(paths.attempt(job_id), max(numbers)))
         return frozenset(LaunchRecord.of(value or {}).nodes)
     except (OSError, ValueError, TypeError):
@@ -41,17 +47,22 @@ def training_nodes(paths: RunPaths, job_id: str) -> frozenset[str] | None:
 
 
 def spares_of(paths: RunPaths, jobs: Iterable[Job], user: str) -> dict[str, str]:
-    """Spare node -> the number of the running job that holds it, of these jobs of the run that `user` may look into."""
+    """Spare node -> the number of the running job that holds it, of these jobs of the run that
+    `user` may look into.
+    """
     found: dict[str, str] = {}
     for job in jobs:
         if job.state is JobState.RUNNING and (job.user in {"", user} or os.geteuid() == 0):
             training = training_nodes(paths, job.raw_id)
-            found.update({name: job.raw_id for name in job.nodes if training and name not in training})
+            found.update(
+                {name: job.raw_id for name in job.nodes if training and name not in training}
+            )
     return found
 
 
 class SpareGroups(Record):
-    """Groups as steps in the allocations that hold them. `holders`: node -> job, as `spares_of` found it.
+    """Groups as steps in the allocations that hold them. `holders`: node -> job, as `spares_of`
+    found it.
 
     `runs`: is this job known to run? What fails in a job that has ended says nothing of its nodes.
     """
@@ -75,7 +86,9 @@ class SpareGroups(Record):
         if training is None:
             return f"which nodes job {job_id} trains on cannot be read"
         busy = sorted(training & set(group))
-        return f"job {job_id} trains on {', '.join(busy)} now" if busy else ""
+        if busy:
+            return f"job {job_id} trains on {', '.join(busy)} now"
+        return ""
 
     def _one(self, group: Group) -> GroupTest:
         taken = self._taken(group)
@@ -84,10 +97,15 @@ class SpareGroups(Record):
         asked = replace(self.request, nodes=group)
         try:
             step = subprocess.Popen(
-                words_of(asked, inside=self.holders[group[0]]), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True, errors="replace", env=client_environment(self.environment),
+                words_of(asked, inside=self.holders[group[0]]),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=client_environment(self.environment),
                 process_group=0,
-            )  # fmt: skip
+            )
         except OSError as error:
             return unknown(group, f"srun: {error.strerror}")
         with step:
@@ -101,7 +119,9 @@ class SpareGroups(Record):
                 said, _ = step.communicate(timeout=self.look_seconds)
                 holder = self.holders[asked.nodes[0]]
                 if step.returncode != 0 and not self.runs(holder):
-                    return unknown(asked.nodes, f"job {holder} ended meanwhile, or is not seen to run")
+                    return unknown(
+                        asked.nodes, f"job {holder} ended meanwhile, or is not seen to run"
+                    )
                 return group_test(asked.nodes, outcome_of(step.returncode, said))
             except subprocess.TimeoutExpired:
                 taken = self._taken(asked.nodes)
@@ -110,11 +130,17 @@ class SpareGroups(Record):
             _end(step)
             if taken:
                 return unknown(asked.nodes, taken)
-            return GroupTest(frozenset(asked.nodes), GroupOutcome.FAILED, f"did not end within {asked.seconds:g} s")
+            return GroupTest(
+                frozenset(asked.nodes),
+                GroupOutcome.FAILED,
+                f"did not end within {asked.seconds:g} s",
+            )
 
 
 class PooledGroups(Record):
-    """Groups over free nodes and spares. A group is run apart for the free ones and for each job that holds others."""
+    """Groups over free nodes and spares. A group is run apart for the free ones and for each job
+    that holds others.
+    """
 
     holders: Mapping[str, str]
     free: Callable[[Sequence[Group]], Sequence[GroupTest]]

@@ -1,4 +1,5 @@
-"""Which of many nodes is bad, from jobs on groups of them that passed or failed: Bayes over few hypotheses. Pure.
+"""Which of many nodes is bad, from jobs on groups of them that passed or failed: Bayes over few
+hypotheses. Pure.
 
 A hypothesis is that no node is bad, that one or two are, that two work alone but not together (a link between them), or
 that the command itself fails wherever it runs.
@@ -57,7 +58,9 @@ class Suspicion(Record):
 
 
 class FaultModel(Record):
-    """What is believed before any job, and how surely a fault shows. A prior is of all hypotheses of its kind."""
+    """What is believed before any job, and how surely a fault shows. A prior is of all hypotheses
+    of its kind.
+    """
 
     detection: float = 0.95
     false_alarm: float = 0.01
@@ -70,7 +73,10 @@ class FaultModel(Record):
     def suspicions(self, nodes: Sequence[str]) -> dict[Suspicion, float]:
         """Every hypothesis with its prior probability."""
         pairs = [frozenset(pair) for pair in combinations(nodes, 2)]
-        weights = {Suspicion(NOTHING, frozenset()): self.nothing, Suspicion(COMMAND, frozenset()): self.command}
+        weights = {
+            Suspicion(NOTHING, frozenset()): self.nothing,
+            Suspicion(COMMAND, frozenset()): self.command,
+        }
         weights |= {Suspicion(ONE, frozenset({node})): self.one / len(nodes) for node in nodes}
         weights |= {Suspicion(TWO, pair): self.two / len(pairs) for pair in pairs}
         weights |= {Suspicion(LINK, pair): self.link / len(pairs) for pair in pairs}
@@ -78,9 +84,13 @@ class FaultModel(Record):
 
     def chance(self, suspicion: Suspicion, group: frozenset[str]) -> float:
         """Probability that a job on the group fails."""
-        return self.detection if suspicion.touches(group) else self.false_alarm
+        if suspicion.touches(group):
+            return self.detection
+        return self.false_alarm
 
-    def after(self, weights: Mapping[Suspicion, float], tests: Iterable[GroupTest]) -> dict[Suspicion, float]:
+    def after(
+        self, weights: Mapping[Suspicion, float], tests: Iterable[GroupTest]
+    ) -> dict[Suspicion, float]:
         """The probabilities once these jobs have ended."""
         found = dict(weights)
         for test in tests:

@@ -1,8 +1,10 @@
-"""Health checks that a site cannot make: what no node that trained could be asked is held against none of them.
+"""Health checks that a site cannot make: what no node that trained could be asked is held against
+none of them.
 
-A check that could not be made tells nothing. Where the other nodes of the newest attempt could not be asked either (no
-nvidia-smi on any of them, say), the run uses them all the same, and an excluded one may come back likewise. Where they
-could, this node differs from them, and stays excluded until it is asked, or a person forces it.
+A check that could not be made tells nothing. Where the other nodes of the newest attempt could not
+be asked either (no nvidia-smi on any of them, say), the run uses them all the same, and an excluded
+one may come back likewise. Where they could, this node differs from them, and stays excluded until
+it is asked, or a person forces it.
 """
 
 from __future__ import annotations
@@ -36,19 +38,31 @@ def read_outcomes(directory: RunDirectory) -> dict[str, Outcomes]:
 def never_made(outcomes: Mapping[str, Outcomes], but: str) -> frozenset[str]:
     """The checks that no other node than `but` could make, where there is one that was asked."""
     others = [checks for node, checks in outcomes.items() if node != but and checks]
-    made = {name for checks in others for name, result in checks.items() if result != CheckOutcome.UNKNOWN}
+    made = {
+        name
+        for checks in others
+        for name, result in checks.items()
+        if result != CheckOutcome.UNKNOWN
+    }
     return frozenset({name for checks in others for name in checks} - made)
 
 
-def let_in_without(entry: NodeCheck, nowhere: Collection[str], exclusion: Exclusion | None) -> tuple[str, ...] | None:
-    """Without which checks a node may be used again: none of them was made `nowhere` else, all others were passed.
+def let_in_without(
+    entry: NodeCheck, nowhere: Collection[str], exclusion: Exclusion | None
+) -> tuple[str, ...] | None:
+    """Without which checks a node may be used again: none of them was made `nowhere` else, all
+    others were passed.
 
-    None where it may not: it failed, nothing could be asked there, or what it was excluded for is among them.
+    None where it may not: it failed, nothing could be asked there, or what it was excluded for is
+    among them.
     """
     unmade = [one.name for one in entry.checks if one.result is CheckOutcome.UNKNOWN]
     if entry.result is CheckOutcome.BAD or len(unmade) == len(entry.checks):
         return None
-    told = "" if exclusion is None else "\n".join((exclusion.why, *exclusion.evidence))
+    if exclusion is None:
+        told = ""
+    else:
+        told = "\n".join((exclusion.why, *exclusion.evidence))
     if any(name not in nowhere or name in told for name in unmade):
         return None
     return tuple(unmade)

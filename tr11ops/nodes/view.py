@@ -1,4 +1,6 @@
-"""What is known of the nodes, side by side: the scheduler's word, this run's exclusions, the jobs. Pure."""
+"""What is known of the nodes, side by side: the scheduler's word, this run's exclusions, the jobs.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from trainer.contract.record import Record
 
 
 class NodeRow(Record):
-    """One node. `state` is None for one that the scheduler does not know (any more); `jobs` hold it now."""
+    """One node. `state` is None for one that the scheduler does not know (any more); `jobs` hold it
+    now.
+    """
 
     name: str
     state: str | None
@@ -30,7 +34,9 @@ def is_shut(node: Node) -> bool:
 
 
 def is_lost(node: Node) -> bool:
-    """Whether nothing runs there any more, or it does not answer: not where the site has taken it out of service."""
+    """Whether nothing runs there any more, or it does not answer: not where the site has taken it
+    out of service.
+    """
     return node.is_gone or node.is_silent
 
 
@@ -76,9 +82,11 @@ def holders_of(jobs: Iterable[Job]) -> Mapping[str, tuple[Job, ...]]:
 
 
 class QueueChange(Record):
-    """A queued job whose exclude list changes in place. `user` owns it: Slurm lets no one else change it.
+    """A queued job whose exclude list changes in place. `user` owns it: Slurm lets no one else
+    change it.
 
-    `job_id` is how the scheduler shows it, `name` how it is named to the scheduler: all tasks, without a throttle.
+    `job_id` is how the scheduler shows it, `name` how it is named to the scheduler: all tasks,
+    without a throttle.
     """
 
     job_id: str
@@ -95,9 +103,11 @@ def queue_changes(
     remove: Iterable[str] = (),
     keep: Iterable[str] = (),
 ) -> tuple[QueueChange, ...]:
-    """What becomes of the exclude lists of the pending jobs. `keep` are names that are not taken off in any case.
+    """What becomes of the exclude lists of the pending jobs. `keep` are names that are not taken
+    off in any case.
 
-    `known` are the cluster's nodes: no list is given any other name, also where the job had it so far.
+    `known` are the cluster's nodes: no list is given any other name, also where the job had it so
+    far.
     """
     added, removed = set(add), set(remove) - set(keep)
     found = []

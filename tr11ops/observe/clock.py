@@ -1,6 +1,8 @@
-"""The run's clock: its file system stamps every sign of life, so ages are judged by that clock, not by this machine's.
+"""The run's clock: its file system stamps every sign of life, so ages are judged by that clock, not
+by this machine's.
 
-Also the times that a node wrote into the run directory are taken to it, where the node's clock is wrong.
+Also the times that a node wrote into the run directory are taken to it, where the node's clock is
+wrong.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ FILE_SYSTEM, SCHEDULER = "the file system's", "the scheduler's"
 class Moment(Record):
     """Now, by the run's clock (seconds since the epoch).
 
-    `ahead`: how far this machine's clock is ahead of it (behind: below zero), 0.0 within the bound, Unknown where it
-    could be compared with nothing. `against`: whose clock it was compared with.
+    `ahead`: how far this machine's clock is ahead of it (behind: below zero), 0.0 within the bound,
+    Unknown where it could be compared with nothing. `against`: whose clock it was compared with.
     """
 
     time: float
@@ -43,8 +45,8 @@ class Moment(Record):
 def moment_of(directory: RunDirectory, bound: float, scheduler: object = None) -> Moment:
     """The moment of a look. Clocks that differ by less than `bound` seconds are taken to agree.
 
-    Files that are written all the time tell it while the run is alive. Else the file system is asked, by a file that
-    is gone at once; where nothing may be written, the scheduler.
+    Files that are written all the time tell it while the run is alive. Else the file system is
+    asked, by a file that is gone at once; where nothing may be written, the scheduler.
     """
     now = time.time()
     newest = _newest_stamp(directory)
@@ -60,8 +62,12 @@ def moment_of(directory: RunDirectory, bound: float, scheduler: object = None) -
         elif newest > now:
             ahead, against = now - newest, FILE_SYSTEM
         else:
-            return Moment(now, Unknown(f"this machine's clock could be compared with none: {cause(error)}"))
-    return Moment(now) if abs(ahead) <= bound else Moment(now - ahead, ahead, against)
+            return Moment(
+                now, Unknown(f"this machine's clock could be compared with none: {cause(error)}")
+            )
+    if abs(ahead) <= bound:
+        return Moment(now)
+    return Moment(now - ahead, ahead, against)
 
 
 def _newest_stamp(directory: RunDirectory) -> float | None:
@@ -94,7 +100,8 @@ def _scheduler_time(scheduler: object) -> float | None:
 
 # ----------------------------------------------------------------------------- the nodes' clocks
 def skews(clocks: Iterable[ClockReading], bound: float) -> dict[str, float]:
-    """How far each host's clock is ahead of the file system's (behind: below zero), where it is beyond `bound` seconds.
+    """How far each host's clock is ahead of the file system's (behind: below zero), where it is
+    beyond `bound` seconds.
 
     A file may have been written slowly: the host's best file counts.
     """
@@ -109,25 +116,38 @@ def skews(clocks: Iterable[ClockReading], bound: float) -> dict[str, float]:
 def corrected_beats(
     beats: tuple[Heartbeat, ...], ahead: dict[str, float], living: frozenset[str]
 ) -> tuple[Heartbeat, ...]:
-    """Heartbeats in the run's clock. Only those of `living` attempts: files that were copied have the copy's stamps."""
+    """Heartbeats in the run's clock. Only those of `living` attempts: files that were copied have
+    the copy's stamps.
+    """
     if not ahead:
         return beats
     return tuple(
-        replace(beat, time=beat.time - ahead[beat.host]) if beat.host in ahead and beat.job_id in living else beat
+        replace(beat, time=beat.time - ahead[beat.host])
+        if beat.host in ahead and beat.job_id in living
+        else beat
         for beat in beats
     )
 
 
 def corrected_steps(
-    steps: tuple[Step, ...], beats: Iterable[Heartbeat], ahead: dict[str, float], living: frozenset[str]
+    steps: tuple[Step, ...],
+    beats: Iterable[Heartbeat],
+    ahead: dict[str, float],
+    living: frozenset[str],
 ) -> tuple[Step, ...]:
     """Steps in the run's clock: the last rank of an attempt has written them."""
     if not ahead:
         return steps
-    writers = {beat.job_id: beat.host for beat in sorted(beats, key=lambda beat: beat.rank) if beat.job_id in living}
+    writers = {
+        beat.job_id: beat.host
+        for beat in sorted(beats, key=lambda beat: beat.rank)
+        if beat.job_id in living
+    }
     wrong = {job: ahead[host] for job, host in writers.items() if host in ahead}
     return tuple(
-        replace(step, time=step.time - wrong[step.job_id]) if step.time is not None and step.job_id in wrong else step
+        replace(step, time=step.time - wrong[step.job_id])
+        if step.time is not None and step.job_id in wrong
+        else step
         for step in steps
     )
 
@@ -136,7 +156,10 @@ def corrected_attempts(
     attempts: tuple[Attempt, ...], ahead: dict[str, float], living: frozenset[str]
 ) -> tuple[Attempt, ...]:
     """End markers of living attempts in the run's clock."""
-    return tuple(_corrected_end(attempt, ahead) if attempt.job_id in living else attempt for attempt in attempts)
+    return tuple(
+        _corrected_end(attempt, ahead) if attempt.job_id in living else attempt
+        for attempt in attempts
+    )
 
 
 def _corrected_end(attempt: Attempt, ahead: dict[str, float]) -> Attempt:

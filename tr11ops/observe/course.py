@@ -1,4 +1,6 @@
-"""What each step of a training costs against the others: all forecasts of what is left count in it. Pure."""
+"""What each step of a training costs against the others: all forecasts of what is left count in it.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class EqualSteps(Record):
-    """Consecutive steps that cost the same: `weight` is one step's time against one of the full batch and length."""
+    """Consecutive steps that cost the same: `weight` is one step's time against one of the full
+    batch and length.
+    """
 
     iterations: int
     weight: float
@@ -20,19 +24,24 @@ class EqualSteps(Record):
 
 
 def course_of(card: RunCard) -> tuple[EqualSteps, ...]:
-    """What each step of the card's training costs against the others, by its batch and its sequence length."""
+    """What each step of the card's training costs against the others, by its batch and its sequence
+    length.
+    """
     from tr11ops.runcard.speed import step_weights
     from trainer.schedule.path import path_of
 
     segments = path_of(card).segments
     weights = step_weights(card, segments)
     return tuple(
-        EqualSteps(part.iterations, weight, part.batch_size) for part, weight in zip(segments, weights, strict=True)
+        EqualSteps(part.iterations, weight, part.batch_size)
+        for part, weight in zip(segments, weights, strict=True)
     )
 
 
 def work(course: Iterable[EqualSteps], first: int, last: int) -> float:
-    """The steps from `first` (not counted) to `last`, in steps of the full batch. Beyond the course its last weight."""
+    """The steps from `first` (not counted) to `last`, in steps of the full batch. Beyond the course
+    its last weight.
+    """
     done, total, weight = 0, 0.0, 1.0
     for stretch in course:
         weight = stretch.weight
@@ -42,7 +51,9 @@ def work(course: Iterable[EqualSteps], first: int, last: int) -> float:
 
 
 def fits(course: Iterable[EqualSteps], iteration: int, batch_size: int) -> bool:
-    """Whether the course tells of the training that was seen: step `iteration` has this batch in it."""
+    """Whether the course tells of the training that was seen: step `iteration` has this batch in
+    it.
+    """
     done = 0
     for stretch in course:
         done += stretch.iterations
@@ -57,6 +68,8 @@ def weight_at(course: Iterable[EqualSteps], iteration: int) -> float:
 
 
 def steps_left(course: Iterable[EqualSteps], done: int, total: int) -> float:
-    """What is left after step `done` of `total`, in steps as long as that one: times its seconds, it is the time."""
+    """What is left after step `done` of `total`, in steps as long as that one: times its seconds,
+    it is the time.
+    """
     course = tuple(course)
     return work(course, done, total) / weight_at(course, done)

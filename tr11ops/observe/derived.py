@@ -1,4 +1,5 @@
-"""What a snapshot means before any judgement: which jobs count, the last sign of life, the pace, the remaining work.
+"""What a snapshot means before any judgement: which jobs count, the last sign of life, the pace,
+the remaining work.
 
 Pure functions over a Snapshot, shared by the detectors, the verdict and the status screen.
 """
@@ -33,22 +34,35 @@ TRAINING_PHASE = "training"
 ENDED_PHASE = "ended"
 ROLL_BACK = "roll-back"  # the note that a trainer or `tr11 rollback` leaves beside the steps
 ROLL_BACK_EVENTS = frozenset({ROLL_BACK, "roll-back-undone"})
-LEAVING_SECONDS = 15 * MINUTE  # from the end marker, or from COMPLETING, to the end of the allocation
+# from the end marker, or from COMPLETING, to the end of the allocation
+LEAVING_SECONDS = 15 * MINUTE
 
 
 # ----------------------------------------------------------------------------- jobs
 def stop_of(snapshot: Snapshot) -> KillSwitch | Unknown | None:
-    """What keeps the run from going on because someone wants so: the kill switch, else a pause; None for neither."""
+    """What keeps the run from going on because someone wants so: the kill switch, else a pause;
+    None for neither.
+    """
     switch = snapshot.kill_switch
-    return switch if switch is not None else snapshot.pause
+    if switch is not None:
+        return switch
+    return snapshot.pause
 
 
 def other_variants(snapshot: Snapshot) -> dict[str, str]:
-    """Jobs of this run that train another variant than the one looked at, by their submissions: job id -> variant."""
-    entries = [entry for entry in known(snapshot.submissions, ()) if entry.variant not in {"", snapshot.run.variant}]
+    """Jobs of this run that train another variant than the one looked at, by their submissions: job
+    id -> variant.
+    """
+    entries = [
+        entry
+        for entry in known(snapshot.submissions, ())
+        if entry.variant not in {"", snapshot.run.variant}
+    ]
     if not entries:
         return {}
-    variants = {name: entry.variant for entry in entries for name in (entry.tag, entry.job_id) if name}
+    variants = {
+        name: entry.variant for entry in entries for name in (entry.tag, entry.job_id) if name
+    }
     found = {}
     for job in (*snapshot.active_jobs, *snapshot.pending_jobs):
         mark = parse_comment(job.comment)
@@ -65,22 +79,30 @@ def is_dead(job: Job) -> bool:
 
 
 def startable_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
-    """Pending jobs that will start without a person of the run: by themselves, or when site or nodes let them."""
+    """Pending jobs that will start without a person of the run: by themselves, or when site or
+    nodes let them.
+    """
     return _waiting_for(snapshot, Wait.PASSES, Wait.NODES, Wait.SITE)
 
 
 def sure_jobs(snapshot: Snapshot) -> tuple[Job, ...]:
-    """Pending jobs that start by themselves, whatever the site and people do: they cover what is left to train."""
+    """Pending jobs that start by themselves, whatever the site and people do: they cover what is
+    left to train.
+    """
     return _waiting_for(snapshot, Wait.PASSES)
 
 
 def some_wait_for_site(snapshot: Snapshot) -> bool:
-    """Whether queued work starts when the site is done: more of it, launched now, would meet the same."""
+    """Whether queued work starts when the site is done: more of it, launched now, would meet the
+    same.
+    """
     return bool(_waiting_for(snapshot, Wait.SITE))
 
 
 def some_wait_for_nodes(snapshot: Snapshot) -> bool:
-    """Whether too few nodes can be used for queued work: more of it, launched now, would meet the same."""
+    """Whether too few nodes can be used for queued work: more of it, launched now, would meet the
+    same.
+    """
     return bool(_waiting_for(snapshot, Wait.NODES))
 
 
@@ -88,22 +110,35 @@ def why_not_starting(snapshot: Snapshot, job: Job) -> str:
     """Why a pending job that is none of `sure_jobs` does not start by itself, in words."""
     row = reason_of_job(job)
     if row.wait is not Wait.PASSES:
-        return f"{row.meaning} ({job.reason})" if job.reason else row.meaning
+        if job.reason:
+            return f"{row.meaning} ({job.reason})"
+        return row.meaning
     shut = SHUT.meaning if is_shut(snapshot, job) else ""
-    return misplaced(snapshot, job) or shut or too_few_usable(snapshot, job) or "it waits for a job that cannot start"
+    return (
+        misplaced(snapshot, job)
+        or shut
+        or too_few_usable(snapshot, job)
+        or "it waits for a job that cannot start"
+    )
 
 
 def closed_by_site(snapshot: Snapshot) -> JobReason | None:
-    """Why nothing of the run can start before the site lets it; None where something runs, or may start by itself."""
+    """Why nothing of the run can start before the site lets it; None where something runs, or may
+    start by itself.
+    """
     if snapshot.active_jobs or _waiting_for(snapshot, Wait.PASSES):
         return None
     return next((site_reason(job) for job in _waiting_for(snapshot, Wait.SITE)), None)
 
 
 def site_reason(job: Job) -> JobReason:
-    """Why a job that only the site lets start waits: its own reason, or that its partition starts nothing."""
+    """Why a job that only the site lets start waits: its own reason, or that its partition starts
+    nothing.
+    """
     row = reason_of_job(job)
-    return row if row.wait is Wait.SITE else SHUT
+    if row.wait is Wait.SITE:
+        return row
+    return SHUT
 
 
 def is_idle(snapshot: Snapshot) -> bool:
@@ -112,15 +147,23 @@ def is_idle(snapshot: Snapshot) -> bool:
 
 
 def _waiting_for(snapshot: Snapshot, *waits: Wait) -> tuple[Job, ...]:
-    """Pending jobs by what ends their wait; one that is queued behind another waits for what that one waits for."""
-    waiting = snapshot.pending_jobs  # thousands may share a few reasons and places: each is looked at once
+    """Pending jobs by what ends their wait; one that is queued behind another waits for what that
+    one waits for.
+    """
+    # thousands may share a few reasons and places: each is looked at once
+    waiting = snapshot.pending_jobs
     kinds = {kind_of_wait(job): job for job in waiting}
     judged = {kind: _wait_of(snapshot, job) for kind, job in kinds.items()}
     if set(judged.values()) <= {Wait.PASSES}:
-        return waiting if Wait.PASSES in waits else ()
+        if Wait.PASSES in waits:
+            return waiting
+        return ()
     own = [(job, judged[kind_of_wait(job)]) for job in waiting]
     stuck = {
-        number: wait for job, wait in own if wait is not Wait.PASSES for number in (job.array_id or "", job.raw_id)
+        number: wait
+        for job, wait in own
+        if wait is not Wait.PASSES
+        for number in (job.array_id or "", job.raw_id)
     }
     behind = [job for job, wait in own if wait is Wait.PASSES and job.dependency]
     inherited: dict[str, Wait] = {}
@@ -137,17 +180,28 @@ def _waiting_for(snapshot: Snapshot, *waits: Wait) -> tuple[Job, ...]:
         stuck |= found
         fresh = bool(found)
     return tuple(
-        job for job, wait in own if (wait if wait is not Wait.PASSES else inherited.get(job.raw_id, wait)) in waits
+        job
+        for job, wait in own
+        if (wait if wait is not Wait.PASSES else inherited.get(job.raw_id, wait)) in waits
     )
 
 
 def kind_of_wait(job: Job) -> tuple[object, ...]:
     """What a job's wait is judged by: equal for thousands."""
-    return job.reason, job.priority == 0, job.partition, job.node_count, job.gpus_per_node, job.excluded
+    return (
+        job.reason,
+        job.priority == 0,
+        job.partition,
+        job.node_count,
+        job.gpus_per_node,
+        job.excluded,
+    )
 
 
 def _wait_of(snapshot: Snapshot, job: Job) -> Wait:
-    """What ends the wait of a job: what the scheduler says, and the place in which it is queued, as that is now."""
+    """What ends the wait of a job: what the scheduler says, and the place in which it is queued, as
+    that is now.
+    """
     wait = reason_of_job(job).wait
     if wait is Wait.PASSES and misplaced(snapshot, job):
         return Wait.PERSON
@@ -177,7 +231,9 @@ def last_of_queue(snapshot: Snapshot) -> str:
     """The number of the newest job or array that runs or will start; "" where there is none."""
     jobs = (*snapshot.active_jobs, *startable_jobs(snapshot))
     newest = max(jobs, key=lambda job: int(job.raw_id) if job.raw_id.isdigit() else 0, default=None)
-    return "" if newest is None else array_number(newest)
+    if newest is None:
+        return ""
+    return array_number(newest)
 
 
 def launch_more(snapshot: Snapshot) -> str:
@@ -187,15 +243,23 @@ def launch_more(snapshot: Snapshot) -> str:
 
 
 def go_on(snapshot: Snapshot) -> tuple[str, ...]:
-    """What lets a run train again that a kill switch has stopped: what is queued, or, where nothing is, a launch."""
+    """What lets a run train again that a kill switch has stopped: what is queued, or, where nothing
+    is, a launch.
+    """
     more = () if snapshot.pending_jobs else (command(snapshot, "launch --array 1-10"),)
     return command(snapshot, "resume"), *more
 
 
 def tasks_to_come(snapshot: Snapshot) -> int:
-    """Attempts that a chain of self-submitting jobs has still to queue, beyond what the queue shows."""
+    """Attempts that a chain of self-submitting jobs has still to queue, beyond what the queue
+    shows.
+    """
     living = {array_number(job) for job in (*snapshot.active_jobs, *startable_jobs(snapshot))}
-    own = [entry for entry in known(snapshot.submissions, ()) if entry.job_id in living and entry.chain == "self"]
+    own = [
+        entry
+        for entry in known(snapshot.submissions, ())
+        if entry.job_id in living and entry.chain == "self"
+    ]
     return min((entry.left for entry in own), default=0)
 
 
@@ -240,7 +304,9 @@ def newest_marker(attempts: Iterable[Attempt]) -> EndMarker | None:
 
 
 def was_refused(snapshot: Snapshot) -> bool:
-    """Whether the trainer refused the input of the last attempt, which another try would meet again."""
+    """Whether the trainer refused the input of the last attempt, which another try would meet
+    again.
+    """
     newest, marker = last_attempt(snapshot), last_marker(snapshot)
     if newest is None or marker is None or newest.end != marker:
         return False
@@ -249,16 +315,21 @@ def was_refused(snapshot: Snapshot) -> bool:
 
 # ----------------------------------------------------------------------------- progress
 def iteration(snapshot: Snapshot) -> int | None:
-    """The last finished iteration. After a roll-back this is less than the largest one ever seen, as it must be."""
+    """The last finished iteration. After a roll-back this is less than the largest one ever seen,
+    as it must be.
+    """
     steps = known(snapshot.steps, ())
     if steps:
         return steps[-1].record.iteration
     marker = last_marker(snapshot)
-    return marker.iteration if marker is not None else None
+    if marker is not None:
+        return marker.iteration
+    return None
 
 
 def iteration_of(snapshot: Snapshot, jobs: Iterable[Job]) -> int | None:
-    """The last iteration that the newest launch of these jobs finished, since the last roll-back; None without one.
+    """The last iteration that the newest launch of these jobs finished, since the last roll-back;
+    None without one.
 
     A log that does not name attempts is taken to be theirs.
     """
@@ -273,9 +344,13 @@ def iteration_of(snapshot: Snapshot, jobs: Iterable[Job]) -> int | None:
 
 
 def is_rolled_back(snapshot: Snapshot) -> bool:
-    """Whether the run has gone back since its last step, by a person or the trainer: what that step showed is over."""
+    """Whether the run has gone back since its last step, by a person or the trainer: what that step
+    showed is over.
+    """
     newest = next(iter(known(snapshot.steps, ())[-1:]), None)
-    turns = [event for event in known(snapshot.training.events, ()) if event.kind in ROLL_BACK_EVENTS]
+    turns = [
+        event for event in known(snapshot.training.events, ()) if event.kind in ROLL_BACK_EVENTS
+    ]
     if newest is None or newest.time is None or not turns:
         return False
     last = max(turns, key=lambda event: event.time)
@@ -283,7 +358,9 @@ def is_rolled_back(snapshot: Snapshot) -> bool:
 
 
 def standing_rollbacks(snapshot: Snapshot) -> tuple[TrainingEvent, ...]:
-    """The notes of the roll-backs that were not undone, oldest first, as far as the log's end reaches."""
+    """The notes of the roll-backs that were not undone, oldest first, as far as the log's end
+    reaches.
+    """
     standing: list[TrainingEvent] = []
     for event in known(snapshot.training.events, ()):
         if event.kind == ROLL_BACK:
@@ -303,7 +380,9 @@ def total_iterations(snapshot: Snapshot) -> int | None:
 
 def seconds_per_iteration(snapshot: Snapshot) -> float | None:
     """The usual time of a recent step; None without one."""
-    return usual_step_seconds(step.record.seconds_per_iteration for step in known(snapshot.steps, ()))
+    return usual_step_seconds(
+        step.record.seconds_per_iteration for step in known(snapshot.steps, ())
+    )
 
 
 def is_finished(snapshot: Snapshot) -> bool:
@@ -311,14 +390,22 @@ def is_finished(snapshot: Snapshot) -> bool:
 
 
 def finish_time(marker: EndMarker | None, done: int | None) -> float | None:
-    """When the training was finished, by its newest end marker; None where it is not, or was taken up again since."""
-    if marker is None or marker.reason != "finished" or (done is not None and done > marker.iteration):
+    """When the training was finished, by its newest end marker; None where it is not, or was taken
+    up again since.
+    """
+    if (
+        marker is None
+        or marker.reason != "finished"
+        or (done is not None and done > marker.iteration)
+    ):
         return None
     return marker.time
 
 
 def is_left_over(job: Job, finished: float | None) -> bool:
-    """Whether a queued job has nothing left to do: the training was finished (then) after the job was submitted."""
+    """Whether a queued job has nothing left to do: the training was finished (then) after the job
+    was submitted.
+    """
     return finished is not None and (job.submit_time is None or job.submit_time <= finished)
 
 
@@ -326,14 +413,21 @@ def task_seconds(snapshot: Snapshot, job: Job) -> float | None:
     """How long one task of this job trains: up to the job's own limit, or the card's exit duration."""
     margin = snapshot.run.exit_margin
     if margin is not None and job.time_limit_seconds is not None:
-        return max(0.0, job.time_limit_seconds - margin)  # it follows the limit that the job has now
-    limits = [value for value in (snapshot.run.task_seconds, job.time_limit_seconds) if value is not None]
-    return float(min(limits)) if limits else None
+        # it follows the limit that the job has now
+        return max(0.0, job.time_limit_seconds - margin)
+    limits = [
+        value for value in (snapshot.run.task_seconds, job.time_limit_seconds) if value is not None
+    ]
+    if limits:
+        return float(min(limits))
+    return None
 
 
 # ----------------------------------------------------------------------------- life
 class Liveness(Record):
-    """The last sign of life of one attempt: when, in which phase, and how long silence is normal there."""
+    """The last sign of life of one attempt: when, in which phase, and how long silence is normal
+    there.
+    """
 
     time: float
     phase: str
@@ -361,22 +455,35 @@ def beats_of(snapshot: Snapshot, job: Job | None) -> tuple[Heartbeat, ...]:
 
 
 def liveness_of(snapshot: Snapshot, job: Job | None) -> Liveness | None:
-    """The last sign of life of a job's attempt (without a job: of the newest attempt), or None when there is none.
+    """The last sign of life of a job's attempt (without a job: of the newest attempt), or None when
+    there is none.
 
     Ranks in different phases get the patience of the most patient phase: the others wait for it.
     """
     beats = beats_of(snapshot, job)
-    names = identifiers(job) if job is not None else frozenset(beat.job_id for beat in beats)
+    if job is not None:
+        names = identifiers(job)
+    else:
+        names = frozenset(beat.job_id for beat in beats)
     stepped = step_times(snapshot, names)
     if beats:
         last = max(beats, key=lambda beat: beat.time)
-        between = _between_launches(snapshot, names, max([last.time, *stepped])) if job is not None else None
+        between = None
+        if job is not None:
+            between = _between_launches(snapshot, names, max([last.time, *stepped]))
         if between is not None:
             done = max(beat.iteration for beat in beats)
             return Liveness(
-                between, STARTING_PHASE, done, normal_silence.phase_patience(snapshot, STARTING_PHASE), last.job_id
+                between,
+                STARTING_PHASE,
+                done,
+                normal_silence.phase_patience(snapshot, STARTING_PHASE),
+                last.job_id,
             )
-        patience = {phase: patience_in(snapshot, phase, bool(stepped)) for phase in {beat.phase for beat in beats}}
+        patience = {
+            phase: patience_in(snapshot, phase, bool(stepped))
+            for phase in {beat.phase for beat in beats}
+        }
         slowest = max(beats, key=lambda beat: patience[beat.phase])
         return Liveness(
             time=max([last.time, *stepped]),
@@ -389,14 +496,18 @@ def liveness_of(snapshot: Snapshot, job: Job | None) -> Liveness | None:
     if stepped:
         patience_of_steps = patience_in(snapshot, TRAINING_PHASE, stepped=True)
         newest = known(snapshot.steps, ())[-1].job_id
-        return Liveness(max(stepped), TRAINING_PHASE, iteration(snapshot), patience_of_steps, newest)
+        return Liveness(
+            max(stepped), TRAINING_PHASE, iteration(snapshot), patience_of_steps, newest
+        )
     return None
 
 
 def _between_launches(snapshot: Snapshot, names: frozenset[str], last_sign: float) -> float | None:
-    """When an attempt's last launch ended, if its workers have shown no life since: the next ones are on their way.
+    """When an attempt's last launch ended, if its workers have shown no life since: the next ones
+    are on their way.
 
-    None also where the trainer has said that the attempt is at its end. Ask for attempts that hold an allocation alone.
+    None also where the trainer has said that the attempt is at its end. Ask for attempts that hold
+    an allocation alone.
     """
     ends = [end.time for end in known(snapshot.training.launch_ends, ()) if end.job_id in names]
     if not ends or max(ends) < last_sign or marker_of(snapshot, names) is not None:
@@ -407,12 +518,18 @@ def _between_launches(snapshot: Snapshot, names: frozenset[str], last_sign: floa
 def step_times(snapshot: Snapshot, names: frozenset[str]) -> list[float]:
     """When the newest launch of an attempt finished its steps, as far as they are seen."""
     began = normal_silence.launch_began(snapshot, names)
-    found = [step.time for step in known(snapshot.steps, ()) if step.time is not None and step.job_id in names]
+    found = [
+        step.time
+        for step in known(snapshot.steps, ())
+        if step.time is not None and step.job_id in names
+    ]
     return [time for time in found if began is None or time >= began]
 
 
 def patience_in(snapshot: Snapshot, phase: str, stepped: bool) -> float:
-    """Silence that is normal in a phase. Before a launch's first finished step even `training` takes its time."""
+    """Silence that is normal in a phase. Before a launch's first finished step even `training`
+    takes its time.
+    """
     pace = seconds_per_iteration(snapshot)
     if phase not in TRAINING_PHASES:
         return normal_silence.phase_patience(snapshot, phase)
@@ -422,32 +539,44 @@ def patience_in(snapshot: Snapshot, phase: str, stepped: bool) -> float:
 
 
 def hidden_life(snapshot: Snapshot) -> str:
-    """Why a sign of life may have been missed; "" when none was. The end of a launch is one: the next is on its way."""
+    """Why a sign of life may have been missed; "" when none was. The end of a launch is one: the
+    next is on its way.
+    """
     signs = (snapshot.heartbeats, snapshot.steps, snapshot.training.launch_ends)
     return next((value.why for value in signs if isinstance(value, Unknown)), "")
 
 
 def may_live_outside(snapshot: Snapshot) -> bool:
-    """Whether a training in the foreground may have been missed: heartbeats tell, or steps where there are none."""
+    """Whether a training in the foreground may have been missed: heartbeats tell, or steps where
+    there are none.
+    """
     unseen = isinstance(snapshot.heartbeats, Unknown)
     return unseen or (isinstance(snapshot.steps, Unknown) and not snapshot.heartbeats)
 
 
 def liveness_outside(snapshot: Snapshot) -> Liveness | None:
-    """A fresh sign of life of an attempt that no job of the scheduler stands for (a training in the foreground)."""
+    """A fresh sign of life of an attempt that no job of the scheduler stands for (a training in the
+    foreground).
+    """
     liveness = liveness_of(snapshot, None)
     if liveness is None or liveness.phase == ENDED_PHASE or not liveness.is_fresh(snapshot.time):
         return None
     if any(liveness.job_id in (job.job_id, job.raw_id) for job in known(snapshot.jobs, ())):
         return None
-    return liveness if marker_of(snapshot, frozenset({liveness.job_id})) is None else None
+    if marker_of(snapshot, frozenset({liveness.job_id})) is None:
+        return liveness
+    return None
 
 
 def command(snapshot: Snapshot, words: str) -> str:
-    """A command of tr11 for this very run, as a person would type it: `tr11 launch --run CARD --array 1-10`."""
+    """A command of tr11 for this very run, as a person would type it: `tr11 launch --run CARD
+    --array 1-10`.
+    """
     return command_for(snapshot.run.card, words)
 
 
 def scheduler_command(snapshot: Snapshot, program: str, job: Job) -> str:
     """`scancel ID`, `scontrol release ID` and the like; "" where the scheduler is not Slurm."""
-    return f"{program} {job.job_id.split('_[')[0]}" if snapshot.scheduler == "slurm" else ""
+    if snapshot.scheduler == "slurm":
+        return f"{program} {job.job_id.split('_[')[0]}"
+    return ""

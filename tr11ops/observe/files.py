@@ -1,4 +1,5 @@
-"""Reads the run directory into observed values. A failed read is `Unknown` with its reason, never an exception.
+"""Reads the run directory into observed values. A failed read is `Unknown` with its reason, never
+an exception.
 
 Only the tails of logs are read, so a log of gigabytes costs what a small one costs.
 """
@@ -33,7 +34,8 @@ from trainer.contract.resumable import ResumeNeed, judge, size_faults
 from trainer.contract.state_file import read_json
 
 TAIL_BYTES = 256 << 10  # about 400 records of metrics.jsonl
-LONGEST_TAIL_BYTES = 8 << 20  # beyond the stack traces that a crash of 384 ranks leaves behind the last step
+# beyond the stack traces that a crash of 384 ranks leaves behind the last step
+LONGEST_TAIL_BYTES = 8 << 20
 STEPS_KEPT = 400
 ATTEMPTS_KEPT = 8
 READ_ERRORS_SHOWN = 3
@@ -44,7 +46,8 @@ ANY_MODEL = ResumeNeed()  # where the card is not known
 
 
 def read_steps(paths: RunPaths) -> Observed[tuple[Step, ...]]:
-    """The last step records, oldest first: from metrics.jsonl, or from main_log.txt where that gives none.
+    """The last step records, oldest first: from metrics.jsonl, or from main_log.txt where that
+    gives none.
 
     An empty tuple means that both were read in full, or are not there, and hold no step.
     """
@@ -55,7 +58,9 @@ def read_steps(paths: RunPaths) -> Observed[tuple[Step, ...]]:
     if isinstance(second, tuple) and second:
         return second
     failures = [result.why for result in (first, second) if isinstance(result, Unknown)]
-    return Unknown("; ".join(failures)) if failures else ()
+    if failures:
+        return Unknown("; ".join(failures))
+    return ()
 
 
 def _steps_of(path: Path, parse: Callable[[str], Step | None]) -> Observed[tuple[Step, ...]]:
@@ -66,7 +71,11 @@ def _steps_of(path: Path, parse: Callable[[str], Step | None]) -> Observed[tuple
             return ()
         except OSError as error:
             return Unknown(cause(error))
-        steps = tuple(islice((step for line in reversed(lines) if (step := parse(line)) is not None), STEPS_KEPT))
+        steps = tuple(
+            islice(
+                (step for line in reversed(lines) if (step := parse(line)) is not None), STEPS_KEPT
+            )
+        )
         if steps or complete:
             return steps[::-1]
     return Unknown(f"{path}: no step in its last {LONGEST_TAIL_BYTES >> 20} MiB")
@@ -74,24 +83,36 @@ def _steps_of(path: Path, parse: Callable[[str], Step | None]) -> Observed[tuple
 
 def _metrics_step(line: str) -> Step | None:
     read = parse_record(line)
-    record = None if read is None else read.step()
-    return None if read is None or record is None else Step(record, read.time, read.job_id)
+    if read is None:
+        record = None
+    else:
+        record = read.step()
+    if read is None or record is None:
+        return None
+    return Step(record, read.time, read.job_id)
 
 
 def _log_step(line: str) -> Step | None:
     if "iteration" not in line:
         return None
     record = step_record(line)
-    return None if record is None else Step(record)
+    if record is None:
+        return None
+    return Step(record)
 
 
-# ----------------------------------------------------------------------------- heartbeats and attempts
+# ----------------------------------------------------------------------------- heartbeats and
+# attempts
 def read_heartbeats(paths: RunPaths) -> tuple[Observed[tuple[Heartbeat, ...]], tuple[str, ...]]:
     """All ranks' heartbeats by rank, and what is wrong with those that could not be read."""
     beats: list[Heartbeat] = []
     read_errors: list[str] = []
     try:
-        names = [name for name in _names(paths.heartbeats) if name.endswith(".json") and name[:-5].isdigit()]
+        names = [
+            name
+            for name in _names(paths.heartbeats)
+            if name.endswith(".json") and name[:-5].isdigit()
+        ]
     except OSError as error:
         return Unknown(cause(error)), ()
     for name in names:
@@ -124,7 +145,10 @@ def number_of(path: Path, value: object) -> float:
 def _shortened(read_errors: list[str]) -> tuple[str, ...]:
     if len(read_errors) <= READ_ERRORS_SHOWN:
         return tuple(read_errors)
-    return (*read_errors[:READ_ERRORS_SHOWN], f"... and {len(read_errors) - READ_ERRORS_SHOWN} more of this kind")
+    return (
+        *read_errors[:READ_ERRORS_SHOWN],
+        f"... and {len(read_errors) - READ_ERRORS_SHOWN} more of this kind",
+    )
 
 
 def read_attempts(paths: RunPaths) -> Observed[tuple[Attempt, ...]]:
@@ -132,7 +156,11 @@ def read_attempts(paths: RunPaths) -> Observed[tuple[Attempt, ...]]:
 
     def read() -> tuple[Attempt, ...]:
         try:
-            entries = [(entry.stat().st_mtime, entry.name) for entry in os.scandir(paths.attempts) if entry.is_dir()]
+            entries = [
+                (entry.stat().st_mtime, entry.name)
+                for entry in os.scandir(paths.attempts)
+                if entry.is_dir()
+            ]
         except FileNotFoundError:
             return ()
         newest = sorted(entries, reverse=True)[:ATTEMPTS_KEPT]
@@ -155,11 +183,17 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
     end = observed(read)
     record = read_details(path.with_name("attempt.json"))
     is_bad = end is None or (isinstance(end, EndMarker) and end.reason in BAD_REASONS)
-    verdict = read_details(path.with_name("verdict.json")) if is_bad else {}
+    if is_bad:
+        verdict = read_details(path.with_name("verdict.json"))
+    else:
+        verdict = {}
     told = end.time if isinstance(end, EndMarker) else told_end(None, _number(verdict, "time"))
     failure = ""
     if end is None:
-        failure = _text(verdict, "message") if verdict else _why_without_verdict(path.parent)
+        if verdict:
+            failure = _text(verdict, "message")
+        else:
+            failure = _why_without_verdict(path.parent)
     nodes, changes = record.get("nodes"), record.get("changes")
     return Attempt(
         job_id=job_id,
@@ -181,7 +215,8 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
 
 def _why_without_verdict(attempt: Path) -> str:
     """What ended an attempt whose agent was ended too: what the agent would have said."""
-    from tr11ops.diagnose.attribution.conclusion import why_it_ended  # signatures: most looks need none
+    # signatures: most looks need none
+    from tr11ops.diagnose.attribution.conclusion import why_it_ended
 
     return known(observed(lambda: why_it_ended(attempt)), "")
 
@@ -189,15 +224,21 @@ def _why_without_verdict(attempt: Path) -> str:
 def read_details(path: Path) -> dict[str, Any]:
     """Details worth showing, on which no conclusion rests: what cannot be read is left out."""
     value = observed(lambda: read_json(path))
-    return value if isinstance(value, dict) else {}
+    if isinstance(value, dict):
+        return value
+    return {}
 
 
 # ----------------------------------------------------------------------------- checkpoints
-def read_checkpoints(folder: Path, digests: bool = False, need: ResumeNeed = ANY_MODEL) -> Observed[Checkpoints]:
-    """The checkpoints, of which the newest are looked into, down to the first resumable one, as a restart does.
+def read_checkpoints(
+    folder: Path, digests: bool = False, need: ResumeNeed = ANY_MODEL
+) -> Observed[Checkpoints]:
+    """The checkpoints, of which the newest are looked into, down to the first resumable one, as a
+    restart does.
 
-    They are judged as the trainer does it, for what the run `need`s. File sizes are compared with the manifest, and
-    what the last reading of all bytes found counts; digests are read if asked, which reads every byte.
+    They are judged as the trainer does it, for what the run `need`s. File sizes are compared with
+    the manifest, and what the last reading of all bytes found counts; digests are read if asked,
+    which reads every byte.
     """
 
     def read() -> Checkpoints:
@@ -217,7 +258,9 @@ def _checkpoint(folder: Path, step: int, digests: bool, need: ResumeNeed) -> Che
     manifest, fault = judge(folder, step, need, faults_of)
     if manifest is None:
         is_complete = fault is not None and fault.kind not in {"missing", "incomplete"}
-        return Checkpoint(step, is_complete, faults=(fault.text,) if fault is not None and is_complete else ())
+        return Checkpoint(
+            step, is_complete, faults=(fault.text,) if fault is not None and is_complete else ()
+        )
     return Checkpoint(
         step,
         complete=True,
@@ -228,7 +271,8 @@ def _checkpoint(folder: Path, step: int, digests: bool, need: ResumeNeed) -> Che
     )
 
 
-# ----------------------------------------------------------------------------- what people and other tools wrote
+# ----------------------------------------------------------------------------- what people and
+# other tools wrote
 def read_kill_switch(path: Path) -> Observed[KillSwitch | None]:
     """The kill switch if it is set, whatever the path is: the trainer asks only whether it exists."""
 
@@ -253,7 +297,9 @@ def read_exclusions(path: Path) -> Observed[tuple[Exclusion, ...]]:
     return observed(lambda: read_version(path).exclusions)
 
 
-def read_submissions(directory: RunDirectory) -> tuple[Observed[tuple[Submission, ...]], tuple[str, ...]]:
+def read_submissions(
+    directory: RunDirectory,
+) -> tuple[Observed[tuple[Submission, ...]], tuple[str, ...]]:
     """Every recorded submission, newest first, and what is wrong with those that could not be read."""
     found: list[Submission] = []
     read_errors: list[str] = []

@@ -1,7 +1,9 @@
-"""What comes next: the end of the training as a range, the next checkpoint, and the throughput against its best. Pure.
+"""What comes next: the end of the training as a range, the next checkpoint, and the throughput
+against its best. Pure.
 
-The earliest end is all that is left at today's pace. The likely one is longer by what the last weeks were longer than
-their steps: saves, evaluations, restarts, waits and what was done twice are in it, without anyone having to know them.
+The earliest end is all that is left at today's pace. The likely one is longer by what the last
+weeks were longer than their steps: saves, evaluations, restarts, waits and what was done twice are
+in it, without anyone having to know them.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ MOST_LAST_LINES = 100
 class ForecastEnd(Record):
     """When the training will be done, in seconds from the look.
 
-    `earliest`: at the recent pace, nothing in between. `likely`: as the `window` seconds before the last step went,
-    None where too little is known of them. `share` of that time went into steps that count (0..1).
+    `earliest`: at the recent pace, nothing in between. `likely`: as the `window` seconds before the
+    last step went, None where too little is known of them. `share` of that time went into steps
+    that count (0..1).
     """
 
     earliest: float
@@ -42,10 +45,11 @@ class ForecastEnd(Record):
 
 
 class NextCheckpoint(Record):
-    """The next save that is due: after `step` iterations (None where the clock says when), in `seconds`.
+    """The next save that is due: after `step` iterations (None where the clock says when), in
+    `seconds`.
 
-    `seconds` is None before the first steps have shown a pace: it is `iterations` away then. `why` is
-    "interval", "minutes" or "end of the task".
+    `seconds` is None before the first steps have shown a pace: it is `iterations` away then. `why`
+    is "interval", "minutes" or "end of the task".
     """
 
     step: int | None
@@ -55,7 +59,9 @@ class NextCheckpoint(Record):
 
 
 class Throughput(Record):
-    """The median of the last steps, and the best that the run has kept up, in `unit` (of each worker, or of all)."""
+    """The median of the last steps, and the best that the run has kept up, in `unit` (of each
+    worker, or of all).
+    """
 
     current: float
     best: float | None
@@ -71,7 +77,9 @@ class Throughput(Record):
 
 # ----------------------------------------------------------------------------- the end
 def end_of(snapshot: Snapshot) -> ForecastEnd | None:
-    """The range of the training's end; None where the pace or the length is not known. The one forecast of a run."""
+    """The range of the training's end; None where the pace or the length is not known. The one
+    forecast of a run.
+    """
     done, total = derived.iteration(snapshot), derived.total_iterations(snapshot)
     pace = derived.seconds_per_iteration(snapshot)
     if done is None or total is None or pace is None:
@@ -90,22 +98,34 @@ def end_of(snapshot: Snapshot) -> ForecastEnd | None:
 
 
 def course_seen(snapshot: Snapshot) -> tuple[EqualSteps, ...]:
-    """The card's course; none, so that all steps count alike, where the training that was seen is not on it."""
+    """The card's course; none, so that all steps count alike, where the training that was seen is
+    not on it.
+    """
     done, steps = derived.iteration(snapshot), known(snapshot.steps, ())
-    if done is None or not steps or not fits(snapshot.run.course, done, steps[-1].record.global_batch_size):
+    if (
+        done is None
+        or not steps
+        or not fits(snapshot.run.course, done, steps[-1].record.global_batch_size)
+    ):
         return ()  # the card was changed, or is another's
     return snapshot.run.course
 
 
 def _first_point(snapshot: Snapshot) -> tuple[float, int] | None:
-    """The oldest moment of the window at which it is known how far the training was: (time, iteration)."""
+    """The oldest moment of the window at which it is known how far the training was: (time,
+    iteration).
+    """
     done = derived.iteration(snapshot) or 0
     points = [
         (attempt.end.time, attempt.end.iteration)
         for attempt in known(snapshot.attempts, ())
         if isinstance(attempt.end, EndMarker)
     ]
-    points += [(step.time, step.record.iteration) for step in known(snapshot.steps, ())[:1] if step.time is not None]
+    points += [
+        (step.time, step.record.iteration)
+        for step in known(snapshot.steps, ())[:1]
+        if step.time is not None
+    ]
     inside = [
         (time, iteration)
         for time, iteration in points
@@ -116,9 +136,11 @@ def _first_point(snapshot: Snapshot) -> tuple[float, int] | None:
 
 # ----------------------------------------------------------------------------- the queue
 class NoCover(NamedTuple):
-    """What runs or is queued and covers none of the training that is left, as things are now, and why.
+    """What runs or is queued and covers none of the training that is left, as things are now, and
+    why.
 
-    `job`: as people type it. `seconds`: the training time that its `tasks` would hold, None where no limit says it.
+    `job`: as people type it. `seconds`: the training time that its `tasks` would hold, None where
+    no limit says it.
     """
 
     job: str
@@ -127,12 +149,15 @@ class NoCover(NamedTuple):
     why: str
 
     def __str__(self) -> str:
-        tasks = f" ({self.tasks} tasks)" if self.tasks > 1 else ""
+        tasks = ""
+        if self.tasks > 1:
+            tasks = f" ({self.tasks} tasks)"
         return f"job {self.job}{tasks}: {self.why}"
 
 
 def no_cover(snapshot: Snapshot) -> tuple[NoCover, ...]:
-    """Running jobs that may have no batch script any more, and queued ones that do not start by themselves.
+    """Running jobs that may have no batch script any more, and queued ones that do not start by
+    themselves.
 
     The tasks of an array that have one reason are one.
     """
@@ -156,30 +181,42 @@ def _without_cover(snapshot: Snapshot, name: str, why: str, jobs: list[Job]) -> 
 
 
 def _lost_script(snapshot: Snapshot, job: Job) -> str:
-    """Why a running job may not go on by itself: its batch script is lost, or cannot be seen to live; else ""."""
+    """Why a running job may not go on by itself: its batch script is lost, or cannot be seen to
+    live; else "".
+    """
     if has_lost_its_host(snapshot, job):
         return f"it has lost {batch_host(snapshot, job)}, which ran its batch script"
     silent = silent_host(snapshot, job)
-    return f"{silent}, which runs its batch script, does not answer the scheduler" if silent else ""
+    if silent:
+        return f"{silent}, which runs its batch script, does not answer the scheduler"
+    return ""
 
 
 def trains_on(snapshot: Snapshot) -> tuple[Job, ...]:
-    """The running jobs that go on by themselves: not one whose batch script's node is lost, or does not answer."""
+    """The running jobs that go on by themselves: not one whose batch script's node is lost, or does
+    not answer.
+    """
     return tuple(job for job in snapshot.active_jobs if not _lost_script(snapshot, job))
 
 
 def queue_coverage_seconds(snapshot: Snapshot, only_sure: bool = False) -> float | None:
-    """Training time that the running task and the queued ones still hold; None where it cannot be told.
+    """Training time that the running task and the queued ones still hold; None where it cannot be
+    told.
 
-    A task that may have lost the node of its batch script holds none: it ends with its trainers. `only_sure` leaves out
-    tasks that wait for the site, or for nodes that can be used (see `no_cover`).
+    A task that may have lost the node of its batch script holds none: it ends with its trainers.
+    `only_sure` leaves out tasks that wait for the site, or for nodes that can be used (see
+    `no_cover`).
     """
     if isinstance(snapshot.jobs, Unknown):
         return None
-    queued = derived.sure_jobs(snapshot) if only_sure else derived.startable_jobs(snapshot)
+    if only_sure:
+        queued = derived.sure_jobs(snapshot)
+    else:
+        queued = derived.startable_jobs(snapshot)
     covered = longest = 0.0
     known_limits: dict[int | None, float | None] = {}
-    running = tuple(job for job in trains_on(snapshot) if job.state is not JobState.COMPLETING)  # that trains no more
+    # that trains no more
+    running = tuple(job for job in trains_on(snapshot) if job.state is not JobState.COMPLETING)
     for job in (*running, *queued):
         limit = job.time_limit_seconds
         if limit not in known_limits:
@@ -197,20 +234,37 @@ def queue_coverage_seconds(snapshot: Snapshot, only_sure: bool = False) -> float
 
 # ----------------------------------------------------------------------------- the next checkpoint
 def next_checkpoint(snapshot: Snapshot) -> NextCheckpoint | None:
-    """The next save of the running attempt, whichever comes first; None where nothing trains or nothing tells."""
+    """The next save of the running attempt, whichever comes first; None where nothing trains or
+    nothing tells.
+    """
     running = [job for job in snapshot.active_jobs if job.start_time is not None]
-    liveness = derived.liveness_of(snapshot, running[0]) if running else derived.liveness_outside(snapshot)
-    if liveness is None or liveness.phase == derived.ENDED_PHASE or not liveness.is_fresh(snapshot.time):
+    if running:
+        liveness = derived.liveness_of(snapshot, running[0])
+    else:
+        liveness = derived.liveness_outside(snapshot)
+    if (
+        liveness is None
+        or liveness.phase == derived.ENDED_PHASE
+        or not liveness.is_fresh(snapshot.time)
+    ):
         return None
     found = [*_by_interval(snapshot), *_by_minutes(snapshot)]
-    if derived.seconds_per_iteration(snapshot) is None and not found and snapshot.run.checkpoint_interval:
+    if (
+        derived.seconds_per_iteration(snapshot) is None
+        and not found
+        and snapshot.run.checkpoint_interval
+    ):
         done = _done(snapshot)
         step = _next_step(snapshot, done, snapshot.run.checkpoint_interval)
         return NextCheckpoint(step, None, "interval", step - done)
     for job in running:
         limit = derived.task_seconds(snapshot, job)
         if limit is not None and job.start_time is not None:
-            found.append(NextCheckpoint(None, max(0.0, job.start_time + limit - snapshot.time), "end of the task"))
+            found.append(
+                NextCheckpoint(
+                    None, max(0.0, job.start_time + limit - snapshot.time), "end of the task"
+                )
+            )
     return min(found, key=lambda entry: entry.seconds or 0.0, default=None)
 
 
@@ -220,12 +274,17 @@ def _by_interval(snapshot: Snapshot) -> Iterable[NextCheckpoint]:
     if not interval or done is None or pace is None or not steps:
         return
     step = _next_step(snapshot, done, interval)
-    since = 0.0 if steps[-1].time is None else max(0.0, snapshot.time - steps[-1].time)
+    if steps[-1].time is None:
+        since = 0.0
+    else:
+        since = max(0.0, snapshot.time - steps[-1].time)
     yield NextCheckpoint(step, max(0.0, (step - done) * pace - since), "interval")
 
 
 def _done(snapshot: Snapshot) -> int:
-    """The last iteration; before the first one is logged, that of the checkpoint from which the training goes on."""
+    """The last iteration; before the first one is logged, that of the checkpoint from which the
+    training goes on.
+    """
     newest = snapshot.newest_sound
     return derived.iteration(snapshot) or (newest.step if newest is not None else 0)
 
@@ -237,18 +296,24 @@ def _next_step(snapshot: Snapshot, done: int, interval: int) -> int:
 def _by_minutes(snapshot: Snapshot) -> Iterable[NextCheckpoint]:
     minutes, newest = snapshot.run.training.checkpoint_minutes, snapshot.newest_sound
     if minutes and newest is not None and newest.created is not None:
-        yield NextCheckpoint(None, max(0.0, newest.created + 60.0 * minutes - snapshot.time), "minutes")
+        yield NextCheckpoint(
+            None, max(0.0, newest.created + 60.0 * minutes - snapshot.time), "minutes"
+        )
 
 
 # ----------------------------------------------------------------------------- throughput
 def last_lines(snapshot: Snapshot, pace: float) -> int:
-    """How many lines of the log are "now", at `pace` seconds a step: a slow node must show in them at once."""
+    """How many lines of the log are "now", at `pace` seconds a step: a slow node must show in them
+    at once.
+    """
     enough = math.ceil(LAST_SECONDS / (pace * snapshot.run.training.log_interval))
     return min(MOST_LAST_LINES, max(LAST_LINES, enough))
 
 
 def throughput_of(snapshot: Snapshot, best: tuple[float, float] | None) -> Throughput | None:
-    """Against `best`, the best (TFLOPs of a worker, samples a second) that the run kept up; None without steps."""
+    """Against `best`, the best (TFLOPs of a worker, samples a second) that the run kept up; None
+    without steps.
+    """
     pace = derived.seconds_per_iteration(snapshot)
     if pace is None:
         return None
@@ -258,6 +323,8 @@ def throughput_of(snapshot: Snapshot, best: tuple[float, float] | None) -> Throu
         sound = [value for value in values if math.isfinite(value) and value > 0]
         if sound:
             current = median(sound)
-            ever = best[index] if best is not None else 0.0
+            ever = 0.0
+            if best is not None:
+                ever = best[index]
             return Throughput(current, max(ever, current) if best is not None else None, unit)
     return None

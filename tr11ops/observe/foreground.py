@@ -25,7 +25,9 @@ def foreground_trainings(directory: RunDirectory) -> tuple[str, ...]:
 
 
 def _is_alive(pid: object, started: object) -> bool:
-    """True when the process that was alive at `started` (seconds since the epoch) still lives; ids are reused."""
+    """True when the process that was alive at `started` (seconds since the epoch) still lives; ids
+    are reused.
+    """
     if not isinstance(pid, int) or not isinstance(started, float):
         return False
     try:

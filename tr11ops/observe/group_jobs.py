@@ -1,4 +1,6 @@
-"""The queue of the people who share a run: every living job of the members of its Unix group, as of this moment."""
+"""The queue of the people who share a run: every living job of the members of its Unix group, as of
+this moment.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from trainer.contract.record import Record
 
 
 class GroupJob(Record):
-    """One job, or the waiting tasks of one array. `seconds`: for how long it has run; None where it has not begun."""
+    """One job, or the waiting tasks of one array. `seconds`: for how long it has run; None where it
+    has not begun.
+    """
 
     job: str
     user: str
@@ -26,11 +30,21 @@ class GroupJob(Record):
     is_own: bool  # of the run that is looked at
 
 
-def group_jobs(jobs: Iterable[Job], members: Collection[str], own: Iterable[Job], now: float) -> tuple[GroupJob, ...]:
-    """The living jobs of these people, and the run's own whoever has them; what runs comes first. Pure."""
+def group_jobs(
+    jobs: Iterable[Job], members: Collection[str], own: Iterable[Job], now: float
+) -> tuple[GroupJob, ...]:
+    """The living jobs of these people, and the run's own whoever has them; what runs comes first.
+    Pure.
+    """
     ours = {job.raw_id for job in own}
-    shown = [job for job in jobs if not job.state.is_final and (job.user in members or job.raw_id in ours)]
-    shown.sort(key=lambda job: (job.raw_id not in ours, not job.state.is_active, job.user, job.job_id))
+    shown = [
+        job
+        for job in jobs
+        if not job.state.is_final and (job.user in members or job.raw_id in ours)
+    ]
+    shown.sort(
+        key=lambda job: (job.raw_id not in ours, not job.state.is_active, job.user, job.job_id)
+    )
     return tuple(
         GroupJob(
             job=job.job_id,
@@ -39,7 +53,9 @@ def group_jobs(jobs: Iterable[Job], members: Collection[str], own: Iterable[Job]
             state=job.state.value,
             reason=job.reason if job.state is JobState.PENDING else "",
             nodes=len(job.nodes) or job.node_count,
-            seconds=max(0.0, now - job.start_time) if job.state.is_active and job.start_time is not None else None,
+            seconds=max(0.0, now - job.start_time)
+            if job.state.is_active and job.start_time is not None
+            else None,
             is_own=job.raw_id in ours,
         )
         for job in shown
@@ -63,12 +79,15 @@ def read_group_jobs(
 
 
 def members_among(users: Iterable[str], group: str) -> frozenset[str]:
-    """Which of these users are of a group, by its list or as their own first group. Raises KeyError without such one.
+    """Which of these users are of a group, by its list or as their own first group. Raises KeyError
+    without such one.
 
     A site's whole list of users may be long, or not be told: only these are asked for.
     """
     entry = grp.getgrnam(group)
-    return frozenset(user for user in users if user in entry.gr_mem or _first_group(user) == entry.gr_gid)
+    return frozenset(
+        user for user in users if user in entry.gr_mem or _first_group(user) == entry.gr_gid
+    )
 
 
 def _first_group(user: str) -> int | None:

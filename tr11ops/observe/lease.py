@@ -9,7 +9,8 @@ ROLLBACK = "rollback"  # under which name a roll-back holds the run's lease
 
 
 class LeaseHolder(Record):
-    """Who holds the run's lease, and renewed it a moment ago. `job_id` is its scheduler's number, ROLLBACK of none.
+    """Who holds the run's lease, and renewed it a moment ago. `job_id` is its scheduler's number,
+    ROLLBACK of none.
 
     `process` is its number on its host, 0 where that is not known.
     """
@@ -25,7 +26,8 @@ class LeaseHolder(Record):
 
 
 def read_holder(paths: RunPaths, *clocks: float) -> LeaseHolder | None:
-    """The living holder of the run's lease: its claim was renewed a moment ago, by any of `clocks`. Raises OSError.
+    """The living holder of the run's lease: its claim was renewed a moment ago, by any of `clocks`.
+    Raises OSError.
 
     A claim that cannot be read is someone's as long as it is that young.
     """

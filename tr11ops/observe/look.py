@@ -1,4 +1,5 @@
-"""Looks once at a run: scheduler and run directory become one Snapshot. At most two calls to the scheduler.
+"""Looks once at a run: scheduler and run directory become one Snapshot. At most two calls to the
+scheduler.
 
 Nothing here raises for what could not be seen: that is `Unknown`, with its reason, in the snapshot.
 """
@@ -18,7 +19,14 @@ from tr11ops.cluster.base import Job, JobState, Node, Overview
 from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe import files
-from tr11ops.observe.clock import Moment, corrected_attempts, corrected_beats, corrected_steps, moment_of, skews
+from tr11ops.observe.clock import (
+    Moment,
+    corrected_attempts,
+    corrected_beats,
+    corrected_steps,
+    moment_of,
+    skews,
+)
 from tr11ops.observe.mounted import why_unmounted
 from tr11ops.observe.operation import OperationObservations
 from tr11ops.observe.operation_files import operation_facts, see_operation
@@ -44,7 +52,8 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
 
 
-# Dates the ends of attempts that no end marker dates: by the scheduler, else by their last sign of life.
+# Dates the ends of attempts that no end marker dates: by the scheduler, else by their last sign of
+# life.
 
 
 def dated(
@@ -57,7 +66,8 @@ def dated(
 ) -> tuple[Attempt, ...]:
     """The attempts with their ends, the newest first. `ended_jobs`: by the scheduler's own log.
 
-    Of one that lives only what was read anyway counts; the folder of one that is over is looked through.
+    Of one that lives only what was read anyway counts; the folder of one that is over is looked
+    through.
     """
     by_id = {job.raw_id: job for job in ended_jobs}
     by_id |= {job.raw_id: job for job in jobs if not job.state.is_final or job.end_time is not None}
@@ -71,13 +81,17 @@ def dated(
     return tuple(sorted(found, key=lambda attempt: attempt.changed, reverse=True))
 
 
-def _dated(paths: RunPaths, attempt: Attempt, job: Job | None, signs: Mapping[str, float]) -> Attempt:
+def _dated(
+    paths: RunPaths, attempt: Attempt, job: Job | None, signs: Mapping[str, float]
+) -> Attempt:
     if isinstance(attempt.end, EndMarker):
         return attempt
     sign = signs.get(attempt.job_id, 0.0)
     if job is not None and not job.state.is_final:
         return replace(attempt, changed=max(attempt.changed, sign), is_told=False)
-    told = told_end(None if job is None else job.end_time, attempt.changed if attempt.is_told else None)
+    told = told_end(
+        None if job is None else job.end_time, attempt.changed if attempt.is_told else None
+    )
     if told is not None:
         return replace(attempt, changed=told, is_told=True)
     last = max(sign, attempt.start or 0.0, last_sign_in(paths.attempt(attempt.job_id)))
@@ -88,7 +102,9 @@ T = TypeVar("T")
 
 
 def facts_of(card: RunCard, typed: str = "") -> RunFacts:
-    """What watching needs of a run card. `typed` is the card as the person named it, for the commands shown."""
+    """What watching needs of a run card. `typed` is the card as the person named it, for the
+    commands shown.
+    """
     return RunFacts(
         name=card.run.name,
         variant=card.run.variant,
@@ -113,14 +129,20 @@ def observe(
     now: float | Moment,
     read_digests: bool = False,
 ) -> Snapshot:
-    """One snapshot of the run. `scheduler` is Unknown where none could be had (the reason goes into the snapshot).
+    """One snapshot of the run. `scheduler` is Unknown where none could be had (the reason goes into
+    the snapshot).
 
-    `now` is the moment by the run's clock (`look_now`); a number is taken for that. `read_digests` also compares the
-    newest checkpoint's digests with its manifest, which reads all its bytes.
+    `now` is the moment by the run's clock (`look_now`); a number is taken for that. `read_digests`
+    also compares the newest checkpoint's digests with its manifest, which reads all its bytes.
     """
-    moment = now if isinstance(now, Moment) else Moment(now)
+    if isinstance(now, Moment):
+        moment = now
+    else:
+        moment = Moment(now)
     submissions, submission_errors = files.read_submissions(directory)
-    jobs, nodes = _ask(scheduler, {facts.name, *(entry.run for entry in known(submissions, ()) if entry.run)})
+    jobs, nodes = _ask(
+        scheduler, {facts.name, *(entry.run for entry in known(submissions, ()) if entry.run)}
+    )
     name = scheduler.name if not isinstance(scheduler, Unknown) else ""
     unmounted = why_unmounted(directory, jobs, moment.time)
     if unmounted or not directory.exists:
@@ -130,9 +152,15 @@ def observe(
         blind = unseen(facts, moment, why)
         switch = files.read_kill_switch(facts.kill_switch) or why
         return replace(
-            blind, scheduler=name, jobs=mine, nodes=nodes, namesakes=namesakes, kill_switch=switch,
-            clock_ahead=moment.ahead, unmounted=unmounted,
-        )  # fmt: skip
+            blind,
+            scheduler=name,
+            jobs=mine,
+            nodes=nodes,
+            namesakes=namesakes,
+            kill_switch=switch,
+            clock_ahead=moment.ahead,
+            unmounted=unmounted,
+        )
     paths = directory.paths
     mine, namesakes = _split(jobs, Ownership(directory, known(submissions, ()), scheduler=name))
     namesakes, unclear = without_unclear(namesakes, submissions, submission_errors)
@@ -141,11 +169,18 @@ def observe(
     steps = files.read_steps(paths)
     switch_fault = place_fault(directory)
     held = tuple(job for job in known(mine, ()) if job.state is JobState.PENDING and is_held(job))
-    all_attempts = known(observed(directory.attempt_ids), [])[::-1] if held else None  # who holds it, may be old
-    operation = see_operation(directory, facts.operation, facts.name, heartbeats, attempts, all_attempts, held)
+    # who holds it, may be old
+    all_attempts = None
+    if held:
+        all_attempts = known(observed(directory.attempt_ids), [])[::-1]
+    operation = see_operation(
+        directory, facts.operation, facts.name, heartbeats, attempts, all_attempts, held
+    )
     if not isinstance(attempts, Unknown):
         ended_jobs = known(operation.ended_jobs, ())
-        attempts = dated(paths, attempts, known(mine, ()), ended_jobs, known(heartbeats, ()), known(steps, ()))
+        attempts = dated(
+            paths, attempts, known(mine, ()), ended_jobs, known(heartbeats, ()), known(steps, ())
+        )
     ahead = skews(known(operation.clocks, ()), facts.operation.clock_skew_seconds)
     living = frozenset(job.raw_id for job in known(mine, ()) if job.state.is_active)
     beats = known(heartbeats, ())
@@ -157,13 +192,21 @@ def observe(
         jobs=mine,
         nodes=nodes,
         steps=steps if isinstance(steps, Unknown) else corrected_steps(steps, beats, ahead, living),
-        heartbeats=heartbeats if isinstance(heartbeats, Unknown) else corrected_beats(beats, ahead, living),
-        attempts=attempts if isinstance(attempts, Unknown) else corrected_attempts(attempts, ahead, living),
+        heartbeats=heartbeats
+        if isinstance(heartbeats, Unknown)
+        else corrected_beats(beats, ahead, living),
+        attempts=attempts
+        if isinstance(attempts, Unknown)
+        else corrected_attempts(attempts, ahead, living),
         checkpoints=files.read_checkpoints(paths.checkpoints, read_digests, facts.need),
-        kill_switch=Unknown(switch_fault) if switch_fault else files.read_kill_switch(facts.kill_switch),
+        kill_switch=Unknown(switch_fault)
+        if switch_fault
+        else files.read_kill_switch(facts.kill_switch),
         switch_fault=switch_fault,
         pause=files.read_kill_switch(paths.pause),
-        exclusions=_exclusions(files.read_exclusions(directory.exclusions), known(mine, ()), known(submissions, ())),
+        exclusions=_exclusions(
+            files.read_exclusions(directory.exclusions), known(mine, ()), known(submissions, ())
+        ),
         submissions=submissions,
         namesakes=namesakes,
         read_errors=(*heartbeat_errors, *submission_errors, *([unclear] if unclear else ())),
@@ -177,8 +220,12 @@ def observe(
     )
 
 
-def _as_launched(paths: RunPaths, facts: RunFacts, living: Collection[str], attempts: Sequence[Attempt]) -> RunFacts:
-    """The facts with what the running attempt goes by, which is not what stands in the card since it was launched."""
+def _as_launched(
+    paths: RunPaths, facts: RunFacts, living: Collection[str], attempts: Sequence[Attempt]
+) -> RunFacts:
+    """The facts with what the running attempt goes by, which is not what stands in the card since
+    it was launched.
+    """
     newest = newest_attempt(attempts)
     if newest is None or newest.job_id not in living:
         return facts
@@ -202,10 +249,14 @@ def _as_launched(paths: RunPaths, facts: RunFacts, living: Collection[str], atte
 def _amount(card: Mapping[str, Any], table: str, key: str) -> float | None:
     """A number above zero in a card as it was written for the trainer; None where there is none."""
     keys = card.get(table)
-    value = keys.get(key) if isinstance(keys, dict) else None
+    value = None
+    if isinstance(keys, dict):
+        value = keys.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if 0 < value < math.inf else None
+    if 0 < value < math.inf:
+        return value
+    return None
 
 
 def unseen(facts: RunFacts, moment: Moment, why: Unknown) -> Snapshot:
@@ -228,33 +279,44 @@ def look_now(directory: RunDirectory, facts: RunFacts, scheduler: Overview | Unk
 def _readmissions(
     directory: RunDirectory, launch_ends: Observed[tuple[LaunchEnd, ...]], now: float
 ) -> Observed[tuple[Readmission, ...]]:
-    """The nodes that were taken off the list in a day, or since the oldest of the launches that blame one."""
+    """The nodes that were taken off the list in a day, or since the oldest of the launches that
+    blame one.
+    """
     blaming = [end.time for end in known(launch_ends, ()) if end.blamed]
     ledger = read_journal(directory.journal, since=min([now - DAY_SECONDS, *blaming]))
     unread = next((fault for fault in ledger.faults if fault.kind == "unreadable"), None)
     if unread is not None:
         return Unknown(str(unread))
     return tuple(
-        Readmission(str(entry.data.get("node", "")), entry.time) for entry in ledger.entries if entry.kind == INCLUDED
+        Readmission(str(entry.data.get("node", "")), entry.time)
+        for entry in ledger.entries
+        if entry.kind == INCLUDED
     )
 
 
 def _resubmitted(directory: RunDirectory, now: float) -> Observed[int]:
-    """How much of a day's budget the watchdog has spent; it does nothing where the journal may not tell all."""
+    """How much of a day's budget the watchdog has spent; it does nothing where the journal may not
+    tell all.
+    """
     past = replay(read_journal(directory.journal, since=now - DAY_SECONDS))
-    return Unknown(past.read_error) if past.read_error else past.spent("resubmit", now)
+    if past.read_error:
+        return Unknown(past.read_error)
+    return past.spent("resubmit", now)
 
 
 def _ask(
     scheduler: Overview | Unknown, names: Collection[str]
 ) -> tuple[Observed[tuple[Job, ...]], Observed[tuple[Node, ...]]]:
-    """Jobs and nodes: two calls, or one when the first gets no answer (each failing call costs its whole time-out).
+    """Jobs and nodes: two calls, or one when the first gets no answer (each failing call costs its
+    whole time-out).
 
     A run that was launched under several names is found among all jobs.
     """
     if isinstance(scheduler, Unknown):
         return scheduler, scheduler
-    name = next(iter(names)) if len(names) == 1 else None
+    name = None
+    if len(names) == 1:
+        name = next(iter(names))
     jobs = _call(lambda: scheduler.jobs(name=name))
     if isinstance(jobs, Unknown):
         return jobs, Unknown(jobs.why)
@@ -270,12 +332,18 @@ def _call(call: Callable[[], T]) -> Observed[T]:
         return Unknown(f"it answered with an error: {cause(error)}")
 
 
-def _split(jobs: Observed[tuple[Job, ...]], ownership: Ownership) -> tuple[Observed[tuple[Job, ...]], tuple[Job, ...]]:
-    return (jobs, ()) if isinstance(jobs, Unknown) else ownership.split(jobs)
+def _split(
+    jobs: Observed[tuple[Job, ...]], ownership: Ownership
+) -> tuple[Observed[tuple[Job, ...]], tuple[Job, ...]]:
+    if isinstance(jobs, Unknown):
+        return (jobs, ())
+    return ownership.split(jobs)
 
 
 def _exclusions(
-    listed: Observed[tuple[Exclusion, ...]], jobs: tuple[Job, ...], submissions: tuple[Submission, ...]
+    listed: Observed[tuple[Exclusion, ...]],
+    jobs: tuple[Job, ...],
+    submissions: tuple[Submission, ...],
 ) -> Observed[tuple[Exclusion, ...]]:
     """The run's own list, and the nodes that its queued or running jobs exclude for other reasons.
 

@@ -1,7 +1,9 @@
-"""Is the run directory that is seen here the one that the run's jobs were queued from? Pure, but for a folder's names.
+"""Is the run directory that is seen here the one that the run's jobs were queued from? Pure, but
+for a folder's names.
 
-A file system that is not mounted leaves an empty mount point, or nothing: there a run was never launched, has no
-checkpoint, and would begin again from random weights. What the scheduler shows of the run says otherwise.
+A file system that is not mounted leaves an empty mount point, or nothing: there a run was never
+launched, has no checkpoint, and would begin again from random weights. What the scheduler shows of
+the run says otherwise.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ ENDED_SECONDS = 600.0  # a job that ended within this time still tells where it 
 
 
 def why_unmounted(directory: RunDirectory, jobs: Observed[Iterable[Job]], now: float) -> str:
-    """Why the directory is not the one that `jobs` were queued from; "" where it is, or where no job tells.
+    """Why the directory is not the one that `jobs` were queued from; "" where it is, or where no
+    job tells.
 
-    A launch makes the submission's folder before the scheduler hears of its job. So a job that carries the directory's
-    mark does not go together with a directory of which nothing says that it was ever launched.
+    A launch makes the submission's folder before the scheduler hears of its job. So a job that
+    carries the directory's mark does not go together with a directory of which nothing says that it
+    was ever launched.
     """
     if _may_be_there(directory):
         return ""
@@ -43,15 +47,21 @@ def look_for_directory(directory: RunDirectory, scheduler: Overview | Unknown, n
 
 
 def why_not_there(directory: RunDirectory, scheduler: Overview | Unknown, now: float) -> str:
-    """Why nothing may be made in the directory's place: it is not mounted, or not there at all; "" where it may."""
+    """Why nothing may be made in the directory's place: it is not mounted, or not there at all; ""
+    where it may.
+    """
     why = look_for_directory(directory, scheduler, now)
     if not why and not known(observed(lambda: directory.exists), True):
-        why = f"{directory.root} is not there: its file system is not mounted here, or it was removed"
+        why = (
+            f"{directory.root} is not there: its file system is not mounted here, or it was removed"
+        )
     return why
 
 
 def was_never_launched(directory: RunDirectory, scheduler: Overview | Unknown) -> bool:
-    """Whether nothing at all tells of the run: no directory, and a scheduler that answers and shows no job of it."""
+    """Whether nothing at all tells of the run: no directory, and a scheduler that answers and shows
+    no job of it.
+    """
     if isinstance(scheduler, Unknown) or known(observed(lambda: directory.exists), True):
         return False
     try:
@@ -71,7 +81,9 @@ def _may_be_there(directory: RunDirectory) -> bool:
 
     What goes on writing where the directory has vanished (heartbeats, verdicts) makes neither.
     """
-    found = observed(lambda: bool(directory.tags()) or any(directory.paths.attempts.glob("*/attempt.json")))
+    found = observed(
+        lambda: bool(directory.tags()) or any(directory.paths.attempts.glob("*/attempt.json"))
+    )
     return known(found, True)
 
 
@@ -79,4 +91,6 @@ def _was_queued_from(directory: RunDirectory, job: Job, now: float) -> bool:
     mark = parse_comment(job.comment)
     if mark is None or mark[1] != directory.mark:
         return False
-    return not job.state.is_final or (job.end_time is not None and now - job.end_time < ENDED_SECONDS)
+    return not job.state.is_final or (
+        job.end_time is not None and now - job.end_time < ENDED_SECONDS
+    )

@@ -9,7 +9,8 @@ from tr11ops.base.observed import known
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training import TRAINING_PHASES, Phase
 
-STALL_FLOOR_SECONDS = 120.0  # shorter silences say nothing: files on shared file systems are seen late
+# shorter silences say nothing: files on shared file systems are seen late
+STALL_FLOOR_SECONDS = 120.0
 UNLEARNED_SECONDS = 3600.0  # start-up, evaluation and saving of the largest run stay well below it
 PHASE_FLOOR_SECONDS = 600.0  # a file system that is busy makes a save of seconds one of minutes
 PHASE_FACTOR = 5.0  # times the longest of the last attempts
@@ -31,7 +32,9 @@ def first_step_patience(snapshot: Snapshot) -> float:
 
 
 def training_patience(snapshot: Snapshot, pace: float, iterations_a_line: int = 1) -> float:
-    """Seconds without a new iteration that are normal at a pace; without a new line where lines are rarer."""
+    """Seconds without a new iteration that are normal at a pace; without a new line where lines are
+    rarer.
+    """
     iterations = snapshot.run.training.stall_iterations + iterations_a_line - 1
     return max(STALL_FLOOR_SECONDS, iterations * pace)
 
@@ -45,7 +48,9 @@ def first_steps(snapshot: Snapshot) -> list[float]:
         if begun is None:
             continue
         later = (step for step in steps if step.time is not None and step.job_id == begun.job_id)
-        first = next((step for step in later if step.time is not None and step.time > begun.began), None)
+        first = next(
+            (step for step in later if step.time is not None and step.time > begun.began), None
+        )
         last_expected = begun.iteration + snapshot.run.training.log_interval
         if first is not None and first.time is not None and first.record.iteration <= last_expected:
             found.append(first.time - begun.began)
@@ -63,22 +68,31 @@ def launch_trained_since(snapshot: Snapshot, names: frozenset[str]) -> float | N
     """When the newest launch of an attempt began to train; None where its phases do not tell."""
     began = launch_began(snapshot, names)
     spans = [
-        span for span in known(snapshot.training.phases, ()) if span.job_id in names and span.phase in TRAINING_PHASES
+        span
+        for span in known(snapshot.training.phases, ())
+        if span.job_id in names and span.phase in TRAINING_PHASES
     ]
     return next((span.began for span in spans if began is not None and span.began >= began), None)
 
 
 def trains_since(snapshot: Snapshot, names: frozenset[str]) -> float | None:
-    """Since when an attempt has done nothing but train; None where that is not known, or it does something else."""
+    """Since when an attempt has done nothing but train; None where that is not known, or it does
+    something else.
+    """
     began = None
     for span in known(snapshot.training.phases, ()):
         if span.job_id in names:
-            began = None if span.phase not in TRAINING_PHASES else span.began if began is None else began
+            if span.phase not in TRAINING_PHASES:
+                began = None
+            elif began is None:
+                began = span.began
     return began
 
 
 def _patience(durations: list[float]) -> float:
-    return max(PHASE_FLOOR_SECONDS, PHASE_FACTOR * max(durations)) if durations else UNLEARNED_SECONDS
+    if durations:
+        return max(PHASE_FLOOR_SECONDS, PHASE_FACTOR * max(durations))
+    return UNLEARNED_SECONDS
 
 
 def _durations(snapshot: Snapshot, phase: str) -> list[float]:

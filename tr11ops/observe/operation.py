@@ -1,4 +1,5 @@
-"""What is seen of the operation around a run: copies, clocks, purges, holds; and what its card says of them.
+"""What is seen of the operation around a run: copies, clocks, purges, holds; and what its card says
+of them.
 
 Frozen values only. Times are seconds since the epoch, durations seconds.
 """
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 
 class FilesystemRule(Record):
-    """From when a watched file system counts as full: one [[filesystems]] table of the card, sizes in bytes."""
+    """From when a watched file system counts as full: one [[filesystems]] table of the card, sizes
+    in bytes.
+    """
 
     name: str
     bytes_percent: float = 85.0
@@ -37,11 +40,13 @@ class FilesystemRule(Record):
 
 
 class OperationFacts(Record, dict=True):
-    """What the run card says of the operation, as far as watching needs it. None or empty: not asked for.
+    """What the run card says of the operation, as far as watching needs it. None or empty: not
+    asked for.
 
-    `allocated_nodes` are those that one attempt asks for, spares included. `archive_interval` is how many steps lie
-    between two checkpoints that must be copied away, by the key of the card that asks for most; `copies` says which
-    are, and `copy_seconds` is the time between two rounds. `sync_seconds`: between two copies of the logs.
+    `allocated_nodes` are those that one attempt asks for, spares included. `archive_interval` is
+    how many steps lie between two checkpoints that must be copied away, by the key of the card that
+    asks for most; `copies` says which are, and `copy_seconds` is the time between two rounds.
+    `sync_seconds`: between two copies of the logs.
     """
 
     partition: str = ""
@@ -58,14 +63,18 @@ class OperationFacts(Record, dict=True):
     filesystems: tuple[FilesystemRule, ...] = ()
     has_recipients: bool = False  # an alert reaches someone: an address or a delivery URL
     start_of_watchdog: str = "cron install"  # the words of tr11 that start one on this machine
-    watchdog_acts: bool = True  # the periodic watchdog; else it tells people, and what it would do waits for them
-    resubmissions: int = 0  # how often in 24 hours the periodic watchdog may submit again; 0: it only looks
+    # the periodic watchdog; else it tells people, and what it would do waits for them
+    watchdog_acts: bool = True
+    # how often in 24 hours the periodic watchdog may submit again; 0: it only looks
+    resubmissions: int = 0
     source: RunCard | None = None  # which lies in `folder`
     folder: Path = Path()
 
     @cached_property
     def used_files(self) -> tuple[Path, ...]:
-        """Datasets and tokenizer, which a purge would take as well. Reads files; empty where nothing is purged."""
+        """Datasets and tokenizer, which a purge would take as well. Reads files; empty where
+        nothing is purged.
+        """
         if self.source is None or self.purge_days is None:
             return ()
         return tuple(_used_files(self.source))
@@ -82,7 +91,8 @@ class OperationFacts(Record, dict=True):
         try:
             jobs = every_job(card, RunDirectory(card.paths, card.kill_switch), self.folder)
         except CardError:
-            return None  # `tr11 cron` says what is wrong with it; what ran once is watched all the same
+            # `tr11 cron` says what is wrong with it; what ran once is watched all the same
+            return None
         return tuple(job.name for job in jobs if not job.unwanted)
 
 
@@ -103,7 +113,9 @@ def _used_files(card: RunCard) -> Iterator[Path]:
 
 
 class Copied(Record):
-    """One sound copy of a checkpoint that is on record: which archive of the card has it, whole or its weights."""
+    """One sound copy of a checkpoint that is on record: which archive of the card has it, whole or
+    its weights.
+    """
 
     archive: str
     kind: str
@@ -111,7 +123,9 @@ class Copied(Record):
 
 
 class FoundSecret(Record):
-    """A kind of secret in a log: `line` of the first (0: it has none), `time` of the finding, when it was revoked."""
+    """A kind of secret in a log: `line` of the first (0: it has none), `time` of the finding, when
+    it was revoked.
+    """
 
     path: str
     kind: str
@@ -134,17 +148,20 @@ def found_secrets(value: object) -> tuple[FoundSecret, ...]:
     for secret in found:
         numbers = (secret.line, secret.time, 0 if secret.revoked is None else secret.revoked)
         texts = (secret.path, secret.kind)
-        if not all(isinstance(n, int | float) for n in numbers) or not all(isinstance(t, str) for t in texts):
+        if not all(isinstance(n, int | float) for n in numbers) or not all(
+            isinstance(t, str) for t in texts
+        ):
             raise ValueError("its secrets are no list of secrets")
     return found
 
 
 class CopyStatus(Record):
-    """The last success of a backup or a synchronisation: when, and the newest step whose copy was verified.
+    """The last success of a backup or a synchronisation: when, and the newest step whose copy was
+    verified.
 
-    A backup also says all its sound copies (None: by an older tr11, which did not say), and in one line for each copy
-    that was found damaged: where, which step, how many files, and which other copy there is. A synchronisation says
-    which secrets were ever found in the logs.
+    A backup also says all its sound copies (None: by an older tr11, which did not say), and in one
+    line for each copy that was found damaged: where, which step, how many files, and which other
+    copy there is. A synchronisation says which secrets were ever found in the logs.
     """
 
     time: float
@@ -156,7 +173,9 @@ class CopyStatus(Record):
 
 
 class UnwritableDirectory(Record):
-    """A folder of the run that no one can write to, as seen from this host: its file system is full, or read-only."""
+    """A folder of the run that no one can write to, as seen from this host: its file system is
+    full, or read-only.
+    """
 
     path: str
     why: str
@@ -164,7 +183,8 @@ class UnwritableDirectory(Record):
 
 
 class FolderRoom(Record):
-    """How many bytes the run may still write to a file system; `path`: the first of its folders that are on it.
+    """How many bytes the run may still write to a file system; `path`: the first of its folders
+    that are on it.
 
     `total_bytes` is its size, 0 where it has none.
     """
@@ -175,7 +195,9 @@ class FolderRoom(Record):
 
 
 class ClockReading(Record):
-    """One file of the run directory: the time that its writer put into it, and the file system's own time of it."""
+    """One file of the run directory: the time that its writer put into it, and the file system's
+    own time of it.
+    """
 
     host: str
     written: float
@@ -192,9 +214,12 @@ class LeastUsed(Record):
 
 
 class OperationObservations(Record):
-    """The part of a Snapshot that is of the operation around the run; each value may be unknown for itself."""
+    """The part of a Snapshot that is of the operation around the run; each value may be unknown for
+    itself.
+    """
 
-    ended_jobs: Observed[tuple[Job, ...]] = ()  # those that the scheduler no longer knows, from its own log
+    # those that the scheduler no longer knows, from its own log
+    ended_jobs: Observed[tuple[Job, ...]] = ()
     holds: Observed[tuple[HoldRecord, ...]] = ()
     holds_changed: float | None = None  # when tr11 last held or released something
     backup: Observed[CopyStatus | None] = None
@@ -205,4 +230,5 @@ class OperationObservations(Record):
     clocks: Observed[tuple[ClockReading, ...]] = ()
     least_used: Observed[tuple[LeastUsed, ...]] = ()
     shut_folders: Observed[tuple[UnwritableDirectory, ...]] = ()
-    save_room: Observed[FolderRoom | None] = None  # where checkpoints are written; None where they have no folder yet
+    # where checkpoints are written; None where they have no folder yet
+    save_room: Observed[FolderRoom | None] = None

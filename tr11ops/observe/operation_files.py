@@ -1,7 +1,8 @@
-"""Reads what surrounds a run into observed values: copies, clocks, holds, purges, ended jobs, periodic jobs, disks.
+"""Reads what surrounds a run into observed values: copies, clocks, holds, purges, ended jobs,
+periodic jobs, disks.
 
-A failed read is `Unknown` with its reason, never an exception. Nothing walks a tree: what is looked at is a handful of
-files, whatever the run holds.
+A failed read is `Unknown` with its reason, never an exception. Nothing walks a tree: what is looked
+at is a handful of files, whatever the run holds.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ COMPLETION_BYTES = 1 << 20  # the last two thousand ended jobs, or more
 def operation_facts(card: RunCard, card_folder: Path = Path()) -> OperationFacts:
     """What watching the operation needs of a run card, which lies in `card_folder`."""
     backup, hub, watch = card.backup, card.hub, card.watch
-    intervals = [backup.store_interval] if backup.store else []
+    if backup.store:
+        intervals = [backup.store_interval]
+    else:
+        intervals = []
     if backup.url:
         intervals += [backup.full_interval, backup.weights_interval]
     return OperationFacts(
@@ -102,10 +106,11 @@ def see_operation(
     attempts_of_holds: Iterable[str] | None = None,
     queued: Iterable[Job] = (),
 ) -> OperationObservations:
-    """Look at everything around the run called `name`. `heartbeats` and `attempts` are those just read.
+    """Look at everything around the run called `name`. `heartbeats` and `attempts` are those just
+    read.
 
-    `attempts_of_holds`: the attempts whose verdicts may hold something; None for `attempts` alone. `queued`: the run's
-    queued jobs, for what their comments say of a hold.
+    `attempts_of_holds`: the attempts whose verdicts may hold something; None for `attempts` alone.
+    `queued`: the run's queued jobs, for what their comments say of a hold.
     """
     state = directory.paths.state
     commanded = observed(lambda: read_commanded(directory.paths))
@@ -117,7 +122,9 @@ def see_operation(
         if isinstance(commanded, Unknown)
         else (
             *commanded,
-            *read_by_attempts(directory.paths, kept if attempts_of_holds is None else attempts_of_holds),
+            *read_by_attempts(
+                directory.paths, kept if attempts_of_holds is None else attempts_of_holds
+            ),
             *read_marked(directory.paths, queued),
         ),
         holds_changed=known(changed, None),
@@ -127,15 +134,19 @@ def see_operation(
         chains=periodic.read_chains(directory),
         usage=read_usage(directory) if facts.filesystems else (),
         clocks=read_clocks(directory.paths, known(heartbeats, ()), known(attempts, ())),
-        least_used=read_least_used(directory.paths, facts.used_files) if facts.purge_days is not None else (),
+        least_used=read_least_used(directory.paths, facts.used_files)
+        if facts.purge_days is not None
+        else (),
         shut_folders=read_unwritable_directories(directory.paths),
         save_room=read_save_room(directory.paths),
     )
 
 
-# ----------------------------------------------------------------------------- folders that no one can write to
+# ----------------------------------------------------------------------------- folders that no one
+# can write to
 def read_unwritable_directories(paths: RunPaths) -> Observed[tuple[UnwritableDirectory, ...]]:
-    """The run's own folders on a full or read-only file system; the first of each. Nothing is written to find out.
+    """The run's own folders on a full or read-only file system; the first of each. Nothing is
+    written to find out.
 
     A quota that is used up does not show here: `tr11 fs-watchdog` asks for it.
     """
@@ -143,14 +154,20 @@ def read_unwritable_directories(paths: RunPaths) -> Observed[tuple[UnwritableDir
 
 
 def read_save_room(paths: RunPaths) -> Observed[FolderRoom | None]:
-    """What is free where checkpoints are written, by the file system; a quota does not show here either."""
+    """What is free where checkpoints are written, by the file system; a quota does not show here
+    either.
+    """
 
     def read() -> FolderRoom | None:
         try:
             device, room = paths.checkpoints.stat().st_dev, os.statvfs(paths.checkpoints)
         except FileNotFoundError:  # not made yet
             return None
-        first = next(folder for folder in _own_folders(paths) if folder.exists() and folder.stat().st_dev == device)
+        first = next(
+            folder
+            for folder in _own_folders(paths)
+            if folder.exists() and folder.stat().st_dev == device
+        )
         return FolderRoom(str(first), room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize)
 
     return observed(read)
@@ -192,7 +209,9 @@ def read_copy(path: Path) -> Observed[CopyStatus | None]:
             step=None if step is None else int(number_of(path, step)),
             message=_line(value.get("message")),
             copied=_copied(path, value.get("copied")),
-            damaged=tuple(_line(text) for text in _list(path, value.get("damaged", []))[:MOST_DAMAGED]),
+            damaged=tuple(
+                _line(text) for text in _list(path, value.get("damaged", []))[:MOST_DAMAGED]
+            ),
             secrets=found_secrets(value.get("secrets", [])),
         )
 
@@ -224,11 +243,14 @@ def _line(value: Any) -> str:
     return " ".join(plain(str(value or ""), unicode=True).split())[:LONGEST_TEXT]
 
 
-# ----------------------------------------------------------------------------- jobs that the scheduler has forgotten
+# ----------------------------------------------------------------------------- jobs that the
+# scheduler has forgotten
 def read_ended_jobs(site: Path, name: str) -> Observed[tuple[Job, ...]]:
-    """Ended jobs called `name` in the scheduler's own log, where `site` says that it keeps one. No call is made.
+    """Ended jobs called `name` in the scheduler's own log, where `site` says that it keeps one. No
+    call is made.
 
-    Empty where the site keeps none, or where it cannot be read from here: it often lies on the controller alone.
+    Empty where the site keeps none, or where it cannot be read from here: it often lies on the
+    controller alone.
     """
     told = known(observed(lambda: read_json(site)), None) or {}
     log = told.get("job_completions")
@@ -247,10 +269,11 @@ def read_ended_jobs(site: Path, name: str) -> Observed[tuple[Job, ...]]:
 def read_clocks(
     paths: RunPaths, beats: Iterable[Heartbeat], attempts: Iterable[Attempt]
 ) -> Observed[tuple[ClockReading, ...]]:
-    """Times that hosts wrote into heartbeats and end markers, each beside the file system's own time of that file.
+    """Times that hosts wrote into heartbeats and end markers, each beside the file system's own
+    time of that file.
 
-    A few ranks of each host are read again, since content and time must be of the same version of the file. A file
-    that has gone meanwhile is left out.
+    A few ranks of each host are read again, since content and time must be of the same version of
+    the file. A file that has gone meanwhile is left out.
     """
     chosen: dict[str, int] = {}
     found: list[ClockReading] = []
@@ -261,7 +284,9 @@ def read_clocks(
                 chosen[beat.host] += 1
                 found.extend(_reading(paths.heartbeat(beat.rank), f"heartbeat of rank {beat.rank}"))
         for attempt in attempts:
-            found.extend(_reading(paths.end_marker(attempt.job_id), f"end of attempt {attempt.label}"))
+            found.extend(
+                _reading(paths.end_marker(attempt.job_id), f"end of attempt {attempt.label}")
+            )
         return tuple(found)
 
     return observed(read)
@@ -280,11 +305,13 @@ def _reading(path: Path, what: str) -> Iterator[ClockReading]:
             yield ClockReading(host, written, stamped, what)
 
 
-# ----------------------------------------------------------------------------- what a purge would take
+# ----------------------------------------------------------------------------- what a purge would
+# take
 def read_least_used(paths: RunPaths, used: Iterable[Path]) -> Observed[tuple[LeastUsed, ...]]:
     """Of the newest checkpoint and of the data, the file that was read or changed longest ago.
 
-    The time is the later of access and change. Sites go by the same, unless their file system keeps no access times.
+    The time is the later of access and change. Sites go by the same, unless their file system keeps
+    no access times.
     """
 
     def read() -> tuple[LeastUsed, ...]:
@@ -306,7 +333,9 @@ def _files_of(checkpoint: Path) -> Iterator[Path]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         with entries:
-            yield from (Path(entry.path) for entry in islice(entries, FILES_PER_FOLDER) if entry.is_file())
+            yield from (
+                Path(entry.path) for entry in islice(entries, FILES_PER_FOLDER) if entry.is_file()
+            )
 
 
 def _least(what: str, files: Iterable[Path]) -> LeastUsed | None:

@@ -1,4 +1,6 @@
-"""Is this job of this run? One rule for every command that looks at, launches, changes or stops jobs."""
+"""Is this job of this run? One rule for every command that looks at, launches, changes or stops
+jobs.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,15 @@ CLOCK_SECONDS = 60.0  # by which the clocks of a submission's record and of the 
 class Ownership:
     """The rule, for thousands of jobs: what it needs of the submissions is looked up, not searched.
 
-    A job is of this run by the mark in its comment, which names the run directory. One without a mark is, if it has the
-    run's name and either a submission's record has its number, or it works in the run directory (submitted by hand).
-    A number counts only for a job submitted no earlier than its record was begun: schedulers reuse numbers after a
-    reset. Whose the job is does not count: the answer is the same for anyone who asks.
+    A job is of this run by the mark in its comment, which names the run directory. One without a
+    mark is, if it has the run's name and either a submission's record has its number, or it works
+    in the run directory (submitted by hand). A number counts only for a job submitted no earlier
+    than its record was begun: schedulers reuse numbers after a reset. Whose the job is does not
+    count: the answer is the same for anyone who asks.
 
-    `variant`: count this variant of the run alone, as the accounts of its past do; None: any, as they share one lease
-    and one kill switch. `array_id` is known to be the run's, whatever its comment says. `scheduler`: where the jobs
-    are; others' numbers do not count.
+    `variant`: count this variant of the run alone, as the accounts of its past do; None: any, as
+    they share one lease and one kill switch. `array_id` is known to be the run's, whatever its
+    comment says. `scheduler`: where the jobs are; others' numbers do not count.
     """
 
     def __init__(
@@ -59,7 +62,10 @@ class Ownership:
             return True
         if job.comment not in self._marked:  # the same for all tasks of an array
             marked = parse_comment(job.comment)
-            self._marked[job.comment] = None if marked is None else self._is_ours(*marked)
+            if marked is None:
+                self._marked[job.comment] = None
+            else:
+                self._marked[job.comment] = self._is_ours(*marked)
         is_ours = self._marked[job.comment]
         if is_ours is not None:
             return is_ours
@@ -68,7 +74,9 @@ class Ownership:
         return self._is_recorded(job) or self._works_here(job)
 
     def split(self, jobs: Iterable[Job]) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
-        """Jobs of this run, and others of its name; the cells of a sweep have one name, and are known to be others."""
+        """Jobs of this run, and others of its name; the cells of a sweep have one name, and are
+        known to be others.
+        """
         ours: list[Job] = []
         namesakes: list[Job] = []
         for job in jobs:
@@ -79,15 +87,23 @@ class Ownership:
         return tuple(ours), tuple(namesakes)
 
     def _is_ours(self, tag: str, mark: str) -> bool:
-        return mark == self._directory.mark and self._variant in (None, self._variants.get(tag, self._variant))
+        return mark == self._directory.mark and self._variant in (
+            None,
+            self._variants.get(tag, self._variant),
+        )
 
     def _is_recorded(self, job: Job) -> bool:
         entry = self._by_job.get(job.raw_id) or self._by_job.get(array_number(job))
-        return entry is not None and (job.submit_time is None or job.submit_time >= entry.time - CLOCK_SECONDS)
+        return entry is not None and (
+            job.submit_time is None or job.submit_time >= entry.time - CLOCK_SECONDS
+        )
 
     def _works_here(self, job: Job) -> bool:
         place = job.working_directory
-        return bool(place) and os.path.normpath(place) in {os.path.normpath(self._directory.root), self._real_root}
+        return bool(place) and os.path.normpath(place) in {
+            os.path.normpath(self._directory.root),
+            self._real_root,
+        }
 
     @cached_property
     def _real_root(self) -> str:
@@ -95,9 +111,14 @@ class Ownership:
 
 
 def own_jobs(
-    directory: RunDirectory, jobs: Iterable[Job], submissions: Iterable[Submission], scheduler: str = ""
+    directory: RunDirectory,
+    jobs: Iterable[Job],
+    submissions: Iterable[Submission],
+    scheduler: str = "",
 ) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
-    """Jobs of this run that are not over, of any variant, and living jobs of the same name that are not of this run."""
+    """Jobs of this run that are not over, of any variant, and living jobs of the same name that are
+    not of this run.
+    """
     ownership = Ownership(directory, submissions, scheduler=scheduler)
     return ownership.split(job for job in jobs if not job.state.is_final)
 
@@ -105,8 +126,9 @@ def own_jobs(
 class OwnJobs(Record):
     """The jobs of a run that are not over, and others of its name that are not of it.
 
-    `why_unclear` says which jobs may be of the run or not, and why that is not known: they are in neither. "" for none.
-    `unmounted`: why the run directory is not the one that the jobs were queued from; "" where it is.
+    `why_unclear` says which jobs may be of the run or not, and why that is not known: they are in
+    neither. "" for none. `unmounted`: why the run directory is not the one that the jobs were
+    queued from; "" where it is.
     """
 
     jobs: tuple[Job, ...] = ()
@@ -115,29 +137,44 @@ class OwnJobs(Record):
     unmounted: str = ""
 
 
-def read_own_jobs(directory: RunDirectory, scheduler: Overview, array_id: str | None = None) -> OwnJobs:
+def read_own_jobs(
+    directory: RunDirectory, scheduler: Overview, array_id: str | None = None
+) -> OwnJobs:
     """Ask for the run's jobs, and read whose they are. Raises SchedulerError.
 
-    Where submissions cannot be read, or are on a file system that is not mounted here, a job of the run's name without
-    a mark may be one of them: that is unknown.
+    Where submissions cannot be read, or are on a file system that is not mounted here, a job of the
+    run's name without a mark may be one of them: that is unknown.
     """
     jobs = scheduler.jobs()  # before the records: a job that comes meanwhile is known by its mark
     submissions, faults = read_submissions(directory)
     unmounted = why_unmounted(directory, jobs, time.time())
     if unmounted:
         submissions = Unknown(unmounted)
-    ownership = Ownership(directory, known(submissions, ()), array_id=array_id, scheduler=scheduler.name)
+    ownership = Ownership(
+        directory, known(submissions, ()), array_id=array_id, scheduler=scheduler.name
+    )
     ours, namesakes = ownership.split(job for job in jobs if not job.state.is_final)
     others, why_unclear = without_unclear(namesakes, submissions, faults)
     return OwnJobs(ours, others, why_unclear, unmounted)
 
 
 def without_unclear(
-    namesakes: tuple[Job, ...], submissions: Observed[tuple[Submission, ...]], faults: Iterable[str] = ()
+    namesakes: tuple[Job, ...],
+    submissions: Observed[tuple[Submission, ...]],
+    faults: Iterable[str] = (),
 ) -> tuple[tuple[Job, ...], str]:
-    """Namesakes less the unmarked ones, where a submission that could not be read may name them; and that doubt."""
-    damaged = [f"submission {one.tag}: {one.note}" for one in known(submissions, ()) if one.note.startswith(DAMAGED)]
-    why = submissions.why if isinstance(submissions, Unknown) else "; ".join((*faults, *damaged))
+    """Namesakes less the unmarked ones, where a submission that could not be read may name them;
+    and that doubt.
+    """
+    damaged = [
+        f"submission {one.tag}: {one.note}"
+        for one in known(submissions, ())
+        if one.note.startswith(DAMAGED)
+    ]
+    if isinstance(submissions, Unknown):
+        why = submissions.why
+    else:
+        why = "; ".join((*faults, *damaged))
     unclear = [
         job
         for job in namesakes

@@ -1,4 +1,6 @@
-"""How far the training was at a moment: found in metrics.jsonl by halving, for the log of weeks is long."""
+"""How far the training was at a moment: found in metrics.jsonl by halving, for the log of weeks is
+long.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from trainer.contract.state_file import descriptor_of
 
 
 class PastProgress(Record):
-    """How far the training was: the last step before a moment. `loss` is None where it was not a number."""
+    """How far the training was: the last step before a moment. `loss` is None where it was not a
+    number.
+    """
 
     iteration: int
     consumed_samples: int
@@ -24,9 +28,11 @@ WINDOW_BYTES = 64 << 10  # holds many records, and validation records between th
 
 
 def progress_at(path: Path, moment: float) -> PastProgress | None:
-    """The last step that was logged before `moment` (seconds since the epoch); None where there is none.
+    """The last step that was logged before `moment` (seconds since the epoch); None where there is
+    none.
 
-    Records are in the order of their times. Raises OSError as the file system does; no file is no step.
+    Records are in the order of their times. Raises OSError as the file system does; no file is no
+    step.
     """
     try:
         descriptor = descriptor_of(path)
@@ -46,7 +52,9 @@ def progress_at(path: Path, moment: float) -> PastProgress | None:
     finally:
         os.close(descriptor)
     before = [step for step in found if _time(step) < moment]
-    return _standing(before[-1]) if before else None
+    if before:
+        return _standing(before[-1])
+    return None
 
 
 def _steps(descriptor: int, start: int, end: int) -> list[MetricsRecord]:

@@ -1,7 +1,8 @@
-"""Whether a queued job can be placed at all where it is queued, by the nodes and partitions as they are now. Pure.
+"""Whether a queued job can be placed at all where it is queued, by the nodes and partitions as they
+are now. Pure.
 
-The scheduler's reason does not tell it of a job that also waits for another: Slurm lets a queued task be moved to any
-partition, and goes on to say that it waits for its turn.
+The scheduler's reason does not tell it of a job that also waits for another: Slurm lets a queued
+task be moved to any partition, and goes on to say that it waits for its turn.
 """
 
 from __future__ import annotations
@@ -14,23 +15,30 @@ from tr11ops.observe.snapshot import Snapshot
 
 
 def is_shut(snapshot: Snapshot, job: Job) -> bool:
-    """Whether every partition that the job is queued in starts nothing now; not where one of them is not known."""
+    """Whether every partition that the job is queued in starts nothing now; not where one of them
+    is not known.
+    """
     names = _partitions(job)
     return bool(names) and all(
-        (nodes := _nodes_of(snapshot, name)) and all(name in node.shut_partitions for node in nodes) for name in names
+        (nodes := _nodes_of(snapshot, name)) and all(name in node.shut_partitions for node in nodes)
+        for name in names
     )
 
 
 def misplaced(snapshot: Snapshot, job: Job) -> str:
-    """Why no partition that the job is queued in could ever start it, in words; "" where one could, or is not known."""
+    """Why no partition that the job is queued in could ever start it, in words; "" where one could,
+    or is not known.
+    """
     return why_no_room(job, known(snapshot.nodes, ()))
 
 
 def too_few_usable(snapshot: Snapshot, job: Job) -> str:
-    """Why no partition that the job is queued in could start it as its nodes are now, in words; "" where one could.
+    """Why no partition that the job is queued in could start it as its nodes are now, in words; ""
+    where one could.
 
-    Nodes at work count, as they will be free; so does what is not known: a node that the scheduler itself cannot judge,
-    a partition without nodes. What is down, drained, silent or excluded does not.
+    Nodes at work count, as they will be free; so does what is not known: a node that the scheduler
+    itself cannot judge, a partition without nodes. What is down, drained, silent or excluded does
+    not.
     """
     excluded = {entry.node for entry in known(snapshot.exclusions, ())} | set(job.excluded)
     found = []
@@ -38,11 +46,17 @@ def too_few_usable(snapshot: Snapshot, job: Job) -> str:
         nodes = _nodes_of(snapshot, name)
         lacks = lacking(NodeNeed(gpus=job.gpus_per_node), nodes)
         fits = [node for node in nodes if node.name not in lacks]
-        usable = [node for node in fits if (node.is_usable or node.is_unknown) and node.name not in excluded]
+        usable = [
+            node
+            for node in fits
+            if (node.is_usable or node.is_unknown) and node.name not in excluded
+        ]
         if not nodes or job.node_count <= len(usable):
             return ""
         total = counted(len(fits), "node")
-        found.append(f"{len(usable)} of {total} of {name} can be used, it asks for {job.node_count}")
+        found.append(
+            f"{len(usable)} of {total} of {name} can be used, it asks for {job.node_count}"
+        )
     return "; ".join(found)
 
 

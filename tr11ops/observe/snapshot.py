@@ -1,7 +1,7 @@
 """What tr11 saw of one run at one moment: frozen, typed, and with *unknown* as a value.
 
-A `Snapshot` holds observations only. Nothing here reads a file, calls the scheduler or looks at a clock: the moment is
-in `Snapshot.time`. Times are seconds since the epoch, durations seconds.
+A `Snapshot` holds observations only. Nothing here reads a file, calls the scheduler or looks at a
+clock: the moment is in `Snapshot.time`. Times are seconds since the epoch, durations seconds.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ if TYPE_CHECKING:
 
 
 class RunFacts(Record, dict=True):
-    """What the run card says, as far as watching needs it; what costs is worked out when it is asked for.
+    """What the run card says, as far as watching needs it; what costs is worked out when it is
+    asked for.
 
-    `card` is the card as it was typed, `source` what stands in it. `time_limit` of a job in seconds.
-    `total_iterations` counts from the card's samples and batch ramp. `need`: what the run needs of a checkpoint that
-    it resumes from. Of a running attempt `trains_on` is the number of nodes, None where that is not known; that and how
-    often it saves and logs are as the card was when it was launched, which it goes by.
+    `card` is the card as it was typed, `source` what stands in it. `time_limit` of a job in
+    seconds. `total_iterations` counts from the card's samples and batch ramp. `need`: what the run
+    needs of a checkpoint that it resumes from. Of a running attempt `trains_on` is the number of
+    nodes, None where that is not known; that and how often it saves and logs are as the card was
+    when it was launched, which it goes by.
     """
 
     name: str
@@ -62,32 +64,49 @@ class RunFacts(Record, dict=True):
 
     @cached_property
     def task_seconds(self) -> float | None:
-        """How long one array task trains: until it leaves by itself, else its time limit; None without a card."""
+        """How long one array task trains: until it leaves by itself, else its time limit; None
+        without a card.
+        """
         minutes = None if self._exit_plan is None else self._exit_plan.minutes
-        return self.time_limit if minutes is None else 60.0 * minutes
+        if minutes is None:
+            return self.time_limit
+        return 60.0 * minutes
 
     @cached_property
     def exit_margin(self) -> float | None:
-        """How long before a job's limit an attempt leaves (seconds); None where the card itself says when it leaves."""
+        """How long before a job's limit an attempt leaves (seconds); None where the card itself
+        says when it leaves.
+        """
         plan = self._exit_plan
-        if plan is None or not plan.is_derived or self.time_limit is None or self.task_seconds is None:
+        if (
+            plan is None
+            or not plan.is_derived
+            or self.time_limit is None
+            or self.task_seconds is None
+        ):
             return None
         return self.time_limit - self.task_seconds
 
     @cached_property
     def course(self) -> tuple[EqualSteps, ...]:
         """What the steps cost against each other; empty: all alike."""
-        return () if self.source is None else course_of(self.source)
+        if self.source is None:
+            return ()
+        return course_of(self.source)
 
     @cached_property
     def _exit_plan(self) -> ExitPlan | None:
         from tr11ops.runcard.exit_duration import exit_plan
 
-        return None if self.source is None else exit_plan(self.source)
+        if self.source is None:
+            return None
+        return exit_plan(self.source)
 
 
 class Step(Record):
-    """One logged step. `time` and `job_id` are None and empty where only `main_log.txt` could be read."""
+    """One logged step. `time` and `job_id` are None and empty where only `main_log.txt` could be
+    read.
+    """
 
     record: StepRecord
     time: float | None = None
@@ -97,12 +116,13 @@ class Step(Record):
 class Attempt(Record):
     """One allocation's folder in the run directory.
 
-    `end` is None when the trainer left no end marker; `failure` is then what the batch script found instead ("" if it
-    found nothing either). `changed`: when it ended, by the end marker or as `rundir.attempt_end` dates it; of one that
-    lives, its last sign of life. `is_told`: someone has said so; else it is its last word. `changes`: what it
-    has otherwise than the attempt before it. Of one that ended badly, `cause` is the class of its fault ("storage",
-    "node", ...) and `held_because` why it let nothing follow; "" where the batch script wrote neither.
-    `gave_way`: it found another attempt of the run training, and launched nothing.
+    `end` is None when the trainer left no end marker; `failure` is then what the batch script found
+    instead ("" if it found nothing either). `changed`: when it ended, by the end marker or as
+    `rundir.attempt_end` dates it; of one that lives, its last sign of life. `is_told`: someone has
+    said so; else it is its last word. `changes`: what it has otherwise than the attempt before it.
+    Of one that ended badly, `cause` is the class of its fault ("storage", "node", ...) and
+    `held_because` why it let nothing follow; "" where the batch script wrote neither. `gave_way`:
+    it found another attempt of the run training, and launched nothing.
     """
 
     job_id: str
@@ -132,20 +152,27 @@ class Attempt(Record):
             return ""
         if self.end is None:
             return why_held(self.held_because, self.failure)
-        return why_held(self.held_because, self.end.message) if self.end.reason in BAD_REASONS else ""
+        if self.end.reason in BAD_REASONS:
+            return why_held(self.held_because, self.end.message)
+        return ""
 
 
 def newest_attempt(attempts: Iterable[Attempt]) -> Attempt | None:
-    """The one that began last, of those that launched something: one that gave way says nothing of the run."""
+    """The one that began last, of those that launched something: one that gave way says nothing of
+    the run.
+    """
     return max((one for one in attempts if not one.gave_way), key=_began, default=None)
 
 
 def _began(attempt: Attempt) -> float:
-    return attempt.changed if attempt.start is None else attempt.start
+    if attempt.start is None:
+        return attempt.changed
+    return attempt.start
 
 
 class Checkpoint(Record):
-    """One checkpoint folder. It is complete when it has a manifest; `faults`: why no training resumes from it.
+    """One checkpoint folder. It is complete when it has a manifest; `faults`: why no training
+    resumes from it.
 
     `verified` says what was compared with the manifest: "sizes", "digests", or "" when nothing was.
     """
@@ -163,7 +190,8 @@ class Checkpoint(Record):
 
 
 class Checkpoints(Record):
-    """All steps that have a folder (ascending), the step that `latest` names, and the newest folders, looked into.
+    """All steps that have a folder (ascending), the step that `latest` names, and the newest
+    folders, looked into.
 
     `examined` is newest first; it ends at the first sound checkpoint.
     """
@@ -191,8 +219,8 @@ class Snapshot(Record, kw_only=True, dict=True):
 
     `time`, and every moment in it, is by the run's clock (see clock.py).
 
-    `jobs` are this run's alone; `namesakes` carry its name without belonging to it. `read_errors` are the read failures
-    that left a part of an otherwise known observation out.
+    `jobs` are this run's alone; `namesakes` carry its name without belonging to it. `read_errors`
+    are the read failures that left a part of an otherwise known observation out.
     """
 
     time: float
@@ -211,14 +239,19 @@ class Snapshot(Record, kw_only=True, dict=True):
     operation: OperationObservations = OperationObservations()
     namesakes: tuple[Job, ...] = ()
     read_errors: tuple[str, ...] = ()
-    clock_ahead: Observed[float] = 0.0  # this machine's clock, of the one that `time` is by (below zero: behind)
-    pause: Observed[KillSwitch | None] = None  # a file like the kill switch: the present attempt is the last one
+    # this machine's clock, of the one that `time` is by (below zero: behind)
+    clock_ahead: Observed[float] = 0.0
+    # a file like the kill switch: the present attempt is the last one
+    pause: Observed[KillSwitch | None] = None
     damaged_files: Observed[tuple[Damage, ...]] = ()  # of those in which the run keeps its state
     switch_fault: Observed[str] = ""  # why the kill switch seen here is not known to be the run's
     origin: Observed[Origin | None] = None  # the checkpoint of another run that this one began with
-    readmissions: Observed[tuple[Readmission, ...]] = ()  # since the oldest blame of a node that may still count
-    unmounted: str = ""  # why the run directory seen here is not the one that the jobs were queued from; all is unknown
-    resubmitted: Observed[int] = 0  # how often the watchdog did so in 24 hours; counted where the card lets it
+    # since the oldest blame of a node that may still count
+    readmissions: Observed[tuple[Readmission, ...]] = ()
+    # why the run directory seen here is not the one that the jobs were queued from; all is unknown
+    unmounted: str = ""
+    # how often the watchdog did so in 24 hours; counted where the card lets it
+    resubmitted: Observed[int] = 0
 
     @cached_property
     def active_jobs(self) -> tuple[Job, ...]:
@@ -233,20 +266,28 @@ class Snapshot(Record, kw_only=True, dict=True):
     @property
     def newest_sound(self) -> Checkpoint | None:
         """The newest sound checkpoint; None also where checkpoints are unknown."""
-        return None if isinstance(self.checkpoints, Unknown) else self.checkpoints.newest_sound
+        if isinstance(self.checkpoints, Unknown):
+            return None
+        return self.checkpoints.newest_sound
 
     @property
     def examined(self) -> tuple[Checkpoint, ...]:
         """The checkpoints that were looked into, newest first; none where they are unknown."""
-        return () if isinstance(self.checkpoints, Unknown) else self.checkpoints.examined
+        if isinstance(self.checkpoints, Unknown):
+            return ()
+        return self.checkpoints.examined
 
     @property
     def last_end(self) -> Observed[EndMarker | None]:
-        """The end marker of the newest attempt; None where it left none, or where there is no attempt."""
+        """The end marker of the newest attempt; None where it left none, or where there is no
+        attempt.
+        """
         if isinstance(self.attempts, Unknown):
             return self.attempts
         newest = newest_attempt(self.attempts)
-        return None if newest is None else newest.end
+        if newest is None:
+            return None
+        return newest.end
 
     def unknowns(self) -> tuple[str, ...]:
         """Everything that could not be observed, as `what: why`, one line each."""
@@ -257,7 +298,9 @@ class Snapshot(Record, kw_only=True, dict=True):
         for attempt in known(self.attempts, ()):
             if isinstance(attempt.end, Unknown):
                 yield f"end of attempt {attempt.job_id}: {attempt.end.why}"
-        if not isinstance(self.checkpoints, Unknown) and isinstance(self.checkpoints.latest, Unknown):
+        if not isinstance(self.checkpoints, Unknown) and isinstance(
+            self.checkpoints.latest, Unknown
+        ):
             yield f"latest: {self.checkpoints.latest.why}"
         yield from self.read_errors
 

@@ -21,12 +21,14 @@ TRAINING_PHASES = (*STEPPING, "data-wait")  # in which iterations are to be fini
 
 
 class TrainingFacts(Record):
-    """What the run card says of the training, as far as its detectors need it; the defaults are the card's.
+    """What the run card says of the training, as far as its detectors need it; the defaults are the
+    card's.
 
-    `stall_iterations`: iteration times without a new iteration that count as a stall. `slow_percent`: see `[watch]`.
-    `gradient_factor` and `loss_factor`: how far above its median a value is a spike. `log_interval`: iterations for
-    each line of the log. `checkpoint_minutes`: between two saves, None where iterations alone count. `skip_ranges`:
-    the iterations whose data the card passes over.
+    `stall_iterations`: iteration times without a new iteration that count as a stall.
+    `slow_percent`: see `[watch]`. `gradient_factor` and `loss_factor`: how far above its median a
+    value is a spike. `log_interval`: iterations for each line of the log. `checkpoint_minutes`:
+    between two saves, None where iterations alone count. `skip_ranges`: the iterations whose data
+    the card passes over.
     """
 
     stall_iterations: float = 10.0
@@ -40,7 +42,9 @@ class TrainingFacts(Record):
 
 
 class Phase(Record):
-    """One phase of one launch. `ended` is None for the last one of a launch: it lasts, or no one saw its end."""
+    """One phase of one launch. `ended` is None for the last one of a launch: it lasts, or no one
+    saw its end.
+    """
 
     job_id: str
     launch: int
@@ -51,7 +55,9 @@ class Phase(Record):
 
 
 class TrainingEvent(Record):
-    """What the trainer noted beside its steps, with its `values`: a spike, a roll-back, a save that failed."""
+    """What the trainer noted beside its steps, with its `values`: a spike, a roll-back, a save that
+    failed.
+    """
 
     kind: str
     time: float
@@ -68,12 +74,14 @@ class LogFile(Record):
 
 
 class LaunchEnd(Record):
-    """When the workers of one launch were gone, by the batch controller's record: why, and which nodes it found bad.
+    """When the workers of one launch were gone, by the batch controller's record: why, and which
+    nodes it found bad.
 
-    `decision`: what followed, in one line. `older_checkpoint`: the step from which the training was to go on then,
-    where launches that began from that of `began_at` ended at the iteration `reached` again and again.
-    `failing_checks`: health checks that fail everywhere, and are left out from then on. `suspects`: nodes that may be
-    at fault, without proof. `fault` names the fault, free of hosts and of what changes from one time to the next.
+    `decision`: what followed, in one line. `older_checkpoint`: the step from which the training was
+    to go on then, where launches that began from that of `began_at` ended at the iteration
+    `reached` again and again. `failing_checks`: health checks that fail everywhere, and are left
+    out from then on. `suspects`: nodes that may be at fault, without proof. `fault` names the
+    fault, free of hosts and of what changes from one time to the next.
     """
 
     job_id: str
@@ -98,9 +106,11 @@ class Readmission(Record):
 
 
 class Corruption(Record):
-    """A worker whose results cannot be trusted, by a check of the arithmetic at `iteration` of an attempt.
+    """A worker whose results cannot be trusted, by a check of the arithmetic at `iteration` of an
+    attempt.
 
-    `certain`: it differs from itself, or from replicas that agree; else it or another one is wrong. `why` is in words.
+    `certain`: it differs from itself, or from replicas that agree; else it or another one is wrong.
+    `why` is in words.
     """
 
     node: str
@@ -112,7 +122,9 @@ class Corruption(Record):
 
 
 class NodeWarning(Record):
-    """What a health check of a node said before the newest attempt's workers began there, where it was not fine."""
+    """What a health check of a node said before the newest attempt's workers began there, where it
+    was not fine.
+    """
 
     node: str
     check: str
@@ -127,7 +139,10 @@ class TrainingObservations(Record):
     events: Observed[tuple[TrainingEvent, ...]] = ()  # oldest first
     logs: Observed[tuple[LogFile, ...]] = ()
     node_warnings: Observed[tuple[NodeWarning, ...]] = ()  # of the newest attempt
-    launch_ends: Observed[tuple[LaunchEnd, ...]] = ()  # of the newest attempts, the newest of them first
+    # of the newest attempts, the newest of them first
+    launch_ends: Observed[tuple[LaunchEnd, ...]] = ()
     corruptions: Observed[tuple[Corruption, ...]] = ()  # of all attempts, oldest first
-    compute_times: Observed[tuple[ComputeTimes, ...]] = ()  # of the newest attempt's newest launch, while it lasts
-    stacks: Observed[tuple[KeptStacks, ...]] = ()  # of the newest attempts' hangs, the last look of each
+    # of the newest attempt's newest launch, while it lasts
+    compute_times: Observed[tuple[ComputeTimes, ...]] = ()
+    # of the newest attempts' hangs, the last look of each
+    stacks: Observed[tuple[KeptStacks, ...]] = ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,9 @@ def see_training(paths: RunPaths, attempts: Observed[tuple[Attempt, ...]]) -> Tr
         node_warnings=() if newest is None else read_node_warnings(paths, newest.job_id),
         launch_ends=_recent_launch_ends(paths, attempts[:LAUNCHES_OF_ATTEMPTS]),
         corruptions=read_corruptions(paths),
-        compute_times=() if newest is None or newest.end is not None else read_compute_times(paths, newest.job_id),
+        compute_times=()
+        if newest is None or newest.end is not None
+        else read_compute_times(paths, newest.job_id),
         stacks=read_stacks(paths, [attempt.job_id for attempt in attempts[:LAUNCHES_OF_ATTEMPTS]]),
     )
 
@@ -94,7 +97,9 @@ def read_stacks(paths: RunPaths, job_ids: Iterable[str]) -> Observed[tuple[KeptS
 
 
 def read_phases(paths: RunPaths, job_ids: Iterable[str]) -> Observed[tuple[Phase, ...]]:
-    """The phases of these attempts, oldest first in each; of a long file, those of its begin and its end."""
+    """The phases of these attempts, oldest first in each; of a long file, those of its begin and
+    its end.
+    """
 
     def read() -> tuple[Phase, ...]:
         return tuple(phase for job_id in job_ids for phase in _phases_of(paths, job_id))
@@ -124,19 +129,27 @@ def _spans(job_id: str, lines: list[str]) -> Iterator[Phase]:
     following: list[PhaseRecord | None] = [*records[1:], None]
     for record, after in zip(records, following, strict=False):
         same_launch = after is not None and after.launch == record.launch
-        ended = after.time if same_launch and after is not None else None
+        ended = None
+        if same_launch and after is not None:
+            ended = after.time
         yield Phase(job_id, record.launch, record.phase, record.iteration, record.time, ended)
 
 
 def read_events(paths: RunPaths) -> Observed[tuple[TrainingEvent, ...]]:
-    """The newest records of metrics.jsonl that are no steps, oldest first; none where there is no such file."""
+    """The newest records of metrics.jsonl that are no steps, oldest first; none where there is no
+    such file.
+    """
     try:
         lines, _ = tail_lines(paths.metrics, TAIL_BYTES)
     except FileNotFoundError:
         return ()
     except OSError as error:
         return Unknown(cause(error))
-    found = [event for line in lines if '"kind": "step"' not in line and (event := _event(line)) is not None]
+    found = [
+        event
+        for line in lines
+        if '"kind": "step"' not in line and (event := _event(line)) is not None
+    ]
     return tuple(found[-EVENTS_KEPT:])
 
 
@@ -144,7 +157,9 @@ def _event(line: str) -> TrainingEvent | None:
     record = parse_record(line)
     if record is None or record.kind == STEP or record.time is None:
         return None
-    rest = {name: item for name, item in record.values.items() if name not in {"kind", "time", "job_id"}}
+    rest = {
+        name: item for name, item in record.values.items() if name not in {"kind", "time", "job_id"}
+    }
     return TrainingEvent(record.kind, record.time, record.job_id, rest)
 
 
@@ -173,7 +188,11 @@ def read_node_warnings(paths: RunPaths, job_id: str) -> Observed[tuple[NodeWarni
             value = read_json(path) or {}
             for check in value.get("checks", ()):
                 if check["result"] in OTHER_RESULTS:
-                    found.append(NodeWarning(path.stem, str(check["name"]), str(check["result"]), str(check["why"])))
+                    found.append(
+                        NodeWarning(
+                            path.stem, str(check["name"]), str(check["result"]), str(check["why"])
+                        )
+                    )
         return tuple(found)
 
     return observed(read)
@@ -187,17 +206,22 @@ def read_corruptions(paths: RunPaths) -> Observed[tuple[Corruption, ...]]:
         for path in paths.corruptions.glob("*.json"):
             value = read_json(path) or {}
             for entry in value.get("suspects", ()):
-                suspect = Suspect(int(entry["rank"]), str(entry["host"]), str(entry["gpu"]), entry["how"])
+                suspect = Suspect(
+                    int(entry["rank"]), str(entry["host"]), str(entry["gpu"]), entry["how"]
+                )
                 when, iteration = float(value["time"]), int(value["iteration"])
                 certain = suspect.how != "undecided"
-                found.append(Corruption(suspect.host, suspect.rank, when, iteration, certain, str(suspect)))
+                found.append(
+                    Corruption(suspect.host, suspect.rank, when, iteration, certain, str(suspect))
+                )
         return tuple(sorted(found, key=lambda one: (one.time, one.rank)))
 
     return observed(read)
 
 
 def read_compute_times(paths: RunPaths, job_id: str) -> Observed[tuple[ComputeTimes, ...]]:
-    """Each rank's own compute time in the newest launch of an attempt, by rank; none where no rank has written any.
+    """Each rank's own compute time in the newest launch of an attempt, by rank; none where no rank
+    has written any.
 
     What cannot be read of some ranks is left out: the others are still compared.
     """
@@ -208,13 +232,21 @@ def read_compute_times(paths: RunPaths, job_id: str) -> Observed[tuple[ComputeTi
             names = [entry.name for entry in os.scandir(folder)]
         except FileNotFoundError:
             return ()
-        seen = [observed(lambda path=folder / name: ComputeTimes.read(path)) for name in names if _is_record(name)]  # type: ignore[misc]
+        seen = [
+            observed(partial(ComputeTimes.read, folder / name))
+            for name in names
+            if _is_record(name)
+        ]
         found = [times for times in seen if isinstance(times, ComputeTimes)]
         unread = [times for times in seen if isinstance(times, Unknown)]
         if unread and not found:
             raise ValueError(f"no rank's compute time is readable ({unread[0].why})")
         newest = max((times.launch for times in found), default=0)
-        return tuple(sorted((times for times in found if times.launch == newest), key=lambda times: times.rank))
+        return tuple(
+            sorted(
+                (times for times in found if times.launch == newest), key=lambda times: times.rank
+            )
+        )
 
     return observed(read)
 
@@ -223,7 +255,9 @@ def _is_record(name: str) -> bool:
     return name.startswith("rank-") and name.endswith(".json") and name[5:-5].isdigit()
 
 
-def _recent_launch_ends(paths: RunPaths, attempts: Iterable[Attempt]) -> Observed[tuple[LaunchEnd, ...]]:
+def _recent_launch_ends(
+    paths: RunPaths, attempts: Iterable[Attempt]
+) -> Observed[tuple[LaunchEnd, ...]]:
     found: list[LaunchEnd] = []
     for attempt in attempts:
         ends = read_launch_ends(paths, attempt.job_id)
@@ -259,4 +293,6 @@ def _ends_of(paths: RunPaths, job_id: str) -> Iterator[LaunchEnd]:
 
 
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) else None
+    if isinstance(value, int):
+        return value
+    return None

@@ -1,7 +1,8 @@
-"""Is this queued job held, and by whom? And: hold it, release it. Only what tr11 has held is ever released by it.
+"""Is this queued job held, and by whom? And: hold it, release it. Only what tr11 has held is ever
+released by it.
 
-`cluster/pending_reasons.py` reads the scheduler's reasons, `rundir/hold_store.py` the records; here they become one
-answer.
+`cluster/pending_reasons.py` reads the scheduler's reasons, `rundir/hold_store.py` the records; here
+they become one answer.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
 
 
-# ----------------------------------------------------------------------------- is it held, and by whom?
+# ----------------------------------------------------------------------------- is it held, and by
+# whom?
 class HeldJobs(Record):
-    """The held jobs of a queue, or parts of them: `ours` tr11 holds and may release; `others` someone else holds.
+    """The held jobs of a queue, or parts of them: `ours` tr11 holds and may release; `others`
+    someone else holds.
 
-    `taken_over` are those of `others` that tr11 has on record as held, while by now another one holds them.
+    `taken_over` are those of `others` that tr11 has on record as held, while by now another one
+    holds them.
     """
 
     ours: tuple[Job, ...] = ()
@@ -39,9 +43,10 @@ class HeldJobs(Record):
 def held_jobs(queued: Iterable[Job], held: Iterable[str], is_automatic: bool = False) -> HeldJobs:
     """Who holds what of the queued jobs. `held`: the names of what tr11 holds, by its records.
 
-    The record decides, for the scheduler's reason cannot: behind a dependency only a priority of 0 shows the hold, and
-    Slurm calls every hold by root or an operator an administrator's, also one through tr11. What the scheduler itself
-    holds is never tr11's. For what no person looks at (`is_automatic`), an administrator's hold is not either.
+    The record decides, for the scheduler's reason cannot: behind a dependency only a priority of 0
+    shows the hold, and Slurm calls every hold by root or an operator an administrator's, also one
+    through tr11. What the scheduler itself holds is never tr11's. For what no person looks at
+    (`is_automatic`), an administrator's hold is not either.
     """
     names = tuple(held)
     foreign = {HeldBy.SCHEDULER, *([HeldBy.ADMINISTRATOR] if is_automatic else [])}
@@ -63,13 +68,17 @@ def held_jobs(queued: Iterable[Job], held: Iterable[str], is_automatic: bool = F
 
 
 def record_of(job: Job, records: Iterable[HoldRecord]) -> HoldRecord | None:
-    """The record by which tr11 holds a job, that of a command before an attempt's; None where there is none."""
+    """The record by which tr11 holds a job, that of a command before an attempt's; None where there
+    is none.
+    """
     return next((record for record in records if covers(record.job, job)), None)
 
 
 def standing_holds(snapshot: Snapshot) -> tuple[HoldRecord, ...]:
-    """What tr11 has held, by its records, and the queue still shows as held: a release by hand, or the end of the job,
-    is on no record. All that is on record where the queue cannot be seen. Each name once."""
+    """What tr11 has held, by its records, and the queue still shows as held: a release by hand, or
+    the end of the job, is on no record. All that is on record where the queue cannot be seen. Each
+    name once.
+    """
     records = {record.job: record for record in reversed(known(snapshot.operation.holds, ()))}
     found = tuple(reversed(records.values()))
     if isinstance(snapshot.jobs, Unknown):
@@ -80,12 +89,14 @@ def standing_holds(snapshot: Snapshot) -> tuple[HoldRecord, ...]:
 
 # ----------------------------------------------------------------------------- hold and release
 class HoldResult(Record):
-    """What came of holding, or releasing, queued jobs: `done` are names of jobs, arrays and tasks, `refused` say why.
+    """What came of holding, or releasing, queued jobs: `done` are names of jobs, arrays and tasks,
+    `refused` say why.
 
-    `unanswered` are those of `refused` for which the scheduler was silent: it may have come about all the same.
+    `unanswered` are those of `refused` for which the scheduler was silent: it may have come about
+    all the same.
 
-    `unrecorded`: why it is not on record, so that `tr11 resume` will not release what was held, or releases again what
-    was released; "" when it is.
+    `unrecorded`: why it is not on record, so that `tr11 resume` will not release what was held, or
+    releases again what was released; "" when it is.
     """
 
     done: tuple[str, ...] = ()
@@ -99,17 +110,22 @@ def can_modify(job: Job, user: str) -> bool:
     return job.user in {"", user} or os.geteuid() == 0
 
 
-def not_held(queued: Iterable[Job], may: Callable[[Job], bool] = lambda job: True) -> tuple[str, ...]:
+def not_held(
+    queued: Iterable[Job], may: Callable[[Job], bool] = lambda job: True
+) -> tuple[str, ...]:
     """Names of the queued jobs that are not held yet, of those that one `may` hold.
 
-    Of an array of which a part is held already, only the other tasks are named: who held that part releases it.
+    Of an array of which a part is held already, only the other tasks are named: who held that part
+    releases it.
     """
     jobs = tuple(queued)
     return names_of((job for job in jobs if not is_held(job) and may(job)), filter(is_held, jobs))
 
 
 def to_hold(queued: Iterable[Job], user: str) -> tuple[tuple[str, ...], tuple[Job, ...]]:
-    """Names of the queued jobs that `user` may hold and that are not held yet; and the jobs of others."""
+    """Names of the queued jobs that `user` may hold and that are not held yet; and the jobs of
+    others.
+    """
     jobs = tuple(queued)
     mine = not_held(jobs, lambda job: can_modify(job, user))
     return mine, tuple(job for job in jobs if not is_held(job) and not can_modify(job, user))
@@ -123,9 +139,11 @@ def hold(
     why: str,
     must_record: bool = True,
 ) -> HoldResult:
-    """Hold queued jobs and put them on record first: a record too many releases nothing that someone else holds.
+    """Hold queued jobs and put them on record first: a record too many releases nothing that
+    someone else holds.
 
-    Raises OSError when it cannot be recorded, unless it shall be held all the same: also where the disk is silent.
+    Raises OSError when it cannot be recorded, unless it shall be held all the same: also where the
+    disk is silent.
     """
     wanted = tuple(numbers)
     unrecorded = ""
@@ -148,7 +166,9 @@ def release(directory: RunDirectory, numbers: Iterable[str], scheduler: Schedule
 
 
 def _tried(write: Callable[[], None]) -> str:
-    """Write to the record, for as long as a step of a stop may take; returns why it could not be done, or ""."""
+    """Write to the record, for as long as a step of a stop may take; returns why it could not be
+    done, or "".
+    """
     try:
         deadline.within(deadline.STOP_SECONDS, write)
     except OSError as error:
@@ -156,8 +176,12 @@ def _tried(write: Callable[[], None]) -> str:
     return ""
 
 
-def _each(numbers: tuple[str, ...], change: Callable[[str], None], scheduler: Scheduler, held: bool) -> HoldResult:
-    """Change each. Where the scheduler was silent it is not asked again: a stop must not wait for it twice."""
+def _each(
+    numbers: tuple[str, ...], change: Callable[[str], None], scheduler: Scheduler, held: bool
+) -> HoldResult:
+    """Change each. Where the scheduler was silent it is not asked again: a stop must not wait for
+    it twice.
+    """
     done: list[str] = []
     refused: list[tuple[str, str]] = []
     unanswered: list[str] = []
@@ -177,14 +201,19 @@ def _each(numbers: tuple[str, ...], change: Callable[[str], None], scheduler: Sc
     return HoldResult(tuple(done), tuple(refused), unanswered=tuple(unanswered))
 
 
-def shows(look: Callable[[], Iterable[Job]], name: str, is_so: Callable[[Job], bool]) -> bool | None:
-    """Whether the queue shows all that a name covers as it should be, whatever the answer to the change was.
+def shows(
+    look: Callable[[], Iterable[Job]], name: str, is_so: Callable[[Job], bool]
+) -> bool | None:
+    """Whether the queue shows all that a name covers as it should be, whatever the answer to the
+    change was.
 
-    Slurm may refuse for one task of an array what it did for the others. None: nothing of that name waits any more;
-    False where `look` raises SchedulerError, too.
+    Slurm may refuse for one task of an array what it did for the others. None: nothing of that name
+    waits any more; False where `look` raises SchedulerError, too.
     """
     try:
         waiting = covered(name, (job for job in look() if job.state is JobState.PENDING))
     except SchedulerError:
         return False
-    return all(map(is_so, waiting)) if waiting else None
+    if waiting:
+        return all(map(is_so, waiting))
+    return None

@@ -1,7 +1,7 @@
 """The run's queued jobs, changed in place by the task that runs.
 
-A scheduler that does not answer is asked again for as long as that may help; the task ends in any case, and the next
-one reads the run's own list and the last verdict before it trains.
+A scheduler that does not answer is asked again for as long as that may help; the task ends in any
+case, and the next one reads the run's own list and the last verdict before it trains.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 20.0
 
 
 class Ordering(Protocol):
-    """A scheduler that can make queued jobs wait for a job, and take a running one back into its queue."""
+    """A scheduler that can make queued jobs wait for a job, and take a running one back into its
+    queue.
+    """
 
     def run_after(self, job_id: str, after: str) -> None:
         """Let pending work start only after the end of job `after`, however that ends."""
@@ -47,7 +49,9 @@ class Commenting(Protocol):
 
 
 class PendingChanges(Record):
-    """What came of a change: the names of where it is so now, of where it was not so before, and is it all?"""
+    """What came of a change: the names of where it is so now, of where it was not so before, and is
+    it all?
+    """
 
     numbers: tuple[str, ...]
     changed: tuple[str, ...]
@@ -55,7 +59,8 @@ class PendingChanges(Record):
 
 
 class PendingJobs:
-    """The jobs of this run that wait at the scheduler: an array's tasks, and whatever else was submitted.
+    """The jobs of this run that wait at the scheduler: an array's tasks, and whatever else was
+    submitted.
 
     `give_up` is asked between two tries. `say` gets a line for what was done and what was not.
     """
@@ -76,13 +81,18 @@ class PendingJobs:
         self._say = say
         self._give_up = give_up
         self._policy = RetryPolicy(
-            seconds=patience_seconds, first_seconds=FIRST_PAUSE_SECONDS, longest_seconds=LONGEST_PAUSE_SECONDS,
-            jitter=(1.0, 1.0), says_all=True, sleep=pause,
+            seconds=patience_seconds,
+            first_seconds=FIRST_PAUSE_SECONDS,
+            longest_seconds=LONGEST_PAUSE_SECONDS,
+            jitter=(1.0, 1.0),
+            says_all=True,
+            sleep=pause,
             say=lambda line: say(f"tr11: the scheduler does not answer: {line}"),
-        )  # fmt: skip
+        )
 
     def hold(self) -> PendingChanges:
-        """Hold all of it; what was held before is among the numbers, and not among those that were changed.
+        """Hold all of it; what was held before is among the numbers, and not among those that were
+        changed.
 
         Of an array of which a part is held already, the other tasks alone are held, and named.
         """
@@ -92,15 +102,20 @@ class PendingJobs:
         return held
 
     def release(self, numbers: Iterable[str]) -> PendingChanges:
-        """Let jobs start again that `hold` has held. Those that wait no more are not among the numbers."""
+        """Let jobs start again that `hold` has held. Those that wait no more are not among the
+        numbers.
+        """
         wanted = tuple(numbers)
-        released = self._change("release", self.scheduler.release, lambda job: not is_held(job), lambda _: wanted)
+        released = self._change(
+            "release", self.scheduler.release, lambda job: not is_held(job), lambda _: wanted
+        )
         for name in released.changed:
             self._say(f"tr11: the waiting tasks of job {name} are released")
         return released
 
     def mark_held(self, names: Iterable[str], why: str, is_for_fault: bool) -> None:
-        """Have held jobs say in their comments that tr11 holds them, and why: for where no record can be written.
+        """Have held jobs say in their comments that tr11 holds them, and why: for where no record
+        can be written.
 
         Raises SchedulerError when that cannot be done, and for what has no comment of its own.
         """
@@ -110,10 +125,11 @@ class PendingJobs:
                 self.retry(lambda job=job: mark_held(self.scheduler, job, why, is_for_fault))  # type: ignore[misc]
 
     def run_after(self, ordering: Ordering, job_id: str) -> bool:
-        """Keep the array's other tasks from starting before job `job_id` has ended; False when it could not be done.
+        """Keep the array's other tasks from starting before job `job_id` has ended; False when it
+        could not be done.
 
-        An array's limit of one task at a time is not enough: once a job has lost a node and lives on, Slurm (22.05)
-        counts it as ended and starts the next one beside it.
+        An array's limit of one task at a time is not enough: once a job has lost a node and lives
+        on, Slurm (22.05) counts it as ended and starts the next one beside it.
         """
         array = (self._array_id,) if self._array_id is not None else ()
         done = self._change(
@@ -131,11 +147,15 @@ class PendingJobs:
         is_so: Callable[[Job], bool],
         names_in: Callable[[tuple[Job, ...]], tuple[str, ...]],
     ) -> PendingChanges:
-        """Make it so for all that waits under these names; they are those of jobs, arrays and tasks of one."""
+        """Make it so for all that waits under these names; they are those of jobs, arrays and tasks
+        of one.
+        """
         try:
             queued = self.retry(self.look)
         except SchedulerError as error:
-            self._say(f"tr11: cannot {what} the waiting tasks, the scheduler does not list the queued jobs: {error}")
+            self._say(
+                f"tr11: cannot {what} the waiting tasks, the scheduler does not list the queued jobs: {error}"
+            )
             return PendingChanges((), (), False)
         numbers: list[str] = []
         changed: list[str] = []
@@ -168,12 +188,16 @@ class PendingJobs:
         return tuple(job for job in found.jobs if job.state is JobState.PENDING)
 
     def retry(self, action: Callable[[], T]) -> T:
-        """Do it, again and again while the scheduler is silent. Raises SchedulerError when it refuses or stays so."""
+        """Do it, again and again while the scheduler is silent. Raises SchedulerError when it
+        refuses or stays so.
+        """
         return retry(action, self._policy, SchedulerUnreachable, must_end=self._give_up)
 
 
 def mark_held(scheduler: Scheduler, job: Job, why: str, is_for_fault: bool) -> None:
-    """Have a held job say in its comment that tr11 holds it, and why. Raises SchedulerError as `PendingJobs` does."""
+    """Have a held job say in its comment that tr11 holds it, and why. Raises SchedulerError as
+    `PendingJobs` does.
+    """
     if not isinstance(scheduler, Commenting):
         raise SchedulerError(f"scheduler {scheduler.name} keeps no comments that can be changed")
     if is_cell(job.comment):
@@ -183,7 +207,9 @@ def mark_held(scheduler: Scheduler, job: Job, why: str, is_for_fault: bool) -> N
 
 
 def _to_hold(queued: tuple[Job, ...]) -> tuple[str, ...]:
-    """What is not held yet, without the part of its array that is; and each array that is held as a whole."""
+    """What is not held yet, without the part of its array that is; and each array that is held as a
+    whole.
+    """
     free = {array_number(job) for job in queued if not is_held(job)}
     whole = dict.fromkeys(number for job in queued if (number := array_number(job)) not in free)
     return (*not_held(queued), *whole)

@@ -1,7 +1,8 @@
-"""What repairs a run's queue: one plan, from a snapshot, for `tr11 launch --repair`, `--replace` and the watchdog.
+"""What repairs a run's queue: one plan, from a snapshot, for `tr11 launch --repair`, `--replace`
+and the watchdog.
 
-Dead jobs and allocations without a batch host are cancelled and launched again; what tr11 held is released; all else is
-left alone, and said. Pure.
+Dead jobs and allocations without a batch host are cancelled and launched again; what tr11 held is
+released; all else is left alone, and said. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from trainer.contract.record import Record
 
 
 class RepairStep(Record):
-    """One thing to do to what `job` names, in the order of the plan; `jobs` are the jobs, or parts, that it changes."""
+    """One thing to do to what `job` names, in the order of the plan; `jobs` are the jobs, or parts,
+    that it changes.
+    """
 
     action: Literal["cancel", "release"]
     job: str
@@ -34,11 +37,12 @@ class RepairStep(Record):
 
 
 class Repair(Record):
-    """What will be done. `resubmit` attempts are launched behind `after` (None: at once), then come the steps.
+    """What will be done. `resubmit` attempts are launched behind `after` (None: at once), then come
+    the steps.
 
-    `left_alone` says what is wrong but not ours to repair; `read_errors` what could not be seen, and `refusals` why it
-    must not be done: each forbids any step. `taken_over`: names of what tr11 held and another holds now, and the
-    reason.
+    `left_alone` says what is wrong but not ours to repair; `read_errors` what could not be seen,
+    and `refusals` why it must not be done: each forbids any step. `taken_over`: names of what tr11
+    held and another holds now, and the reason.
     """
 
     steps: tuple[RepairStep, ...] = ()
@@ -59,7 +63,9 @@ class Repair(Record):
         return not self.steps and not self.resubmit
 
     def is_as(self, other: Repair) -> bool:
-        """Whether both would do the same to the same jobs; why these wait, and since when, changes by itself."""
+        """Whether both would do the same to the same jobs; why these wait, and since when, changes
+        by itself.
+        """
         return self._acts() == other._acts()
 
     def _acts(self) -> tuple[object, ...]:
@@ -75,17 +81,18 @@ def plan_repair(
     user: str | None = None,
     refused: Mapping[str, str] | None = None,
 ) -> Repair:
-    """What repairs the queue as it is seen. `held`: the names of what tr11 has held, and may release.
+    """What repairs the queue as it is seen. `held`: the names of what tr11 has held, and may
+    release.
 
     `refused`: held jobs that the trainer would refuse, by `job_id`, and why: they stay held.
 
-    `is_automatic`: no person agrees to the plan, so that what an administrator holds stays held, and what is left over
-    of a finished training is not cancelled. `user`: who does it; what is not theirs to change is left alone (None: the
-    caller judges each step).
+    `is_automatic`: no person agrees to the plan, so that what an administrator holds stays held,
+    and what is left over of a finished training is not cancelled. `user`: who does it; what is not
+    theirs to change is left alone (None: the caller judges each step).
 
-    While a stop switch is set (`switch` names it), what is held stays so. Dead jobs are cancelled and launched again,
-    behind what can still start or end, never behind what is dead itself. What tr11 holds of a training that is finished
-    is never released.
+    While a stop switch is set (`switch` names it), what is held stays so. Dead jobs are cancelled
+    and launched again, behind what can still start or end, never behind what is dead itself. What
+    tr11 holds of a training that is finished is never released.
     """
     if isinstance(snapshot.jobs, Unknown):
         return Repair(read_errors=(f"jobs: {snapshot.jobs.why}",))
@@ -104,7 +111,12 @@ def plan_repair(
     every = (*snapshot.active_jobs, *snapshot.pending_jobs)
     holds = held_jobs(pending, held, is_automatic)
     steps = [
-        RepairStep("cancel", job.job_id, f"its batch host {batch_host(snapshot, job)} is lost, nothing ends it", (job,))
+        RepairStep(
+            "cancel",
+            job.job_id,
+            f"its batch host {batch_host(snapshot, job)} is lost, nothing ends it",
+            (job,),
+        )
         for job in lost
         if may(job)
     ]
@@ -116,15 +128,23 @@ def plan_repair(
     kept = {*(job.job_id for job in over), *(refused or {})}
     free = [job for job in holds.ours if job.job_id not in kept and may(job)]
     if not is_automatic:
-        steps += _named_steps("cancel", over, holds, "the training is finished, nothing is left for it")
+        steps += _named_steps(
+            "cancel", over, holds, "the training is finished, nothing is left for it"
+        )
     if not switch:
-        steps += _named_steps("release", free, holds, "tr11 held it after a fault; it goes on as before")
+        steps += _named_steps(
+            "release", free, holds, "tr11 held it after a fault; it goes on as before"
+        )
     return Repair(
         tuple(steps),
         0 if derived.is_finished(snapshot) else derived.queued_tasks(tuple(mine)),
-        _last(job for job in every if job.job_id not in gone | never) or (lost[-1].raw_id if lost else None),
+        _last(job for job in every if job.job_id not in gone | never)
+        or (lost[-1].raw_id if lost else None),
         (
-            *(f"job {job} trains variant {name} of this run: repair it with that card" for job, name in others.items()),
+            *(
+                f"job {job} trains variant {name} of this run: repair it with that card"
+                for job, name in others.items()
+            ),
             *_of_others(job for job in (*lost, *dead, *holds.ours) if not may(job)),
             *_left_alone(snapshot, active, pending, holds, switch),
             *(
@@ -151,15 +171,21 @@ def plan_replacement(snapshot: Snapshot, user: str) -> Repair:
     foreign = [job for job in queued if not can_modify(job, user)]
     refusals = [f"job {job.job_id} is {job.user}'s, who alone can cancel it" for job in foreign]
     if not queued:
-        behind = f" --after {array_number(active[-1])}" if active else ""
-        refusals.append(f"no attempt of this run is queued: `tr11 launch{behind}` queues the card as it is now")
+        behind = ""
+        if active:
+            behind = f" --after {array_number(active[-1])}"
+        refusals.append(
+            f"no attempt of this run is queued: `tr11 launch{behind}` queues the card as it is now"
+        )
     steps = _cancel_steps(queued, {job.array_id for job in active}, "the new card takes its place")
     tasks = derived.queued_tasks(queued) + derived.tasks_to_come(snapshot)
     return Repair(tuple(steps), tasks, _last(staying), refusals=tuple(refusals), kind="replaced")
 
 
 def way_out(job: Job) -> str:
-    """What a person can do for a job that waits for one, in words; "" where the reason says nothing of it."""
+    """What a person can do for a job that waits for one, in words; "" where the reason says nothing
+    of it.
+    """
     number = array_number(job)
     replace = "correct the card, then `tr11 launch --replace`"
     cause = reason_of_job(job).cause
@@ -178,13 +204,16 @@ def way_out(job: Job) -> str:
 
 
 def _cancel_steps(jobs: Iterable[Job], living: set[str | None], why: str) -> list[RepairStep]:
-    """One step for each name: of an array of which another task runs or waits, only these tasks are cancelled."""
+    """One step for each name: of an array of which another task runs or waits, only these tasks are
+    cancelled.
+    """
     named: dict[str, list[Job]] = {}
     for job in jobs:
         is_part = job.array_id is not None and job.array_id in living
         named.setdefault(job.job_id if is_part else array_number(job), []).append(job)
     return [
-        RepairStep("cancel", name, why.format(reason=found[0].reason), tuple(found)) for name, found in named.items()
+        RepairStep("cancel", name, why.format(reason=found[0].reason), tuple(found))
+        for name, found in named.items()
     ]
 
 
@@ -218,7 +247,11 @@ def _last(jobs: Iterable[Job]) -> str | None:
 
 
 def _left_alone(
-    snapshot: Snapshot, active: tuple[Job, ...], pending: tuple[Job, ...], holds: HeldJobs, switch: str
+    snapshot: Snapshot,
+    active: tuple[Job, ...],
+    pending: tuple[Job, ...],
+    holds: HeldJobs,
+    switch: str,
 ) -> Iterator[str]:
     for job in active:
         if has_lost_its_host(snapshot, job) and not is_zombie(snapshot, job):

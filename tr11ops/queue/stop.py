@@ -1,10 +1,13 @@
-"""Stopping a run through files in its directory: what that would stop, who has answered, and waiting until it has."""
+"""Stopping a run through files in its directory: what that would stop, who has answered, and
+waiting until it has.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from tr11ops.base.errors import SchedulerError
@@ -12,7 +15,13 @@ from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Job, JobState, Overview, Scheduler
 from tr11ops.observe.derived import ENDED_PHASE, finish_time, newest_marker
-from tr11ops.observe.files import ANY_MODEL, read_attempts, read_checkpoints, read_heartbeats, read_steps
+from tr11ops.observe.files import (
+    ANY_MODEL,
+    read_attempts,
+    read_checkpoints,
+    read_heartbeats,
+    read_steps,
+)
 from tr11ops.observe.foreground import foreground_trainings
 from tr11ops.observe.ownership import OwnJobs, read_own_jobs
 from tr11ops.queue.held_jobs import can_modify
@@ -33,7 +42,9 @@ QUIET_SECONDS = 20.0  # without a change, after which a wait says whom it waits 
 
 
 class StopView(Record):
-    """What a kill switch would stop. `iteration` is the last one that was logged, `checkpoint` the newest whole one."""
+    """What a kill switch would stop. `iteration` is the last one that was logged, `checkpoint` the
+    newest whole one.
+    """
 
     running: tuple[Job, ...]
     queued_tasks: int
@@ -47,27 +58,44 @@ class StopView(Record):
     namesakes: tuple[Job, ...] = ()  # living jobs of the run's name that are not of this run
     unread: str = ""  # why this user may not read the run's records; empty when he may
     finished: float | None = None  # when the training was finished; None while it is not
-    unclear: str = ""  # which jobs may be of the run, or may run, and why that is not known; empty for none
-    unmounted: str = ""  # why the run directory is not the one that the jobs were queued from; empty where it is
+    # which jobs may be of the run, or may run, and why that is not known; empty for none
+    unclear: str = ""
+    # why the run directory is not the one that the jobs were queued from; empty where it is
+    unmounted: str = ""
 
     @property
     def is_idle(self) -> bool:
-        return not (self.running or self.queued or self.foreground or self.read_error or self.unread or self.unclear)
+        return not (
+            self.running
+            or self.queued
+            or self.foreground
+            or self.read_error
+            or self.unread
+            or self.unclear
+        )
 
     @property
     def attempts(self) -> tuple[str, ...]:
-        """Numbers of the attempts that train now, as far as anyone says so: the lease's holder first."""
-        names = [self.holder.job_id] if self.holder is not None else []
+        """Numbers of the attempts that train now, as far as anyone says so: the lease's holder
+        first.
+        """
+        if self.holder is not None:
+            names = [self.holder.job_id]
+        else:
+            names = []
         return tuple(dict.fromkeys([*names, *(job.raw_id for job in self.running)]))
 
     @property
     def lost_iterations(self) -> int | None:
         """What an end without saving would lose; None when it cannot be told."""
-        return None if self.iteration is None else self.iteration - (self.checkpoint or 0)
+        if self.iteration is None:
+            return None
+        return self.iteration - (self.checkpoint or 0)
 
 
 def look(card: RunCard | None, directory: RunDirectory, scheduler: Overview) -> StopView:
-    """Look at the run. A scheduler that does not answer leaves a doubt: the switch works without it.
+    """Look at the run. A scheduler that does not answer leaves a doubt: the switch works without
+    it.
 
     Without a card any sound checkpoint counts.
     """
@@ -78,11 +106,17 @@ def look(card: RunCard | None, directory: RunDirectory, scheduler: Overview) -> 
         read_error = cause(error)
     queued = tuple(job for job in found.jobs if job.state is JobState.PENDING)
     stateless = [job.job_id for job in found.jobs if job.state is JobState.UNKNOWN]
-    unclear = [found.why_unclear] if found.why_unclear else []
+    if found.why_unclear:
+        unclear = [found.why_unclear]
+    else:
+        unclear = []
     if stateless:
         unclear.append(f"the state of job {', '.join(stateless)} is not known")
     steps = known(read_steps(directory.paths), ())
-    need = ANY_MODEL if card is None else ResumeNeed.of(card)
+    if card is None:
+        need = ANY_MODEL
+    else:
+        need = ResumeNeed.of(card)
     checkpoints = read_checkpoints(directory.paths.checkpoints, need=need)
     newest = None if isinstance(checkpoints, Unknown) else checkpoints.newest_sound
     iteration = steps[-1].record.iteration if steps else None
@@ -107,7 +141,13 @@ def look(card: RunCard | None, directory: RunDirectory, scheduler: Overview) -> 
 def unread(directory: RunDirectory) -> str:
     """Why this user may not read what a stop looks at in the run directory; "" when he may."""
     paths = directory.paths
-    for folder in (directory.root, paths.state, paths.attempts, paths.requests, directory.submissions):
+    for folder in (
+        directory.root,
+        paths.state,
+        paths.attempts,
+        paths.requests,
+        directory.submissions,
+    ):
         try:
             os.scandir(folder).close()
         except PermissionError as error:
@@ -118,31 +158,43 @@ def unread(directory: RunDirectory) -> str:
 
 
 def lease_holder(directory: RunDirectory) -> LeaseClaim | None:
-    """Who holds the run's lease; None when no one does, or when it cannot be read: it only adds to what is known."""
+    """Who holds the run's lease; None when no one does, or when it cannot be read: it only adds to
+    what is known.
+    """
     claim = known(observed(lambda: read_lease(directory.paths)), None)
-    return claim if claim is not None and claim.held else None
+    if claim is not None and claim.held:
+        return claim
+    return None
 
 
 def leaving(directory: RunDirectory, running: Iterable[Job]) -> tuple[str, ...]:
-    """Numbers of the jobs whose trainer has ended and was not started again: to hold what is queued is among the last
-    things that such an attempt does."""
+    """Numbers of the jobs whose trainer has ended and was not started again: to hold what is queued
+    is among the last things that such an attempt does.
+    """
     beats = known(read_heartbeats(directory.paths)[0], ())
     found = []
     for job in running:
-        marker = known(observed(lambda job=job: EndMarker.read(directory.paths.end_marker(job.raw_id))), None)  # type: ignore[misc]
-        lives = [beat.time for beat in beats if beat.job_id == job.raw_id and beat.phase != ENDED_PHASE]
+        path = directory.paths.end_marker(job.raw_id)
+        marker = known(observed(partial(EndMarker.read, path)), None)
+        lives = [
+            beat.time for beat in beats if beat.job_id == job.raw_id and beat.phase != ENDED_PHASE
+        ]
         if isinstance(marker, EndMarker) and marker.time >= max(lives, default=0.0):
             found.append(job.job_id)
     return tuple(found)
 
 
-# ----------------------------------------------------------------------------- asking, whatever the disk is like
+# ----------------------------------------------------------------------------- asking, whatever the
+# disk is like
 def place_request(directory: RunDirectory, path: Path, request: Request) -> str:
-    """Put a request in place: whole, if need be in the reserve's room; else an empty file, which asks by being there.
+    """Put a request in place: whole, if need be in the reserve's room; else an empty file, which
+    asks by being there.
 
-    Returns why it is empty, "" when it is whole. Raises OSError when not even an empty file can be made.
+    Returns why it is empty, "" when it is whole. Raises OSError when not even an empty file can be
+    made.
     """
-    if path != directory.kill_switch:  # whose folder is never made: its file system may not be mounted here
+    # whose folder is never made: its file system may not be mounted here
+    if path != directory.kill_switch:
         make_shared(path.parent)
     try:
         with_reserve(directory, lambda: request.write(path), path)
@@ -153,7 +205,9 @@ def place_request(directory: RunDirectory, path: Path, request: Request) -> str:
 
 
 class Signalled(Record):
-    """A stop through the scheduler: jobs that were `asked`, and why others could not be: (number, reason)."""
+    """A stop through the scheduler: jobs that were `asked`, and why others could not be: (number,
+    reason).
+    """
 
     asked: tuple[str, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
@@ -183,7 +237,9 @@ class Acknowledgements(Record):
     missing: tuple[tuple[int, str], ...] = ()
 
     def __str__(self) -> str:
-        """In words; empty where there is no one to answer. No rank is named while none has answered."""
+        """In words; empty where there is no one to answer. No rank is named while none has
+        answered.
+        """
         total = len(self.given) + len(self.missing)
         if not total:
             return ""
@@ -191,11 +247,17 @@ class Acknowledgements(Record):
             return f"none of {counted(total, 'rank')} has answered yet"
         text = f"{len(self.given)} of {counted(total, 'rank')} {'has' if total == 1 else 'have'} answered"
         names = [f"rank {rank} on {host}" for rank, host in self.missing[:MISSING_NAMED]]
-        more = f" and {len(self.missing) - MISSING_NAMED} more" if len(self.missing) > MISSING_NAMED else ""
-        return f"{text}; missing: {', '.join(names)}{more}" if names else text
+        more = ""
+        if len(self.missing) > MISSING_NAMED:
+            more = f" and {len(self.missing) - MISSING_NAMED} more"
+        if names:
+            return f"{text}; missing: {', '.join(names)}{more}"
+        return text
 
 
-def acknowledgements(directory: RunDirectory, request: int, attempts: Iterable[str]) -> Acknowledgements:
+def acknowledgements(
+    directory: RunDirectory, request: int, attempts: Iterable[str]
+) -> Acknowledgements:
     """What the heartbeats of some attempts say of a request. One made by hand (0) has no receipts."""
     beats, _ = read_heartbeats(directory.paths)
     if not request or isinstance(beats, Unknown):
@@ -209,7 +271,9 @@ def acknowledgements(directory: RunDirectory, request: int, attempts: Iterable[s
 
 
 class JobEnding(Record):
-    """How one job of the run ended while it was waited for. `marker` is None when the trainer left no exit record."""
+    """How one job of the run ended while it was waited for. `marker` is None when the trainer left
+    no exit record.
+    """
 
     job_id: str
     marker: EndMarker | None
@@ -225,10 +289,12 @@ def wait_for_end(
     request: int = 0,
     unsaved_end: str = "",
 ) -> tuple[JobEnding, ...]:
-    """Wait until each of `jobs` is over, or `pause` returns False. `progress` gets a line whenever something changes.
+    """Wait until each of `jobs` is over, or `pause` returns False. `progress` gets a line whenever
+    something changes.
 
-    `request`: number of the request whose receipts are shown; 0 for none. `unsaved_end`: what to type where the workers
-    cannot save; where nothing changes for `QUIET_SECONDS`, that and whom it waits for is said, once for each change.
+    `request`: number of the request whose receipts are shown; 0 for none. `unsaved_end`: what to
+    type where the workers cannot save; where nothing changes for `QUIET_SECONDS`, that and whom it
+    waits for is said, once for each change.
 
     A scheduler that does not answer is asked again: its silence ends nothing.
     """
@@ -239,12 +305,17 @@ def wait_for_end(
             return endings
         text = _where(directory, [ending for ending in endings if not ending.is_over])
         answered = str(acknowledgements(directory, request, [job.raw_id for job in jobs]))
-        text = f"{text}; {answered}" if answered else text
+        if answered:
+            text = f"{text}; {answered}"
         if text != said:
             progress(text)
             said, changed, is_explained = text, time.monotonic(), False
         elif not is_explained and time.monotonic() - changed >= QUIET_SECONDS:
-            waiting = [job.raw_id for job, ending in zip(jobs, endings, strict=True) if ending.marker is None]
+            waiting = [
+                job.raw_id
+                for job, ending in zip(jobs, endings, strict=True)
+                if ending.marker is None
+            ]
             for line in _waits_for(directory, waiting, request, time.time(), unsaved_end):
                 progress(line)
             is_explained = True
@@ -255,9 +326,13 @@ def wait_for_end(
 def _waits_for(
     directory: RunDirectory, attempts: Iterable[str], request: int, now: float, unsaved_end: str
 ) -> Iterator[str]:
-    """Which ranks a stop waits for, those that are silent for longest first, and what ends them all the same."""
+    """Which ranks a stop waits for, those that are silent for longest first, and what ends them all
+    the same.
+    """
     wanted = set(attempts)
-    beats = [beat for beat in known(read_heartbeats(directory.paths)[0], ()) if beat.job_id in wanted]
+    beats = [
+        beat for beat in known(read_heartbeats(directory.paths)[0], ()) if beat.job_id in wanted
+    ]
     missing = [beat for beat in beats if beat.request != request] or beats
     if not wanted:
         return  # the trainers have ended: nothing is left to save

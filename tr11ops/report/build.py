@@ -6,7 +6,15 @@ from datetime import tzinfo
 
 from tr11ops.report.material import ReportMaterial
 from tr11ops.report.page import Page, ReportSection
-from tr11ops.report.sections import attempts, checkpoints, head, incidents, node_hours, nodes, training
+from tr11ops.report.sections import (
+    attempts,
+    checkpoints,
+    head,
+    incidents,
+    node_hours,
+    nodes,
+    training,
+)
 from tr11ops.report.sections.formats import clock
 
 

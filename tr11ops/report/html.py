@@ -1,4 +1,6 @@
-"""The page's values as one file of HTML that needs nothing else: styles and script are inside. No decisions here."""
+"""The page's values as one file of HTML that needs nothing else: styles and script are inside. No
+decisions here.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,15 @@ def render(page: Page) -> str:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+        loader=jinja2.FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
     )
     style = (FOLDER / "report.css").read_text(encoding="utf-8")
-    script = (FOLDER / "report.js").read_text(encoding="utf-8") if page.has_charts else ""
-    return str(environment.get_template("report.html.j2").render(page=page, style=style, script=script))
+    script = ""
+    if page.has_charts:
+        script = (FOLDER / "report.js").read_text(encoding="utf-8")
+    return str(
+        environment.get_template("report.html.j2").render(page=page, style=style, script=script)
+    )

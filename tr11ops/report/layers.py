@@ -1,4 +1,6 @@
-"""What a training measured of its layers, for drawing: of each number the layer that has most of it, and the middle."""
+"""What a training measured of its layers, for drawing: of each number the layer that has most of
+it, and the middle.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ MOST_LAYER_POINTS = 1000
 
 
 class LayerSpread(Record):
-    """One number over all layers: the largest, in which layer, and the middle one; NaN where none was measured."""
+    """One number over all layers: the largest, in which layer, and the middle one; NaN where none
+    was measured.
+    """
 
     largest: float
     layer: str
@@ -34,9 +38,16 @@ class LayersPoint(Record):
 
 
 def layers_point(record: MetricsRecord, tokens: int, samples: int) -> LayersPoint | None:
-    """Of a record of that kind, which stands behind the step with so many tokens and samples; None of any other."""
+    """Of a record of that kind, which stands behind the step with so many tokens and samples; None
+    of any other.
+    """
     names = record.values.get("layers")
-    if record.kind != LAYERS or not isinstance(names, list) or record.iteration is None or record.time is None:
+    if (
+        record.kind != LAYERS
+        or not isinstance(names, list)
+        or record.iteration is None
+        or record.time is None
+    ):
         return None
     layers = [str(name) for name in names]
     numbers = {name: _numbers(record.values.get(name), len(layers)) for name in LAYER_NUMBERS}
@@ -66,7 +77,9 @@ def _numbers(value: Any, count: int) -> list[float]:
 
 
 def _spread(layers: Sequence[str], values: Sequence[float]) -> LayerSpread:
-    finite = [(value, layer) for layer, value in zip(layers, values, strict=True) if math.isfinite(value)]
+    finite = [
+        (value, layer) for layer, value in zip(layers, values, strict=True) if math.isfinite(value)
+    ]
     if not finite:
         return LayerSpread(math.nan, "", math.nan)
     largest, layer = max(finite, key=lambda pair: pair[0])
@@ -83,4 +96,6 @@ def few_of(points: Iterable[LayersPoint]) -> tuple[LayersPoint, ...]:
 
 def _update_of(point: LayersPoint) -> float:
     largest = point.update.largest
-    return largest if math.isfinite(largest) else -math.inf
+    if math.isfinite(largest):
+        return largest
+    return -math.inf

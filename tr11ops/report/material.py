@@ -1,4 +1,6 @@
-"""Everything that the report page is made of, read once. What could not be read is Unknown, and the page says so."""
+"""Everything that the report page is made of, read once. What could not be read is Unknown, and the
+page says so.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,11 @@ if TYPE_CHECKING:
 
 
 class ReportMaterial(Assessment):
-    """One run, seen as a whole. `end` is when the training will be done, None where that is not known.
+    """One run, seen as a whole. `end` is when the training will be done, None where that is not
+    known.
 
-    `within` is the part of the course in `series`. `read_errors` are what could not be read, each cause once.
+    `within` is the part of the course in `series`. `read_errors` are what could not be read, each
+    cause once.
     """
 
     history: History

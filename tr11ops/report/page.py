@@ -16,9 +16,11 @@ class Column(Record):
 
 
 class Cell(Record):
-    """One cell's text. `style`: "critical" or "warning" where it is to stand out, "code" for a command, "time".
+    """One cell's text. `style`: "critical" or "warning" where it is to stand out, "code" for a
+    command, "time".
 
-    `swatch` is the class of a small square of colour before the text. `title` is the column's, for narrow screens.
+    `swatch` is the class of a small square of colour before the text. `title` is the column's, for
+    narrow screens.
     """
 
     text: str
@@ -45,7 +47,9 @@ class Table(Record):
 
     @property
     def is_wide(self) -> bool:
-        """Whether its columns have no room beside each other on a phone: each row is shown as a card there."""
+        """Whether its columns have no room beside each other on a phone: each row is shown as a
+        card there.
+        """
         return len(self.columns) > 4 or any(column.is_wide for column in self.columns)
 
 
@@ -68,7 +72,9 @@ class Tile(Record):
 
 
 class Page(Record):
-    """The whole page. `sentence` sums it up; `share` is the progress in percent, None where the end is not known."""
+    """The whole page. `sentence` sums it up; `share` is the progress in percent, None where the end
+    is not known.
+    """
 
     name: str
     sentence: str
@@ -95,10 +101,16 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Styled]]) -> 
     """A table of texts; None without rows."""
     if not rows:
         return None
-    cells = (tuple(_cell(cell, column) for cell, column in zip(row, columns, strict=True)) for row in rows)
+    cells = (
+        tuple(_cell(cell, column) for cell, column in zip(row, columns, strict=True))
+        for row in rows
+    )
     return Table(tuple(columns), tuple(cells))
 
 
 def _cell(cell: str | Styled, column: Column) -> Cell:
-    text = cell if isinstance(cell, Styled) else Styled(cell)
+    if isinstance(cell, Styled):
+        text = cell
+    else:
+        text = Styled(cell)
     return Cell(text.text, column.title, text.style, text.swatch, column.is_number, column.is_wide)

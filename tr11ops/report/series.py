@@ -1,4 +1,6 @@
-"""The course of a whole training for drawing: every step read, few kept, and no spike lost among them."""
+"""The course of a whole training for drawing: every step read, few kept, and no spike lost among
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ MOST_VALIDATIONS = 1000  # of a group
 
 
 class StepPoint(Record):
-    """One logged step. `time` in seconds since the epoch; a loss or norm that was not finite is NaN."""
+    """One logged step. `time` in seconds since the epoch; a loss or norm that was not finite is
+    NaN.
+    """
 
     time: float
     iteration: int
@@ -35,8 +39,9 @@ class StepPoint(Record):
 
 
 class ValidationPoint(Record):
-    """One evaluation of a validation group; `tokens` and `samples` are those of the step before it, `time` is when it
-    was logged."""
+    """One evaluation of a validation group; `tokens` and `samples` are those of the step before it,
+    `time` is when it was logged.
+    """
 
     group: str
     time: float
@@ -51,7 +56,9 @@ Point = StepPoint | ValidationPoint | LayersPoint
 
 @dataclass
 class JobThroughput:
-    """When the steps of one job were logged, the TFLOPs of a GPU in each, and its global batch: 24 bytes a step."""
+    """When the steps of one job were logged, the TFLOPs of a GPU in each, and its global batch: 24
+    bytes a step.
+    """
 
     times: array[float] = field(default_factory=lambda: array("d"))
     tflops: array[float] = field(default_factory=lambda: array("d"))
@@ -59,7 +66,9 @@ class JobThroughput:
 
 
 class TrainingSeries(Record):
-    """Steps in the order in which they were trained. `total` counts all, `points` are those that were kept."""
+    """Steps in the order in which they were trained. `total` counts all, `points` are those that
+    were kept.
+    """
 
     points: tuple[StepPoint, ...]
     total: int
@@ -69,7 +78,8 @@ class TrainingSeries(Record):
 
 
 def read_series(path: Path, within: CurveRange = WHOLE) -> TrainingSeries:
-    """The steps in a metrics.jsonl `within` a range, thinned to at most MOST_POINTS or so, and their validations.
+    """The steps in a metrics.jsonl `within` a range, thinned to at most MOST_POINTS or so, and
+    their validations.
 
     What each job's throughput was is kept of all steps.
 
@@ -104,7 +114,11 @@ def series_of(found: Iterable[Point], within: CurveRange = WHOLE) -> TrainingSer
                 yield record
 
     points, total = thinned(steps(), MOST_POINTS)
-    kept = [point for group in validations.values() for point in group[:: -(-len(group) // MOST_VALIDATIONS)]]
+    kept = [
+        point
+        for group in validations.values()
+        for point in group[:: -(-len(group) // MOST_VALIDATIONS)]
+    ]
     return TrainingSeries(points, total, tuple(kept), throughput, few_of(layers))
 
 
@@ -116,7 +130,10 @@ def points_of(found: Iterable[MetricsRecord]) -> Iterator[Point]:
         if iteration is None or record.time is None:
             continue
         if record.kind == STEP:
-            tokens, samples = record.integer("consumed_tokens") or 0, record.integer("consumed_samples") or 0
+            tokens, samples = (
+                record.integer("consumed_tokens") or 0,
+                record.integer("consumed_samples") or 0,
+            )
             yield StepPoint(
                 record.time,
                 iteration,
@@ -137,9 +154,11 @@ def points_of(found: Iterable[MetricsRecord]) -> Iterator[Point]:
 
 
 def thinned(points: Iterable[StepPoint], most: int) -> tuple[tuple[StepPoint, ...], int]:
-    """Few of the points, and how many there were: the ends and the extremes of stretches of equally many steps.
+    """Few of the points, and how many there were: the ends and the extremes of stretches of equally
+    many steps.
 
-    The stretches double whenever there are too many, so one pass over a stream of unknown length is enough.
+    The stretches double whenever there are too many, so one pass over a stream of unknown length is
+    enough.
     """
     per_stretch = 7  # points that stand for a stretch
     limit = max(1, most // per_stretch)
@@ -148,7 +167,10 @@ def thinned(points: Iterable[StepPoint], most: int) -> tuple[tuple[StepPoint, ..
     for point in points:
         if total % width == 0:
             if len(stretches) == 2 * limit:
-                stretches = [first + second for first, second in zip(stretches[::2], stretches[1::2], strict=True)]
+                stretches = [
+                    first + second
+                    for first, second in zip(stretches[::2], stretches[1::2], strict=True)
+                ]
                 stretches = [_extremes(stretch) for stretch in stretches]
                 width *= 2
             stretches.append([])
@@ -156,16 +178,24 @@ def thinned(points: Iterable[StepPoint], most: int) -> tuple[tuple[StepPoint, ..
         total += 1
         if len(stretches[-1]) >= 4 * per_stretch:
             stretches[-1] = _extremes(stretches[-1])
-    kept = [point for stretch in stretches for point in (_extremes(stretch) if total > most else stretch)]
+    kept = [
+        point
+        for stretch in stretches
+        for point in (_extremes(stretch) if total > most else stretch)
+    ]
     return tuple(kept), total
 
 
 def _extremes(stretch: list[StepPoint]) -> list[StepPoint]:
-    """The first and last step of a stretch, those of extreme loss, norm and throughput, and one that was not finite."""
+    """The first and last step of a stretch, those of extreme loss, norm and throughput, and one
+    that was not finite.
+    """
     chosen = {0, len(stretch) - 1}
     for name, choices in (("loss", (max, min)), ("grad_norm", (max,)), ("tflops", (min,))):
         finite = [(getattr(point, name), index) for index, point in enumerate(stretch)]
         finite = [(value, index) for value, index in finite if math.isfinite(value)]
         chosen |= {choose(finite)[1] for choose in choices if finite}
-    chosen |= set([index for index, point in enumerate(stretch) if not math.isfinite(point.loss)][:1])
+    chosen |= set(
+        [index for index, point in enumerate(stretch) if not math.isfinite(point.loss)][:1]
+    )
     return [stretch[index] for index in sorted(chosen)]

@@ -23,8 +23,8 @@ SAY_WHICH = "set slurm.gpu_kind"
 
 
 def attention_of(card: RunCard) -> KernelChoice:
-    """The choice that the trainer makes on the card's nodes. On GPUs of an unknown kind (`gpu_is_unknown`) that of an
-    A100: what says so must add that it is not known.
+    """The choice that the trainer makes on the card's nodes. On GPUs of an unknown kind
+    (`gpu_is_unknown`) that of an A100: what says so must add that it is not known.
     """
     device = _device_of(card) or Device("cuda", AMPERE)
     data = card.data
@@ -39,7 +39,9 @@ def gpu_is_unknown(card: RunCard) -> bool:
 
 def device_type(card: RunCard) -> Literal["cpu", "cuda"]:
     """The kind of device that the card's workers compute on, `cpu` or `cuda`."""
-    return "cuda" if card.slurm.gpus_per_node else "cpu"
+    if card.slurm.gpus_per_node:
+        return "cuda"
+    return "cpu"
 
 
 def _device_of(card: RunCard) -> Device | None:
@@ -47,19 +49,28 @@ def _device_of(card: RunCard) -> Device | None:
     if not card.slurm.gpus_per_node:
         return Device("cpu")
     gpu = gpu_of(card)
-    return None if gpu is None else Device("cuda", gpu.capability, maker=maker_of(gpu))
+    if gpu is None:
+        return None
+    return Device("cuda", gpu.capability, maker=maker_of(gpu))
 
 
 def _float8_checks(card: RunCard) -> Iterator[PreflightCheck]:
-    """8-bit floats on GPUs without them. Of a kind that the card does not name only the node can tell."""
+    """8-bit floats on GPUs without them. Of a kind that the card does not name only the node can
+    tell.
+    """
     if not card.precision.float8:
         return
     device = _device_of(card)
-    obstacle = None if device is None else float8_obstacle(device)
+    if device is None:
+        obstacle = None
+    else:
+        obstacle = float8_obstacle(device)
     if obstacle is not None:
         yield refused("precision.float8", obstacle, OTHER_GPUS, 2)
     elif device is None:
-        yield warning("precision.float8", "the card does not say which GPUs: not all can", SAY_WHICH)
+        yield warning(
+            "precision.float8", "the card does not say which GPUs: not all can", SAY_WHICH
+        )
     elif device.kind == "cpu":
         yield warning("precision.float8", "CPUs only imitate it, slower than bf16")
 
@@ -71,6 +82,10 @@ def attention_checks(card: RunCard) -> Iterator[PreflightCheck]:
     if choice.refusal is not None:
         yield refused("model.require_fused_attention", choice.refusal, DROP_IT, 2)
     elif gpu_is_unknown(card):
-        yield warning("attention", f"the card does not say which GPUs: unknown; on an A100: {choice}", SAY_WHICH)
+        yield warning(
+            "attention",
+            f"the card does not say which GPUs: unknown; on an A100: {choice}",
+            SAY_WHICH,
+        )
     elif card.slurm.gpus_per_node:
         yield ok("attention", str(choice)) if choice.is_fused else warning("attention", str(choice))

@@ -1,6 +1,8 @@
-"""The run card: one TOML file that says everything a run should be, checked whole before anything is done.
+"""The run card: one TOML file that says everything a run should be, checked whole before anything
+is done.
 
-`RunCard` is the trainer's schema (`trainer.config.card.TrainerConfig`) with the operation's sections beside it.
+`RunCard` is the trainer's schema (`trainer.config.card.TrainerConfig`) with the operation's
+sections beside it.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ from trainer.contract.record import Record
 from trainer.schedule.path import batch_size_at, path_of
 from trainer.schedule.rules import cross_rules
 
-# Lists of mail addresses that a card takes from the environment: `recipients = ["$TR11_ALERT_RECIPIENTS"]`.
+# Lists of mail addresses that a card takes from the environment: `recipients =
+# ["$TR11_ALERT_RECIPIENTS"]`.
 
 ADDRESS_KEYS = (("alerts", "recipients"), ("alerts", "rota"))
 _WHOLE_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
@@ -51,10 +54,11 @@ _WHOLE_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 def expand_addresses(
     tables: Mapping[str, Any], environment: Mapping[str, str], keep_undefined: bool
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """The tables with each address that is one `$NAME` replaced by the addresses in it, split at commas.
+    """The tables with each address that is one `$NAME` replaced by the addresses in it, split at
+    commas.
 
-    An undefined variable is left for the card's other variables to be reported with; `keep_undefined` drops it, since
-    it can be no address. One that names no address is a problem.
+    An undefined variable is left for the card's other variables to be reported with;
+    `keep_undefined` drops it, since it can be no address. One that names no address is a problem.
     """
     result, problems = dict(tables), []
     for section, key in ADDRESS_KEYS:
@@ -63,8 +67,12 @@ def expand_addresses(
             continue
         entries: list[Any] = []
         for entry in table[key]:
-            match = _WHOLE_VARIABLE.fullmatch(entry) if isinstance(entry, str) else None
-            name = (match[1] or match[2]) if match else ""
+            match = None
+            if isinstance(entry, str):
+                match = _WHOLE_VARIABLE.fullmatch(entry)
+            name = ""
+            if match:
+                name = match[1] or match[2]
             if not match or (name not in environment and not keep_undefined):
                 entries.append(entry)
             elif name in environment:
@@ -72,7 +80,9 @@ def expand_addresses(
                 entries += found
                 if not found:
                     fix = f"export {name}=ana@site.org,ben@site.org, or --set '{section}.{key}=[]'"
-                    problems.append(Problem(f"{section}.{key}", entry, "names no mail address", fix))
+                    problems.append(
+                        Problem(f"{section}.{key}", entry, "names no mail address", fix)
+                    )
         result[section] = {**table, key: entries}
     return result, problems
 
@@ -107,7 +117,8 @@ __all__ = [
 RESOLVED_SCHEMA = 1
 MOST_PROBLEMS = 40
 
-# Strings that the shell on the node expands, and paths that are made absolute (`runcard_find.base_of` says from where).
+# Strings that the shell on the node expands, and paths that are made absolute
+# (`runcard_find.base_of` says from where).
 SHELL_KEYS: frozenset[Key] = frozenset({("slurm", "setup")})
 PATH_KEYS: frozenset[Key] = frozenset(
     {
@@ -187,19 +198,24 @@ class RunCard(TrainerConfig):
 
     @property
     def digest(self) -> str:
-        """A stable hash of every setting (blake2b-128, hexadecimal): equal exactly when two cards say the same."""
+        """A stable hash of every setting (blake2b-128, hexadecimal): equal exactly when two cards
+        say the same.
+        """
         value = self.model_dump(mode="json")
         for table, key in ((value, "kubernetes"), (value["slurm"], "container")):
-            if table[key] is None:  # cards without them keep the hash that they had before there were such sections
+            # cards without them keep the hash that they had before there were such sections
+            if table[key] is None:
                 del table[key]
         text = json.dumps(value, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
 
 
 def resolved(card: RunCard) -> dict[str, Any]:
-    """The card as JSON for the trainer and later commands: every default filled in, and what follows from it.
+    """The card as JSON for the trainer and later commands: every default filled in, and what
+    follows from it.
 
-    `trainer.config.card.load_trainer_config` reads it as it is; `card_from_resolved` gives the card back.
+    `trainer.config.card.load_trainer_config` reads it as it is; `card_from_resolved` gives the card
+    back.
     """
     derived = {
         "schema": RESOLVED_SCHEMA,
@@ -234,7 +250,9 @@ def load_card(
     keep_undefined: bool = False,
 ) -> RunCard:
     """The card in `path`; see `load_with_base`."""
-    return load_with_base(path, overrides, environment, directory=directory, keep_undefined=keep_undefined).card
+    return load_with_base(
+        path, overrides, environment, directory=directory, keep_undefined=keep_undefined
+    ).card
 
 
 def load_with_base(
@@ -253,12 +271,18 @@ def load_with_base(
     undefined variables as written, for commands that touch no path.
     Raises CardError with every problem found, one line each.
     """
-    tables, problems, base = _prepared(path, overrides, environment or {}, directory or Path.cwd(), keep_undefined)
+    tables, problems, base = _prepared(
+        path, overrides, environment or {}, directory or Path.cwd(), keep_undefined
+    )
     return LoadedCard(_checked(tables, problems, str(path)), base)
 
 
-def paths_of_refused(path: Path, overrides: Sequence[str], environment: Mapping[str, str]) -> RunPaths | None:
-    """Where the run lives whose card `load_card` refuses; None where that cannot be said either. Raises nothing."""
+def paths_of_refused(
+    path: Path, overrides: Sequence[str], environment: Mapping[str, str]
+) -> RunPaths | None:
+    """Where the run lives whose card `load_card` refuses; None where that cannot be said either.
+    Raises nothing.
+    """
     try:
         tables, _, _ = _prepared(path, overrides, environment, Path.cwd(), False)
         run = validate(RunSection, tables.get("run") or {}, str(path))
@@ -268,9 +292,15 @@ def paths_of_refused(path: Path, overrides: Sequence[str], environment: Mapping[
 
 
 def _prepared(
-    path: Path, overrides: Sequence[str], variables: Mapping[str, str], current: Path, keep_undefined: bool
+    path: Path,
+    overrides: Sequence[str],
+    variables: Mapping[str, str],
+    current: Path,
+    keep_undefined: bool,
 ) -> tuple[dict[str, Any], list[Problem], PathBase]:
-    """The tables of a card as they are to be judged, what is wrong with them so far, and where its paths begin."""
+    """The tables of a card as they are to be judged, what is wrong with them so far, and where its
+    paths begin.
+    """
     problems: list[Problem] = []
     tables = _usable(read_tables(path), problems)
     own_run, _ = expand({"run": tables.get("run")}, variables, SHELL_KEYS, True)
@@ -286,20 +316,26 @@ def _prepared(
     problems += pathless
     base, typed = base_of(path, own_run, current), overridden_keys(overrides)
     tables = make_absolute(
-        tables, PATH_KEYS, lambda key: current if key in typed else base.folder, variables.get("HOME", "")
+        tables,
+        PATH_KEYS,
+        lambda key: current if key in typed else base.folder,
+        variables.get("HOME", ""),
     )
     return tables, problems, base
 
 
 def _usable(tables: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """The tables without the keys that hold what no schema should meet; these are added to `problems`."""
+    """The tables without the keys that hold what no schema should meet; these are added to
+    `problems`.
+    """
     found = unusable_values(tables, SHELL_KEYS)
     problems += found
     return without(tables, {tuple(problem.key.split(".")[:2]) for problem in found})
 
 
 def _checked(tables: Mapping[str, Any], problems: list[Problem], source: str) -> RunCard:
-    """The card, when there are no `problems` so far and it breaks no rule. Raises CardError with all that is wrong.
+    """The card, when there are no `problems` so far and it breaks no rule. Raises CardError with
+    all that is wrong.
 
     A card with faulty keys is judged by all rules that do not need these.
     """
@@ -307,7 +343,11 @@ def _checked(tables: Mapping[str, Any], problems: list[Problem], source: str) ->
         card = validate(RunCard, tables, source)
     except CardError as error:
         named = [f"{problem.key}." for problem in problems]
-        fresh = [fault for fault in error.problems if not any(key.startswith(f"{fault.key}.") for key in named)]
+        fresh = [
+            fault
+            for fault in error.problems
+            if not any(key.startswith(f"{fault.key}.") for key in named)
+        ]
         faulty = {tuple(problem.key.split(".")) for problem in (*problems, *error.problems)}
         partly = salvage(RunCard, derive_numbers(tables), faulty)
         _raise_if([*problems, *fresh, *broken_rules(partly, is_whole=False)], source)
@@ -317,7 +357,9 @@ def _checked(tables: Mapping[str, Any], problems: list[Problem], source: str) ->
 
 
 def broken_rules(card: RunCard, is_whole: bool = True) -> list[Problem]:
-    """What the rules between keys say against a card; of one that `is_whole` is False, those that can be asked."""
+    """What the rules between keys say against a card; of one that `is_whole` is False, those that
+    can be asked.
+    """
     found: list[Problem] = []
     for rule in (*cross_rules(card, lambda: card.world_size), *operation_rules(card)):
         try:
@@ -331,7 +373,9 @@ def broken_rules(card: RunCard, is_whole: bool = True) -> list[Problem]:
 
 def _raise_if(problems: Sequence[Problem], source: str) -> None:
     if len(problems) > MOST_PROBLEMS:
-        more = Problem("card", None, f"has {len(problems) - MOST_PROBLEMS} more problems", "repair these first")
+        more = Problem(
+            "card", None, f"has {len(problems) - MOST_PROBLEMS} more problems", "repair these first"
+        )
         problems = [*problems[:MOST_PROBLEMS], more]
     if problems:
         raise CardError(source, [_without_private(problem) for problem in problems])
@@ -339,4 +383,6 @@ def _raise_if(problems: Sequence[Problem], source: str) -> None:
 
 def _without_private(problem: Problem) -> Problem:
     """The problem without what it quotes, where that is of a key that is never shown."""
-    return replace(problem, value=None) if is_private(RunCard, problem.key.split(".")) else problem
+    if is_private(RunCard, problem.key.split(".")):
+        return replace(problem, value=None)
+    return problem

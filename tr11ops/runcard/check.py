@@ -18,7 +18,9 @@ class Level(StrEnum):
 
 
 class PreflightCheck(Record):
-    """One line of the preflight. `exit_code` counts where the level is refused (1 needs a person, 2 wrong usage)."""
+    """One line of the preflight. `exit_code` counts where the level is refused (1 needs a person, 2
+    wrong usage).
+    """
 
     level: Level
     name: str
@@ -43,11 +45,15 @@ def refused(name: str, text: str, fix: str, exit_code: int = 1) -> PreflightChec
 
 
 def unknown(name: str, text: str) -> PreflightCheck:
-    return PreflightCheck(Level.UNKNOWN, name, text, "nothing was submitted; try again when it answers", 3)
+    return PreflightCheck(
+        Level.UNKNOWN, name, text, "nothing was submitted; try again when it answers", 3
+    )
 
 
 def verdict(checks: Iterable[PreflightCheck]) -> int:
-    """The exit code that the checks add up to: 0, else unknown (3) before wrong usage (2) before a refusal (1)."""
+    """The exit code that the checks add up to: 0, else unknown (3) before wrong usage (2) before a
+    refusal (1).
+    """
     checks = list(checks)
     if any(check.level is Level.UNKNOWN for check in checks):
         return 3

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> Iterator[str]:
+def differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], path: str = ""
+) -> Iterator[str]:
     """`section.key: old -> new` for every value that differs, by name."""
     for key in sorted({*before, *after}):
         old, new, name = before.get(key), after.get(key), f"{path}{key}"
@@ -17,5 +19,10 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str =
 
 
 def _value(value: Any) -> str:
-    text = "none" if value is None else " ".join(str(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    if value is None:
+        text = "none"
+    else:
+        text = " ".join(str(value).split())
+    if len(text) <= 60:
+        return text
+    return f"{text[:57]}..."

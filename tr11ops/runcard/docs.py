@@ -1,4 +1,6 @@
-"""The reference of the run card, written from the schema: `python -m tr11ops.runcard.docs > docs/run-card.md`."""
+"""The reference of the run card, written from the schema: `python -m tr11ops.runcard.docs >
+docs/run-card.md`.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,12 @@ def _section(section: CardSection) -> list[str]:
 
 def _row(key: CardKey) -> str:
     kind = _QUOTED.sub(r"`\g<0>`", key.kind)
-    default = "**required**" if key.is_required else f"`{key.default_text}`" if key.default_text else ""
+    if key.is_required:
+        default = "**required**"
+    elif key.default_text:
+        default = f"`{key.default_text}`"
+    else:
+        default = ""
     cells = (f"`{key.name}`", kind, default, key.meaning)
     return f"| {' | '.join(cell.replace('|', _BAR) for cell in cells)} |"
 

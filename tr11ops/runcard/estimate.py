@@ -1,4 +1,6 @@
-"""Everything that follows from a run card, without running anything: sizes, steps, rates, costs, attempts."""
+"""Everything that follows from a run card, without running anything: sizes, steps, rates, costs,
+attempts.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from tr11ops.runcard.check import Level
 from tr11ops.runcard.exit_duration import exit_plan
 from tr11ops.runcard.gpu_memory import least_recomputed, memory_checks, memory_of
 from tr11ops.runcard.rules import card_warnings
-from tr11ops.runcard.speed import NARROWEST, Speed, assumed_speed, measured_speed, path_seconds, seconds_at
+from tr11ops.runcard.speed import (
+    NARROWEST,
+    Speed,
+    assumed_speed,
+    measured_speed,
+    path_seconds,
+    seconds_at,
+)
 from trainer.config.first_loss import FirstLoss, first_loss
 from trainer.config.kernel_choice import KernelChoice, recomputed_blocks
 from trainer.contract.documents import document
@@ -36,7 +45,9 @@ class RatePoint(Record):
 
 
 class StepShape(Record):
-    """One step at a given batch: micro batches of each replica, and the share of it that the pipeline idles."""
+    """One step at a given batch: micro batches of each replica, and the share of it that the
+    pipeline idles.
+    """
 
     global_batch_size: int
     gradient_accumulation_steps: int
@@ -44,7 +55,9 @@ class StepShape(Record):
 
 
 class LevelTime(Record):
-    """The steps of one level of the batch ramp: seconds of each, hours of all, TFLOPs of each worker meanwhile."""
+    """The steps of one level of the batch ramp: seconds of each, hours of all, TFLOPs of each
+    worker meanwhile.
+    """
 
     batch_size: int
     iterations: int
@@ -57,9 +70,10 @@ class LevelTime(Record):
 class Duration(Record):
     """How long the training takes. `basis` says what that rests on.
 
-    Steps of the ramp are scaled by micro batches, pipeline bubble, and what is done once a step; waits, faults, saves,
-    evaluations are not in it. `rule_of_thumb_days`: 8 operations (6 without activation checkpointing) a token and
-    parameter at the full step's rate, as if there were no ramp and neither attention scores nor logits.
+    Steps of the ramp are scaled by micro batches, pipeline bubble, and what is done once a step;
+    waits, faults, saves, evaluations are not in it. `rule_of_thumb_days`: 8 operations (6 without
+    activation checkpointing) a token and parameter at the full step's rate, as if there were no
+    ramp and neither attention scores nor logits.
     """
 
     basis: str
@@ -90,7 +104,8 @@ class Estimate(Record):
     data_parallel: int
     parameters: flops.ParameterCount
     stages: tuple[flops.StageBlocks, ...] | None
-    busiest_stage_excess: float | None  # of its operations over the mean stage's; None as for `stages`
+    # of its operations over the mean stage's; None as for `stages`
+    busiest_stage_excess: float | None
     iterations: int
     ramp_iterations: int
     train_samples: int
@@ -110,11 +125,14 @@ class Estimate(Record):
     checkpoints: int | None  # None when only minutes say when to save
     training_bytes: int
     worker_state_bytes: int | None
-    worker_memory: WorkerMemory | None  # at the peak of a step; None where only the engine knows the stages
+    # at the peak of a step; None where only the engine knows the stages
+    worker_memory: WorkerMemory | None
     gpu_memory_gb: float | None
     recomputed_blocks: int  # of the model, wholly or in part
-    least_recomputed_blocks: int | None  # that fit `gpu_memory_gb`; None where that is not known or none do
-    save_copy_bytes: int | None  # host memory of each node, on average; None where saves are not asynchronous
+    # that fit `gpu_memory_gb`; None where that is not known or none do
+    least_recomputed_blocks: int | None
+    # host memory of each node, on average; None where saves are not asynchronous
+    save_copy_bytes: int | None
     attention: KernelChoice  # where `gpu_is_unknown`, that of an A100
     gpus_per_node: int
     gpu_is_unknown: bool  # the card asks for GPUs and does not say which
@@ -145,15 +163,20 @@ def estimate(
 ) -> Estimate:
     """Every derived number of `card`.
 
-    `seconds_per_iteration` (at the full batch) or `assumed_tflops` (of each GPU, by the original's formula) give the
-    times; with neither, the run's own `steps` as (iteration, seconds); with none of them, GPUs are assumed to reach
-    what the 176B training reached. CPUs give no times then, nor do GPUs of an unknown kind, nor narrow models.
-    `asked_attempts` is the length of an array whose share of the training is wanted.
+    `seconds_per_iteration` (at the full batch) or `assumed_tflops` (of each GPU, by the original's
+    formula) give the times; with neither, the run's own `steps` as (iteration, seconds); with none
+    of them, GPUs are assumed to reach what the 176B training reached. CPUs give no times then, nor
+    do GPUs of an unknown kind, nor narrow models. `asked_attempts` is the length of an array whose
+    share of the training is wanted.
     """
     model, vocabulary = card.model, card.tokenizer.padded_vocabulary_size
     count = flops.count_parameters(model, vocabulary)
     path = path_of(card)
-    levels, iterations, trained = path.batch_levels, path.total_iterations, path.end.consumed_samples
+    levels, iterations, trained = (
+        path.batch_levels,
+        path.total_iterations,
+        path.end.consumed_samples,
+    )
     stages = flops.stage_layout(model, card.parallel, vocabulary)
     full, masked = card.batch.global_batch_size, card.data.mask_probability
     data_parallel = card.data_parallel_degree
@@ -168,7 +191,9 @@ def estimate(
         data_parallel=data_parallel,
         parameters=count,
         stages=stages,
-        busiest_stage_excess=flops.busiest_stage(model, stages, vocabulary, masked).excess if stages else None,
+        busiest_stage_excess=flops.busiest_stage(model, stages, vocabulary, masked).excess
+        if stages
+        else None,
         iterations=iterations,
         ramp_iterations=sum(level.iterations for level in levels if level.batch_size < full),
         train_samples=card.batch.train_samples,
@@ -183,7 +208,11 @@ def estimate(
         hardware_flops_per_iteration=flops.hardware_flops(model, vocabulary, full, None, masked),
         total_model_flops=sum(
             flops.model_flops(
-                model, vocabulary, segment.iterations * segment.batch_size, segment.sequence_length, masked
+                model,
+                vocabulary,
+                segment.iterations * segment.batch_size,
+                segment.sequence_length,
+                masked,
             )
             for segment in path.segments
         ),
@@ -193,7 +222,9 @@ def estimate(
             model.layers, card.parallel.tensor, card.parallel.pipeline, data_parallel
         ),
         checkpoints=iterations // card.checkpoint.interval if card.checkpoint.interval else None,
-        training_bytes=flops.training_bytes(count.total, card.precision, card.optimizer, count.word_embedding),
+        training_bytes=flops.training_bytes(
+            count.total, card.precision, card.optimizer, count.word_embedding
+        ),
         worker_state_bytes=_largest_worker(card, stages),
         worker_memory=memory_of(card),
         gpu_memory_gb=card.slurm.gpu_memory_gb,
@@ -227,7 +258,9 @@ def _save_copy(card: RunCard, parameters: int) -> int | None:
     """An asynchronous save copies the whole checkpoint first, each worker what it writes."""
     if not card.checkpoint.asynchronous or card.checkpoint.format == "deepspeed":
         return None
-    return -(-flops.checkpoint_bytes(parameters, card.precision, card.optimizer) // card.slurm.nodes)
+    return -(
+        -flops.checkpoint_bytes(parameters, card.precision, card.optimizer) // card.slurm.nodes
+    )
 
 
 def _largest_worker(card: RunCard, stages: tuple[flops.StageBlocks, ...] | None) -> int | None:
@@ -247,7 +280,9 @@ def _largest_worker(card: RunCard, stages: tuple[flops.StageBlocks, ...] | None)
 
 
 def _rate_points(card: RunCard, path: TrainingPath) -> tuple[RatePoint, ...]:
-    """First step, end of warm-up and ramp, tenths of the training, end of the decay, end; in the order of the steps."""
+    """First step, end of warm-up and ramp, tenths of the training, end of the decay, end; in the
+    order of the steps.
+    """
     plan, end, levels = plan_of(card), path.end, path.batch_levels
     moments = {1: "first step", end.iteration: "end"}
     for tenth in range(2, 10, 2):
@@ -299,7 +334,9 @@ def _why_no_speed(card: RunCard) -> str:
     return f"models of less than {NARROWEST:,} features were not measured"
 
 
-def _duration(card: RunCard, path: TrainingPath, speed: Speed | None, asked: int) -> Duration | None:
+def _duration(
+    card: RunCard, path: TrainingPath, speed: Speed | None, asked: int
+) -> Duration | None:
     if speed is None:
         return None
     levels = _level_times(card, path, speed)
@@ -308,7 +345,13 @@ def _duration(card: RunCard, path: TrainingPath, speed: Speed | None, asked: int
     attempts = max(1, math.ceil(total / usable))
     rate = seconds_at(card, 1.0) / speed.full
     count = flops.count_parameters(card.model, card.tokenizer.padded_vocabulary_size).total
-    thumb = 2 * flops.passes(card.model) * count * path.end.consumed_tokens / (rate * 1e12 * card.world_size)
+    thumb = (
+        2
+        * flops.passes(card.model)
+        * count
+        * path.end.consumed_tokens
+        / (rate * 1e12 * card.world_size)
+    )
     return Duration(
         basis=speed.basis,
         seconds_per_iteration=speed.full,
@@ -322,7 +365,9 @@ def _duration(card: RunCard, path: TrainingPath, speed: Speed | None, asked: int
         asked_days=min(asked * usable, total) / 86400,
         asked_share=min(1.0, asked * usable / total),
         levels=levels,
-        ramp_hours=sum(level.hours for level in levels if level.batch_size < card.batch.global_batch_size),
+        ramp_hours=sum(
+            level.hours for level in levels if level.batch_size < card.batch.global_batch_size
+        ),
         rule_of_thumb_days=thumb / 86400,
     )
 
@@ -331,24 +376,35 @@ def _level_times(card: RunCard, path: TrainingPath, speed: Speed) -> tuple[Level
     """One entry for each batch, whatever the lengths in it."""
     vocabulary, seconds = card.tokenizer.padded_vocabulary_size, path_seconds(card, path, speed)
     found = []
-    for batch, group in groupby(range(len(seconds)), key=lambda number: path.segments[number].batch_size):
+    for batch, group in groupby(
+        range(len(seconds)), key=lambda number: path.segments[number].batch_size
+    ):
         numbers = list(group)
         steps = sum(path.segments[number].iterations for number in numbers)
         total = sum(path.segments[number].iterations * seconds[number] for number in numbers)
         work = sum(
             path.segments[number].iterations
             * flops.tflops_per_gpu(
-                card.model, vocabulary, batch, 1.0, card.world_size, path.segments[number].sequence_length
+                card.model,
+                vocabulary,
+                batch,
+                1.0,
+                card.world_size,
+                path.segments[number].sequence_length,
             )
             for number in numbers
         )
         is_measured = all(number in speed.measured for number in numbers)
-        found.append(LevelTime(batch, steps, total / steps, total / 3600, work / total, is_measured))
+        found.append(
+            LevelTime(batch, steps, total / steps, total / 3600, work / total, is_measured)
+        )
     return tuple(found)
 
 
 def attempt_seconds(card: RunCard) -> float:
-    """Time of one attempt, at least a second: until its exit duration or its early signal, whichever comes first."""
+    """Time of one attempt, at least a second: until its exit duration or its early signal,
+    whichever comes first.
+    """
     until_signal: float = card.time_limit_seconds - (card.slurm.signal_seconds_before_limit or 0)
     minutes = exit_plan(card).minutes
     return max(1.0, until_signal if minutes is None else min(until_signal, minutes * 60))

@@ -23,14 +23,16 @@ SAVE_START_SECONDS = 5.0
 LEAST_SPARE_SECONDS = 60.0  # beyond what must be done
 SPARE_SHARE = 0.25  # of what must be done: no save is as long as the last one
 LARGEST_SPARE_SHARE = 0.125  # of the time limit
-LARGEST_KEPT_SHARE = 0.5  # of the time limit: an attempt that keeps more trains less than it waits to save
+# of the time limit: an attempt that keeps more trains less than it waits to save
+LARGEST_KEPT_SHARE = 0.5
 UNKNOWN_STEP_SECONDS = 300.0
 _DERIVED = "exit_duration_is_derived"
 
 
 class ExitPlan(Record):
-    """`minutes`: when the trainer leaves, None where nothing says so. `why`: how that was derived, or why it cannot be;
-    "" where the card itself says when it leaves, in minutes or by an early signal.
+    """`minutes`: when the trainer leaves, None where nothing says so. `why`: how that was derived,
+    or why it cannot be; "" where the card itself says when it leaves, in minutes or by an early
+    signal.
     """
 
     minutes: float | None
@@ -44,14 +46,18 @@ class ExitPlan(Record):
         """The card with the derived minutes in it; the same card where none were derived."""
         if not self.is_derived:
             return card
-        return card.model_copy(update={"run": card.run.model_copy(update={"exit_duration_minutes": self.minutes})})
+        return card.model_copy(
+            update={"run": card.run.model_copy(update={"exit_duration_minutes": self.minutes})}
+        )
 
 
 def exit_plan(card: RunCard, history: RunHistory | None = None) -> ExitPlan:
-    """When an attempt of `card` leaves: as the card says, else so long before the time limit as it takes to end well.
+    """When an attempt of `card` leaves: as the card says, else so long before the time limit as it
+    takes to end well.
 
-    That is one step, one evaluation and one save, as `history` measured them or else as estimated, and some time to
-    spare. An early signal makes the trainer leave by itself, so nothing is derived beside one.
+    That is one step, one evaluation and one save, as `history` measured them or else as estimated,
+    and some time to spare. An early signal makes the trainer leave by itself, so nothing is derived
+    beside one.
     """
     minutes = card.run.exit_duration_minutes
     if minutes is not None or card.slurm.signal_seconds_before_limit is not None:
@@ -60,7 +66,10 @@ def exit_plan(card: RunCard, history: RunHistory | None = None) -> ExitPlan:
     kept, words = _kept(card, history, limit)
     if kept > LARGEST_KEPT_SHARE * limit:
         return ExitPlan(None, f"too little of slurm.time_limit is left beside {words}")
-    return ExitPlan(_rounded((limit - kept) / 60), f"{duration(kept)} before the limit: {words}, the rest to spare")
+    return ExitPlan(
+        _rounded((limit - kept) / 60),
+        f"{duration(kept)} before the limit: {words}, the rest to spare",
+    )
 
 
 def _kept(card: RunCard, history: RunHistory | None, limit: float) -> tuple[float, str]:
@@ -69,9 +78,12 @@ def _kept(card: RunCard, history: RunHistory | None, limit: float) -> tuple[floa
     need = sum(seconds for _, seconds, _ in parts)
     spare = min(max(LEAST_SPARE_SECONDS, SPARE_SHARE * need), LARGEST_SPARE_SHARE * limit)
     kept = need + spare
-    if len(parts) == 1:  # nothing says how long a step takes: the rule of thumb for what is not known
+    # nothing says how long a step takes: the rule of thumb for what is not known
+    if len(parts) == 1:
         kept = max(kept, limit - 60 * advised_exit_minutes(int(limit)))
-    words = ", ".join(f"{name} {duration(max(1.0, seconds))} ({basis})" for name, seconds, basis in parts)
+    words = ", ".join(
+        f"{name} {duration(max(1.0, seconds))} ({basis})" for name, seconds, basis in parts
+    )
     return kept, words
 
 
@@ -87,18 +99,23 @@ class JobTime(Record):
     @property
     def limit(self) -> float | None:
         """Seconds."""
-        return None if self.end is None else self.end - self.start
+        if self.end is None:
+            return None
+        return self.end - self.start
 
 
 def exit_time(card: RunCard, history: RunHistory | None, job: JobTime, began: float) -> ExitTime:
     """When an attempt of `card`, as it was written, leaves by the clock in a job of such a limit.
 
-    As long before the limit as it takes to end well, whatever limit the card asked for. Where the card says when it
-    leaves, in minutes or by an early signal, no more is kept than it keeps; its minutes since the attempt `began` are
-    never exceeded.
+    As long before the limit as it takes to end well, whatever limit the card asked for. Where the
+    card says when it leaves, in minutes or by an early signal, no more is kept than it keeps; its
+    minutes since the attempt `began` are never exceeded.
     """
     minutes = card.run.exit_duration_minutes
-    by_card = None if minutes is None else began + 60 * minutes
+    if minutes is None:
+        by_card = None
+    else:
+        by_card = began + 60 * minutes
     if job.end is None or job.limit is None:
         return ExitTime(by_card, "" if by_card is None else f"{minutes:g} min, as the card says")
     kept, words = _kept(card, history, job.limit)
@@ -120,7 +137,8 @@ def exit_time(card: RunCard, history: RunHistory | None, job: JobTime, began: fl
 
 
 def too_short(history: RunHistory | None, job: JobTime, now: float) -> str:
-    """Why a training that starts now cannot start, do a step, save and leave before its job's limit; "" when it can.
+    """Why a training that starts now cannot start, do a step, save and leave before its job's
+    limit; "" when it can.
 
     By what was measured alone: an estimate holds no one up.
     """
@@ -136,24 +154,38 @@ def too_short(history: RunHistory | None, job: JobTime, now: float) -> str:
 
 
 def seconds_to_end(card: RunCard, history: RunHistory | None = None) -> float:
-    """What a training needs from the word to stop until it has saved, with time to spare, where no limit bounds that.
+    """What a training needs from the word to stop until it has saved, with time to spare, where no
+    limit bounds that.
 
     Where nothing says how long a step takes, five minutes stand for it.
     """
     parts = _parts(card, history)
-    need = sum(seconds for _, seconds, _ in parts) + (UNKNOWN_STEP_SECONDS if len(parts) == 1 else 0.0)
+    need = sum(seconds for _, seconds, _ in parts) + (
+        UNKNOWN_STEP_SECONDS if len(parts) == 1 else 0.0
+    )
     return need + max(LEAST_SPARE_SECONDS, SPARE_SHARE * need)
 
 
 def _rounded(minutes: float) -> float:
-    return float(math.floor(minutes)) if minutes >= 10 else math.floor(100 * minutes) / 100
+    if minutes >= 10:
+        return float(math.floor(minutes))
+    return math.floor(100 * minutes) / 100
 
 
 def _parts(card: RunCard, history: RunHistory | None) -> list[tuple[str, float, str]]:
-    """What must be done before the end: (name, seconds, basis). A step and an evaluation only where they are known."""
+    """What must be done before the end: (name, seconds, basis). A step and an evaluation only where
+    they are known.
+    """
     measured_step = history.step if history else None
-    assumed = assumed_speed(card) if measured_step is None else None
-    step = measured_step if measured_step is not None else (assumed.full if assumed else None)
+    assumed = None
+    if measured_step is None:
+        assumed = assumed_speed(card)
+    if measured_step is not None:
+        step = measured_step
+    elif assumed:
+        step = assumed.full
+    else:
+        step = None
     parts = []
     if step is not None:
         parts.append(("a step", step, "measured" if measured_step is not None else "assumed"))
@@ -175,38 +207,52 @@ def _parts(card: RunCard, history: RunHistory | None) -> list[tuple[str, float, 
 
 
 def _evaluation_seconds(card: RunCard, step: float) -> float:
-    """Forward passes of every validation set: a quarter of a step each, a third where nothing is recomputed.
+    """Forward passes of every validation set: a quarter of a step each, a third where nothing is
+    recomputed.
 
-    29 sets of one batch of the original make 12.7 minutes, which took 12. Groups in a file count as one.
+    29 sets of one batch of the original make 12.7 minutes, which took 12. Groups in a file count as
+    one.
     """
     data = card.data
     sets = len(data.valid_groups) or (1 + len(data.prefixes) if data.validate_each else 1)
     return step / flops.passes(card.model) * sets * card.evaluation.iterations
 
 
-# ----------------------------------------------------------------------------- the card that the trainer reads
+# ----------------------------------------------------------------------------- the card that the
+# trainer reads
 def resolved_with_exit(card: RunCard, plan: ExitPlan) -> dict[str, Any]:
-    """`card` resolved, with the minutes of `plan` in it; its hash stays that of the card as it was written."""
+    """`card` resolved, with the minutes of `plan` in it; its hash stays that of the card as it was
+    written.
+    """
     value = resolved(plan.applied(card))
     derived = {**value["derived"], "card_hash": card.digest}
     return {**value, "derived": {**derived, _DERIVED: True} if plan.is_derived else derived}
 
 
-def derived_again(value: Mapping[str, Any], source: str, history: RunHistory) -> tuple[dict[str, Any], ExitPlan]:
-    """A resolved card at the start of an attempt, with its derived minutes derived from what was measured since.
+def derived_again(
+    value: Mapping[str, Any], source: str, history: RunHistory
+) -> tuple[dict[str, Any], ExitPlan]:
+    """A resolved card at the start of an attempt, with its derived minutes derived from what was
+    measured since.
 
-    A launch knows nothing of the saves that the first tasks of its array will make. What the card itself says stays,
-    and so does an earlier figure where none can be derived any more. Raises CardError when it is no resolved card.
+    A launch knows nothing of the saves that the first tasks of its array will make. What the card
+    itself says stays, and so does an earlier figure where none can be derived any more. Raises
+    CardError when it is no resolved card.
     """
     written = card_as_written(value, source)
     plan = exit_plan(written, history)
-    if not plan.is_derived or written.run.exit_duration_minutes == value["run"]["exit_duration_minutes"]:
+    if (
+        not plan.is_derived
+        or written.run.exit_duration_minutes == value["run"]["exit_duration_minutes"]
+    ):
         return dict(value), ExitPlan(value["run"]["exit_duration_minutes"])
     return {**value, "run": {**value["run"], "exit_duration_minutes": plan.minutes}}, plan
 
 
 def card_as_written(value: Mapping[str, Any], source: str) -> RunCard:
-    """The card that `resolved_with_exit` was given, without what was derived. Raises CardError when it is not one."""
+    """The card that `resolved_with_exit` was given, without what was derived. Raises CardError when
+    it is not one.
+    """
     if isinstance(value.get("derived"), Mapping) and value["derived"].get(_DERIVED) is True:
         value = {**value, "run": {**value["run"], "exit_duration_minutes": None}}
     return card_from_resolved(value, source)

@@ -1,4 +1,6 @@
-"""Which card a command line means, and the folder that the card's relative paths are taken from: one rule for all."""
+"""Which card a command line means, and the folder that the card's relative paths are taken from:
+one rule for all.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from trainer.contract.state_file import read_json
 
 
 def shipped_folder() -> Path:
-    """The folder of the cards that come with tr11: inside the package when installed, `slurm/` in a checkout."""
+    """The folder of the cards that come with tr11: inside the package when installed, `slurm/` in a
+    checkout.
+    """
     return shipped("slurm")
 
 
@@ -26,10 +30,15 @@ def shipped_cards() -> tuple[str, ...]:
 def find_card(option: str | None, environment: Mapping[str, str], directory: Path) -> Path:
     """The card to use: `--run`, else $TR11_RUN, else tr11.toml in `directory`.
 
-    The first two may be a path or the name of a shipped card; a path wins. Raises CardError when there is none.
+    The first two may be a path or the name of a shipped card; a path wins. Raises CardError when
+    there is none.
     """
-    if option == "":  # an unset variable of a script; the default card may be another run, which no one meant
-        raise CardError("command line", [Problem("--run", option, "is empty", "give a path, or leave --run out")])
+    # an unset variable of a script; the default card may be another run, which no one meant
+    if option == "":
+        raise CardError(
+            "command line",
+            [Problem("--run", option, "is empty", "give a path, or leave --run out")],
+        )
     named = option or environment.get("TR11_RUN")
     origin = "--run" if option else "$TR11_RUN"
     if not named:
@@ -39,7 +48,14 @@ def find_card(option: str | None, environment: Mapping[str, str], directory: Pat
         rule = "there is no tr11.toml here and neither --run nor $TR11_RUN is given"
         raise CardError(
             str(directory),
-            [Problem("run card", None, rule, f"write one with `tr11 init`, use --run PATH, or {_shipped_names()}")],
+            [
+                Problem(
+                    "run card",
+                    None,
+                    rule,
+                    f"write one with `tr11 init`, use --run PATH, or {_shipped_names()}",
+                )
+            ],
         )
     if "\0" not in named and (directory / named).exists():
         return directory / named
@@ -47,13 +63,22 @@ def find_card(option: str | None, environment: Mapping[str, str], directory: Pat
     if stem in shipped_cards():
         return shipped_folder() / f"{stem}.toml"
     near = nearest(stem, shipped_cards())
-    fix = f"did you mean {near!r}?" if near else f"{_to_make(named)}give another path, or {_shipped_names()}"
-    raise CardError("command line", [Problem(origin, named, "is neither a file nor a shipped card", fix)])
+    if near:
+        fix = f"did you mean {near!r}?"
+    else:
+        fix = f"{_to_make(named)}give another path, or {_shipped_names()}"
+    raise CardError(
+        "command line", [Problem(origin, named, "is neither a file nor a shipped card", fix)]
+    )
 
 
 def _to_make(named: str) -> str:
-    """How to get a card that is named like a file and is not there; the name is shown with the key already."""
-    return "write one with `tr11 init -o PATH`, " if named.endswith(".toml") else ""
+    """How to get a card that is named like a file and is not there; the name is shown with the key
+    already.
+    """
+    if named.endswith(".toml"):
+        return "write one with `tr11 init -o PATH`, "
+    return ""
 
 
 def _shipped_names() -> str:
@@ -64,8 +89,9 @@ def _shipped_names() -> str:
 class PathBase(Record):
     """The folder that a card's relative paths are taken from, and why that one.
 
-    card: it holds the card. shipped: the card comes with tr11, so it is where the command is typed. recorded: a run of
-    this card was launched from the current folder when paths were taken from there, and goes on where it is.
+    card: it holds the card. shipped: the card comes with tr11, so it is where the command is typed.
+    recorded: a run of this card was launched from the current folder when paths were taken from
+    there, and goes on where it is.
     """
 
     folder: Path
@@ -83,7 +109,10 @@ def base_of(card: Path, tables: Mapping[str, Any], current: Path) -> PathBase:
     if os.path.realpath(folder) == os.path.realpath(shipped_folder()):
         return PathBase(current, "shipped")
     run = tables.get("run")
-    name, directory = (run.get("name"), run.get("directory")) if isinstance(run, Mapping) else (None, None)
+    if isinstance(run, Mapping):
+        name, directory = (run.get("name"), run.get("directory"))
+    else:
+        name, directory = (None, None)
     if (
         isinstance(name, str)
         and isinstance(directory, str)
@@ -113,7 +142,9 @@ def _is_folder(path: Path) -> bool:
 
 
 def _has_run(directory: Path, name: str) -> bool:
-    """Whether a run of this name was launched into `directory`, by the newest submission that can be read."""
+    """Whether a run of this name was launched into `directory`, by the newest submission that can
+    be read.
+    """
     try:
         kept = sorted((directory / "state" / "submissions").glob("*/card.json"), reverse=True)
     except OSError:

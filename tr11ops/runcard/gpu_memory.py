@@ -26,10 +26,17 @@ class CardChange(Record):
 def shape_of(card: RunCard) -> MemoryShape:
     """What the memory of the card's workers depends on."""
     return MemoryShape(
-        card.model, card.parallel, card.batch, card.precision, card.optimizer,
-        card.tokenizer.padded_vocabulary_size, card.data_parallel_degree, attention_of(card).name,
-        device_type(card), card.data.mask_probability,
-    )  # fmt: skip
+        card.model,
+        card.parallel,
+        card.batch,
+        card.precision,
+        card.optimizer,
+        card.tokenizer.padded_vocabulary_size,
+        card.data_parallel_degree,
+        attention_of(card).name,
+        device_type(card),
+        card.data.mask_probability,
+    )
 
 
 def memory_of(card: RunCard) -> WorkerMemory | None:
@@ -38,7 +45,8 @@ def memory_of(card: RunCard) -> WorkerMemory | None:
 
 
 def least_recomputed(card: RunCard) -> int | None:
-    """The fewest blocks, of the card's own granularity, whose recomputation lets the workers fit without being tight.
+    """The fewest blocks, of the card's own granularity, whose recomputation lets the workers fit
+    without being tight.
 
     None where all do not suffice, or where the card does not say how large its GPUs are.
     """
@@ -48,16 +56,23 @@ def least_recomputed(card: RunCard) -> int | None:
     limit = TIGHT_SHARE * stated * 2**30
     if _total(_recomputing(card, None)) > limit:
         return None
-    return next((blocks for blocks in range(layers + 1) if _total(_recomputing(card, blocks)) <= limit), None)
+    return next(
+        (blocks for blocks in range(layers + 1) if _total(_recomputing(card, blocks)) <= limit),
+        None,
+    )
 
 
 def _recomputing(card: RunCard, blocks: int | None) -> RunCard:
     """The card with so many recomputed blocks; None: all."""
-    return _with(card, "model", activation_checkpointing=blocks != 0, recompute_blocks=blocks or None)
+    return _with(
+        card, "model", activation_checkpointing=blocks != 0, recompute_blocks=blocks or None
+    )
 
 
 def memory_checks(card: RunCard) -> Iterator[PreflightCheck]:
-    """Refuse a card whose workers cannot fit, with the fewest recomputed blocks that would; say where it is unknown."""
+    """Refuse a card whose workers cannot fit, with the fewest recomputed blocks that would; say
+    where it is unknown.
+    """
     stated, found = card.slurm.gpu_memory_gb, memory_of(card)
     if not card.slurm.gpus_per_node or found is None:
         return
@@ -80,7 +95,9 @@ def memory_checks(card: RunCard) -> Iterator[PreflightCheck]:
 
 def _recomputation(card: RunCard) -> str:
     least = least_recomputed(card)
-    return "recomputing every block would not do" if least is None else f"recomputing {_of_all(card, least)} would fit"
+    if least is None:
+        return "recomputing every block would not do"
+    return f"recomputing {_of_all(card, least)} would fit"
 
 
 def _of_all(card: RunCard, blocks: int) -> str:
@@ -88,13 +105,17 @@ def _of_all(card: RunCard, blocks: int) -> str:
 
 
 def advice(card: RunCard, limit: int) -> str:
-    """The changes that make the card fit `limit` bytes, each alone; else the first few that do together."""
+    """The changes that make the card fit `limit` bytes, each alone; else the first few that do
+    together.
+    """
     alone = [change.text for change in changes(card) if _total(change.card) <= limit]
     if alone:
         return f"set {' or '.join(alone[:3])}"
     taken: list[str] = []
     while _total(card) > limit:
-        better = next((change for change in changes(card) if _total(change.card) < _total(card)), None)
+        better = next(
+            (change for change in changes(card) if _total(change.card) < _total(card)), None
+        )
         if better is None or len(taken) == MOST_CHANGES:
             return "use GPUs with more memory, or a smaller model"
         taken.append(better.text)
@@ -114,24 +135,34 @@ def _candidates(card: RunCard) -> Iterator[CardChange]:
         fewer = _with(card, "batch", micro_batch_size=1, micro_batch_ramp=[])
         yield CardChange(f"batch.micro_batch_size = 1{ramp}", fewer)
     if parallel.tensor > 1 and not parallel.sequence_parallel:
-        yield CardChange("parallel.sequence_parallel = true", _with(card, "parallel", sequence_parallel=True))
+        yield CardChange(
+            "parallel.sequence_parallel = true", _with(card, "parallel", sequence_parallel=True)
+        )
     least = least_recomputed(card)
     if least is not None and least > recomputed_blocks(card.model):
-        switch = "" if card.model.activation_checkpointing else "model.activation_checkpointing = true with "
+        switch = (
+            ""
+            if card.model.activation_checkpointing
+            else "model.activation_checkpointing = true with "
+        )
         yield CardChange(f"{switch}model.recompute_blocks = {least}", _recomputing(card, least))
     elif recomputed_blocks(card.model) < card.model.layers:
         text = "model.activation_checkpointing = true"
         if card.model.recompute_blocks is not None:
             text += " without model.recompute_blocks"
         yield CardChange(text, _recomputing(card, None))
-    if 2 * parallel.tensor <= card.slurm.workers:  # tensor ranks of several nodes would wait for the network
+    # tensor ranks of several nodes would wait for the network
+    if 2 * parallel.tensor <= card.slurm.workers:
         yield CardChange(
-            f"parallel.tensor = {2 * parallel.tensor}", _with(card, "parallel", tensor=2 * parallel.tensor)
+            f"parallel.tensor = {2 * parallel.tensor}",
+            _with(card, "parallel", tensor=2 * parallel.tensor),
         )
     deeper = _with(card, "parallel", pipeline=2 * parallel.pipeline)
     if memory_of(deeper) is not None:
         yield CardChange(f"parallel.pipeline = {2 * parallel.pipeline}", deeper)
-    yield CardChange(f"slurm.nodes = {2 * card.slurm.nodes}", _with(card, "slurm", nodes=2 * card.slurm.nodes))
+    yield CardChange(
+        f"slurm.nodes = {2 * card.slurm.nodes}", _with(card, "slurm", nodes=2 * card.slurm.nodes)
+    )
     if card.optimizer.type != "adam8bit":
         yield CardChange('optimizer.type = "adam8bit"', _with(card, "optimizer", type="adam8bit"))
 

@@ -12,19 +12,25 @@ from trainer.schedule.devices import device_peak
 
 
 def with_gpus_of(card: RunCard, nodes: Iterable[Node]) -> RunCard:
-    """The card with kind and memory of these nodes' GPUs, where it does not name them and they are all alike."""
+    """The card with kind and memory of these nodes' GPUs, where it does not name them and they are
+    all alike.
+    """
     there = [node for node in nodes if node.gpus >= max(1, card.slurm.gpus_per_node)]
     if not card.slurm.gpus_per_node or not there:
         return card
     found: dict[str, object] = {}
     kinds = {node.gpu_kind for node in there}
-    kind = kinds.pop() if len(kinds) == 1 else ""
+    kind = ""
+    if len(kinds) == 1:
+        kind = kinds.pop()
     if gpu_of(card) is None and device_peak(kind) is not None:
         found["gpu_kind"] = kind
     memory = min(node.gpu_memory_megabytes for node in there)
     if card.slurm.gpu_memory_gb is None and memory:
         found["gpu_memory_gb"] = memory_gb(memory)
-    return card.model_copy(update={"slurm": card.slurm.model_copy(update=found)}) if found else card
+    if found:
+        return card.model_copy(update={"slurm": card.slurm.model_copy(update=found)})
+    return card
 
 
 def memory_gb(megabytes: int) -> float:

@@ -1,4 +1,6 @@
-"""From the text of a run card to plain tables: TOML, `--set`, `$VARS`, absolute paths; the schema is an argument."""
+"""From the text of a run card to plain tables: TOML, `--set`, `$VARS`, absolute paths; the schema
+is an argument.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ _VARIABLE = re.compile(r"\$(?:\$|(\w+)|\{(\w+)\})", re.ASCII)
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. Raises CardError: not there, not a file, too large, not text, not TOML."""
+    """The tables of a TOML file. Raises CardError: not there, not a file, too large, not text, not
+    TOML.
+    """
 
     def refuse(rule: str, fix: str, value: object = None) -> CardError:
         return CardError(str(path), [Problem("file", value, rule, fix)])
@@ -45,9 +49,13 @@ def read_tables(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise refuse("does not exist", "name a card with --run PATH or $TR11_RUN") from None
     except OSError as error:
-        raise refuse(f"cannot be read ({error.strerror or error})", "check its path and rights") from None
+        raise refuse(
+            f"cannot be read ({error.strerror or error})", "check its path and rights"
+        ) from None
     if len(content) > LARGEST_CARD_BYTES:
-        raise refuse(f"is larger than {LARGEST_CARD_BYTES} bytes", "a run card is a short TOML file")
+        raise refuse(
+            f"is larger than {LARGEST_CARD_BYTES} bytes", "a run card is a short TOML file"
+        )
     try:
         return parse_toml(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -67,7 +75,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
 
 
-# ----------------------------------------------------------------------------- values no schema should meet
+# ----------------------------------------------------------------------------- values no schema
+# should meet
 def walk(value: Any, key: Key = ()) -> Iterator[tuple[Key, Any]]:
     """Every key and leaf below `value`, tables and lists before their content."""
     yield key, value
@@ -87,7 +96,8 @@ def dotted(key: Key) -> str:
 
 
 def unusable_values(tables: Mapping[str, Any], shell_keys: frozenset[Key]) -> list[Problem]:
-    """Values that are TOML but can be no one's setting: beyond 64 bits, too deep, with control characters.
+    """Values that are TOML but can be no one's setting: beyond 64 bits, too deep, with control
+    characters.
 
     Strings below `shell_keys` may hold tabs and line ends.
     """
@@ -95,18 +105,36 @@ def unusable_values(tables: Mapping[str, Any], shell_keys: frozenset[Key]) -> li
     for key, value in walk(dict(tables)):
         if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             bits = f"an integer of {value.bit_length()} bits"
-            problems.append(Problem(dotted(key), bits, "does not fit in 64 bits", "use a smaller number"))
+            problems.append(
+                Problem(dotted(key), bits, "does not fit in 64 bits", "use a smaller number")
+            )
         elif isinstance(value, str):
             allowed = "\n\t" if any(key[: len(prefix)] == prefix for prefix in shell_keys) else ""
-            if any((character < " " or character == "\x7f") and character not in allowed for character in value):
-                problems.append(Problem(dotted(key), value, "holds a control character", "write it on one plain line"))
+            if any(
+                (character < " " or character == "\x7f") and character not in allowed
+                for character in value
+            ):
+                problems.append(
+                    Problem(
+                        dotted(key),
+                        value,
+                        "holds a control character",
+                        "write it on one plain line",
+                    )
+                )
         if len(key) >= DEEPEST:
-            problems.append(Problem(dotted(key[:3]), None, "is nested too deeply", "`tr11 config explain` has all"))
+            problems.append(
+                Problem(
+                    dotted(key[:3]), None, "is nested too deeply", "`tr11 config explain` has all"
+                )
+            )
     return problems
 
 
 def without(tables: Mapping[str, Any], keys: Collection[Key]) -> dict[str, Any]:
-    """A copy of `tables` without the sections (keys of one part) and keys of sections (two parts) that are named."""
+    """A copy of `tables` without the sections (keys of one part) and keys of sections (two parts)
+    that are named.
+    """
     return {
         name: {key: item for key, item in table.items() if (name, key) not in keys}
         if isinstance(table, dict)
@@ -119,38 +147,53 @@ def without(tables: Mapping[str, Any], keys: Collection[Key]) -> dict[str, Any]:
 def secret_values(tables: Mapping[str, Any], file_keys: frozenset[Key]) -> list[Problem]:
     """Texts that are a secret by their form, and addresses where a file that holds one belongs.
 
-    A card is shared, and copied into the run directory: a secret in it is everyone's. The problems do not repeat it.
+    A card is shared, and copied into the run directory: a secret in it is everyone's. The problems
+    do not repeat it.
     """
     problems: list[Problem] = []
     texts = [(key, value) for key, value in walk(dict(tables)) if isinstance(value, str)]
     together = "\n".join(value for _, value in texts)
-    if not any(key in file_keys for key, _ in texts) and not (has_secret(together) or names_a_secret(together)):
+    if not any(key in file_keys for key, _ in texts) and not (
+        has_secret(together) or names_a_secret(together)
+    ):
         return problems  # what most cards are, looked at in one go
     for key, value in texts:
         if key in file_keys and ("://" in value or has_secret(value)):
             rule = "is the path of a file, and this holds the secret itself"
-            problems.append(Problem(dotted(key), None, rule, "put it into a file that others cannot read"))
+            problems.append(
+                Problem(dotted(key), None, rule, "put it into a file that others cannot read")
+            )
         elif has_secret(value) or (key[:2] == ("backup", "options") and names_a_secret(value)):
-            rule = "holds a password, a token or a signed address, and the card is shared with others"
-            problems.append(Problem(dotted(key), None, rule, "keep it in a file of its own that others cannot read"))
+            rule = (
+                "holds a password, a token or a signed address, and the card is shared with others"
+            )
+            problems.append(
+                Problem(
+                    dotted(key), None, rule, "keep it in a file of its own that others cannot read"
+                )
+            )
     return problems
 
 
-# ----------------------------------------------------------------------------- --set section.key=value
+# ----------------------------------------------------------------------------- --set
+# section.key=value
 def apply_overrides(
     tables: dict[str, Any], overrides: Sequence[str], schema: type[BaseModel]
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """A copy of `tables` with each `section.key=value` in it, and what was wrong with the overrides.
+    """A copy of `tables` with each `section.key=value` in it, and what was wrong with the
+    overrides.
 
-    The value is read as TOML; what TOML cannot read is a string, and so is what the schema wants as a string.
-    `none` removes an optional key.
+    The value is read as TOML; what TOML cannot read is a string, and so is what the schema wants as
+    a string. `none` removes an optional key.
     """
     result, problems = copy.deepcopy(tables), []
     for override in overrides:
         name, equals, text = override.partition("=")
         parts = _parts(override)
         if not equals or len(parts) < 2 or not all(parts):
-            problems.append(Problem("--set", name, "must be section.key=value", "e.g. --set slurm.nodes=24"))
+            problems.append(
+                Problem("--set", name, "must be section.key=value", "e.g. --set slurm.nodes=24")
+            )
             continue
         kinds, problem = _kinds_at(schema, parts)
         if problem:
@@ -158,10 +201,18 @@ def apply_overrides(
             continue
         table: Any = result
         for part in parts[:-1]:
-            table = table.setdefault(part, {}) if isinstance(table, dict) else None
+            if isinstance(table, dict):
+                table = table.setdefault(part, {})
+            else:
+                table = None
         if not isinstance(table, dict):
             problems.append(
-                Problem(name, None, "is inside something that is not a table in the card", "repair the card")
+                Problem(
+                    name,
+                    None,
+                    "is inside something that is not a table in the card",
+                    "repair the card",
+                )
             )
         elif text.strip().lower() == "none" and type(None) in kinds:
             table.pop(parts[-1], None)
@@ -184,11 +235,18 @@ def _override_value(text: str, kinds: frozenset[Any]) -> Any:
         read = parse_toml(f"value = {text}")
     except ValueError:
         return text
-    value = read["value"] if set(read) == {"value"} else text
-    return text if str in kinds and type(value) not in kinds else value
+    if set(read) == {"value"}:
+        value = read["value"]
+    else:
+        value = text
+    if str in kinds and type(value) not in kinds:
+        return text
+    return value
 
 
-def _kinds_at(schema: type[BaseModel], parts: Sequence[str]) -> tuple[frozenset[Any], Problem | None]:
+def _kinds_at(
+    schema: type[BaseModel], parts: Sequence[str]
+) -> tuple[frozenset[Any], Problem | None]:
     """The types that the key at `parts` takes, or the problem that there is no such key."""
     table: type[BaseModel] | None = schema
     kinds: frozenset[Any] = frozenset()
@@ -197,10 +255,15 @@ def _kinds_at(schema: type[BaseModel], parts: Sequence[str]) -> tuple[frozenset[
         if table is None:
             if dict in kinds and depth == len(parts) - 1:  # a free table, such as slurm.environment
                 return entries, None
-            return kinds, Problem(".".join(parts), None, f"{'.'.join(parts[:depth])} is not a table", "drop the rest")
+            return kinds, Problem(
+                ".".join(parts), None, f"{'.'.join(parts[:depth])} is not a table", "drop the rest"
+            )
         if part not in table.model_fields:
             near = nearest(part, table.model_fields)
-            fix = f"did you mean {'.'.join((*parts[:depth], near))!r}?" if near else "`tr11 config explain` has all"
+            if near:
+                fix = f"did you mean {'.'.join((*parts[:depth], near))!r}?"
+            else:
+                fix = "`tr11 config explain` has all"
             return kinds, Problem(".".join(parts), None, "is not a known key", fix)
         annotation = table.model_fields[part].annotation
         options = [item for item in (annotation, *get_args(annotation)) if item is not None]
@@ -208,8 +271,12 @@ def _kinds_at(schema: type[BaseModel], parts: Sequence[str]) -> tuple[frozenset[
         for item in _alternatives(annotation):
             if get_origin(item) is dict:
                 entries = frozenset(_alternatives(get_args(item)[1]))
-        tables = [item for item in options if isinstance(item, type) and issubclass(item, BaseModel)]
-        table = tables[0] if tables else None
+        tables = [
+            item for item in options if isinstance(item, type) and issubclass(item, BaseModel)
+        ]
+        table = None
+        if tables:
+            table = tables[0]
     return kinds, None
 
 
@@ -225,13 +292,17 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
 
 # ----------------------------------------------------------------------------- $VARS and paths
 def expand(
-    tables: Mapping[str, Any], environment: Mapping[str, str], shell_keys: frozenset[Key], keep_undefined: bool
+    tables: Mapping[str, Any],
+    environment: Mapping[str, str],
+    shell_keys: frozenset[Key],
+    keep_undefined: bool,
 ) -> tuple[dict[str, Any], list[Problem]]:
     """`$NAME` and `${NAME}` in every string replaced from `environment`; `$$` is a dollar sign.
 
-    Strings below `shell_keys` are left alone: the node's shell expands them. So is a variable for the workers that is a
-    reference to a secret; anywhere else a secret's variable is a problem. An undefined variable is one problem, however
-    often it is used, or stays as written with `keep_undefined`.
+    Strings below `shell_keys` are left alone: the node's shell expands them. So is a variable for
+    the workers that is a reference to a secret; anywhere else a secret's variable is a problem. An
+    undefined variable is one problem, however often it is used, or stays as written with
+    `keep_undefined`.
     """
     undefined: dict[str, list[tuple[Key, str]]] = {}
     secrets: list[Problem] = []
@@ -272,19 +343,25 @@ def _secret_problem(key: Key, variable: str) -> Problem:
 
 def _undefined_problem(name: str, uses: Sequence[tuple[Key, str]]) -> Problem:
     (key, value), others = uses[0], len(uses) - 1
-    rule = f"the environment variable ${name} is not defined" + (f" ({counted(others, 'more use')})" if others else "")
+    rule = f"the environment variable ${name} is not defined" + (
+        f" ({counted(others, 'more use')})" if others else ""
+    )
     return Problem(dotted(key), value, rule, f"export {name}=... or write the value")
 
 
 HUB_KEYS: frozenset[Key] = frozenset({("tokenizer", "path")})  # a path, or OWNER/NAME on the hub
-GROUP_KEYS: frozenset[Key] = frozenset({("data", "train_group"), ("data", "valid_groups"), ("data", "test_groups")})
+GROUP_KEYS: frozenset[Key] = frozenset(
+    {("data", "train_group"), ("data", "valid_groups"), ("data", "test_groups")}
+)
 
 
 def without_empty_paths(
     tables: Mapping[str, Any], path_keys: frozenset[Key], schema: type[BaseModel]
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """The tables without the optional paths that are empty, as `none` removes them; an empty path is the current folder
-    for whoever opens it. Where a path is needed, and in a list, an empty one is a problem."""
+    """The tables without the optional paths that are empty, as `none` removes them; an empty path
+    is the current folder for whoever opens it. Where a path is needed, and in a list, an empty one
+    is a problem.
+    """
     left, problems = copy.deepcopy(dict(tables)), []
     for key, value in list(walk(left)):
         plain = tuple(part for part in key if not isinstance(part, int))
@@ -294,14 +371,20 @@ def without_empty_paths(
             section, name = plain
             del left[section][name]
         else:
-            problems.append(Problem(dotted(key), value, "is empty, and a path is needed", "write the path"))
+            problems.append(
+                Problem(dotted(key), value, "is empty, and a path is needed", "write the path")
+            )
     return left, problems
 
 
 def make_absolute(
-    tables: Mapping[str, Any], path_keys: frozenset[Key], folder_of: Callable[[Key], Path], home: str
+    tables: Mapping[str, Any],
+    path_keys: frozenset[Key],
+    folder_of: Callable[[Key], Path],
+    home: str,
 ) -> dict[str, Any]:
-    """Paths at `path_keys` (or in a list there) and in data groups made absolute; `~/` is `home` where there is one.
+    """Paths at `path_keys` (or in a list there) and in data groups made absolute; `~/` is `home`
+    where there is one.
 
     `folder_of` says from which folder those at a key are taken.
     """
@@ -324,12 +407,16 @@ def make_absolute(
 
 
 def _absolute_group(text: str, directory: Path) -> str:
-    """A group `NAME: WEIGHT START:END PREFIX, ...` with absolute prefixes; what is no group is left for its parser."""
+    """A group `NAME: WEIGHT START:END PREFIX, ...` with absolute prefixes; what is no group is left
+    for its parser.
+    """
     name, colon, rest = text.partition(":")
     parts = [part.split() for part in rest.split(",")]
     if not colon or any(len(fields) != 3 for fields in parts):
         return text
-    return f"{name}: " + ", ".join(f"{weight} {span} {directory / prefix}" for weight, span, prefix in parts)
+    return f"{name}: " + ", ".join(
+        f"{weight} {span} {directory / prefix}" for weight, span, prefix in parts
+    )
 
 
 def _map(value: Any, change: Callable[[Key, Any], Any], key: Key = ()) -> Any:

@@ -1,4 +1,6 @@
-"""What there is to say of each key of the run card, read from its schema, for docs/run-card.md and `config explain`."""
+"""What there is to say of each key of the run card, read from its schema, for docs/run-card.md and
+`config explain`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ REQUIRED = object()  # the default of a key that a card must give
 
 
 class CardKey(Record):
-    """One key. `kind`: what its value may be, in words. `default`: as JSON has it; None where there is none."""
+    """One key. `kind`: what its value may be, in words. `default`: as JSON has it; None where there
+    is none.
+    """
 
     section: str
     name: str
@@ -39,11 +43,15 @@ class CardKey(Record):
     @property
     def default_text(self) -> str:
         """Its default as JSON; "" for none, and where the card must give it."""
-        return "" if self.default is None or self.is_required else json.dumps(self.default)
+        if self.default is None or self.is_required:
+            return ""
+        return json.dumps(self.default)
 
 
 class CardSection(Record):
-    """One section, or a table inside one (`batch.ramp`). `is_list`: there may be several tables of it."""
+    """One section, or a table inside one (`batch.ramp`). `is_list`: there may be several tables of
+    it.
+    """
 
     name: str
     text: str
@@ -60,7 +68,7 @@ def card_sections() -> Iterator[CardSection]:
 def _sections(name: str, entry: FieldInfo) -> Iterator[CardSection]:
     schema = _table(entry)
     assert schema is not None, f"{name} is not a section"
-    text = (schema.__doc__ or "").partition(": ")[2].strip()
+    text = " ".join((schema.__doc__ or "").partition(": ")[2].split())
     keys = tuple(_key(name, key, item) for key, item in schema.model_fields.items())
     yield CardSection(name, text[:1].upper() + text[1:], keys, get_origin(entry.annotation) is list)
     for key, item in schema.model_fields.items():
@@ -70,20 +78,28 @@ def _sections(name: str, entry: FieldInfo) -> Iterator[CardSection]:
 
 def _key(section: str, name: str, entry: FieldInfo) -> CardKey:
     default = REQUIRED if entry.default is PydanticUndefined else entry.default
-    kind = "table" if _table(entry) else _kind(entry)
+    if _table(entry):
+        kind = "table"
+    else:
+        kind = _kind(entry)
     is_path = (*section.split("."), name) in PATH_KEYS
     return CardKey(section, name, kind, default, entry.description or "", is_path)
 
 
 def _table(entry: FieldInfo) -> type[BaseModel] | None:
     options = (entry.annotation, *get_args(entry.annotation))
-    return next((item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None)
+    return next(
+        (item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None
+    )
 
 
 def _kind(entry: FieldInfo) -> str:
     words = _words(entry.annotation)
     bounds = [
-        f"{sign} {getattr(rule, name)}" for rule in entry.metadata for name, sign in _BOUNDS if hasattr(rule, name)
+        f"{sign} {getattr(rule, name)}"
+        for rule in entry.metadata
+        for name, sign in _BOUNDS
+        if hasattr(rule, name)
     ]
     return " ".join([words, *bounds[:1]])
 
@@ -102,5 +118,7 @@ def _words(annotation: Any) -> str:
     if origin is list:
         return f"list of {_words(members[0])}"
     if origin is dict:
-        return "table of text" if members[1] is str else "table"
+        if members[1] is str:
+            return "table of text"
+        return "table"
     return {int: "integer", float: "number", bool: "true, false", str: "text"}[annotation]

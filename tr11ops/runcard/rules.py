@@ -1,4 +1,6 @@
-"""Rules of the operation's sections that span several keys: refusals, and warnings that leave a choice."""
+"""Rules of the operation's sections that span several keys: refusals, and warnings that leave a
+choice.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
 LONG_ATTEMPT_SECONDS = 4 * 3600
 MARGIN_WITH_EVALUATION_SECONDS = 15 * 60
 MARGIN_SECONDS = 60
-UNEVEN_SHARE = 0.1  # by which a stage may exceed the mean before it is worth a word: the 176B training's does by 0.03
-SIGNAL_SLACK_SECONDS = 60  # Slurm's early signal came up to a minute off its time; later by as much is allowed for
+# by which a stage may exceed the mean before it is worth a word: the 176B training's does by 0.03
+UNEVEN_SHARE = 0.1
+# Slurm's early signal came up to a minute off its time; later by as much is allowed for
+SIGNAL_SLACK_SECONDS = 60
 
 INTERFACES = "GLOO_SOCKET_IFNAME"
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -45,7 +49,12 @@ def _exit_problems(card: RunCard) -> Iterator[Problem]:
     minutes, limit = card.run.exit_duration_minutes, card.time_limit_seconds
     if minutes is not None and minutes * 60 >= limit:
         rule = f"must be below slurm.time_limit ({card.slurm.time_limit} = {limit / 60:g} minutes), or nothing is saved"
-        yield Problem("run.exit_duration_minutes", minutes, rule, f"use {advised_exit_minutes(limit):g} or less")
+        yield Problem(
+            "run.exit_duration_minutes",
+            minutes,
+            rule,
+            f"use {advised_exit_minutes(limit):g} or less",
+        )
 
 
 def _signal_problems(card: RunCard) -> Iterator[Problem]:
@@ -56,7 +65,9 @@ def _signal_problems(card: RunCard) -> Iterator[Problem]:
 
 
 def _option_problems(card: RunCard) -> Iterator[Problem]:
-    """Options of sbatch that are not passed through: tr11 sets them itself, or could not follow the job."""
+    """Options of sbatch that are not passed through: tr11 sets them itself, or could not follow the
+    job.
+    """
     options = options_of(card.slurm.options)
     for name, value in options:
         fault = option_fault(name, value)
@@ -70,19 +81,28 @@ def _option_problems(card: RunCard) -> Iterator[Problem]:
 
 def card_warnings(card: RunCard) -> list[Problem]:
     """What a sound card still risks; shown, never a refusal."""
-    return [*_initial_warnings(card), *_stage_warnings(card), *_sequence_warnings(card), *_exit_warnings(card)]
+    return [
+        *_initial_warnings(card),
+        *_stage_warnings(card),
+        *_sequence_warnings(card),
+        *_exit_warnings(card),
+    ]
 
 
 def _initial_warnings(card: RunCard) -> Iterator[Problem]:
     """Initial weights far too large for the width."""
-    advice = too_large(card.model.init_std, card.model.hidden_size) if card.model.init_method == "normal" else None
+    advice = None
+    if card.model.init_method == "normal":
+        advice = too_large(card.model.init_std, card.model.hidden_size)
     if advice is not None:
         rule = f"is large for {card.model.hidden_size} columns: {WHAT_IT_COST}"
         yield Problem("model.init_std", card.model.init_std, rule, f"use {advice}")
 
 
 def _stage_warnings(card: RunCard) -> Iterator[Problem]:
-    """Pipeline stages with different numbers of blocks, where one with more of them holds the others up."""
+    """Pipeline stages with different numbers of blocks, where one with more of them holds the
+    others up.
+    """
     excess = _uneven_share(card, card.model, card.parallel)
     if excess > UNEVEN_SHARE:
         rule = f"gives some pipeline stages more blocks: a step takes {excess:.0%} longer than with even ones"
@@ -90,15 +110,23 @@ def _stage_warnings(card: RunCard) -> Iterator[Problem]:
 
 
 def _uneven_share(card: RunCard, model: ModelSection, parallel: ParallelSection) -> float:
-    """How much longer a step is where a stage has more blocks than another; 0 where that is not why, or not known."""
+    """How much longer a step is where a stage has more blocks than another; 0 where that is not
+    why, or not known.
+    """
     vocabulary = card.tokenizer.padded_vocabulary_size
     stages = stage_layout(model, parallel, vocabulary)
-    busiest = busiest_stage(model, stages, vocabulary, card.data.mask_probability) if stages else None
-    return busiest.excess if busiest is not None and busiest.for_blocks else 0.0
+    busiest = None
+    if stages:
+        busiest = busiest_stage(model, stages, vocabulary, card.data.mask_probability)
+    if busiest is not None and busiest.for_blocks:
+        return busiest.excess
+    return 0.0
 
 
 def _even_layers(card: RunCard) -> str:
-    """The numbers of layers on both sides whose stages are even, for the card's partition, else by blocks alone."""
+    """The numbers of layers on both sides whose stages are even, for the card's partition, else by
+    blocks alone.
+    """
     layers, stages = card.model.layers, card.parallel.pipeline
 
     def is_even(count: int, parallel: ParallelSection) -> bool:
@@ -109,11 +137,19 @@ def _even_layers(card: RunCard) -> str:
 
     for partition in (card.parallel.partition, "type:transformer"):
         parallel = card.parallel.model_copy(update={"partition": partition})
-        fewer = next((count for count in range(layers - 1, stages - 1, -1) if is_even(count, parallel)), None)
-        more = next((count for count in range(layers + 1, layers + 2 * stages) if is_even(count, parallel)), None)
+        fewer = next(
+            (count for count in range(layers - 1, stages - 1, -1) if is_even(count, parallel)), None
+        )
+        more = next(
+            (count for count in range(layers + 1, layers + 2 * stages) if is_even(count, parallel)),
+            None,
+        )
         found = [str(count) for count in (fewer, more) if count is not None]
         if found:
-            also = "" if partition == card.parallel.partition else f' with parallel.partition = "{partition}"'
+            if partition == card.parallel.partition:
+                also = ""
+            else:
+                also = f' with parallel.partition = "{partition}"'
             return f"use {' or '.join(found)}{also}"
     return "use fewer stages or more layers"
 
@@ -125,10 +161,18 @@ def _sequence_warnings(card: RunCard) -> Iterator[Problem]:
         return
     if card.model.family in UNCUT_FAMILIES:
         return
-    curriculum = {} if card.curriculum is None else card.curriculum.model_dump()
+    if card.curriculum is None:
+        curriculum = {}
+    else:
+        curriculum = card.curriculum.model_dump()
     for section, key, value in uneven_lengths(tensor, card.model.model_dump(), curriculum):
         rule = f"is not divisible by parallel.tensor ({tensor}): parallel.sequence_parallel is off"
-        yield Problem(f"{section}.{key}", value, rule, "use multiples of it for less memory and fewer bytes sent")
+        yield Problem(
+            f"{section}.{key}",
+            value,
+            rule,
+            "use multiples of it for less memory and fewer bytes sent",
+        )
 
 
 def _exit_warnings(card: RunCard) -> list[Problem]:
@@ -139,7 +183,11 @@ def _exit_warnings(card: RunCard) -> list[Problem]:
     if minutes is None:
         if early is None and card.run.exit_interval is None:
             rule = "is not set: Slurm ends each attempt at its time limit without a last checkpoint"
-            return [Problem("run.exit_duration_minutes", None, rule, f"use {advised_exit_minutes(limit):g}")]
+            return [
+                Problem(
+                    "run.exit_duration_minutes", None, rule, f"use {advised_exit_minutes(limit):g}"
+                )
+            ]
         return []
     margin = max(limit - minutes * 60, (early or 0) - SIGNAL_SLACK_SECONDS)
     evaluates = card.evaluation.iterations > 0 and limit >= LONG_ATTEMPT_SECONDS
@@ -148,12 +196,16 @@ def _exit_warnings(card: RunCard) -> list[Problem]:
         return []
     rule = f"leaves {margin / 60:g} minutes before the time limit"
     rule += ", less than one evaluation may take" if evaluates else ", less than a save may take"
-    return [Problem("run.exit_duration_minutes", minutes, rule, f"use {advised_exit_minutes(limit):g}")]
+    return [
+        Problem("run.exit_duration_minutes", minutes, rule, f"use {advised_exit_minutes(limit):g}")
+    ]
 
 
 def advised_exit_minutes(limit: int) -> float:
     """An exit minute with room for an evaluation and a save before `limit` (seconds)."""
-    margin = MARGIN_WITH_EVALUATION_SECONDS if limit >= LONG_ATTEMPT_SECONDS else min(limit / 4, 5 * 60)
+    margin = (
+        MARGIN_WITH_EVALUATION_SECONDS if limit >= LONG_ATTEMPT_SECONDS else min(limit / 4, 5 * 60)
+    )
     return (limit - margin) / 60
 
 
@@ -164,10 +216,14 @@ def _worker_problems(card: RunCard) -> list[Problem]:
         return [Problem("slurm.workers_per_node", None, rule, "set one of the two")]
     if 0 < slurm.gpus_per_node < slurm.workers:
         rule = f"must not exceed slurm.gpus_per_node ({slurm.gpus_per_node}): a worker needs its own GPU"
-        return [Problem("slurm.workers_per_node", slurm.workers, rule, f"use {slurm.gpus_per_node}")]
+        return [
+            Problem("slurm.workers_per_node", slurm.workers, rule, f"use {slurm.gpus_per_node}")
+        ]
     if slurm.gpu_kind is not None and device_peak(slurm.gpu_kind) is None:
         fix = "use a name like V100, A100 or H100"
-        return [Problem("slurm.gpu_kind", slurm.gpu_kind, "is no kind of GPU whose rate is known", fix)]
+        return [
+            Problem("slurm.gpu_kind", slurm.gpu_kind, "is no kind of GPU whose rate is known", fix)
+        ]
     return []
 
 
@@ -176,7 +232,11 @@ def _environment_problems(card: RunCard) -> list[Problem]:
     for name, value in card.slurm.environment.items():
         key = f"slurm.environment.{name}"
         if not _VARIABLE_NAME.fullmatch(name):
-            problems.append(Problem(key, None, "is not a name that a shell accepts", "use letters, digits and _"))
+            problems.append(
+                Problem(
+                    key, None, "is not a name that a shell accepts", "use letters, digits and _"
+                )
+            )
         elif is_secret(name, value):
             rule = "looks like a secret, and the card is copied into the run directory"
             fix = f'write "${name}" and export it where you launch, or read it from a file of yours in slurm.setup'
@@ -185,15 +245,23 @@ def _environment_problems(card: RunCard) -> list[Problem]:
 
 
 def _interface_problems(card: RunCard) -> Iterator[Problem]:
-    """gloo takes names alone; NCCL's `=ib0`, `^lo` would end every attempt on its nodes, when the ranks connect."""
+    """gloo takes names alone; NCCL's `=ib0`, `^lo` would end every attempt on its nodes, when the
+    ranks connect.
+    """
     key, value = INTERFACES, card.slurm.environment.get(INTERFACES)
-    if value is not None and not re.fullmatch(r"[A-Za-z0-9_.:-]{1,15}(,[A-Za-z0-9_.:-]{1,15})*", value):
+    if value is not None and not re.fullmatch(
+        r"[A-Za-z0-9_.:-]{1,15}(,[A-Za-z0-9_.:-]{1,15})*", value
+    ):
         rule = "must name network interfaces with commas between them; gloo knows neither = nor ^"
-        yield Problem(f"slurm.environment.{key}", value, rule, "use a name such as ib0, or leave it out")
+        yield Problem(
+            f"slurm.environment.{key}", value, rule, "use a name such as ib0, or leave it out"
+        )
 
 
 def _alert_problems(card: RunCard) -> list[Problem]:
-    """Times of day and turns that no calendar knows: found out at the launch, not when an alert is due."""
+    """Times of day and turns that no calendar knows: found out at the launch, not when an alert is
+    due.
+    """
     from datetime import date
     from zoneinfo import ZoneInfo
 
@@ -202,26 +270,42 @@ def _alert_problems(card: RunCard) -> list[Problem]:
         ZoneInfo(zone)
     except (OSError, ValueError, KeyError):
         fix = 'use a name like "Europe/Paris" or "UTC"'
-        problems.append(Problem("alerts.time_zone", zone, "is not a time zone that this machine knows", fix))
+        problems.append(
+            Problem("alerts.time_zone", zone, "is not a time zone that this machine knows", fix)
+        )
     try:
         date.fromisoformat(start or "1970-01-01")
     except ValueError:
-        problems.append(Problem("alerts.rota_start", start, "is not a day of the calendar", "use YYYY-MM-DD"))
+        problems.append(
+            Problem("alerts.rota_start", start, "is not a day of the calendar", "use YYYY-MM-DD")
+        )
     return [*problems, *_mailbox_problems(card)]
 
 
 def _mailbox_problems(card: RunCard) -> list[Problem]:
-    """What a mailbox for replies needs: a way in, an address to which people reply, and no password in the open."""
+    """What a mailbox for replies needs: a way in, an address to which people reply, and no password
+    in the open.
+    """
     rules, host = card.alerts, card.alerts.imap_host
     if host is None:
         return []
     problems = []
     if rules.imap_credentials_file is None:
         rule = "is needed with alerts.imap_host"
-        problems.append(Problem("alerts.imap_credentials_file", None, rule, "name a file with user and password"))
+        problems.append(
+            Problem(
+                "alerts.imap_credentials_file", None, rule, "name a file with user and password"
+            )
+        )
     if rules.sender is None:
-        problems.append(Problem("alerts.sender", None, "is needed with alerts.imap_host", "replies are sent to it"))
+        problems.append(
+            Problem(
+                "alerts.sender", None, "is needed with alerts.imap_host", "replies are sent to it"
+            )
+        )
     if not rules.imap_tls and host not in {"localhost", "127.0.0.1", "::1"}:
         rule = "would send the password in the open"
-        problems.append(Problem("alerts.imap_tls", False, rule, "remove it, or use a server on this machine"))
+        problems.append(
+            Problem("alerts.imap_tls", False, rule, "remove it, or use a server on this machine")
+        )
     return problems

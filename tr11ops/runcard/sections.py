@@ -1,4 +1,6 @@
-"""The operation's sections of the run card, each key with its rule; `tr11ops.runcard.card` composes them."""
+"""The operation's sections of the run card, each key with its rule; `tr11ops.runcard.card` composes
+them.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -8,7 +10,8 @@ from tr11ops.runcard.containers import ContainerSection
 from tr11ops.runcard.slurm_syntax import TimeLimit
 from trainer.config.card import Section
 
-Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9@._,&|:+*\[\]()-]{1,200}$")]  # safe on an #SBATCH line
+# safe on an #SBATCH line
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9@._,&|:+*\[\]()-]{1,200}$")]
 NodeList = Annotated[str, Field(pattern=r"^[A-Za-z0-9._,\[\]-]{1,2000}$")]
 
 
@@ -17,9 +20,14 @@ class SlurmSection(Section):
 
     nodes: int = Field(gt=0, le=100_000, description="nodes of one attempt")
     spare_nodes: int = Field(
-        default=0, ge=0, le=10_000, description="nodes held beyond these, so that a launch can go on without a bad one"
+        default=0,
+        ge=0,
+        le=10_000,
+        description="nodes held beyond these, so that a launch can go on without a bad one",
     )
-    gpus_per_node: int = Field(default=0, ge=0, le=1024, description="GPUs asked for on each node; 0 = none")
+    gpus_per_node: int = Field(
+        default=0, ge=0, le=1024, description="GPUs asked for on each node; 0 = none"
+    )
     gpu_kind: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9 ._-]{1,60}$",
@@ -32,7 +40,10 @@ class SlurmSection(Section):
         description="memory of each GPU in GiB, as its name has it (80); a card that cannot fit is then refused",
     )
     workers_per_node: int | None = Field(
-        default=None, gt=0, le=1024, description="trainer processes on each node; default: gpus_per_node"
+        default=None,
+        gt=0,
+        le=1024,
+        description="trainer processes on each node; default: gpus_per_node",
     )
     partition: Word | None = Field(default=None, description="default: the cluster's")
     account: Word | None = Field(default=None, description="who pays")
@@ -42,8 +53,12 @@ class SlurmSection(Section):
     hint: Literal["nomultithread", "multithread", "compute_bound", "memory_bound"] | None = Field(
         default=None, description="Slurm's --hint: nomultithread gives physical cores only"
     )
-    cpus_per_task: int = Field(default=1, gt=0, le=100_000, description="cores for each node's one launcher")
-    time_limit: TimeLimit = Field(description="of one attempt, as Slurm writes it: HH:MM:SS, D-HH:MM:SS, MM, MM:SS")
+    cpus_per_task: int = Field(
+        default=1, gt=0, le=100_000, description="cores for each node's one launcher"
+    )
+    time_limit: TimeLimit = Field(
+        description="of one attempt, as Slurm writes it: HH:MM:SS, D-HH:MM:SS, MM, MM:SS"
+    )
     signal_seconds_before_limit: int | None = Field(
         default=None,
         gt=0,
@@ -56,9 +71,14 @@ class SlurmSection(Section):
         max_length=1000,
         description="the batch script's log, which it opens itself: %x name, %j job, %A array, %a task",
     )
-    exclude: list[NodeList] = Field(default=[], description="nodes never to be used, as names or ranges")
+    exclude: list[NodeList] = Field(
+        default=[], description="nodes never to be used, as names or ranges"
+    )
     master_port: int | None = Field(
-        default=None, ge=1024, le=65535, description="rendezvous port on the first node; default: a free one"
+        default=None,
+        ge=1024,
+        le=65535,
+        description="rendezvous port on the first node; default: a free one",
     )
     setup: list[str] = Field(
         default=[],
@@ -66,22 +86,31 @@ class SlurmSection(Section):
         "of all nodes; `$` is left to that shell",
     )
     setup_minutes: float = Field(
-        default=10.0, gt=0, le=1440, description="a set-up that takes longer is ended, and what is queued is held"
+        default=10.0,
+        gt=0,
+        le=1440,
+        description="a set-up that takes longer is ended, and what is queued is held",
     )
     environment: dict[str, str] = Field(
-        default={}, description='variables given to every worker; a secret as a reference, `NAME = "$NAME"`'
+        default={},
+        description='variables given to every worker; a secret as a reference, `NAME = "$NAME"`',
     )
     chain: Literal["auto", "array", "afterany", "self"] = Field(
-        default="auto", description="how the next attempt is queued: a job array, dependent jobs, or by the job itself"
+        default="auto",
+        description="how the next attempt is queued: a job array, dependent jobs, or by the job itself",
     )
-    comment: str = Field(default="", pattern=r"^[^\"'\\`$]{0,200}$", description="shown by squeue; no quotes")
+    comment: str = Field(
+        default="", pattern=r"^[^\"'\\`$]{0,200}$", description="shown by squeue; no quotes"
+    )
     options: dict[str, str | int | bool] = Field(
         default={},
         description='other options of sbatch, by their long names: `licenses = "scratch"`, `exclusive = true`, '
         '`gres = "gpu:a100:8"`; those that tr11 sets itself are refused. Checks and measurements take them too '
         "(but not switches, segment, nodelist), copies and periodic jobs licenses, wckey, nice and mcs-label",
     )
-    container: ContainerSection | None = Field(default=None, description="run node agents and workers in an image")
+    container: ContainerSection | None = Field(
+        default=None, description="run node agents and workers in an image"
+    )
 
     @property
     def allocated_nodes(self) -> int:
@@ -90,7 +119,9 @@ class SlurmSection(Section):
 
     @property
     def workers(self) -> int:
-        """Trainer processes on each node; 0 when the card says neither workers nor GPUs (which is refused)."""
+        """Trainer processes on each node; 0 when the card says neither workers nor GPUs (which is
+        refused).
+        """
         return self.workers_per_node or self.gpus_per_node
 
 
@@ -103,12 +134,16 @@ class CheckScript(Section):
         default="tr11",
         description="what its exit status means: of a script for tr11, a check of gcm, a Nagios plugin, LBNL NHC",
     )
-    name: Word | None = Field(default=None, description="it is `script:NAME` then; default: the executable's own name")
+    name: Word | None = Field(
+        default=None, description="it is `script:NAME` then; default: the executable's own name"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _of_text(cls, value: Any) -> Any:
-        return {"script": value} if isinstance(value, str) else value
+        if isinstance(value, str):
+            return {"script": value}
+        return value
 
     @model_serializer(mode="wrap")
     def _as_text(self, serialize: SerializerFunctionWrapHandler) -> str | dict[str, Any]:
@@ -120,38 +155,64 @@ class CheckScript(Section):
 class ResilienceSection(Section):
     """[resilience]: how much of a fault is answered without a person, and when it is left to one."""
 
-    launches_per_attempt: int = Field(default=20, gt=0, le=10_000, description="most launches inside one allocation")
+    launches_per_attempt: int = Field(
+        default=20, gt=0, le=10_000, description="most launches inside one allocation"
+    )
     launches_without_progress: int = Field(
-        default=3, gt=0, le=1000, description="launches in a row that add no iteration before the attempt gives up"
+        default=3,
+        gt=0,
+        le=1000,
+        description="launches in a row that add no iteration before the attempt gives up",
     )
     most_tasks_per_fault: int = Field(
-        default=2, gt=0, le=100, description="array tasks that one fault may burn before the rest is held"
+        default=2,
+        gt=0,
+        le=100,
+        description="array tasks that one fault may burn before the rest is held",
     )
     exclusion_days: float = Field(
-        default=14, gt=0, le=3650, description="how long an exclusion lasts before the node is checked again"
+        default=14,
+        gt=0,
+        le=3650,
+        description="how long an exclusion lasts before the node is checked again",
     )
     exclusion_cap_percent: float | None = Field(
-        default=None, ge=0, le=100,
+        default=None,
+        ge=0,
+        le=100,
         description="of the partition's nodes, never below the nodes needed; unset: 10, or half of what is idle",
-    )  # fmt: skip
+    )
     shared_exclusions: str | None = Field(
-        default=None, pattern=r"^/",
+        default=None,
+        pattern=r"^/",
         description="a folder in which the runs of a site tell each other of nodes: another run's suspicion counts",
-    )  # fmt: skip
+    )
     check_scripts: list[CheckScript] = Field(
         default=[],
         description="own health checks: executables that exit with 0 fine, 1 bad node, 3 unknown (text), or tables",
     )
-    skip_checks: list[Word] = Field(default=[], description="names of health checks that are not run")
-    check_seconds: float = Field(default=30, gt=0, le=3600, description="time-out of each health check")
+    skip_checks: list[Word] = Field(
+        default=[], description="names of health checks that are not run"
+    )
+    check_seconds: float = Field(
+        default=30, gt=0, le=3600, description="time-out of each health check"
+    )
     end_within_seconds: float = Field(
-        default=20, ge=1, le=3600, description="after a failure no worker is left on any node after this time"
+        default=20,
+        ge=1,
+        le=3600,
+        description="after a failure no worker is left on any node after this time",
     )
     stop_within_minutes: float = Field(
-        default=30, gt=0, le=10_080, description="after this time a stop switch falls back to cancelling the job"
+        default=30,
+        gt=0,
+        le=10_080,
+        description="after this time a stop switch falls back to cancelling the job",
     )
     support_address: str | None = Field(
-        default=None, pattern=r"^[^@\s,]+@[^@\s,]+$", description="the site's support, for reports of bad nodes"
+        default=None,
+        pattern=r"^[^@\s,]+@[^@\s,]+$",
+        description="the site's support, for reports of bad nodes",
     )
 
 
@@ -159,24 +220,42 @@ class PermsSection(Section):
     """[perms]: who may read and write the files of the run, for `tr11 perms`."""
 
     group: Word | None = Field(
-        default=None, description="the Unix group that all files should have; default: that of each folder itself"
+        default=None,
+        description="the Unix group that all files should have; default: that of each folder itself",
     )
-    folders: list[str] = Field(default=[], description="looked at too, beside the run directory: code, archives")
+    folders: list[str] = Field(
+        default=[], description="looked at too, beside the run directory: code, archives"
+    )
 
 
 class RehearsalSection(Section):
-    """[rehearsal]: a stand-in takes the trainer's place, to try the operation on a twin. Times are the trainer's."""
+    """[rehearsal]: a stand-in takes the trainer's place, to try the operation on a twin. Times are
+    the trainer's.
+    """
 
-    time_scale: float = Field(default=1, gt=0, le=10**6, description="how many of these seconds pass in one second")
-    start_seconds: float = Field(default=300, ge=0, le=86_400, description="from the workers' start to the first load")
+    time_scale: float = Field(
+        default=1, gt=0, le=10**6, description="how many of these seconds pass in one second"
+    )
+    start_seconds: float = Field(
+        default=300, ge=0, le=86_400, description="from the workers' start to the first load"
+    )
     step_seconds: float = Field(default=105, gt=0, le=86_400, description="one step")
     save_seconds: float = Field(default=40, ge=0, le=86_400, description="one save")
-    evaluation_seconds: float = Field(default=60, ge=0, le=86_400, description="one batch of an evaluation")
-    bytes_per_rank: int = Field(default=4096, ge=256, le=2**30, description="what each rank writes into a checkpoint")
+    evaluation_seconds: float = Field(
+        default=60, ge=0, le=86_400, description="one batch of an evaluation"
+    )
+    bytes_per_rank: int = Field(
+        default=4096, ge=256, le=2**30, description="what each rank writes into a checkpoint"
+    )
     collective_seconds: float = Field(
-        default=60, gt=0, le=86_400, description="how long ranks wait for one that hangs; not scaled"
+        default=60,
+        gt=0,
+        le=86_400,
+        description="how long ranks wait for one that hangs; not scaled",
     )
     log_scale: float | None = Field(
-        default=None, gt=0, le=10**6,
+        default=None,
+        gt=0,
+        le=10**6,
         description="the log's seconds of a step are whole tenths of a second, at least one, times this; else measured",
-    )  # fmt: skip
+    )

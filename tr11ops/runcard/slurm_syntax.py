@@ -1,4 +1,6 @@
-"""The two small languages of Slurm's command line that a run card speaks: time limits and array specifications."""
+"""The two small languages of Slurm's command line that a run card speaks: time limits and array
+specifications.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _TIME_FORMS = (
     re.compile(r"(?P<minutes>\d{1,9})"),
     re.compile(r"(?P<minutes>\d{1,9}):(?P<seconds>\d{1,2})"),
     re.compile(r"(?P<hours>\d{1,9}):(?P<minutes>\d{1,2}):(?P<seconds>\d{1,2})"),
-    re.compile(r"(?P<days>\d{1,9})-(?P<hours>\d{1,2})(?::(?P<minutes>\d{1,2})(?::(?P<seconds>\d{1,2}))?)?"),
+    re.compile(
+        r"(?P<days>\d{1,9})-(?P<hours>\d{1,2})(?::(?P<minutes>\d{1,2})(?::(?P<seconds>\d{1,2}))?)?"
+    ),
 )
 _UNIT_SECONDS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 _UNIT_WORDS = {
@@ -35,9 +39,15 @@ def parse_time_limit(text: str) -> int:
     Raises ValueError for anything else, for zero, and for `infinite`, which no array task may have.
     """
     for form in _TIME_FORMS:
-        match = form.fullmatch(text.strip()) if text.isascii() else None
+        match = None
+        if text.isascii():
+            match = form.fullmatch(text.strip())
         if match:
-            seconds = sum(_UNIT_SECONDS[unit] * int(value) for unit, value in match.groupdict().items() if value)
+            seconds = sum(
+                _UNIT_SECONDS[unit] * int(value)
+                for unit, value in match.groupdict().items()
+                if value
+            )
             if seconds == 0:
                 raise ValueError("a time limit must be above zero")
             return seconds
@@ -45,8 +55,13 @@ def parse_time_limit(text: str) -> int:
 
 
 def suggested_time_limit(text: str) -> str | None:
-    """What a span as people write it (20h, 2 days, 1h30m, 90 min) is as a time limit; None for anything else."""
-    parts = re.findall(r"(\d{1,6}(?:\.\d{1,3})?)\s*([a-z]+)", text.strip().lower()) if len(text) <= 60 else []
+    """What a span as people write it (20h, 2 days, 1h30m, 90 min) is as a time limit; None for
+    anything else.
+    """
+    if len(text) <= 60:
+        parts = re.findall(r"(\d{1,6}(?:\.\d{1,3})?)\s*([a-z]+)", text.strip().lower())
+    else:
+        parts = []
     plain = re.sub(r"[\s,]+|and", "", text.lower())
     seconds = 0.0
     for number, word in parts:
@@ -65,7 +80,9 @@ def checked_time_limit(text: str) -> str:
         parse_time_limit(text)
     except ValueError as error:
         fix = f'write "{suggested_time_limit(text) or "100:00:00"}"'
-        raise PydanticCustomError("time_limit", "{rule}", {"rule": str(error), "fix": fix}) from None
+        raise PydanticCustomError(
+            "time_limit", "{rule}", {"rule": str(error), "fix": fix}
+        ) from None
     return text
 
 
@@ -73,10 +90,11 @@ TimeLimit = Annotated[str, AfterValidator(checked_time_limit)]
 
 
 def parse_attempts(text: str) -> ArraySpec:
-    """Read `--array` of a launch: `1-10`, `1-10%1`, `3`, `0,2,5-9:2`. `%1`, one task at a time, is appended.
+    """Read `--array` of a launch: `1-10`, `1-10%1`, `3`, `0,2,5-9:2`. `%1`, one task at a time, is
+    appended.
 
-    Raises CardError for what is no array, for a task that is named twice, and for any throttle but 1: two tasks of one
-    array would train on the same checkpoints.
+    Raises CardError for what is no array, for a task that is named twice, and for any throttle but
+    1: two tasks of one array would train on the same checkpoints.
     """
 
     def refuse(rule: str, fix: str) -> CardError:
@@ -84,7 +102,10 @@ def parse_attempts(text: str) -> ArraySpec:
 
     body, percent, throttle = text.strip().partition("%")
     if percent and throttle != "1":
-        raise refuse("must run one task at a time, or two tasks train on the same checkpoints", f"use {body}%1")
+        raise refuse(
+            "must run one task at a time, or two tasks train on the same checkpoints",
+            f"use {body}%1",
+        )
     try:
         array = parse_array(f"{body}%1")
     except ArraySyntaxError as error:

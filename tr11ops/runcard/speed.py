@@ -1,4 +1,6 @@
-"""How long a step takes: by the kind of GPU before anything was measured, and of one batch by that of another. Pure."""
+"""How long a step takes: by the kind of GPU before anything was measured, and of one batch by that
+of another. Pure.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ from trainer.schedule.path import Segment, TrainingPath
 class RunHistory(Record):
     """Measured times, in seconds; None where the run has no record of it.
 
-    `step`: the median of the recent ones, at `step_iteration` (the last that was logged). `save` and `evaluation`: the
-    longest. A save that runs beside the training is timed from its begin to its end. `start`: the shortest time from a
-    launch's begin to the end of its first step.
+    `step`: the median of the recent ones, at `step_iteration` (the last that was logged). `save`
+    and `evaluation`: the longest. A save that runs beside the training is timed from its begin to
+    its end. `start`: the shortest time from a launch's begin to the end of its first step.
     """
 
     step: float | None = None
@@ -32,24 +34,28 @@ class RunHistory(Record):
     start: float | None = None
 
 
-# What the 176B training reached on A100-80GB, by its own formula. Other kinds are taken to reach the same share.
+# What the 176B training reached on A100-80GB, by its own formula. Other kinds are taken to reach
+# the same share.
 A100_TFLOPS = 149.0
 REACHED_SHARE = A100_TFLOPS / 312.0
-# It was measured on models of 2,048 features and more; one of 1,024 features (24 layers) reached less on an H100: 363
-# to 396 TFLOPs of 989. Of narrower ones nothing is known: their products are too small for a GPU, and what is done
-# beside them decides (4 layers of 128 features took 3 to 4 hours on 4 T4, where 48 % of the peak would be 9 minutes).
+# It was measured on models of 2,048 features and more; one of 1,024 features (24 layers) reached
+# less on an H100: 363 to 396 TFLOPs of 989. Of narrower ones nothing is known: their products are
+# too small for a GPU, and what is done beside them decides (4 layers of 128 features took 3 to 4
+# hours on 4 T4, where 48 % of the peak would be 9 minutes).
 WIDE, NARROWEST = 2048, 1024
 NARROW_SHARE = 0.38
-# The part of a step that no batch changes: gradients are reduced over the replicas' nodes, the optimizer steps.
-# Measured there: 15.2 s at a batch of 16 (1 micro batch) and 105.2 s at 2048 (128), on 12 stages, leave 6.7 s; with it
-# the step at 192 in single samples comes out at its measured 73 TFLOPs.
+# The part of a step that no batch changes: gradients are reduced over the replicas' nodes, the
+# optimizer steps. Measured there: 15.2 s at a batch of 16 (1 micro batch) and 105.2 s at 2048
+# (128), on 12 stages, leave 6.7 s; with it the step at 192 in single samples comes out at its
+# measured 73 TFLOPs.
 REDUCTION_SECONDS_PER_PARAMETER = 2.09e-9
 LARGEST_FIXED_SHARE = 0.5
 LEAST_STEPS = 3  # of a level, before their median counts
 
 
 class Speed(Record):
-    """Seconds of a step of the full batch and length, and of those segments that were measured, by their number.
+    """Seconds of a step of the full batch and length, and of those segments that were measured, by
+    their number.
 
     `basis` says what it rests on.
     """
@@ -60,10 +66,16 @@ class Speed(Record):
 
 
 def gpu_of(card: RunCard) -> DevicePeak | None:
-    """The kind of GPU that the card names: `slurm.gpu_kind`, its `--gres`, else a word of constraint or partition."""
+    """The kind of GPU that the card names: `slurm.gpu_kind`, its `--gres`, else a word of
+    constraint or partition.
+    """
     slurm = card.slurm
     asked = gpu_kind_asked(options_of(slurm.options))
-    found = (device_peak(text) for text in (slurm.gpu_kind, asked, slurm.constraint, slurm.partition) if text)
+    found = (
+        device_peak(text)
+        for text in (slurm.gpu_kind, asked, slurm.constraint, slurm.partition)
+        if text
+    )
     return next((peak for peak in found if peak is not None), None)
 
 
@@ -77,7 +89,9 @@ def assumed_rate(card: RunCard) -> tuple[float, str] | None:
 
     None without GPUs of a known kind, and for a model that is narrower than any that was measured.
     """
-    gpu = gpu_of(card) if card.slurm.gpus_per_node else None
+    gpu = None
+    if card.slurm.gpus_per_node:
+        gpu = gpu_of(card)
     if gpu is None or is_too_narrow(card):
         return None
     peak = gpu.fp32 if card.precision.dtype == "fp32" else gpu.fp16
@@ -95,11 +109,15 @@ def seconds_at(card: RunCard, rate: float) -> float:
 def assumed_speed(card: RunCard) -> Speed | None:
     """The speed of a card before anything was measured; None where no rate can be assumed."""
     found = assumed_rate(card)
-    return Speed(seconds_at(card, found[0]), found[1]) if found else None
+    if found:
+        return Speed(seconds_at(card, found[0]), found[1])
+    return None
 
 
 def fixed_share(card: RunCard) -> float:
-    """The part of a full step that does not shrink with the batch; 0 where no gradient crosses nodes."""
+    """The part of a full step that does not shrink with the batch; 0 where no gradient crosses
+    nodes.
+    """
     replicas = card.data_parallel_degree
     if not card.slurm.gpus_per_node or card.slurm.nodes < 2 or replicas < 2:
         return 0.0
@@ -117,8 +135,8 @@ def fixed_share(card: RunCard) -> float:
 def step_weights(card: RunCard, segments: Iterable[Segment]) -> list[float]:
     """What a step of each segment takes, against one of the full batch and length.
 
-    A 1F1B pipeline's slots are counted, micro batches and stages to fill; a slot of fewer or shorter samples takes
-    their share of the operations. What is done once a step is added.
+    A 1F1B pipeline's slots are counted, micro batches and stages to fill; a slot of fewer or
+    shorter samples takes their share of the operations. What is done once a step is added.
     """
     full = _slots(card, card.batch.global_batch_size)
     vocabulary, fixed = card.tokenizer.padded_vocabulary_size, fixed_share(card)
@@ -126,20 +144,31 @@ def step_weights(card: RunCard, segments: Iterable[Segment]) -> list[float]:
     operations = flops.hardware_flops(card.model, vocabulary, 1, None, masked)
     weights = []
     for segment in segments:
-        work = flops.hardware_flops(card.model, vocabulary, 1, segment.sequence_length, masked) / operations
+        work = (
+            flops.hardware_flops(card.model, vocabulary, 1, segment.sequence_length, masked)
+            / operations
+        )
         weights.append(fixed + (1 - fixed) * _slots(card, segment.batch_size) / full * work)
     return weights
 
 
 def _slots(card: RunCard, batch: int) -> int:
-    """How long the pipeline takes for a step of `batch`, in passes of one sample through one part of a stage."""
-    micro_batches, parts = card.batch.micro_batches(batch, card.data_parallel_degree), card.parallel.virtual_stages
+    """How long the pipeline takes for a step of `batch`, in passes of one sample through one part
+    of a stage.
+    """
+    micro_batches, parts = (
+        card.batch.micro_batches(batch, card.data_parallel_degree),
+        card.parallel.virtual_stages,
+    )
     idle = idle_passes(micro_batches, card.parallel.pipeline, parts)
     return (parts * micro_batches + idle) * card.batch.micro_batch_at(batch)
 
 
-def measured_speed(card: RunCard, path: TrainingPath, steps: Iterable[tuple[int, float]]) -> Speed | None:
-    """What a run's own steps, as (iteration, seconds), say of the whole path; None where there are too few.
+def measured_speed(
+    card: RunCard, path: TrainingPath, steps: Iterable[tuple[int, float]]
+) -> Speed | None:
+    """What a run's own steps, as (iteration, seconds), say of the whole path; None where there are
+    too few.
 
     Each segment with steps in it has their median. The rest follows from the last one that has.
     """
@@ -148,7 +177,9 @@ def measured_speed(card: RunCard, path: TrainingPath, steps: Iterable[tuple[int,
     for iteration, seconds in steps:
         if path.start.iteration < iteration <= path.end.iteration and seconds > 0:
             found[bisect_left(ends, iteration)].append(seconds)
-    measured = {number: median(values) for number, values in enumerate(found) if len(values) >= LEAST_STEPS}
+    measured = {
+        number: median(values) for number, values in enumerate(found) if len(values) >= LEAST_STEPS
+    }
     if not measured:
         return None
     last = max(measured)
@@ -161,4 +192,6 @@ def measured_speed(card: RunCard, path: TrainingPath, steps: Iterable[tuple[int,
 def path_seconds(card: RunCard, path: TrainingPath, speed: Speed) -> list[float]:
     """Seconds of one step of each segment of `path`: as measured, else from the full step."""
     weights = step_weights(card, path.segments)
-    return [speed.measured.get(number, speed.full * weight) for number, weight in enumerate(weights)]
+    return [
+        speed.measured.get(number, speed.full * weight) for number, weight in enumerate(weights)
+    ]

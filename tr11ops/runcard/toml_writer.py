@@ -1,4 +1,6 @@
-"""A run card as TOML text: sections and keys in the schema's order, each key with a remark on where it comes from."""
+"""A run card as TOML text: sections and keys in the schema's order, each key with a remark on where
+it comes from.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,19 @@ def _tables(section: str, tables: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def schema_of(schema: type[BaseModel], name: str) -> type[BaseModel] | None:
     """The schema of the table that a key holds; None where it holds none."""
     field = schema.model_fields.get(name)
-    options = (field.annotation, *getattr(field.annotation, "__args__", ())) if field else ()
-    return next((item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None)
+    if field:
+        options = (field.annotation, *getattr(field.annotation, "__args__", ()))
+    else:
+        options = ()
+    return next(
+        (item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None
+    )
 
 
 def _is_free_table(schema: type[BaseModel] | None, name: str, value: Any) -> bool:
-    """A table whose keys no one lists beforehand, such as slurm.environment; others are written on one line."""
+    """A table whose keys no one lists beforehand, such as slurm.environment; others are written on
+    one line.
+    """
     return isinstance(value, dict) and (schema is None or schema_of(schema, name) is None)
 
 
@@ -68,36 +77,65 @@ def _remark(key: str, value: Any, remarks: Mapping[str, str]) -> str:
 
 def _entry(name: str, value: Any, remark: str) -> list[str]:
     text = f"{_key(name)} = {toml_value(value)}"
-    comment = _comment(remark) if remark else ""
+    comment = ""
+    if remark:
+        comment = _comment(remark)
     if isinstance(value, list) and (len(value) > 1 or len(text) > _WIDEST):
-        return [f"{_key(name)} = [  {comment}".rstrip(), *(f"  {toml_value(item)}," for item in value), "]"]
-    beside = f"{text.ljust(_REMARK_COLUMN)}  {comment}" if comment else text
-    return [comment, text] if comment and len(beside) > _WIDEST else [beside]
+        return [
+            f"{_key(name)} = [  {comment}".rstrip(),
+            *(f"  {toml_value(item)}," for item in value),
+            "]",
+        ]
+    if comment:
+        beside = f"{text.ljust(_REMARK_COLUMN)}  {comment}"
+    else:
+        beside = text
+    if comment and len(beside) > _WIDEST:
+        return [comment, text]
+    return [beside]
 
 
 def _comment(text: str) -> str:
     """One line of comment; TOML allows no control characters there."""
-    return ("# " + "".join(character if character.isprintable() else " " for character in text)).rstrip()
+    return (
+        "# " + "".join(character if character.isprintable() else " " for character in text)
+    ).rstrip()
 
 
 def _key(name: str) -> str:
-    plain = name.isascii() and name and all(character.isalnum() or character in "_-" for character in name)
-    return name if plain else toml_value(name)
+    plain = (
+        name.isascii()
+        and name
+        and all(character.isalnum() or character in "_-" for character in name)
+    )
+    if plain:
+        return name
+    return toml_value(name)
 
 
 def toml_value(value: Any) -> str:
     """One value on one line. Raises TypeError for what TOML cannot hold."""
     if isinstance(value, bool):
-        return "true" if value else "false"
+        if value:
+            return "true"
+        return "false"
     if isinstance(value, int):
-        return f"{value:_}" if abs(value) >= 10_000 else str(value)
+        if abs(value) >= 10_000:
+            return f"{value:_}"
+        return str(value)
     if isinstance(value, float):
         mantissa, exponent, power = repr(value).partition("e")
-        return f"{mantissa}e{int(power)}" if exponent else mantissa
+        if exponent:
+            return f"{mantissa}e{int(power)}"
+        return mantissa
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(name)} = {toml_value(item)}" for name, item in value.items()) + " }"
+        return (
+            "{ "
+            + ", ".join(f"{_key(name)} = {toml_value(item)}" for name, item in value.items())
+            + " }"
+        )
     raise TypeError(f"{type(value).__name__} has no form in TOML")

@@ -1,7 +1,9 @@
-"""What tr11 did by itself, folded from the journal: budgets spent, incidents treated, and what was left half done.
+"""What tr11 did by itself, folded from the journal: budgets spent, incidents treated, and what was
+left half done.
 
-An action leaves two entries: its intent before the effect, and its outcome after. An intent without outcome is what a
-killed process leaves; anyone who comes next looks what became of it (`settle` in tr11ops/watchdog/apply.py). Pure.
+An action leaves two entries: its intent before the effect, and its outcome after. An intent without
+outcome is what a killed process leaves; anyone who comes next looks what became of it (`settle` in
+tr11ops/watchdog/apply.py). Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ KEPT_SECONDS = 7 * DAY_SECONDS  # how far back an incident is remembered
 
 
 class Result(StrEnum):
-    """What became of an action. UNKNOWN: the answer was lost, the effect may have come or may come yet."""
+    """What became of an action. UNKNOWN: the answer was lost, the effect may have come or may come
+    yet.
+    """
 
     OPEN = ""  # no outcome was written
     DONE = "done"
@@ -32,7 +36,9 @@ class Result(StrEnum):
 
 
 class ProgressRecord(Record):
-    """How far the training had come: last iteration and newest sound checkpoint, -1 where there is none."""
+    """How far the training had come: last iteration and newest sound checkpoint, -1 where there is
+    none.
+    """
 
     iteration: int = -1
     checkpoint: int = -1
@@ -42,10 +48,11 @@ class ProgressRecord(Record):
 
 
 class ActionRecord(Record):
-    """One action that was begun. `number` names it in the journal, `incident` is the trouble that it was to end.
+    """One action that was begun. `number` names it in the journal, `incident` is the trouble that
+    it was to end.
 
-    `tag` is that of a submission, `owes` how many attempts must be launched again for what a cancellation took away.
-    Times are seconds since the epoch.
+    `tag` is that of a submission, `owes` how many attempts must be launched again for what a
+    cancellation took away. Times are seconds since the epoch.
     """
 
     number: str
@@ -65,7 +72,8 @@ class ActionRecord(Record):
 
 
 class ActionHistory(Record):
-    """The actions of the last days, oldest first, and the nodes that tr11 excluded by itself (time, node).
+    """The actions of the last days, oldest first, and the nodes that tr11 excluded by itself (time,
+    node).
 
     `read_error` says why the journal may not tell all; nothing is done then.
     """
@@ -79,8 +87,14 @@ class ActionHistory(Record):
         return tuple(record for record in self.records if record.is_unfinished)
 
     def spent(self, action: str, now: float) -> int:
-        """How many of a day's budget are gone. What was refused cost nothing; a time in the future counts as now."""
-        records = [record for record in self.records if record.action == action and record.result is not Result.REFUSED]
+        """How many of a day's budget are gone. What was refused cost nothing; a time in the future
+        counts as now.
+        """
+        records = [
+            record
+            for record in self.records
+            if record.action == action and record.result is not Result.REFUSED
+        ]
         recent = {record.number for record in records if record.time > now - DAY_SECONDS}
         if action != "exclude":
             return len(recent)
@@ -88,17 +102,27 @@ class ActionHistory(Record):
         return len(nodes | {node for time, node in self.excluded if time > now - DAY_SECONDS})
 
     def owed(self, launched: float) -> int:
-        """Attempts that were cancelled to be launched again, and were not: nothing was submitted since (`launched`)."""
+        """Attempts that were cancelled to be launched again, and were not: nothing was submitted
+        since (`launched`).
+        """
         resubmitted = [
-            record.time for record in self.records if record.action == "resubmit" and record.result is Result.DONE
+            record.time
+            for record in self.records
+            if record.action == "resubmit" and record.result is Result.DONE
         ]
         since = max([launched, *resubmitted])
-        return sum(record.owes for record in self.records if record.result is Result.DONE and record.time > since)
+        return sum(
+            record.owes
+            for record in self.records
+            if record.result is Result.DONE and record.time > since
+        )
 
     def last(self, incident: str) -> ActionRecord | None:
         """The last deed against an incident that changed something, or may have."""
         found = [
-            record for record in self.records if record.incident == incident and record.result is not Result.REFUSED
+            record
+            for record in self.records
+            if record.incident == incident and record.result is not Result.REFUSED
         ]
         return max(found, key=lambda record: record.time, default=None)
 
@@ -123,7 +147,9 @@ def replay(ledger: Ledger) -> ActionHistory:
         _, result, message = outcomes.get(number, (0.0, Result.OPEN, ""))
         told.append(replace(record, result=result, message=message))
     wrong = next((str(fault) for fault in ledger.faults if fault.kind != "torn"), "")
-    return ActionHistory(tuple(sorted(told, key=lambda record: record.time)), tuple(excluded), wrong)
+    return ActionHistory(
+        tuple(sorted(told, key=lambda record: record.time)), tuple(excluded), wrong
+    )
 
 
 def _weight(outcome: tuple[float, Result, str]) -> tuple[int, float]:
@@ -134,18 +160,26 @@ def _weight(outcome: tuple[float, Result, str]) -> tuple[int, float]:
 def intent_data(record: ActionRecord) -> dict[str, Any]:
     """What an intent's entry holds."""
     return {
-        "number": record.number, "action": record.action, "subject": record.subject, "incident": record.incident,
-        "tag": record.tag, "owes": record.owes,
-        "iteration": record.progress.iteration, "checkpoint": record.progress.checkpoint,
-    }  # fmt: skip
+        "number": record.number,
+        "action": record.action,
+        "subject": record.subject,
+        "incident": record.incident,
+        "tag": record.tag,
+        "owes": record.owes,
+        "iteration": record.progress.iteration,
+        "checkpoint": record.progress.checkpoint,
+    }
 
 
 def outcome_data(record: ActionRecord, result: Result, message: str) -> dict[str, Any]:
     """What an outcome's entry holds."""
     return {
-        "number": record.number, "action": record.action, "subject": record.subject, "result": result.value,
+        "number": record.number,
+        "action": record.action,
+        "subject": record.subject,
+        "result": result.value,
         "message": message,
-    }  # fmt: skip
+    }
 
 
 def _record(entry: JournalEntry) -> ActionRecord:
@@ -171,4 +205,6 @@ def _result(data: Mapping[str, Any]) -> Result:
 
 def _integer(data: Mapping[str, Any], name: str) -> int:
     value = data.get(name)
-    return value if isinstance(value, int) else -1
+    if isinstance(value, int):
+        return value
+    return -1

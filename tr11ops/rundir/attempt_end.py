@@ -1,7 +1,8 @@
-"""When an attempt ended: the one answer for status, alerts, accounts and reports. Times are seconds since the epoch.
+"""When an attempt ended: the one answer for status, alerts, accounts and reports. Times are seconds
+since the epoch.
 
-Someone's word of it comes first: the scheduler's, and that of the attempt's own batch script. Where no one has said it,
-the attempt is dated by its last sign of life, and whoever shows that says so.
+Someone's word of it comes first: the scheduler's, and that of the attempt's own batch script. Where
+no one has said it, the attempt is dated by its last sign of life, and whoever shows that says so.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ _WRITTEN_TO_THE_LAST = ("workers", "failures", "nodes", "launches")  # folders o
 
 
 class AttemptEnd(Record):
-    """When it ended. `is_told`: someone has said so; else it is the last moment at which it is known to have lived."""
+    """When it ended. `is_told`: someone has said so; else it is the last moment at which it is
+    known to have lived.
+    """
 
     time: float
     is_told: bool = True
@@ -25,11 +28,15 @@ class AttemptEnd(Record):
     def ago(self, now: float) -> str:
         """How long ago, in words."""
         past = f"{duration(max(0.0, now - self.time))} ago"
-        return past if self.is_told else f"last word {past}"
+        if self.is_told:
+            return past
+        return f"last word {past}"
 
 
 def told_end(scheduler: float | None, verdict: float | None) -> float | None:
-    """When an attempt gave its nodes back, by the scheduler and its batch script; None where neither says it."""
+    """When an attempt gave its nodes back, by the scheduler and its batch script; None where
+    neither says it.
+    """
     told = [moment for moment in (scheduler, verdict) if moment]
     return max(told, default=None)
 
@@ -37,7 +44,8 @@ def told_end(scheduler: float | None, verdict: float | None) -> float | None:
 def last_sign_in(attempt: Path) -> float:
     """The newest time of what the attempt itself wrote in its folder; 0 where nothing tells.
 
-    Its workers write to their logs to the last. The folder's own time says little: others leave things there too.
+    Its workers write to their logs to the last. The folder's own time says little: others leave
+    things there too.
     """
     return max(_signs_in(attempt), default=0.0)
 

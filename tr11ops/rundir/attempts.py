@@ -26,9 +26,11 @@ SUPERSEDED = "superseded"  # the end of an attempt that found another one of its
 
 
 def attempt_label(record: Mapping[str, Any], job_id: str) -> str:
-    """An attempt's number as people see and type it: ARRAY_TASK, or the scheduler's own where it is of no array.
+    """An attempt's number as people see and type it: ARRAY_TASK, or the scheduler's own where it is
+    of no array.
 
-    `record` is what attempt.json holds. Folders and records go by `job_id`, the scheduler's own number.
+    `record` is what attempt.json holds. Folders and records go by `job_id`, the scheduler's own
+    number.
     """
     array, task = record.get("array_id"), record.get("task_id")
     if array in (None, "") or task in (None, ""):
@@ -37,7 +39,9 @@ def attempt_label(record: Mapping[str, Any], job_id: str) -> str:
 
 
 def read_attempt_label(paths: RunPaths, job_id: str) -> str:
-    """The same, from the attempt's folder; the scheduler's own number where its record is not there or unreadable."""
+    """The same, from the attempt's folder; the scheduler's own number where its record is not there
+    or unreadable.
+    """
     return label_in(paths.attempt(job_id))
 
 
@@ -47,11 +51,15 @@ def label_in(folder: Path) -> str:
         record = read_json(folder / ATTEMPT_FILE)
     except (OSError, ValueError):
         return folder.name
-    return attempt_label(record, folder.name) if isinstance(record, dict) else folder.name
+    if isinstance(record, dict):
+        return attempt_label(record, folder.name)
+    return folder.name
 
 
 def launch_line(job_id: str, launch: int, node_count: int) -> str:
-    """How a launch begins in the main log and in each worker's own, which later launches of the attempt write on."""
+    """How a launch begins in the main log and in each worker's own, which later launches of the
+    attempt write on.
+    """
     return f"tr11: attempt {job_id} launch {launch} on {counted(node_count, 'node')}"
 
 
@@ -106,7 +114,9 @@ class LaunchRecord(Record):
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> LaunchRecord:
-        """The record that a file holds; what another tr11 wrote beside is left out. Raises ValueError."""
+        """The record that a file holds; what another tr11 wrote beside is left out. Raises
+        ValueError.
+        """
         return record_of(cls, value)
 
     def write(self, attempt: Path) -> None:
@@ -117,11 +127,12 @@ class LaunchRecord(Record):
 class AttemptVerdict(Record):
     """How an attempt ended; written when its last launch has ended.
 
-    `restart`: should the next task train on? `held`: the waiting jobs that were held because it should not;
-    `hold_failed`: not all could be; `held_for`: the kill switch or pause for which alone they were held. `progress`:
-    did any launch add an iteration or a checkpoint? `fault` names the fault free of what changes from one time to the
-    next; `blamed` are the nodes found bad. `held_because`: why the rest was to be held, which is more than how the
-    attempt ended; "" where an older tr11 wrote it.
+    `restart`: should the next task train on? `held`: the waiting jobs that were held because it
+    should not; `hold_failed`: not all could be; `held_for`: the kill switch or pause for which
+    alone they were held. `progress`: did any launch add an iteration or a checkpoint? `fault` names
+    the fault free of what changes from one time to the next; `blamed` are the nodes found bad.
+    `held_because`: why the rest was to be held, which is more than how the attempt ended; "" where
+    an older tr11 wrote it.
     """
 
     reason: str
@@ -149,19 +160,28 @@ class AttemptVerdict(Record):
 
     @classmethod
     def read(cls, attempt: Path) -> AttemptVerdict | None:
-        """The verdict in an attempt's folder, None when absent. Raises OSError or ValueError when it is not one."""
+        """The verdict in an attempt's folder, None when absent. Raises OSError or ValueError when
+        it is not one.
+        """
         return read_record(cls, attempt / VERDICT_FILE, "a verdict")
 
 
 def why_held(because: str, ended: str) -> str:
-    """Why an attempt let nothing follow, and how it ended: one sentence where one of them holds the other."""
+    """Why an attempt let nothing follow, and how it ended: one sentence where one of them holds the
+    other.
+    """
     said = (because, ended)
-    both = f"{because}: {ended}" if because else ended
+    if because:
+        both = f"{because}: {ended}"
+    else:
+        both = ended
     return next((one for one in said if all(other in one for other in said)), both)
 
 
 def of_marker(marker: EndMarker) -> AttemptVerdict:
-    """The verdict that is the trainer's own word: a failing launcher after a clean end changes nothing."""
+    """The verdict that is the trainer's own word: a failing launcher after a clean end changes
+    nothing.
+    """
     return AttemptVerdict(
         marker.reason,
         marker.iteration,

@@ -25,11 +25,14 @@ def put_on_record(directory: RunDirectory, record: DigestRecord, why: str = "") 
         files = counted(len(record.bad), "file differs", "files differ")
         text = f"{checkpoint_name(record.step)}: {files}: {record.bad[0]}"
         said = {"step": record.step, "identity": record.identity, "bad": record.bad[:20]}
-        Journal(directory.journal).write("checkpoint-damaged", f"{why}: {text}" if why else text, said)
+        Journal(directory.journal).write(
+            "checkpoint-damaged", f"{why}: {text}" if why else text, said
+        )
 
 
 def note_damage(directory: RunDirectory, step: int, identity: str, path: str, why: str) -> bool:
-    """A copier or a restore found one file of a checkpoint changed: read it once more, and put it on record.
+    """A copier or a restore found one file of a checkpoint changed: read it once more, and put it
+    on record.
 
     False when the file is as its manifest says after all, or is not here any more. Raises OSError.
     """
@@ -38,16 +41,25 @@ def note_damage(directory: RunDirectory, step: int, identity: str, path: str, wh
         manifest = Manifest.read(place)
     except ValueError:
         return False
-    entry = None if manifest is None else next((entry for entry in manifest.files if entry.path == path), None)
+    if manifest is None:
+        entry = None
+    else:
+        entry = next((entry for entry in manifest.files if entry.path == path), None)
     if manifest is None or entry is None:
         return False
     fault = _fault_of(place / path, entry.bytes, entry.digest)
     if not fault:
         return False
     record = DigestRecord(
-        step, identity, time.time(), len(manifest.files), manifest.total_bytes, (f"{path}: {fault}",), user_name(),
+        step,
+        identity,
+        time.time(),
+        len(manifest.files),
+        manifest.total_bytes,
+        (f"{path}: {fault}",),
+        user_name(),
         host_name(),
-    )  # fmt: skip
+    )
     try:
         before = read_digest(directory, step, identity)
     except ValueError:
@@ -63,9 +75,15 @@ def _fault_of(path: Path, size: int, digest: str) -> str:
     try:
         count, found, is_still = digest_of(path, size, lambda count: None, threading.Event())
     except FileNotFoundError:
-        return "it is missing" if path.parent.is_dir() else ""
+        if path.parent.is_dir():
+            return "it is missing"
+        return ""
     except OSError as error:
-        return f"{error.strerror}" if error.errno == errno.EIO else ""
+        if error.errno == errno.EIO:
+            return f"{error.strerror}"
+        return ""
     if not is_still or (count, found) == (size, digest):
         return ""
-    return f"{count} bytes, the manifest says {size}" if count != size else "its digest differs from the manifest's"
+    if count != size:
+        return f"{count} bytes, the manifest says {size}"
+    return "its digest differs from the manifest's"

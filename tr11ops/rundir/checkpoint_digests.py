@@ -1,8 +1,10 @@
-"""What was found when all bytes of a checkpoint were last read: one small file each, replaced whole.
+"""What was found when all bytes of a checkpoint were last read: one small file each, replaced
+whole.
 
     state/checkpoints/VARIANT/digests/global_stepN.json
 
-A record counts only for the checkpoint it was made of: a step that was trained again has another identity.
+A record counts only for the checkpoint it was made of: a step that was trained again has another
+identity.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ BAD_KEPT = 200
 
 
 class DigestRecord(Record):
-    """One whole reading. `bad`: one line for each file that differs; `time`: its end, seconds since the epoch."""
+    """One whole reading. `bad`: one line for each file that differs; `time`: its end, seconds since
+    the epoch.
+    """
 
     step: int
     identity: str
@@ -48,10 +52,14 @@ class DigestRecord(Record):
 
 
 def read_digest(directory: RunDirectory, step: int, identity: str) -> DigestRecord | None:
-    """The record of this very checkpoint; None when it was never read whole. Raises OSError or ValueError."""
+    """The record of this very checkpoint; None when it was never read whole. Raises OSError or
+    ValueError.
+    """
     path = directory.paths.digest_record(checkpoint_name(step))
     record = read_record(DigestRecord, path, "a record of digests", SCHEMA)
-    return record if record is not None and identity and record.identity == identity else None
+    if record is not None and identity and record.identity == identity:
+        return record
+    return None
 
 
 def write_digest(directory: RunDirectory, record: DigestRecord) -> None:
@@ -63,7 +71,8 @@ def write_digest(directory: RunDirectory, record: DigestRecord) -> None:
 def digest_of(
     path: Path, expected: int, progress: Callable[[int], None], stop: threading.Event
 ) -> tuple[int, str, bool]:
-    """Size, SHA-256, and whether the file stayed as it was meanwhile; past what this node remembers of it.
+    """Size, SHA-256, and whether the file stayed as it was meanwhile; past what this node remembers
+    of it.
 
     One whose size differs from `expected` is not read: its digest differs too.
     """

@@ -1,7 +1,9 @@
-"""The checkpoints of a run as rows, from their manifests and the sizes of their files. Reads; concludes nothing.
+"""The checkpoints of a run as rows, from their manifests and the sizes of their files. Reads;
+concludes nothing.
 
-Every look takes every file's size again: what was remembered of an earlier look could hide a file that was cut since.
-On a shared file system each question is a round trip, so checkpoints are read by threads where reading means waiting.
+Every look takes every file's size again: what was remembered of an earlier look could hide a file
+that was cut since. On a shared file system each question is a round trip, so checkpoints are read
+by threads where reading means waiting.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from trainer.contract.resumable import ResumeFault, ResumeNeed, lack_of, unnamed
 Layout = Literal["tr11", "deepspeed", "unknown"]
 ManifestState = Literal["read", "none", "unreadable", "foreign"]
 
-THREADS = 16  # where the file system makes us wait; elsewhere they only take turns at the interpreter
+# where the file system makes us wait; elsewhere they only take turns at the interpreter
+THREADS = 16
 PROBES = 4  # checkpoints that tell which of the two it is
 WAITING_SHARE = 0.4  # of the time, from which on threads pay
 LARGEST_MANIFEST = 64 << 20  # that of a checkpoint of 400,000 files
@@ -38,12 +41,14 @@ FAULTS_KEPT = 50  # of one checkpoint; the count of the rest is the last of them
 class CheckpointRow(Record):
     """One checkpoint. `faults`: why it is not whole, by sizes; `created`: seconds since the epoch.
 
-    What only a manifest says is None where there is none (a copy of another trainer, a save that was killed).
-    `identity` tells it from another checkpoint of the same step (see `tr11ops.rundir.copies.identity_of`); "" where it
-    could not be read. `manifest` is "foreign" where there is another step's, or another trainer's save has none.
-    `changed`: when a file in it was last written; None where not all of it could be seen. `lack`: why no training of
-    this run resumes from it although it is whole (see `trainer.contract.resumable`); `is_foreign`: because it is of
-    another model. `unnamed`: files in it that its manifest does not name: someone put them there.
+    What only a manifest says is None where there is none (a copy of another trainer, a save that
+    was killed). `identity` tells it from another checkpoint of the same step (see
+    `tr11ops.rundir.copies.identity_of`); "" where it could not be read. `manifest` is "foreign"
+    where there is another step's, or another trainer's save has none. `changed`: when a file in it
+    was last written; None where not all of it could be seen. `lack`: why no training of this run
+    resumes from it although it is whole (see `trainer.contract.resumable`); `is_foreign`: because
+    it is of another model. `unnamed`: files in it that its manifest does not name: someone put them
+    there.
     """
 
     step: int
@@ -82,28 +87,36 @@ class CheckpointRow(Record):
             return "NOT WHOLE"
         if self.lack:
             return "no resume"
-        return "whole" if self.topology is not None else "no manifest"
+        if self.topology is not None:
+            return "whole"
+        return "no manifest"
 
     @property
     def no_resume(self) -> str:
         """Why no training resumes from it, as far as manifest and sizes show; empty where one does."""
         if self.complete is None:
             return "no manifest says what it should hold"
-        return f"it is not whole: {self.faults[0]}" if self.faults else self.lack
+        if self.faults:
+            return f"it is not whole: {self.faults[0]}"
+        return self.lack
 
     @property
     def shape(self) -> str:
         """Tensor x pipeline x data, or a question mark."""
         if self.topology is None:
             return "?"
-        return " x ".join(str(self.topology.get(axis, "?")) for axis in ("tensor", "pipeline", "data"))
+        return " x ".join(
+            str(self.topology.get(axis, "?")) for axis in ("tensor", "pipeline", "data")
+        )
 
     @property
     def complete(self) -> bool | None:
         """None where no manifest says what there should be."""
         if self.faults:
             return False
-        return None if self.topology is None else True
+        if self.topology is None:
+            return None
+        return True
 
     def document(self) -> dict[str, Any]:
         """The row as JSON values."""
@@ -111,14 +124,18 @@ class CheckpointRow(Record):
 
 
 def list_rows(folder: Path, latest: int | None, need: ResumeNeed = NO_CARD) -> list[CheckpointRow]:
-    """Rows of all checkpoints below `folder` (checkpoints/VARIANT), oldest first. Raises OSError when unreadable.
+    """Rows of all checkpoints below `folder` (checkpoints/VARIANT), oldest first. Raises OSError
+    when unreadable.
 
-    `need`: what the run needs of one that it resumes from. One that goes while it is looked at is left out.
+    `need`: what the run needs of one that it resumes from. One that goes while it is looked at is
+    left out.
     """
     return read_rows(folder, checkpoint_folders(folder), latest, need)
 
 
-def read_rows(folder: Path, steps: Sequence[int], latest: int | None, need: ResumeNeed) -> list[CheckpointRow]:
+def read_rows(
+    folder: Path, steps: Sequence[int], latest: int | None, need: ResumeNeed
+) -> list[CheckpointRow]:
     """Rows of these steps, in their order."""
 
     def read(step: int) -> CheckpointRow | None:
@@ -128,7 +145,9 @@ def read_rows(folder: Path, steps: Sequence[int], latest: int | None, need: Resu
     began, worked = time.perf_counter(), time.thread_time()
     found = [read(step) for step in first]
     if rest and is_waiting(time.perf_counter() - began, time.thread_time() - worked):
-        with ThreadPoolExecutor(min(THREADS, len(rest)), thread_name_prefix="checkpoints") as readers:
+        with ThreadPoolExecutor(
+            min(THREADS, len(rest)), thread_name_prefix="checkpoints"
+        ) as readers:
             found += readers.map(read, rest)
     else:
         found += map(read, rest)
@@ -136,23 +155,31 @@ def read_rows(folder: Path, steps: Sequence[int], latest: int | None, need: Resu
 
 
 def is_waiting(took: float, worked: float) -> bool:
-    """Whether a reading that took so many seconds, of which the processor worked so many, waited for a file system."""
+    """Whether a reading that took so many seconds, of which the processor worked so many, waited
+    for a file system.
+    """
     return took > 0.0 and (took - worked) / took > WAITING_SHARE
 
 
 def checkpoint_folders(folder: Path) -> list[int]:
-    """Steps whose folder is named as the trainer names it, ascending by number. Raises OSError when unreadable."""
+    """Steps whose folder is named as the trainer names it, ascending by number. Raises OSError when
+    unreadable.
+    """
     try:
         names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
     except FileNotFoundError:
         return []
     steps = ((checkpoint_step(name), name) for name in names)
-    return sorted(step for step, name in steps if step is not None and checkpoint_name(step) == name)
+    return sorted(
+        step for step, name in steps if step is not None and checkpoint_name(step) == name
+    )
 
 
 # ----------------------------------------------------------------------------- one checkpoint
 class Tree(Record):
-    """The files below a folder: sizes by path, the last change, and whether all of it could be seen."""
+    """The files below a folder: sizes by path, the last change, and whether all of it could be
+    seen.
+    """
 
     sizes: Mapping[str, int]
     changed: float
@@ -160,7 +187,9 @@ class Tree(Record):
 
 
 def walk(place: Path) -> Tree:
-    """Look at every file below a folder; folders behind links are not entered. Raises OSError for `place` itself."""
+    """Look at every file below a folder; folders behind links are not entered. Raises OSError for
+    `place` itself.
+    """
     sizes: dict[str, int] = {}
     changed, is_whole = place.stat().st_mtime, True
     waiting = [(str(place), "")]
@@ -193,26 +222,42 @@ def read_row(place: Path, step: int, is_latest: bool, need: ResumeNeed) -> Check
     except FileNotFoundError:
         return None
     except OSError as error:
-        return _without(place, step, is_latest, None, "unreadable", f"{place} cannot be read: {error.strerror}")
+        return _without(
+            place, step, is_latest, None, "unreadable", f"{place} cannot be read: {error.strerror}"
+        )
     try:
         content = read_manifest(place)
-        manifest = None if content is None else _parse(content, place)
+        if content is None:
+            manifest = None
+        else:
+            manifest = _parse(content, place)
     except (OSError, ValueError) as error:
         why = " ".join(str(error).split())[:300]
         if isinstance(error, OSError):
             why = error.strerror or str(error)
-        text = why if str(place) in why else f"{place / MANIFEST_FILE} cannot be read: {why}"
+        if str(place) in why:
+            text = why
+        else:
+            text = f"{place / MANIFEST_FILE} cannot be read: {why}"
         return _without(place, step, is_latest, tree, "unreadable", text)
     if content is not None and manifest is not None:
         identity = hashlib.sha256(content).hexdigest()
         return _whole(place, step, is_latest, tree, manifest, identity, lack_of(manifest, need))
     if _layout(tree) == "deepspeed":  # the original's layout has none; in ours it is written last
         return _without(place, step, is_latest, tree, "foreign", "")
-    return _without(place, step, is_latest, tree, "none", f"has no {MANIFEST_FILE}: its save did not end")
+    return _without(
+        place, step, is_latest, tree, "none", f"has no {MANIFEST_FILE}: its save did not end"
+    )
 
 
 def _whole(
-    place: Path, step: int, is_latest: bool, tree: Tree, manifest: Manifest, identity: str, lack: ResumeFault | None
+    place: Path,
+    step: int,
+    is_latest: bool,
+    tree: Tree,
+    manifest: Manifest,
+    identity: str,
+    lack: ResumeFault | None,
 ) -> CheckpointRow:
     faults = list(_size_faults(place, manifest, tree.sizes))
     if manifest.step != step:
@@ -245,11 +290,15 @@ def _parse(content: bytes, place: Path) -> Manifest:
     try:
         return Manifest.of(json.loads(content), place)
     except (AttributeError, RecursionError) as error:
-        raise ValueError(f"{place / MANIFEST_FILE} is not a manifest: {type(error).__name__}") from None
+        raise ValueError(
+            f"{place / MANIFEST_FILE} is not a manifest: {type(error).__name__}"
+        ) from None
 
 
 def read_manifest(place: Path) -> bytes | None:
-    """The bytes of a checkpoint's manifest; None when it has none. Raises OSError, ValueError where it is too large."""
+    """The bytes of a checkpoint's manifest; None when it has none. Raises OSError, ValueError where
+    it is too large.
+    """
     try:
         descriptor = os.open(place / MANIFEST_FILE, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -277,14 +326,19 @@ def _size_faults(place: Path, manifest: Manifest, sizes: Mapping[str, int]) -> I
 def _shortened(faults: Sequence[str]) -> tuple[str, ...]:
     if len(faults) <= FAULTS_KEPT:
         return tuple(faults)
-    return (*faults[: FAULTS_KEPT - 1], f"and {counted(len(faults) - FAULTS_KEPT + 1, 'more file')}")
+    return (
+        *faults[: FAULTS_KEPT - 1],
+        f"and {counted(len(faults) - FAULTS_KEPT + 1, 'more file')}",
+    )
 
 
 def _layout(tree: Tree) -> Layout:
     top = [path for path in tree.sizes if "/" not in path]
     if any(name.startswith("mp_rank_") and name.endswith("_model_states.pt") for name in top):
         return "deepspeed"
-    return "tr11" if any(path.startswith("weights/") for path in tree.sizes) else "unknown"
+    if any(path.startswith("weights/") for path in tree.sizes):
+        return "tr11"
+    return "unknown"
 
 
 def _without(
@@ -293,7 +347,9 @@ def _without(
     """A checkpoint of which only the files are known; None when it has gone meanwhile."""
     try:
         created = place.stat().st_mtime
-        identity = identity_of(place) if tree is not None and manifest in {"none", "foreign"} else ""
+        identity = ""
+        if tree is not None and manifest in {"none", "foreign"}:
+            identity = identity_of(place)
     except FileNotFoundError:
         return None
     except OSError:

@@ -1,9 +1,11 @@
-"""Who may do a thing of which only one may be done at a time, on any number of hosts, without locks.
+"""Who may do a thing of which only one may be done at a time, on any number of hosts, without
+locks.
 
     state/cron/claims/THING/N.json     the claim of epoch N
 
-The owner of the highest epoch has the thing until it lets go (see `trainer/contract/numbered_files.py`). A claim never
-changes hands; who takes over makes the next one.
+The owner of the highest epoch has the thing until it lets go (see
+`trainer/contract/numbered_files.py`). A claim never changes hands; who takes over makes the next
+one.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ TOLERANCE_SECONDS = 600.0  # between two machines' clocks
 
 
 class Claim(Record):
-    """One claim. `process` made it, `child` is what it started, `expires` when others may doubt it (epoch seconds)."""
+    """One claim. `process` made it, `child` is what it started, `expires` when others may doubt it
+    (epoch seconds).
+    """
 
     token: str
     host: str
@@ -52,22 +56,31 @@ class Claim(Record):
     def of_this_process(cls, now: float, seconds: float, token: str = "", **data: Any) -> Claim:
         """A claim in this process's name; it gets its epoch when it is made."""
         return cls(
-            token or secrets.token_hex(4), host_name(), user_name(), now, now + seconds, mark(os.getpid()), data=data
+            token or secrets.token_hex(4),
+            host_name(),
+            user_name(),
+            now,
+            now + seconds,
+            mark(os.getpid()),
+            data=data,
         )
 
     def __str__(self) -> str:
         return f"process {self.process.pid} of {self.user} on {self.host}"
 
     def is_living(self, now: float) -> bool:
-        """Whether its owner may still be at it. On this host the processes are asked, on another the clock is.
+        """Whether its owner may still be at it. On this host the processes are asked, on another
+        the clock is.
 
-        The work of an owner that was killed goes on as long as its child lives, for at most the claim's own time.
+        The work of an owner that was killed goes on as long as its child lives, for at most the
+        claim's own time.
         """
         if not self.held or now >= self.expires:
             return False
         if self.is_of_this_host:
             return is_alive(self.process) or is_alive(self.child)
-        return self.time <= now + TOLERANCE_SECONDS  # else a clock was set back, and `expires` says nothing
+        # else a clock was set back, and `expires` says nothing
+        return self.time <= now + TOLERANCE_SECONDS
 
     @property
     def is_of_this_host(self) -> bool:
@@ -92,7 +105,9 @@ class ClaimFolder:
     def newest(self) -> Claim | None:
         """The claim of the highest epoch, held or not; None when no one ever claimed."""
         epoch, content = self._files.newest()
-        return _parse(epoch, content, self._files.file(epoch)) if epoch else None
+        if epoch:
+            return _parse(epoch, content, self._files.file(epoch))
+        return None
 
     def acquire(self, now: float, seconds: float) -> Claim:
         """The thing for this process, for so long. Raises ClaimTaken when someone living has it."""
@@ -112,9 +127,13 @@ class ClaimFolder:
             self._files.file(claim.epoch).unlink()
 
     def take(self, claim: Claim, after: Claim | None) -> Claim | None:
-        """Make the claim that follows `after`; None when another was faster, or others went on while this one slept."""
+        """Make the claim that follows `after`; None when another was faster, or others went on
+        while this one slept.
+        """
         made = replace(claim, epoch=(after.epoch if after else 0) + 1)
-        if not self._files.make(made.epoch, _text(made).encode()) or not self._files.is_newest(made.epoch):
+        if not self._files.make(made.epoch, _text(made).encode()) or not self._files.is_newest(
+            made.epoch
+        ):
             return None
         self._files.clear(KEPT_CLAIMS)
         return made
@@ -129,7 +148,9 @@ def _text(claim: Claim) -> str:
 
 
 def _parse(epoch: int, content: bytes, path: Path) -> Claim:
-    """The claim in a file. One that cannot be read is someone's, from when it was written and for a while."""
+    """The claim in a file. One that cannot be read is someone's, from when it was written and for a
+    while.
+    """
     try:
         return replace(record_of_text(Claim, content), epoch=epoch)
     except ValueError:
@@ -138,4 +159,6 @@ def _parse(epoch: int, content: bytes, path: Path) -> Claim:
         except FileNotFoundError:  # a later one has been made meanwhile
             written = time.time()
         no_one = ProcessMark(0, "gone", "unknown")
-        return Claim("", "an unknown host", "?", written, written + UNREADABLE_SECONDS, no_one, epoch=epoch)
+        return Claim(
+            "", "an unknown host", "?", written, written + UNREADABLE_SECONDS, no_one, epoch=epoch
+        )

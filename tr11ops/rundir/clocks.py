@@ -1,4 +1,6 @@
-"""The clocks by which ages are judged before anything is removed: this machine's and the file server's."""
+"""The clocks by which ages are judged before anything is removed: this machine's and the file
+server's.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from trainer.contract.sharing import make_shared
 
 
 class Clocks(Record):
-    """What time it is, here and by the file server (None where it was not asked). Seconds since the epoch."""
+    """What time it is, here and by the file server (None where it was not asked). Seconds since the
+    epoch.
+    """
 
     here: float
     server: float | None = None

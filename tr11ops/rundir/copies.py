@@ -1,4 +1,5 @@
-"""What is known of copies: the receipt beside each copy at the destination, and the run directory's own record of it.
+"""What is known of copies: the receipt beside each copy at the destination, and the run directory's
+own record of it.
 
     ARCHIVE/checkpoints/VARIANT/global_stepN/...               a whole checkpoint, file by file
     ARCHIVE/checkpoints-weights/VARIANT/global_stepN/...       its weights alone
@@ -8,8 +9,9 @@
 
     state/backup/copies/ARCHIVE/FOLDER-global_stepN.json       the run's own record, which can be made from the receipt
 
-A step that was trained again after a roll-back is another checkpoint: `identity` tells them apart, and its copy lies
-beside the older one, as global_stepN.IDENTITY8. Nothing of an archive is ever overwritten or removed.
+A step that was trained again after a roll-back is another checkpoint: `identity` tells them apart,
+and its copy lies beside the older one, as global_stepN.IDENTITY8. Nothing of an archive is ever
+overwritten or removed.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ SCHEMA = 1
 
 
 class CopiedFile(Record):
-    """One file of a copy: its path in the checkpoint, bytes, SHA-256; in a tar, where its first byte is."""
+    """One file of a copy: its path in the checkpoint, bytes, SHA-256; in a tar, where its first
+    byte is.
+    """
 
     path: str
     bytes: Count
@@ -72,13 +76,15 @@ class Receipt(Record):
 
 
 class CopyRecord(Record):
-    """What the run knows of one copy. `verified`: when every byte was read back; `reread`: the last re-read's end.
+    """What the run knows of one copy. `verified`: when every byte was read back; `reread`: the last
+    re-read's end.
 
     `damaged` are files that a later reading found changed or missing; a copy with any is no copy.
     """
 
     archive: str  # "store" or "url"
-    address: str  # of the archive, so that another one behind the same key of the card is not taken for it
+    # of the archive, so that another one behind the same key of the card is not taken for it
+    address: str
     step: int
     kind: Kind
     identity: str
@@ -99,7 +105,9 @@ class CopyRecord(Record):
     @property
     def variant(self) -> str:
         """The variant that it was copied from: the second folder of its place."""
-        return self.location.split("/")[1] if "/" in self.location else ""
+        if "/" in self.location:
+            return self.location.split("/")[1]
+        return ""
 
     @property
     def what(self) -> str:
@@ -112,16 +120,25 @@ class CopyRecord(Record):
     def of(cls, receipt: Receipt, archive: str, address: str) -> CopyRecord:
         """The record of a copy that has this receipt."""
         return cls(
-            archive, address, receipt.step, receipt.kind, receipt.identity, receipt.location, receipt.format,
-            len(receipt.files), receipt.bytes, receipt.copied, receipt.verified,
-        )  # fmt: skip
+            archive,
+            address,
+            receipt.step,
+            receipt.kind,
+            receipt.identity,
+            receipt.location,
+            receipt.format,
+            len(receipt.files),
+            receipt.bytes,
+            receipt.copied,
+            receipt.verified,
+        )
 
 
 def identity_of(folder: Path) -> str:
     """What tells one checkpoint from another of the same step: 64 hex digits.
 
-    Of the manifest's bytes; where there is none (the original's layout), of every file's path, size and time.
-    Raises OSError when the folder cannot be read.
+    Of the manifest's bytes; where there is none (the original's layout), of every file's path, size
+    and time. Raises OSError when the folder cannot be read.
     """
     try:
         return hashlib.sha256(content_of(folder / MANIFEST_FILE)).hexdigest()
@@ -165,15 +182,21 @@ def write_copy(directory: RunDirectory, copy: CopyRecord) -> None:
 
 
 def latest_record(directory: RunDirectory, copy: CopyRecord) -> CopyRecord:
-    """A copy's record as it is now: another reader may have found damage since `copy` was read. Raises OSError."""
+    """A copy's record as it is now: another reader may have found damage since `copy` was read.
+    Raises OSError.
+    """
     try:
         found = read_copy(_path(directory, copy))
     except ValueError:
         return copy
     is_same = found is not None and (found.address, found.identity, found.copied) == (
-        copy.address, copy.identity, copy.copied,
-    )  # fmt: skip
-    return found if found is not None and is_same else copy
+        copy.address,
+        copy.identity,
+        copy.copied,
+    )
+    if found is not None and is_same:
+        return found
+    return copy
 
 
 def _path(directory: RunDirectory, copy: CopyRecord) -> Path:
@@ -183,7 +206,9 @@ def _path(directory: RunDirectory, copy: CopyRecord) -> Path:
 
 def location_of(kind: Kind, variant: str, step: int, identity: str = "") -> str:
     """Where a copy lies; with `identity` beside another copy of the same step."""
-    suffix = f".{identity[:8]}" if identity else ""
+    suffix = ""
+    if identity:
+        suffix = f".{identity[:8]}"
     return f"{FOLDERS[kind]}/{variant}/{checkpoint_name(step)}{suffix}"
 
 

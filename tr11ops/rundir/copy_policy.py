@@ -1,8 +1,9 @@
 """Which checkpoints shall have which copies, from the card and the steps alone. Pure.
 
-The store gets every multiple of its interval whole. The url gets whole copies at wide intervals and at steps named by
-hand, and the weights alone of many more. If that leaves a share of the training without any whole copy, the first
-checkpoint of that share is copied whole; the end of the training counts as the beginning of a last share.
+The store gets every multiple of its interval whole. The url gets whole copies at wide intervals and
+at steps named by hand, and the weights alone of many more. If that leaves a share of the training
+without any whole copy, the first checkpoint of that share is copied whole; the end of the training
+counts as the beginning of a last share.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ ArchiveName: TypeAlias = Literal["store", "url"]
 
 
 class CopyPolicy(Record):
-    """The card's [backup] as far as it says what is copied. Intervals in steps, 0: none; archives the card lacks get
-    nothing.
+    """The card's [backup] as far as it says what is copied. Intervals in steps, 0: none; archives
+    the card lacks get nothing.
     """
 
     has_store: bool
@@ -48,7 +49,9 @@ class CopyPolicy(Record):
 
 
 class WantedCopy(Record):
-    """One copy that shall exist, and which key of the card asks for it. `archive` is its name on record."""
+    """One copy that shall exist, and which key of the card asks for it. `archive` is its name on
+    record.
+    """
 
     step: int
     kind: Kind
@@ -56,11 +59,14 @@ class WantedCopy(Record):
     why: str
 
 
-def wanted_copies(policy: CopyPolicy, steps: Sequence[int], last_step: int) -> tuple[WantedCopy, ...]:
+def wanted_copies(
+    policy: CopyPolicy, steps: Sequence[int], last_step: int
+) -> tuple[WantedCopy, ...]:
     """All copies that shall exist, by step.
 
-    `steps`: those of complete checkpoints that are here or were copied already (else a step that was copied and then
-    deleted here would have another one copied in its stead). `last_step`: of the whole training.
+    `steps`: those of complete checkpoints that are here or were copied already (else a step that
+    was copied and then deleted here would have another one copied in its stead). `last_step`: of
+    the whole training.
     """
     known = sorted(set(steps))
     whole = [*_to_store(policy, known), *_whole_to_url(policy, known)]
@@ -75,11 +81,12 @@ P = TypeVar("P", bound=WantedCopy)
 
 
 def in_order(copies: Iterable[P]) -> tuple[P, ...]:
-    """The order in which copies are made, by what would be lost if the file system of the training went now.
+    """The order in which copies are made, by what would be lost if the file system of the training
+    went now.
 
-    The newest whole copy in each archive comes first: it alone saves the training up to there; the store's before the
-    url's, as it is sooner done. Then whole copies and those of spikes and weights, the oldest first: those are the
-    next that a purge takes.
+    The newest whole copy in each archive comes first: it alone saves the training up to there; the
+    store's before the url's, as it is sooner done. Then whole copies and those of spikes and
+    weights, the oldest first: those are the next that a purge takes.
     """
     listed = list(copies)
     newest = {
@@ -124,7 +131,9 @@ def _weights(policy: CopyPolicy, steps: Iterable[int]) -> list[WantedCopy]:
     if not policy.has_url or not interval:
         return []
     why = f"weights_interval {interval}"
-    return [WantedCopy(step, "weights", "url", why) for step in steps if step and not step % interval]
+    return [
+        WantedCopy(step, "weights", "url", why) for step in steps if step and not step % interval
+    ]
 
 
 def _spikes(policy: CopyPolicy, steps: Iterable[int]) -> list[WantedCopy]:
@@ -134,11 +143,17 @@ def _spikes(policy: CopyPolicy, steps: Iterable[int]) -> list[WantedCopy]:
     return [WantedCopy(step, "spike", "url", "spike_steps") for step in steps if step in named]
 
 
-def _milestones(policy: CopyPolicy, steps: Sequence[int], last_step: int, whole: set[int]) -> list[WantedCopy]:
-    """Whole copies for the shares of the training in which the intervals leave none, where there is an archive."""
+def _milestones(
+    policy: CopyPolicy, steps: Sequence[int], last_step: int, whole: set[int]
+) -> list[WantedCopy]:
+    """Whole copies for the shares of the training in which the intervals leave none, where there is
+    an archive.
+    """
     if not policy.milestone_percent or not (policy.has_store or policy.has_url) or not steps:
         return []
-    archive: ArchiveName = "url" if policy.has_url else "store"
+    archive: ArchiveName = "store"
+    if policy.has_url:
+        archive = "url"
     found = []
     taken = set(whole)
     for percent, begin, end in _shares(policy.milestone_percent, last_step):
@@ -152,17 +167,30 @@ def _milestones(policy: CopyPolicy, steps: Sequence[int], last_step: int, whole:
 
 
 def _shares(percent: float, last_step: int) -> list[tuple[float, int, int]]:
-    """(percent, first step, first step of the next share) of each share but the first, whose begin is no training."""
-    marks = [percent * number for number in range(1, math.ceil(100 / percent)) if percent * number < 100]
+    """(percent, first step, first step of the next share) of each share but the first, whose begin
+    is no training.
+    """
+    marks = [
+        percent * number for number in range(1, math.ceil(100 / percent)) if percent * number < 100
+    ]
     begins = [*(math.ceil(last_step * mark / 100) for mark in marks), last_step]
     ends = [*begins[1:], last_step + 1]
     return list(zip([*marks, 100.0], begins, ends, strict=True))
 
 
 def _is_coming(policy: CopyPolicy, newest: int, begin: int, end: int) -> bool:
-    """Whether a share that the training is still in has a whole copy ahead by the intervals or by name."""
+    """Whether a share that the training is still in has a whole copy ahead by the intervals or by
+    name.
+    """
     after = max(newest + 1, begin)
-    intervals = [policy.store_interval] if policy.has_store else []
+    if policy.has_store:
+        intervals = [policy.store_interval]
+    else:
+        intervals = []
     intervals += [policy.full_interval] if policy.has_url else []
-    by_interval = any(interval and math.ceil(after / interval) * interval < end for interval in intervals)
-    return by_interval or (policy.has_url and any(after <= step < end for step in policy.full_steps))
+    by_interval = any(
+        interval and math.ceil(after / interval) * interval < end for interval in intervals
+    )
+    return by_interval or (
+        policy.has_url and any(after <= step < end for step in policy.full_steps)
+    )

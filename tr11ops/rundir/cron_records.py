@@ -1,12 +1,13 @@
-"""What is on record of the periodic jobs and of the chains that run them: the types, the readers and the writers.
+"""What is on record of the periodic jobs and of the chains that run them: the types, the readers
+and the writers.
 
 state/cron/NAME.json            the last round of one periodic job
 state/cron/NAME.log             what its last rounds wrote
 state/cron/chain-hourly.json    the next link of the chain of Slurm jobs that runs the hourly ones
 state/cron/chain-daily.json     the same for the daily ones
 
-While the run directory cannot be written, rounds of what watches are in this machine's fallback directory, under the
-same names: of two records of one job the later round counts.
+While the run directory cannot be written, rounds of what watches are in this machine's fallback
+directory, under the same names: of two records of one job the later round counts.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class PeriodicJobState(Record):
 
 
 class ChainState(Record):
-    """The next link of a chain: `job_id` begins at `next_due` and queues the one after it first. `time`: of the record.
+    """The next link of a chain: `job_id` begins at `next_due` and queues the one after it first.
+    `time`: of the record.
 
     A chain whose `next_due` is long over, or whose job is not in the queue any more, is dead.
     """
@@ -100,7 +102,9 @@ def read_job(directory: RunDirectory, name: str) -> Observed[PeriodicJobState | 
 
 
 def read_jobs(directory: RunDirectory) -> Observed[tuple[PeriodicJobState, ...]]:
-    """Every job that ever ran, by name; empty when none did. Unknown as soon as one record cannot be read."""
+    """Every job that ever ran, by name; empty when none did. Unknown as soon as one record cannot
+    be read.
+    """
 
     def read() -> tuple[PeriodicJobState, ...]:
         local = existing_fallback(directory)
@@ -112,7 +116,9 @@ def read_jobs(directory: RunDirectory) -> Observed[tuple[PeriodicJobState, ...]]
 
 
 def read_chains(directory: RunDirectory) -> Observed[tuple[ChainState, ...]]:
-    """The chains that are installed; empty when there is none. Unknown as soon as one record cannot be read."""
+    """The chains that are installed; empty when there is none. Unknown as soon as one record cannot
+    be read.
+    """
 
     def read() -> tuple[ChainState, ...]:
         found = (_read(ChainState, chain_file(directory, name), name) for name in CHAINS)
@@ -122,13 +128,19 @@ def read_chains(directory: RunDirectory) -> Observed[tuple[ChainState, ...]]:
 
 
 def fallback_round(directory: RunDirectory, name: str) -> PeriodicJobState | None:
-    """One job's last round in this machine's fallback directory. Raises OSError; ValueError for what is no record."""
+    """One job's last round in this machine's fallback directory. Raises OSError; ValueError for
+    what is no record.
+    """
     local = existing_fallback(directory)
-    return None if local is None else _read(PeriodicJobState, job_file(local, name), name)
+    if local is None:
+        return None
+    return _read(PeriodicJobState, job_file(local, name), name)
 
 
 def _last_round(directory: RunDirectory, name: str) -> PeriodicJobState | None:
-    return later(_read(PeriodicJobState, job_file(directory, name), name), fallback_round(directory, name))
+    return later(
+        _read(PeriodicJobState, job_file(directory, name), name), fallback_round(directory, name)
+    )
 
 
 def later(one: PeriodicJobState | None, other: PeriodicJobState | None) -> PeriodicJobState | None:
@@ -139,14 +151,20 @@ def later(one: PeriodicJobState | None, other: PeriodicJobState | None) -> Perio
 
 def _job_names(directory: RunDirectory) -> list[str]:
     try:
-        names = [path.name.removesuffix(".json") for path in cron_folder(directory).iterdir() if path.suffix == ".json"]
+        names = [
+            path.name.removesuffix(".json")
+            for path in cron_folder(directory).iterdir()
+            if path.suffix == ".json"
+        ]
     except FileNotFoundError:
         return []
     return sorted(name for name in names if _NAME.fullmatch(name) and not name.startswith(_CHAIN))
 
 
 def _read(kind: type[T], path: Path, name: str) -> T | None:
-    """The record in `path`; None when absent. Raises ValueError when it is not one, OSError when it cannot be read."""
+    """The record in `path`; None when absent. Raises ValueError when it is not one, OSError when it
+    cannot be read.
+    """
     found = read_record(kind, path, f"the record of {name}")
     if found is not None and found.name != name:
         raise DamagedFile(path, f"is the record of {found.name}, not of {name}")
@@ -165,14 +183,19 @@ def write_chain(directory: RunDirectory, state: ChainState) -> None:
 
 
 def take_in_rounds(directory: RunDirectory, other: RunDirectory) -> None:
-    """Move another directory's records of rounds into this one, each unless this one has a later. Raises OSError."""
+    """Move another directory's records of rounds into this one, each unless this one has a later.
+    Raises OSError.
+    """
     for name in _job_names(other):
         path = job_file(other, name)
         theirs = known(observed(partial(_read, PeriodicJobState, path, name)), None)
-        ours = known(observed(partial(_read, PeriodicJobState, job_file(directory, name), name)), None)
+        ours = known(
+            observed(partial(_read, PeriodicJobState, job_file(directory, name), name)), None
+        )
         newest = later(ours, theirs)
         if newest is not None and newest is not ours:
-            with suppress(NewerFileError):  # a newer tr11 runs these jobs now, and keeps its own records
+            # a newer tr11 runs these jobs now, and keeps its own records
+            with suppress(NewerFileError):
                 write_job(directory, newest)
         path.unlink()
 

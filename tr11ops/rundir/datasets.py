@@ -1,7 +1,8 @@
-"""A light look at an indexed dataset, with the standard library alone: is it there, and is it whole?
+"""A light look at an indexed dataset, with the standard library alone: is it there, and is it
+whole?
 
-Format: spec of the `.bin`/`.idx` pair (magic, version, dtype, counts, lengths, offsets, document starts). Only the
-header and the last entries are read, so a terabyte costs what a kilobyte costs.
+Format: spec of the `.bin`/`.idx` pair (magic, version, dtype, counts, lengths, offsets, document
+starts). Only the header and the last entries are read, so a terabyte costs what a kilobyte costs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ ITEM_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 8, 8: 2}
 
 
 class DatasetFacts(Record):
-    """What was seen of one prefix. `fault` is empty when it is whole; `unreadable` when that could not be found out."""
+    """What was seen of one prefix. `fault` is empty when it is whole; `unreadable` when that could
+    not be found out.
+    """
 
     prefix: str
     documents: int = 0
@@ -36,16 +39,21 @@ class _Fault(ValueError):
 
 
 def prefixes_of(data: DataSection) -> tuple[str, ...]:
-    """Every prefix that a card names, once: its own list, and the third field of each part of its groups.
+    """Every prefix that a card names, once: its own list, and the third field of each part of its
+    groups.
 
     Groups that cannot be read as such give nothing here; the trainer says what is wrong with them.
     """
     groups = [data.train_group or "", *data.valid_groups, *data.test_groups]
     for file in (data.train_groups_file, data.valid_groups_file, data.test_groups_file):
         if file is not None and Path(file).is_file():
-            groups += re.findall(r'"([^"]*)"', Path(file).read_text(encoding="utf-8", errors="replace"))
+            groups += re.findall(
+                r'"([^"]*)"', Path(file).read_text(encoding="utf-8", errors="replace")
+            )
     parts = [part.split() for group in groups for part in group.partition(":")[2].split(",")]
-    return tuple(dict.fromkeys([*data.prefixes, *(fields[2] for fields in parts if len(fields) == 3)]))
+    return tuple(
+        dict.fromkeys([*data.prefixes, *(fields[2] for fields in parts if len(fields) == 3)])
+    )
 
 
 def look_at(prefix: str) -> DatasetFacts:
@@ -55,7 +63,9 @@ def look_at(prefix: str) -> DatasetFacts:
     except _Fault as fault:
         return DatasetFacts(prefix, fault=str(fault))
     except OSError as error:
-        return DatasetFacts(prefix, unreadable=f"{error.filename or prefix}: {error.strerror or error}")
+        return DatasetFacts(
+            prefix, unreadable=f"{error.filename or prefix}: {error.strerror or error}"
+        )
     except struct.error:
         return DatasetFacts(prefix, unreadable=f"{prefix}.idx changed while it was read")
     except ValueError as error:
@@ -74,13 +84,17 @@ def _read(prefix: str, index: Path, tokens: Path) -> DatasetFacts:
         if size == expected + sequences:
             raise _Fault(f"{index} {MULTIMODAL}")
         if size != expected:
-            raise _Fault(f"{index} has {size} bytes, its header needs {expected}{_cut(size, expected)}")
+            raise _Fault(
+                f"{index} has {size} bytes, its header needs {expected}{_cut(size, expected)}"
+            )
         last_length = _integer(descriptor, "<i", HEADER_BYTES + 4 * (sequences - 1))
         last_offset = _integer(descriptor, "<q", HEADER_BYTES + 12 * sequences - 8)
         first_document = _integer(descriptor, "<q", HEADER_BYTES + 12 * sequences)
         last_document = _integer(descriptor, "<q", expected - 8)
     if first_document != 0 or last_document != sequences:
-        raise _Fault(f"{index} has documents from {first_document} to {last_document}, expected 0 to {sequences}")
+        raise _Fault(
+            f"{index} has documents from {first_document} to {last_document}, expected 0 to {sequences}"
+        )
     needed = last_offset + last_length * ITEM_BYTES[code]
     held = tokens.stat().st_size
     if held != needed:
@@ -89,7 +103,9 @@ def _read(prefix: str, index: Path, tokens: Path) -> DatasetFacts:
 
 
 def _header(head: bytes, index: Path) -> tuple[int, int, int]:
-    """Dtype code, number of sequences and of document entries. Raises _Fault when it is not a usable header."""
+    """Dtype code, number of sequences and of document entries. Raises _Fault when it is not a
+    usable header.
+    """
     if head.startswith(OLD_MAGIC):
         raise _Fault(f"{index} is of the older, lazy kind")
     if not head.startswith(MAGIC):
@@ -111,4 +127,6 @@ def _integer(descriptor: int, layout: str, offset: int) -> int:
 
 
 def _cut(size: int, expected: int) -> str:
-    return " (it was cut off)" if size < expected else ""
+    if size < expected:
+        return " (it was cut off)"
+    return ""

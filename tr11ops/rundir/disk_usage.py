@@ -1,9 +1,11 @@
-"""How full the watched file systems were: the samples that `tr11 fs-watchdog` keeps, and when one will be full.
+"""How full the watched file systems were: the samples that `tr11 fs-watchdog` keeps, and when one
+will be full.
 
     state/filesystems/usage.jsonl     one object per look and file system
 
-A sample is appended in one write. Now and then the file is thinned (hourly for a week, daily for a quarter) and
-replaced whole; a sample that another host appends in that very moment may be lost, the next look brings another.
+A sample is appended in one write. Now and then the file is thinned (hourly for a week, daily for a
+quarter) and replaced whole; a sample that another host appends in that very moment may be lost, the
+next look brings another.
 """
 
 from __future__ import annotations
@@ -42,8 +44,9 @@ KINDS: tuple[Kind, ...] = ("bytes", "inodes")
 class Usage(Record):
     """One look at one file system. Counts are None where the source does not say.
 
-    `bytes_share` and `inodes_share` are used/limit (1.0 is full), from sources that know only those. `bytes_free` is
-    what can still be written; on a shared file system that is less than limit - used.
+    `bytes_share` and `inodes_share` are used/limit (1.0 is full), from sources that know only
+    those. `bytes_free` is what can still be written; on a shared file system that is less than
+    limit - used.
     """
 
     time: Amount
@@ -60,7 +63,9 @@ class Usage(Record):
 
     def counts(self, kind: Kind) -> tuple[float | None, float | None]:
         """Used, and the limit."""
-        return (self.bytes_used, self.bytes_limit) if kind == "bytes" else (self.inodes_used, self.inodes_limit)
+        if kind == "bytes":
+            return (self.bytes_used, self.bytes_limit)
+        return (self.inodes_used, self.inodes_limit)
 
     def percent(self, kind: Kind) -> float | None:
         """How full it is in percent of its limit; None where that is not known."""
@@ -68,15 +73,18 @@ class Usage(Record):
         if used is not None and limit:
             return 100.0 * used / limit
         share = self.bytes_share if kind == "bytes" else self.inodes_share
-        return None if share is None else 100.0 * share
+        if share is None:
+            return None
+        return 100.0 * share
 
 
 class Forecast(Record):
     """When a file system will be full, of what (bytes or inodes), and how that was judged.
 
-    `full_at`: seconds since the epoch at the trend of the last days; None when it does not grow or is not known.
-    `not_before`: the same at the pace between deletions; set only where deletions come again and again.
-    `per_day`: growth in percent points of the limit. `why` says why there is no day.
+    `full_at`: seconds since the epoch at the trend of the last days; None when it does not grow or
+    is not known. `not_before`: the same at the pace between deletions; set only where deletions
+    come again and again. `per_day`: growth in percent points of the limit. `why` says why there is
+    no day.
     """
 
     kind: Kind | None = None
@@ -92,7 +100,9 @@ def usage_path(directory: RunDirectory) -> Path:
 
 
 def read_usage(directory: RunDirectory) -> Observed[tuple[Usage, ...]]:
-    """All samples by time; empty when no one has looked yet. A line that was cut or is garbage is left out."""
+    """All samples by time; empty when no one has looked yet. A line that was cut or is garbage is
+    left out.
+    """
     path = usage_path(directory)
     try:
         lines = read_bytes(path).split(b"\n")
@@ -108,7 +118,9 @@ def read_usage(directory: RunDirectory) -> Observed[tuple[Usage, ...]]:
 
 
 def append_usage(directory: RunDirectory, samples: Sequence[Usage], now: float) -> None:
-    """Keep these samples, and thin the file when it has grown. Raises OSError as the file system does."""
+    """Keep these samples, and thin the file when it has grown. Raises OSError as the file system
+    does.
+    """
     if not samples:
         return
     path = usage_path(directory)
@@ -123,7 +135,9 @@ def append_usage(directory: RunDirectory, samples: Sequence[Usage], now: float) 
 
 
 def thinned(samples: Iterable[Usage], now: float) -> tuple[Usage, ...]:
-    """The newest sample of each hour for a week, of each day for a quarter, of each file system; in order of time."""
+    """The newest sample of each hour for a week, of each day for a quarter, of each file system; in
+    order of time.
+    """
     kept: dict[tuple[str, int, int], Usage] = {}
     for sample in sorted(samples, key=lambda sample: sample.time):
         age = now - sample.time
@@ -152,10 +166,12 @@ def _sample(line: bytes) -> Usage | None:
 
 # ----------------------------------------------------------------------------- when it will be full
 def forecast(samples: Iterable[Usage], now: float) -> Forecast:
-    """When one file system will be full, from its last samples (WINDOW_DAYS): of bytes or of inodes, what comes first.
+    """When one file system will be full, from its last samples (WINDOW_DAYS): of bytes or of
+    inodes, what comes first.
 
-    The trend is the median of the slopes between all pairs of samples (Theil-Sen), so a few odd samples do not count.
-    Where something was deleted, the pace between deletions says before which day it cannot be full.
+    The trend is the median of the slopes between all pairs of samples (Theil-Sen), so a few odd
+    samples do not count. Where something was deleted, the pace between deletions says before which
+    day it cannot be full.
     """
     window = sorted(
         (sample for sample in samples if now - WINDOW_DAYS * DAY_SECONDS <= sample.time <= now),
@@ -173,26 +189,39 @@ def _forecast(kind: Kind, window: Sequence[Usage]) -> Forecast:
     steps = _deletions(points)
     growth = _slope(points, steps)
     # One deletion was someone's; several are a habit, and then the trend over all of them counts.
-    net = growth if len(steps) < 2 else _slope(points, ())
+    if len(steps) < 2:
+        net = growth
+    else:
+        net = _slope(points, ())
     if net is None or growth is None:
         return Forecast(kind, why="too few samples yet")
     per_day = net * DAY_SECONDS
     if last >= 100.0:
         return Forecast(kind, full_at=last_time, per_day=per_day)
     recent = [point for point in points if point[0] >= last_time - (last_time - points[0][0]) / 3]
-    pace = _slope(recent, steps) if len(recent) >= LEAST_SAMPLES else None
+    pace = None
+    if len(recent) >= LEAST_SAMPLES:
+        pace = _slope(recent, steps)
     if growth <= 0:
         return Forecast(kind, per_day=per_day, why="it does not grow")
     if pace is not None and pace < 0.1 * growth:
         return Forecast(kind, per_day=per_day, why="growth has stopped")
-    not_before = _day(last_time, last, max(growth, net)) if len(steps) >= 2 else None
+    not_before = None
+    if len(steps) >= 2:
+        not_before = _day(last_time, last, max(growth, net))
     return Forecast(
-        kind, _day(last_time, last, net), not_before, per_day, "" if net > 0 else "what grows is deleted again"
+        kind,
+        _day(last_time, last, net),
+        not_before,
+        per_day,
+        "" if net > 0 else "what grows is deleted again",
     )
 
 
 def _points(kind: Kind, window: Sequence[Usage]) -> list[tuple[float, float]]:
-    """(time, percent of today's limit), at most MOST_SAMPLES of them, the last one always among them."""
+    """(time, percent of today's limit), at most MOST_SAMPLES of them, the last one always among
+    them.
+    """
     if not window:
         return []
     _, limit = window[-1].counts(kind)
@@ -203,21 +232,29 @@ def _points(kind: Kind, window: Sequence[Usage]) -> list[tuple[float, float]]:
         if level is not None:
             found.append((sample.time, level))
     stride = -(-len(found) // MOST_SAMPLES)
-    return found[::-1][::stride][::-1] if stride > 1 else found
+    if stride > 1:
+        return found[::-1][::stride][::-1]
+    return found
 
 
 def _deletions(points: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    """The times of the samples before which something large was deleted: a fall beyond what the rest wavers by."""
+    """The times of the samples before which something large was deleted: a fall beyond what the
+    rest wavers by.
+    """
     differences = [after[1] - before[1] for before, after in pairwise(points)]
     usual = median(abs(difference) for difference in differences)
     least = max(1.0, 3.0 * usual)  # percent points
     return tuple(
-        after[0] for (_, after), difference in zip(pairwise(points), differences, strict=True) if difference < -least
+        after[0]
+        for (_, after), difference in zip(pairwise(points), differences, strict=True)
+        if difference < -least
     )
 
 
 def _slope(points: Sequence[tuple[float, float]], steps: Sequence[float]) -> float | None:
-    """Median slope, percent points a second, of all pairs of samples between which there is none of the `steps`."""
+    """Median slope, percent points a second, of all pairs of samples between which there is none of
+    the `steps`.
+    """
     segments: dict[int, list[tuple[float, float]]] = {}
     for point in points:
         segments.setdefault(sum(step <= point[0] for step in steps), []).append(point)
@@ -228,11 +265,15 @@ def _slope(points: Sequence[tuple[float, float]], steps: Sequence[float]) -> flo
         for later in segment[number + 1 :]
         if later[0] > earlier[0]
     ]
-    return median(slopes) if slopes else None
+    if slopes:
+        return median(slopes)
+    return None
 
 
 def _day(last_time: float, last: float, slope: float) -> float | None:
     if slope <= 0:
         return None
     seconds = (100.0 - last) / slope
-    return last_time + seconds if seconds <= MOST_FORECAST_DAYS * DAY_SECONDS else None
+    if seconds <= MOST_FORECAST_DAYS * DAY_SECONDS:
+        return last_time + seconds
+    return None

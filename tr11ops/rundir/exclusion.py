@@ -19,9 +19,10 @@ class NodeStanding(StrEnum):
 class Exclusion(Record):
     """One node that must not be used: by the run's own list, or by a queued job's exclude list.
 
-    `until` is when it is due for a check (None: never); `evidence` quotes what was seen, `job_id` the attempt in which.
-    `state`: a NodeStanding. A suspect on the list is left out for one try. `fault`: the family of faults that it was
-    suspected for, "" where it is of another kind. `good_seconds`: how long it has trained well since.
+    `until` is when it is due for a check (None: never); `evidence` quotes what was seen, `job_id`
+    the attempt in which. `state`: a NodeStanding. A suspect on the list is left out for one try.
+    `fault`: the family of faults that it was suspected for, "" where it is of another kind.
+    `good_seconds`: how long it has trained well since.
     """
 
     node: str

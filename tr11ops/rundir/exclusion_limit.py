@@ -1,4 +1,6 @@
-"""How many nodes a run may exclude: one answer for the command, the watchdog, the detectors and the job. Pure."""
+"""How many nodes a run may exclude: one answer for the command, the watchdog, the detectors and the
+job. Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ KEY = "resilience.exclusion_cap_percent"
 
 
 def most_exclusions(partition_nodes: int, needed_nodes: int, percent: float | None = None) -> int:
-    """How many nodes of a partition may be excluded: a share of it (rounded up), and never into what a run needs.
+    """How many nodes of a partition may be excluded: a share of it (rounded up), and never into
+    what a run needs.
 
-    None: DEFAULT_PERCENT, or half of what the run leaves idle where that is more, but no more nodes than it needs.
+    None: DEFAULT_PERCENT, or half of what the run leaves idle where that is more, but no more nodes
+    than it needs.
     """
     idle = max(0, partition_nodes - needed_nodes)
     share = math.ceil(partition_nodes * (DEFAULT_PERCENT if percent is None else percent) / 100)
@@ -28,17 +32,20 @@ def most_exclusions(partition_nodes: int, needed_nodes: int, percent: float | No
 
 
 def percent_for(partition_nodes: int, needed_nodes: int, count: int) -> int | None:
-    """The least whole percentage that lets `count` nodes be excluded; None where a run needs the others."""
+    """The least whole percentage that lets `count` nodes be excluded; None where a run needs the
+    others.
+    """
     if not 0 < count <= partition_nodes - needed_nodes:
         return None
     return min(100, (count - 1) * 100 // partition_nodes + 1)
 
 
 def partition_nodes(nodes: Iterable[Node], *named: str | None) -> tuple[Node, ...]:
-    """The nodes that count for a run: those of the first of these partitions that has any; all where none has.
+    """The nodes that count for a run: those of the first of these partitions that has any; all
+    where none has.
 
-    Who asks names those of the run's queued jobs first ("a,b": either), then the card's, then those of the run's other
-    jobs, then the cluster's default one, as far as each is known.
+    Who asks names those of the run's queued jobs first ("a,b": either), then the card's, then those
+    of the run's other jobs, then the cluster's default one, as far as each is known.
     """
     every = tuple(nodes)
     for name in filter(None, named):
@@ -55,7 +62,9 @@ def partitions_of(jobs: Iterable[Job]) -> str:
 
 
 class ExclusionLimit(Record):
-    """The limit of one run at one moment. `names`: the nodes that count, None where they are not known (all count)."""
+    """The limit of one run at one moment. `names`: the nodes that count, None where they are not
+    known (all count).
+    """
 
     most: int
     names: frozenset[str] | None = None
@@ -63,7 +72,8 @@ class ExclusionLimit(Record):
 
     @classmethod
     def of(cls, partition: Collection[str], needed: int, percent: float | None) -> Self:
-        """For these nodes (see `partition_nodes`). What is excluded outside of them, or is gone, does not count.
+        """For these nodes (see `partition_nodes`). What is excluded outside of them, or is gone,
+        does not count.
 
         `needed` are the nodes of one attempt, spares included; `percent` is the card's KEY.
         """
@@ -81,7 +91,8 @@ class ExclusionLimit(Record):
     ) -> Self:
         """For a run as it is now: its queued `jobs` say how many nodes an attempt needs, and where.
 
-        Where none is queued it is the card that says it: `allocated` nodes, in the first of `partitions`.
+        Where none is queued it is the card that says it: `allocated` nodes, in the first of
+        `partitions`.
         """
         every = tuple(nodes)
         queued = with_room(jobs, every)
@@ -99,7 +110,9 @@ class ExclusionLimit(Record):
         return max(0, self.most - self.counted(excluded))
 
     def forbids(self, nodes: Iterable[str], excluded: Iterable[str]) -> bool:
-        """Whether these would be too many beside those that are excluded; one that is excluded already may stay."""
+        """Whether these would be too many beside those that are excluded; one that is excluded
+        already may stay.
+        """
         before = frozenset(excluded)
         total = self.counted(before.union(nodes))
         return total > max(self.most, self.counted(before))

@@ -1,4 +1,5 @@
-"""The ledger of nodes that a run must not use: who excluded them, since when, why, and when they are due for a check.
+"""The ledger of nodes that a run must not use: who excluded them, since when, why, and when they
+are due for a check.
 
 state/exclusions.json    state/exclusions.d/NNNNNNNN.json    (see `tr11ops.rundir.versioned`)
 """
@@ -28,18 +29,22 @@ from trainer.contract.state_file import read_json
 
 SCHEMA = 1
 AUTOMATIC_OWNER = "tr11"  # the owner of what no person asked for
-EXCLUDED, INCLUDED, CHECKED = "node-excluded", "node-included", "node-checked"  # kinds of journal entries
+# kinds of journal entries
+EXCLUDED, INCLUDED, CHECKED = "node-excluded", "node-included", "node-checked"
 VERSIONS_KEPT = 64
 MOST_EVIDENCE = 20
 LONGEST_EVIDENCE = 500
 DAY_SECONDS = 86400.0
-_NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,253}"  # text: compiling it takes 3 ms, which no reader needs
+# text: compiling it takes 3 ms, which no reader needs
+_NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,253}"
 
 
 class Version(Record, rename={"number": "version"}):
-    """The ledger at one moment. `number` counts changes; 0 is the empty ledger, or a file written by hand.
+    """The ledger at one moment. `number` counts changes; 0 is the empty ledger, or a file written
+    by hand.
 
-    `exclusions` are nodes that are not used; `suspects` are used, after the others. No node is in both.
+    `exclusions` are nodes that are not used; `suspects` are used, after the others. No node is in
+    both.
     """
 
     number: int
@@ -52,7 +57,9 @@ class Version(Record, rename={"number": "version"}):
 
     def on_record(self, node: str) -> Exclusion | None:
         """What is known of a node: that it is excluded, avoided or suspected, or came back."""
-        return next((entry for entry in (*self.exclusions, *self.suspects) if entry.node == node), None)
+        return next(
+            (entry for entry in (*self.exclusions, *self.suspects) if entry.node == node), None
+        )
 
     def without(self, node: str) -> Version:
         """The same, with nothing on record of a node."""
@@ -65,27 +72,36 @@ class Version(Record, rename={"number": "version"}):
 
 # ----------------------------------------------------------------------------- questions
 def due_for_recheck(exclusions: Iterable[Exclusion], now: float) -> tuple[Exclusion, ...]:
-    """The exclusions whose time has passed, oldest first. They hold until a check of the node has passed."""
+    """The exclusions whose time has passed, oldest first. They hold until a check of the node has
+    passed.
+    """
     due = [entry for entry in exclusions if entry.until is not None and entry.until <= now]
     return tuple(sorted(due, key=lambda entry: (entry.until or 0.0, entry.node)))
 
 
 def check_node_name(node: str) -> None:
-    """Raises ExclusionError for a text that cannot be one node's name (blanks, brackets, commas, shell signs)."""
+    """Raises ExclusionError for a text that cannot be one node's name (blanks, brackets, commas,
+    shell signs).
+    """
     if not re.fullmatch(_NODE_NAME, node):
-        raise ExclusionError(f"node {node[:80]!r}: a node's name is letters, digits, dots, dashes and underscores")
+        raise ExclusionError(
+            f"node {node[:80]!r}: a node's name is letters, digits, dots, dashes and underscores"
+        )
 
 
 def read_version(path: Path) -> Version:
     """The ledger whose published copy is `path`; empty when there is none.
 
-    Raises OSError when it cannot be read, ValueError when neither the newest version nor the copy is a ledger.
+    Raises OSError when it cannot be read, ValueError when neither the newest version nor the copy
+    is a ledger.
     """
     return _read(path)[0]
 
 
 def _read(path: Path) -> tuple[Version, str]:
-    """The ledger, and why this tr11 must not replace it ("" where it may). Raises as `read_version`."""
+    """The ledger, and why this tr11 must not replace it ("" where it may). Raises as
+    `read_version`.
+    """
     problem: Exception | None = None
     found: list[Version] = []
     newer = ""
@@ -118,7 +134,8 @@ def exclude(
     state: NodeStanding = NodeStanding.EXCLUDE,
     fault: str = "",
 ) -> bool:
-    """Put a node on the ledger, due for a check after `days` (None: never); False when the limit forbids it.
+    """Put a node on the ledger, due for a check after `days` (None: never); False when the limit
+    forbids it.
 
     `forced`: a person wants it whatever the limit says, which is kept in the journal. `state`: how sure it is, `fault`
     of which family; who is excluded already is not made less than that.
@@ -129,32 +146,49 @@ def exclude(
     if days is not None and not 0 < days <= 36500:
         raise ExclusionError(f"days = {days:g}: must be above 0 and at most 36500")
     now = time.time()
-    until = None if days is None else now + days * DAY_SECONDS
+    if days is None:
+        until = None
+    else:
+        until = now + days * DAY_SECONDS
     fresh = Exclusion(node, why, owner, until, _bounded(evidence), now, job_id, state.value, fault)
 
     def change(version: Version) -> Version | None:
         old = version.find(node)
         others = version.without(node)
-        full = limit is not None and limit.forbids([node], (entry.node for entry in others.exclusions))
+        full = limit is not None and limit.forbids(
+            [node], (entry.node for entry in others.exclusions)
+        )
         if old is None and full and not forced:
             return None
-        return replace(others, exclusions=(*others.exclusions, fresh if old is None else _renewed(old, fresh)))
+        return replace(
+            others, exclusions=(*others.exclusions, fresh if old is None else _renewed(old, fresh))
+        )
 
     done = _commit(directory.exclusions, change)
     if done is None:
         return False
     entry = done.find(node) or fresh
-    data = {"node": node, "until": entry.until, "evidence": list(fresh.evidence), "job_id": job_id, "owner": owner}
+    data = {
+        "node": node,
+        "until": entry.until,
+        "evidence": list(fresh.evidence),
+        "job_id": job_id,
+        "owner": owner,
+    }
     data |= {"forced": True} if forced else {}
     data |= {} if entry.state == NodeStanding.EXCLUDE else {"state": entry.state}
     _note(directory, EXCLUDED, why, data, owner)
     return True
 
 
-def include(directory: RunDirectory, node: str, *, why: str, owner: str, then: NodeStanding | None = None) -> bool:
-    """Take a node off the ledger; False when it is not on it. Raises OSError as the file system does.
+def include(
+    directory: RunDirectory, node: str, *, why: str, owner: str, then: NodeStanding | None = None
+) -> bool:
+    """Take a node off the ledger; False when it is not on it. Raises OSError as the file system
+    does.
 
-    `then`: as what it stays on record, as a node that came back or is a suspect still; None: it is innocent.
+    `then`: as what it stays on record, as a node that came back or is a suspect still; None: it is
+    innocent.
     """
 
     def change(version: Version) -> Version | None:
@@ -176,25 +210,39 @@ def include(directory: RunDirectory, node: str, *, why: str, owner: str, then: N
 def revise(directory: RunDirectory, change: Callable[[Version], Version]) -> bool:
     """Change what is on record of nodes by a pure rule; whether that changed anything.
 
-    Raises OSError, ExclusionError, ValueError as the ledger does. What takes a node off the list is for `include`.
+    Raises OSError, ExclusionError, ValueError as the ledger does. What takes a node off the list is
+    for `include`.
     """
 
     def changed(version: Version) -> Version | None:
         made = change(version)
-        return None if made == version else made
+        if made == version:
+            return None
+        return made
 
     return _commit(directory.exclusions, changed) is not None
 
 
 def record_check(
-    directory: RunDirectory, node: str, *, result: str, why: str, owner: str, checks: Sequence[Mapping[str, Any]] = ()
+    directory: RunDirectory,
+    node: str,
+    *,
+    result: str,
+    why: str,
+    owner: str,
+    checks: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Keep the result of a health check of a node (`fine`, `warning`, `bad` or `unknown`) in the journal."""
+    """Keep the result of a health check of a node (`fine`, `warning`, `bad` or `unknown`) in the
+    journal.
+    """
     _note(directory, CHECKED, why, {"node": node, "result": result, "checks": list(checks)}, owner)
 
 
-def history(ledger: Ledger, exclusions: Iterable[Exclusion], node: str | None = None) -> tuple[dict[str, Any], ...]:
-    """What happened to nodes, oldest first: the journal's entries, and exclusions that never got into it.
+def history(
+    ledger: Ledger, exclusions: Iterable[Exclusion], node: str | None = None
+) -> tuple[dict[str, Any], ...]:
+    """What happened to nodes, oldest first: the journal's entries, and exclusions that never got
+    into it.
 
     Each is a dict of time, kind, node, who, why and, where known, until, evidence, job_id, result.
     """
@@ -205,30 +253,50 @@ def history(ledger: Ledger, exclusions: Iterable[Exclusion], node: str | None = 
     ]
     for entry in exclusions:
         known = any(
-            event["kind"] == EXCLUDED and event["node"] == entry.node and event["time"] >= (entry.since or 0.0)
+            event["kind"] == EXCLUDED
+            and event["node"] == entry.node
+            and event["time"] >= (entry.since or 0.0)
             for event in events
         )
         if not known:  # the one who excluded it was killed before the journal was written
             events.append(
                 {
-                    "time": entry.since or 0.0, "kind": EXCLUDED, "who": entry.owner, "why": entry.why,
-                    "node": entry.node, "until": entry.until, "evidence": list(entry.evidence),
-                    "job_id": entry.job_id, "owner": entry.owner,
+                    "time": entry.since or 0.0,
+                    "kind": EXCLUDED,
+                    "who": entry.owner,
+                    "why": entry.why,
+                    "node": entry.node,
+                    "until": entry.until,
+                    "evidence": list(entry.evidence),
+                    "job_id": entry.job_id,
+                    "owner": entry.owner,
                 }
-            )  # fmt: skip
-    return tuple(sorted((event for event in events if node in (None, event["node"])), key=lambda one: one["time"]))
+            )
+    return tuple(
+        sorted(
+            (event for event in events if node in (None, event["node"])),
+            key=lambda one: one["time"],
+        )
+    )
 
 
 # ----------------------------------------------------------------------------- how
 def _renewed(old: Exclusion, fresh: Exclusion) -> Exclusion:
-    until = None if old.until is None or fresh.until is None else max(old.until, fresh.until)
+    if old.until is None or fresh.until is None:
+        until = None
+    else:
+        until = max(old.until, fresh.until)
     reason = () if fresh.why == old.why else (fresh.why,)
-    lines = tuple(dict.fromkeys((*old.evidence, *_bounded(reason), *fresh.evidence)))[-MOST_EVIDENCE:]
+    lines = tuple(dict.fromkeys((*old.evidence, *_bounded(reason), *fresh.evidence)))[
+        -MOST_EVIDENCE:
+    ]
     renewed = replace(old, until=until, evidence=lines, job_id=fresh.job_id or old.job_id)
     steps = list(NodeStanding)
     if steps.index(NodeStanding(fresh.state)) <= steps.index(NodeStanding(old.state)):
         return renewed
-    return replace(renewed, state=fresh.state, why=fresh.why, owner=fresh.owner, fault=fresh.fault or old.fault)
+    return replace(
+        renewed, state=fresh.state, why=fresh.why, owner=fresh.owner, fault=fresh.fault or old.fault
+    )
 
 
 def _bounded(evidence: Iterable[str]) -> tuple[str, ...]:
@@ -241,11 +309,15 @@ def _versions(path: Path) -> VersionedFile:
 
 def _newest(path: Path) -> Path | None:
     numbers = _versions(path).numbers()
-    return _versions(path).file(numbers[-1]) if numbers else None
+    if numbers:
+        return _versions(path).file(numbers[-1])
+    return None
 
 
 def _version(path: Path, value: Mapping[str, Any]) -> Version:
-    """Raises ValueError when the object is no ledger. People may have written one, without a number."""
+    """Raises ValueError when the object is no ledger. People may have written one, without a
+    number.
+    """
     try:
         version = record_of(Version, {"version": 0, **value})
     except ValueError as error:
@@ -257,20 +329,22 @@ def _understood(entries: Iterable[Exclusion]) -> tuple[Exclusion, ...]:
     """The entries; one with a word of a newer tr11 for its state is an exclusion."""
     known_states = set(NodeStanding)
     return tuple(
-        entry if entry.state in known_states else replace(entry, state=NodeStanding.EXCLUDE.value) for entry in entries
+        entry if entry.state in known_states else replace(entry, state=NodeStanding.EXCLUDE.value)
+        for entry in entries
     )
 
 
 def _commit(path: Path, change: Callable[[Version], Version | None]) -> Version | None:
     """Apply `change` to the newest version and publish the result; None when `change` returns None.
 
-    Raises OSError as the file system does, TimeoutError when others were always faster, ExclusionError where a newer
-    tr11 has written it.
+    Raises OSError as the file system does, TimeoutError when others were always faster,
+    ExclusionError where a newer tr11 has written it.
     """
     versions = _versions(path)
 
     def following() -> tuple[int, str, Version] | None:
-        taken = versions.numbers()  # before it is read: a version that comes in between must not be passed over
+        # before it is read: a version that comes in between must not be passed over
+        taken = versions.numbers()
         version, newer = _read(path)
         if newer:
             raise ExclusionError(newer)

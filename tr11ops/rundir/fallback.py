@@ -1,10 +1,12 @@
-"""Where records go while the run directory cannot be written: a private folder on this machine's own disk.
+"""Where records go while the run directory cannot be written: a private folder on this machine's
+own disk.
 
     BASE/tr11-UID/MARK/         one run's, laid out as a run directory: journal/, state/alerts/, state/cron/
     BASE/tr11-UID/MARK.lock     shared by those who write there, exclusive for who brings it into the run directory
 
-BASE is $TR11_FALLBACK, else the first usable one of /var/tmp, /tmp and /dev/shm. What another user could have made or
-could change is never used. Two hosts have two fallback directories: what may be done once only is not done from here.
+BASE is $TR11_FALLBACK, else the first usable one of /var/tmp, /tmp and /dev/shm. What another user
+could have made or could change is never used. Two hosts have two fallback directories: what may be
+done once only is not done from here.
 """
 
 from __future__ import annotations
@@ -31,19 +33,23 @@ BASES = ("/var/tmp", "/tmp", "/dev/shm")
 
 
 def existing_fallback(directory: RunDirectory) -> RunDirectory | None:
-    """The run's fallback directory on this machine; None when there is none. Makes nothing, raises nothing.
+    """The run's fallback directory on this machine; None when there is none. Makes nothing, raises
+    nothing.
 
     Where one was filled and another was made, it is the one that is written to.
     """
     places = _existing(directory)
     with_room = (place for place in places if len(places) > 1 and _has_room(place.parent))
     chosen = next(with_room, places[0] if places else None)
-    return None if chosen is None else _as_run(directory, chosen)
+    if chosen is None:
+        return None
+    return _as_run(directory, chosen)
 
 
 @contextmanager
 def fallback_of(directory: RunDirectory) -> Iterator[RunDirectory]:
-    """The run's fallback directory, made when missing; no one brings it back before the block is left.
+    """The run's fallback directory, made when missing; no one brings it back before the block is
+    left.
 
     Raises OSError when this machine has no safe place for one.
     """
@@ -55,7 +61,9 @@ def fallback_of(directory: RunDirectory) -> Iterator[RunDirectory]:
 
 @contextmanager
 def abandoned_fallback(directory: RunDirectory) -> Iterator[RunDirectory | None]:
-    """The fallback directory where there is one that no one uses, for who brings it back; empty, it is removed."""
+    """The fallback directory where there is one that no one uses, for who brings it back; empty, it
+    is removed.
+    """
     found = existing_fallback(directory)
     if found is None:
         yield None
@@ -85,10 +93,11 @@ def require_room(folder: Path) -> None:
 def write_or_fall_back(
     directory: RunDirectory, write: Callable[[RunDirectory], T], unmounted: str = ""
 ) -> tuple[T, str]:
-    """What `write` returns for the run directory, or else for its fallback; and where it went, "" for the former.
+    """What `write` returns for the run directory, or else for its fallback; and where it went, ""
+    for the former.
 
-    `unmounted`: why the directory is not the run's own, in which what is written now would be hidden later.
-    Raises OSError as the run directory does when neither can be written.
+    `unmounted`: why the directory is not the run's own, in which what is written now would be
+    hidden later. Raises OSError as the run directory does when neither can be written.
     """
     try:
         if unmounted:
@@ -105,7 +114,9 @@ def write_or_fall_back(
 # ----------------------------------------------------------------------------- how
 def _bases() -> tuple[Path, ...]:
     named = os.environ.get(VARIABLE)
-    return (Path(named),) if named else tuple(map(Path, BASES))
+    if named:
+        return (Path(named),)
+    return tuple(map(Path, BASES))
 
 
 def _private_name(base: Path) -> Path:
@@ -138,7 +149,9 @@ def _has_room(folder: Path) -> bool:
 
 
 def _made(directory: RunDirectory) -> Path:
-    """Where records go: a place that is there already and takes some, else the first that can be made."""
+    """Where records go: a place that is there already and takes some, else the first that can be
+    made.
+    """
     there = next((place for place in _existing(directory) if _has_room(place.parent)), None)
     if there is not None:
         return there
@@ -158,12 +171,17 @@ def _made(directory: RunDirectory) -> Path:
 
 
 def _check(base: Path, private: Path) -> None:
-    """Raises OSError unless no one but this user, and root, can have made or can change what is there."""
+    """Raises OSError unless no one but this user, and root, can have made or can change what is
+    there.
+    """
     above, ours = base.stat(), private.lstat()
     is_safe_base = above.st_uid in {0, os.geteuid()} and (
-        not above.st_mode & 0o022 or above.st_mode & stat.S_ISVTX  # others may write there, but not rename ours
+        not above.st_mode & 0o022
+        or above.st_mode & stat.S_ISVTX  # others may write there, but not rename ours
     )
-    is_ours = stat.S_ISDIR(ours.st_mode) and ours.st_uid == os.geteuid() and not ours.st_mode & 0o077
+    is_ours = (
+        stat.S_ISDIR(ours.st_mode) and ours.st_uid == os.geteuid() and not ours.st_mode & 0o077
+    )
     if not (is_safe_base and is_ours):
         raise PermissionError(errno.EPERM, "is not a private folder of this user", str(private))
 
@@ -171,7 +189,9 @@ def _check(base: Path, private: Path) -> None:
 @contextmanager
 def _locked(place: Path, kind: int) -> Iterator[None]:
     """Hold the run's lock. Raises BlockingIOError where it must not wait and others have it."""
-    descriptor = os.open(place.with_name(f"{place.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(
+        place.with_name(f"{place.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600
+    )
     try:
         fcntl.flock(descriptor, kind)
         yield

@@ -1,9 +1,10 @@
-"""A hold in the held job's own comment at the scheduler: for where the run directory is away when it is made. Pure.
+"""A hold in the held job's own comment at the scheduler: for where the run directory is away when
+it is made. Pure.
 
     tr11:TAG@MARK [the card's comment] held-by-tr11@1795465040/fault:WHY
 
-It is read beside the records of `tr11ops.rundir.hold_store`, and is over once one of them says that tr11 released
-the job.
+It is read beside the records of `tr11ops.rundir.hold_store`, and is over once one of them says that
+tr11 released the job.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ LONGEST_WHY = 200
 
 
 def with_mark(comment: str, why: str, is_for_fault: bool, now: float) -> str:
-    """A job's comment with the mark of a hold in place of the last one's. `now`: seconds since the epoch."""
+    """A job's comment with the mark of a hold in place of the last one's. `now`: seconds since the
+    epoch.
+    """
     kind = "fault" if is_for_fault else "switch"
     mark = f"held-by-tr11@{int(now)}/{kind}:{one_line(why, limit=LONGEST_WHY)}"
     return f"{_MARK.sub('', comment)[: LONGEST_COMMENT - len(mark) - 1]} {mark}".strip()
@@ -39,7 +42,9 @@ def marked_holds(jobs: Iterable[Job], releases: Iterable[ReleaseRecord]) -> Iter
     """What these jobs say of themselves that tr11 holds, less what it has released since."""
     gone = tuple(releases)
     for job in jobs:
-        found = _MARK.search(job.comment) if job.state is JobState.PENDING else None
+        found = None
+        if job.state is JobState.PENDING:
+            found = _MARK.search(job.comment)
         if found is None:
             continue
         since = float(found[1])

@@ -1,8 +1,10 @@
-"""What tr11 holds in the queue, on record: by commands, in state/requests/holds.json; by attempts, in their verdicts.
+"""What tr11 holds in the queue, on record: by commands, in state/requests/holds.json; by attempts,
+in their verdicts.
 
 state/requests/holds.json    state/requests/holds.d/NNNNNNNN.json    (see `tr11ops.rundir.versioned`)
 
-An attempt's verdict stays as it was written; what was released since has a record of its own in holds.json.
+An attempt's verdict stays as it was written; what was released since has a record of its own in
+holds.json.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +39,10 @@ from trainer.contract.state_file import read_json
 HOLDS_SCHEMA = 1
 VERSIONS_KEPT = 20
 MOST_RELEASES_KEPT = 100  # an older one matters only to a verdict that is older still
-SWITCHES = frozenset({"kill-switch", "pause"})  # ends of attempts that hold what is queued until `tr11 resume`
-ENDS_IN_ORDER = frozenset({"exit-duration", "exit-interval", "signal"})  # after these only a switch holds anything
+# ends of attempts that hold what is queued until `tr11 resume`
+SWITCHES = frozenset({"kill-switch", "pause"})
+# after these only a switch holds anything
+ENDS_IN_ORDER = frozenset({"exit-duration", "exit-interval", "signal"})
 
 
 # ----------------------------------------------------------------------------- what is read
@@ -46,7 +51,9 @@ def holds_path(paths: RunPaths) -> Path:
 
 
 def holds_changed(paths: RunPaths) -> float:
-    """When a hold or a release was last put on record, seconds since the epoch. Raises OSError where none ever was."""
+    """When a hold or a release was last put on record, seconds since the epoch. Raises OSError
+    where none ever was.
+    """
     return max(place.stat().st_mtime for place in _places(paths))
 
 
@@ -55,25 +62,33 @@ def read_commanded(paths: RunPaths) -> tuple[HoldRecord, ...]:
     value = _newest(paths)
     return tuple(
         HoldRecord(
-            _name(entry["job"]), _text(entry.get("who")), number_in(entry.get("time")), _text(entry.get("why")),
+            _name(entry["job"]),
+            _text(entry.get("who")),
+            number_in(entry.get("time")),
+            _text(entry.get("why")),
             entry.get("who") == AUTOMATIC_OWNER and entry.get("switch") not in SWITCHES,
         )
         for entry in _entries(value)
-    )  # fmt: skip
+    )
 
 
 def read_by_attempts(paths: RunPaths, attempts: Iterable[str]) -> tuple[HoldRecord, ...]:
-    """What these attempts held at their ends, less what tr11 has released since. A damaged verdict holds nothing."""
+    """What these attempts held at their ends, less what tr11 has released since. A damaged verdict
+    holds nothing.
+    """
     return tuple(_by_attempts(paths, attempts, _releases(paths)))
 
 
 def read_marked(paths: RunPaths, queued: Iterable[Job]) -> tuple[HoldRecord, ...]:
-    """What queued jobs of the run say in their own comments that tr11 holds: the run directory was away then."""
+    """What queued jobs of the run say in their own comments that tr11 holds: the run directory was
+    away then.
+    """
     return tuple(marked_holds(queued, _releases(paths)))
 
 
 def read_holds(directory: RunDirectory, queued: Iterable[Job] = ()) -> tuple[HoldRecord, ...]:
-    """Everything that tr11 holds, the commands' records first. What cannot be read is not known to be tr11's.
+    """Everything that tr11 holds, the commands' records first. What cannot be read is not known to
+    be tr11's.
 
     `queued`: the run's queued jobs, for what only their comments tell.
     """
@@ -84,7 +99,9 @@ def read_holds(directory: RunDirectory, queued: Iterable[Job] = ()) -> tuple[Hol
 
 
 def held_by_tr11(directory: RunDirectory, queued: Iterable[Job] = ()) -> frozenset[str]:
-    """Names of jobs, arrays and tasks that tr11 has held: by a command, or by the run's own controller."""
+    """Names of jobs, arrays and tasks that tr11 has held: by a command, or by the run's own
+    controller.
+    """
     return frozenset(record.job for record in read_holds(directory, queued))
 
 
@@ -101,21 +118,28 @@ def releases_in(value: dict[str, Any]) -> tuple[ReleaseRecord, ...]:
     return tuple(
         ReleaseRecord(entry["job"], float(entry["time"]))
         for entry in (entries if isinstance(entries, list) else ())
-        if isinstance(entry, dict) and isinstance(entry.get("job"), str) and isinstance(entry.get("time"), int | float)
+        if isinstance(entry, dict)
+        and isinstance(entry.get("job"), str)
+        and isinstance(entry.get("time"), int | float)
     )
 
 
-def _by_attempts(paths: RunPaths, attempts: Iterable[str], releases: tuple[ReleaseRecord, ...]) -> Iterator[HoldRecord]:
+def _by_attempts(
+    paths: RunPaths, attempts: Iterable[str], releases: tuple[ReleaseRecord, ...]
+) -> Iterator[HoldRecord]:
     for job_id in attempts:
-        verdict = known(observed(lambda job_id=job_id: AttemptVerdict.read(paths.attempt(job_id))), None)  # type: ignore[misc]
+        verdict = known(observed(partial(AttemptVerdict.read, paths.attempt(job_id))), None)
         if not isinstance(verdict, AttemptVerdict):
             continue
         ended = verdict.message if verdict.reason in BAD_REASONS else verdict.reason
         why = why_held(verdict.held_because, ended)
-        # after an end in order nothing but a switch holds: verdicts that are older than `held_for` say it by that
+        # after an end in order nothing but a switch holds: verdicts that are older than `held_for`
+        # say it by that
         is_for_switch = verdict.held_for in SWITCHES or verdict.reason in SWITCHES | ENDS_IN_ORDER
         for name in _still_held(verdict, releases):
-            yield HoldRecord(_name(name), AUTOMATIC_OWNER, number_in(verdict.time), _text(why), not is_for_switch)
+            yield HoldRecord(
+                _name(name), AUTOMATIC_OWNER, number_in(verdict.time), _text(why), not is_for_switch
+            )
 
 
 def _still_held(verdict: AttemptVerdict, releases: Iterable[ReleaseRecord]) -> tuple[str, ...]:
@@ -138,7 +162,9 @@ def _places(paths: RunPaths) -> list[Path]:
 
 
 def _newest(paths: RunPaths) -> dict[str, Any]:
-    """What the newest version holds, where that is damaged its copy. Raises OSError; ValueError where both are."""
+    """What the newest version holds, where that is damaged its copy. Raises OSError; ValueError
+    where both are.
+    """
     found: list[dict[str, Any]] = []
     damage: ValueError | None = None
     for place in _places(paths):
@@ -160,7 +186,9 @@ def _releases(paths: RunPaths) -> tuple[ReleaseRecord, ...]:
 
 def _number(value: dict[str, Any]) -> int:
     number = value.get("version")
-    return number if isinstance(number, int) else 0
+    if isinstance(number, int):
+        return number
+    return 0
 
 
 def _refuse_newer(paths: RunPaths) -> None:
@@ -175,19 +203,29 @@ def _refuse_newer(paths: RunPaths) -> None:
 
 
 # ----------------------------------------------------------------------------- what is written
-def record_holds(directory: RunDirectory, numbers: Iterable[str], who: str, why: str, switch: str = "") -> None:
-    """Put holds on record; `switch`: the kill switch or pause that a controller held them for. Raises OSError.
+def record_holds(
+    directory: RunDirectory, numbers: Iterable[str], who: str, why: str, switch: str = ""
+) -> None:
+    """Put holds on record; `switch`: the kill switch or pause that a controller held them for.
+    Raises OSError.
 
-    A whole array that is on record stays so when some tasks of it are held again: a command and an attempt's controller
-    may hold at once, and what only the first has named would be no one's.
+    A whole array that is on record stays so when some tasks of it are held again: a command and an
+    attempt's controller may hold at once, and what only the first has named would be no one's.
     """
     wanted = tuple(numbers)
-    more = {"switch": switch} if switch else {}
-    fresh = [{"job": number, "who": who, "time": time.time(), "why": why, **more} for number in wanted]
+    if switch:
+        more = {"switch": switch}
+    else:
+        more = {}
+    fresh = [
+        {"job": number, "who": who, "time": time.time(), "why": why, **more} for number in wanted
+    ]
 
     def change(value: dict[str, Any]) -> dict[str, Any]:
         kept = [
-            {**entry, "job": name} for entry in _entries(value) for name in not_repeated((str(entry["job"]),), wanted)
+            {**entry, "job": name}
+            for entry in _entries(value)
+            for name in not_repeated((str(entry["job"]),), wanted)
         ]
         return _value([*kept, *fresh], releases_in(value))
 
@@ -210,7 +248,9 @@ def forget_holds(directory: RunDirectory, numbers: Iterable[str]) -> None:
 
 def _less(entries: list[dict[str, Any]], gone: tuple[str, ...]) -> list[dict[str, Any]]:
     """The entries of what is held, less what these names cover."""
-    return [{**entry, "job": name} for entry in entries for name in without((str(entry["job"]),), gone)]
+    return [
+        {**entry, "job": name} for entry in entries for name in without((str(entry["job"]),), gone)
+    ]
 
 
 def _value(entries: list[dict[str, Any]], releases: Iterable[ReleaseRecord]) -> dict[str, Any]:
@@ -219,7 +259,8 @@ def _value(entries: list[dict[str, Any]], releases: Iterable[ReleaseRecord]) -> 
 
 
 def _commit(directory: RunDirectory, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Put in place what `change` makes of the newest version; again, where another machine was faster.
+    """Put in place what `change` makes of the newest version; again, where another machine was
+    faster.
 
     Raises OSError; NewerFileError where a newer tr11 has written it.
     """
@@ -227,12 +268,14 @@ def _commit(directory: RunDirectory, change: Callable[[dict[str, Any]], dict[str
     versions = _versions(paths)
 
     def following() -> tuple[int, str, bool]:
-        taken = versions.numbers()  # before it is read: a version that comes in between must not be passed over
+        # before it is read: a version that comes in between must not be passed over
+        taken = versions.numbers()
         _refuse_newer(paths)
         try:
             value = _newest(paths)
         except ValueError:
-            value = {}  # what is damaged is replaced; what cannot be read now may hold others' holds
+            # what is damaged is replaced; what cannot be read now may hold others' holds
+            value = {}
         number = max([_number(value), *taken]) + 1
         return number, _text_of(number, change(value)), True
 

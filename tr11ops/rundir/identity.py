@@ -1,8 +1,10 @@
-"""Which run this is, whatever it is called and wherever its directory lies: an id made at the first launch.
+"""Which run this is, whatever it is called and wherever its directory lies: an id made at the first
+launch.
 
     state/run.json    {"schema": 1, "id": 32 hex digits, "run": its name, "created": seconds since the epoch}
 
-Two runs may have one name; archives tell them apart by this. It is made once and never replaced but by `adopt_run_id`.
+Two runs may have one name; archives tell them apart by this. It is made once and never replaced but
+by `adopt_run_id`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def run_id(directory: RunDirectory) -> str:
 
 
 def require_run_id(directory: RunDirectory, name: str) -> str:
-    """The run's id, made if there is none: of many who make one at once, one is right. Raises OSError, ValueError."""
+    """The run's id, made if there is none: of many who make one at once, one is right. Raises
+    OSError, ValueError.
+    """
     from tr11ops.rundir.links import link_unless_taken
 
     found = run_id(directory)
@@ -48,7 +52,9 @@ def require_run_id(directory: RunDirectory, name: str) -> str:
 
 
 def adopt_run_id(directory: RunDirectory, name: str, found: str) -> None:
-    """Go on as the run of this id: a run directory that was lost and begun again. Raises OSError, ValueError."""
+    """Go on as the run of this id: a run directory that was lost and begun again. Raises OSError,
+    ValueError.
+    """
     if not _ID.fullmatch(found):
         raise ValueError(f"{found[:40]!r} is no id of a run")
     write_atomically(directory.paths.run_record, _text(found, name))

@@ -1,12 +1,14 @@
-"""The append-only ledger of what tr11 saw and did: JSON lines, chained by hashes, merged when they are read.
+"""The append-only ledger of what tr11 saw and did: JSON lines, chained by hashes, merged when they
+are read.
 
     journal/HOST-USER-BOOT.jsonl         all processes of one user on one running machine, one after another
     journal/HOST-USER-BOOT-P-T.jsonl     one thread's own, where the file system has no locks, or someone keeps one
 
-Shared file systems do not append atomically, so no two machines share a file. Processes of one machine take turns by a
-lock that its own kernel keeps (BOOT is that kernel's number): thousands of short-lived writers leave a few files.
-Each entry holds the hash of the one before it in the same file: a line that was changed, dropped from the middle or
-put in is noticed. (Lines cut off the end are not: nothing after them says that they were there.)
+Shared file systems do not append atomically, so no two machines share a file. Processes of one
+machine take turns by a lock that its own kernel keeps (BOOT is that kernel's number): thousands of
+short-lived writers leave a few files. Each entry holds the hash of the one before it in the same
+file: a line that was changed, dropped from the middle or put in is noticed. (Lines cut off the end
+are not: nothing after them says that they were there.)
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from trainer.contract.sharing import make_shared, open_shared
 from trainer.contract.state_file import is_damage
 
 GENESIS = "0" * 64  # what the first entry of a file names as its predecessor
-LOCK_SECONDS = 2.0  # anyone who keeps the file for longer is frozen: then we write a file of our own
+# anyone who keeps the file for longer is frozen: then we write a file of our own
+LOCK_SECONDS = 2.0
 CLOCK_MARGIN_SECONDS = 3600.0  # between a writer's clock and the file system's
 BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
 _TAIL_BYTES = 1 << 16
@@ -44,7 +47,9 @@ _HASH_BYTES = len(',"hash":""}') + 64  # at the end of a line
 
 
 class JournalEntry(Record, forbid_unknown_fields=True):
-    """One thing that was seen or done. `time` is in seconds since the epoch, `sequence` counts from 0 per writer."""
+    """One thing that was seen or done. `time` is in seconds since the epoch, `sequence` counts from
+    0 per writer.
+    """
 
     time: Finite
     writer: str
@@ -58,7 +63,9 @@ class JournalEntry(Record, forbid_unknown_fields=True):
 
 
 class JournalFault(Record):
-    """Something wrong with a journal file. `kind` is torn (a write that was cut), broken (changed) or unreadable."""
+    """Something wrong with a journal file. `kind` is torn (a write that was cut), broken (changed)
+    or unreadable.
+    """
 
     file: str
     line: int
@@ -77,7 +84,9 @@ class Ledger(Record):
 
     @property
     def is_sound(self) -> bool:
-        """True when every chain holds. A torn last line is what a crash leaves, and does not count against it."""
+        """True when every chain holds. A torn last line is what a crash leaves, and does not count
+        against it.
+        """
         return not any(fault.kind != "torn" for fault in self.faults)
 
 
@@ -87,13 +96,17 @@ def user_name() -> str:
 
 
 class Journal:
-    """Writes entries to this machine's file for this user below `folder`. Nothing is created before the first entry."""
+    """Writes entries to this machine's file for this user below `folder`. Nothing is created before
+    the first entry.
+    """
 
     def __init__(self, folder: Path, writer: str | None = None):
         self.folder = folder
         self.writer = writer or writer_name()
         if not re.fullmatch(r"[A-Za-z0-9._-]+", self.writer):
-            raise ValueError(f"{self.writer!r} cannot name a journal file; use letters, digits, dots and dashes")
+            raise ValueError(
+                f"{self.writer!r} cannot name a journal file; use letters, digits, dots and dashes"
+            )
 
     @property
     def path(self) -> Path:
@@ -107,9 +120,11 @@ class Journal:
         who: str | None = None,
         when: float | None = None,
     ) -> JournalEntry:
-        """Append one entry and flush it to disk before returning it; what has the form of a secret is left out.
+        """Append one entry and flush it to disk before returning it; what has the form of a secret
+        is left out.
 
-        Raises OSError as the file system does; nothing, or a torn line that the next entry closes, is then written.
+        Raises OSError as the file system does; nothing, or a torn line that the next entry closes,
+        is then written.
         """
         make_shared(self.folder)
         writer, descriptor = self._open()
@@ -133,7 +148,9 @@ class Journal:
         return entry
 
     def _open(self) -> tuple[str, int]:
-        """The name and the descriptor of a file that no one else writes to until the descriptor is closed."""
+        """The name and the descriptor of a file that no one else writes to until the descriptor is
+        closed.
+        """
         descriptor = _open_sound(self.path)
         if descriptor is not None and _lock(descriptor):
             return self.writer, descriptor
@@ -148,11 +165,15 @@ def _without_secrets(value: Any) -> Any:
         return {name: _without_secrets(held) for name, held in value.items()}
     if isinstance(value, list):
         return [_without_secrets(held) for held in value]
-    return without_secrets(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return without_secrets(value)
+    return value
 
 
 def writer_name() -> str:
-    """Host, user and boot of this machine's kernel; and the process, where the kernel does not tell its boot."""
+    """Host, user and boot of this machine's kernel; and the process, where the kernel does not tell
+    its boot.
+    """
     host = re.sub(r"[^A-Za-z0-9._-]", "_", host_name()) or "host"
     try:
         boot = re.sub(r"[^0-9a-f]", "", BOOT_FILE.read_text(encoding="ascii"))[:8]
@@ -162,10 +183,12 @@ def writer_name() -> str:
 
 
 def read_journal(folder: Path, since: float | None = None) -> Ledger:
-    """Merge and verify every writer's file. No folder is an empty ledger; a file that cannot be read is a fault.
+    """Merge and verify every writer's file. No folder is an empty ledger; a file that cannot be
+    read is a fault.
 
-    `since` (seconds since the epoch) leaves older entries out: files that were last changed before are not opened, and
-    of the others only the ends are read, so that the cost is that of what is asked for.
+    `since` (seconds since the epoch) leaves older entries out: files that were last changed before
+    are not opened, and of the others only the ends are read, so that the cost is that of what is
+    asked for.
     """
     entries: list[JournalEntry] = []
     faults: list[JournalFault] = []
@@ -173,7 +196,11 @@ def read_journal(folder: Path, since: float | None = None) -> Ledger:
         try:
             content, is_whole = _content_since(path, since)
         except OSError as error:
-            faults.append(JournalFault(path.name, 0, "unreadable", f"cannot be read ({error.strerror or error})"))
+            faults.append(
+                JournalFault(
+                    path.name, 0, "unreadable", f"cannot be read ({error.strerror or error})"
+                )
+            )
             continue
         found, wrong = _verify(path.name, content, is_whole)
         entries += found if since is None else (entry for entry in found if entry.time >= since)
@@ -189,14 +216,25 @@ def _files(folder: Path, faults: list[JournalFault]) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        faults.append(JournalFault(folder.name, 0, "unreadable", f"cannot be listed ({error.strerror or error})"))
+        faults.append(
+            JournalFault(
+                folder.name, 0, "unreadable", f"cannot be listed ({error.strerror or error})"
+            )
+        )
         return []
-    return [folder / name for name in sorted(names) if name.endswith(".jsonl") and not name.startswith(".")]
+    return [
+        folder / name
+        for name in sorted(names)
+        if name.endswith(".jsonl") and not name.startswith(".")
+    ]
 
 
 def _content_since(path: Path, since: float | None) -> tuple[bytes, bool]:
-    """A file's bytes back to an entry before `since`, and whether these are all that it has. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe of that name would wait for a writer
+    """A file's bytes back to an entry before `since`, and whether these are all that it has. Raises
+    OSError.
+    """
+    # a pipe of that name would wait for a writer
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -206,13 +244,19 @@ def _content_since(path: Path, since: float | None) -> tuple[bytes, bool]:
         size = status.st_size
         if size > LARGEST_BYTES:
             raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than any journal has")
-        length = size if since is None else min(size, _TAIL_BYTES)
+        if since is None:
+            length = size
+        else:
+            length = min(size, _TAIL_BYTES)
         while True:
             content = _read(descriptor, length, size - length)
             if length == size:
                 return content, True
             content = content[content.find(b"\n") + 1 :]
-            first = next((entry for line in content.split(b"\n") if (entry := _parse(line)) is not None), None)
+            first = next(
+                (entry for line in content.split(b"\n") if (entry := _parse(line)) is not None),
+                None,
+            )
             if first is not None and since is not None and first.time < since:
                 return content, False
             length = min(size, length * 2)
@@ -229,10 +273,14 @@ def _read(descriptor: int, length: int, offset: int) -> bytes:
     return b"".join(parts)
 
 
-def _verify(name: str, content: bytes, is_whole: bool) -> tuple[list[JournalEntry], list[JournalFault]]:
-    """Entries of one file whose own hash holds, and its faults. A broken link is reported, and reading goes on.
+def _verify(
+    name: str, content: bytes, is_whole: bool
+) -> tuple[list[JournalEntry], list[JournalFault]]:
+    """Entries of one file whose own hash holds, and its faults. A broken link is reported, and
+    reading goes on.
 
-    Of a part that is not the whole file, the first entry's link is believed, and its first line counts as line 1.
+    Of a part that is not the whole file, the first entry's link is believed, and its first line
+    counts as line 1.
     """
     entries: list[JournalEntry] = []
     faults: list[JournalFault] = []
@@ -244,22 +292,34 @@ def _verify(name: str, content: bytes, is_whole: bool) -> tuple[list[JournalEntr
             continue
         entry = _parse(line)
         if entry is None:
-            # A cut write is followed by an entry that still names the one before the cut; judged when that is seen.
+            # A cut write is followed by an entry that still names the one before the cut; judged
+            # when that is seen.
             suspect = suspect or number
             continue
         if previous and entry.previous != previous:
             faults.append(
                 JournalFault(
-                    name, number, "broken", "the chain is broken: this or an earlier line was changed or removed"
+                    name,
+                    number,
+                    "broken",
+                    "the chain is broken: this or an earlier line was changed or removed",
                 )
             )
         elif suspect:
-            faults.append(JournalFault(name, suspect, "torn", "a write was cut short; nothing else is missing"))
+            faults.append(
+                JournalFault(
+                    name, suspect, "torn", "a write was cut short; nothing else is missing"
+                )
+            )
         suspect = 0
         previous = entry.hash
         entries.append(entry)
     if suspect:
-        faults.append(JournalFault(name, suspect, "broken", "the chain is broken: this line is not what was written"))
+        faults.append(
+            JournalFault(
+                name, suspect, "broken", "the chain is broken: this line is not what was written"
+            )
+        )
     if unfinished:
         faults.append(JournalFault(name, len(lines) + 1, "torn", "the last line was cut short"))
     return entries, faults
@@ -268,7 +328,8 @@ def _verify(name: str, content: bytes, is_whole: bool) -> tuple[list[JournalEntr
 def _parse(line: bytes) -> JournalEntry | None:
     """The entry in a line, or None when it is not one or its hash does not fit its content.
 
-    The hash is of the line without it; lines of older versions had their keys in another order than what was hashed.
+    The hash is of the line without it; lines of older versions had their keys in another order than
+    what was hashed.
     """
     body, seal = line[:-_HASH_BYTES] + b"}", line[-_HASH_BYTES:]
     try:
@@ -279,7 +340,9 @@ def _parse(line: bytes) -> JournalEntry | None:
         ):
             return replace(record_of_text(JournalEntry, body), hash=seal[9:-2].decode("ascii"))
         entry = record_of_text(JournalEntry, line)
-        return entry if entry.hash == _digest(entry) else None
+        if entry.hash == _digest(entry):
+            return entry
+        return None
     except ValueError:
         return None
 
@@ -309,8 +372,13 @@ def _tail(descriptor: int) -> tuple[JournalEntry | None, bool]:
         content = os.pread(descriptor, length, size - length)
         lines = content.split(b"\n")
         is_torn = bool(lines.pop())
-        whole = lines if length == size else lines[1:]
-        last = next((entry for line in reversed(whole) if (entry := _parse(line)) is not None), None)
+        if length == size:
+            whole = lines
+        else:
+            whole = lines[1:]
+        last = next(
+            (entry for line in reversed(whole) if (entry := _parse(line)) is not None), None
+        )
         if last is not None or length == size:
             return last, is_torn
         length = min(size, length * 4)
@@ -321,7 +389,9 @@ def _open(path: Path) -> int:
 
 
 def _open_sound(path: Path) -> int | None:
-    """The open file; None where a folder, a pipe, a link in a circle or far too much lies at its path."""
+    """The open file; None where a folder, a pipe, a link in a circle or far too much lies at its
+    path.
+    """
     try:
         descriptor = _open(path)
     except OSError as error:
@@ -336,7 +406,9 @@ def _open_sound(path: Path) -> int | None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Keep the machine's other writers out; False where the file system has no locks, or another keeps it too long."""
+    """Keep the machine's other writers out; False where the file system has no locks, or another
+    keeps it too long.
+    """
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:

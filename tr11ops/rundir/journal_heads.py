@@ -1,8 +1,10 @@
-"""How far each writer's journal had come at the watchdog's last pass: who empties or cuts one is noticed by it.
+"""How far each writer's journal had come at the watchdog's last pass: who empties or cuts one is
+noticed by it.
 
     state/journal-heads.json    the newest entry of each writer of the last day
 
-A day's budgets are counted in the journal. Where an entry that was there is gone, they are not known for a day.
+A day's budgets are counted in the journal. Where an entry that was there is gone, they are not
+known for a day.
 """
 
 from __future__ import annotations
@@ -44,24 +46,33 @@ def read_heads(paths: RunPaths) -> tuple[JournalHead, ...]:
             for writer, head in dict(value.get("heads") or {}).items()
         )
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{heads_file(paths)} does not say how far the journals had come: {error}") from None
+        raise ValueError(
+            f"{heads_file(paths)} does not say how far the journals had come: {error}"
+        ) from None
 
 
 def write_heads(paths: RunPaths, heads: Iterable[JournalHead]) -> None:
     """Raises OSError."""
-    shown = {head.writer: {"sequence": head.sequence, "hash": head.hash, "time": head.time} for head in heads}
+    shown = {
+        head.writer: {"sequence": head.sequence, "hash": head.hash, "time": head.time}
+        for head in heads
+    }
     replace_json(heads_file(paths), {"schema": SCHEMA, "heads": shown}, SCHEMA)
 
 
 def lost_heads(heads: Iterable[JournalHead], ledger: Ledger, now: float) -> tuple[JournalHead, ...]:
-    """Entries of the last day that a pass has seen, and that the journal does not hold any more. Pure."""
+    """Entries of the last day that a pass has seen, and that the journal does not hold any more.
+    Pure.
+    """
     held = {(entry.writer, entry.sequence, entry.hash) for entry in ledger.entries}
     recent = (head for head in heads if abs(now - head.time) < DAY_SECONDS)
     return tuple(head for head in recent if (head.writer, head.sequence, head.hash) not in held)
 
 
 def next_heads(heads: Iterable[JournalHead], ledger: Ledger, now: float) -> tuple[JournalHead, ...]:
-    """What the next pass must find: the newest entry of each writer, and what is lost, until it is a day old. Pure."""
+    """What the next pass must find: the newest entry of each writer, and what is lost, until it is
+    a day old. Pure.
+    """
     newest: dict[str, JournalHead] = {}
     for entry in ledger.entries:
         if abs(now - entry.time) < DAY_SECONDS:

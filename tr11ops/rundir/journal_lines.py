@@ -15,19 +15,32 @@ from trainer.contract.record import Record
 
 Data = Mapping[str, Any]
 
-# What the attempts, alerts and copies of a hand-over or a report say already, or what says nothing to a person.
+# What the attempts, alerts and copies of a hand-over or a report say already, or what says nothing
+# to a person.
 SILENT = frozenset(
     {
-        "alert-opened", "alert-sent", "alert-resolved", "handover", "launch", "launch-failed", INTENT,
-        "backup-began", "reread", "sync", "checkpoint-removed", "rollback-done",
+        "alert-opened",
+        "alert-sent",
+        "alert-resolved",
+        "handover",
+        "launch",
+        "launch-failed",
+        INTENT,
+        "backup-began",
+        "reread",
+        "sync",
+        "checkpoint-removed",
+        "rollback-done",
     }
-)  # fmt: skip
+)
 NODES = frozenset({EXCLUDED, INCLUDED, CHECKED})
 
 
 def _names(data: Data, key: str) -> str:
     value = data.get(key)
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value or "")
 
 
 def _alert(data: Data) -> str:
@@ -35,14 +48,19 @@ def _alert(data: Data) -> str:
 
 
 def _copy(data: Data) -> str:
-    step = "a copy" if data.get("step") is None else f"the copy of step {data.get('step')}"
+    if data.get("step") is None:
+        step = "a copy"
+    else:
+        step = f"the copy of step {data.get('step')}"
     return f"{step} in the {data.get('archive')}"
 
 
 def _rollback(data: Data) -> str:
     if data.get("action") == "undo":
         return f"undid the roll-back: step {data.get('to')} is resumed from"
-    skipped = f", iterations {data.get('skip')} skipped" if data.get("skip") else ""
+    skipped = ""
+    if data.get("skip"):
+        skipped = f", iterations {data.get('skip')} skipped"
     return f"rolled back to step {data.get('to')}{skipped}"
 
 
@@ -50,20 +68,26 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "submitted": lambda data: f"submitted job {data.get('job_id')}",
     "launch-refused": lambda _: "tried to launch, and was refused",
     "launch-unknown": lambda _: "tried to launch; the scheduler's answer was lost",
-    "submission-settled": lambda data: f"a submission in doubt was settled: job {data.get('job_id') or 'none'}",
+    "submission-settled": lambda data: (
+        f"a submission in doubt was settled: job {data.get('job_id') or 'none'}"
+    ),
     "kill-switch-set": lambda _: "set the kill switch",
     "kill-switch-released": lambda _: "released the kill switch",
     "pause": lambda _: "paused the run after its task",
     "resumed": lambda _: "let the run go on",
     "held": lambda data: f"held job {_names(data, 'jobs')}",
     "array-held": lambda data: f"held the queued jobs: job {_names(data, 'jobs')}",
-    "older-checkpoint": lambda data: f"let the training go on from the checkpoint of step {data.get('step')}",
+    "older-checkpoint": lambda data: (
+        f"let the training go on from the checkpoint of step {data.get('step')}"
+    ),
     "stop-fallback": lambda data: f"cancelled job {data.get('job')}, which did not stop",
     "checkpoint-now": lambda _: "asked for a checkpoint",
     "profile": lambda _: "asked for a profile",
     "compute-check": lambda _: "asked for a check of the arithmetic",
     "repaired": lambda data: f"repaired the chain: {data.get('action')} job {data.get('job_id')}",
-    "replaced": lambda data: f"gave the queue a new card: job {data.get('job_id')} -> {_names(data, 'submitted')}",
+    "replaced": lambda data: (
+        f"gave the queue a new card: job {data.get('job_id')} -> {_names(data, 'submitted')}"
+    ),
     "alert-acknowledged": lambda data: f"acknowledged: {_alert(data)}",
     "alert-assigned": lambda data: f"assigned to {data.get('owner') or 'someone'}: {_alert(data)}",
     "alert-snoozed": lambda data: f"snoozed: {_alert(data)}",
@@ -88,7 +112,9 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     EXCLUDED: lambda data: f"{data.get('node')} {kept_off(data.get('state'))}",
     INCLUDED: lambda data: f"{data.get('node')} may be used again",
     CHECKED: lambda data: f"{data.get('node')} checked: {data.get('result')}",
-    OUTCOME: lambda data: f"{data.get('action', 'acted')} {data.get('subject', '')}: {data.get('result') or 'begun'}",
+    OUTCOME: lambda data: (
+        f"{data.get('action', 'acted')} {data.get('subject', '')}: {data.get('result') or 'begun'}"
+    ),
 }
 
 
@@ -108,7 +134,9 @@ class JournalLine(Record):
 
     @property
     def is_of_a_person(self) -> bool:
-        """Whether a person did it. The watchdog acts under the name of the person who installed it, but by itself."""
+        """Whether a person did it. The watchdog acts under the name of the person who installed it,
+        but by itself.
+        """
         return self.who not in {"", AUTOMATIC_OWNER} and self.kind != OUTCOME
 
 
@@ -120,7 +148,9 @@ def lines_of(entries: Iterable[JournalEntry]) -> tuple[JournalLine, ...]:
         if entry.kind in SILENT or _is_repeated(entry, seen):
             continue
         line = JournalLine(entry.time, entry.kind, entry.who, _sentence(entry), entry.why)
-        last = found[-1] if found else None
+        last = None
+        if found:
+            last = found[-1]
         if last is not None and replace(last, time=line.time, count=1) == line:
             found[-1] = replace(last, count=last.count + 1)
         else:
@@ -130,7 +160,9 @@ def lines_of(entries: Iterable[JournalEntry]) -> tuple[JournalLine, ...]:
 
 def _is_repeated(entry: JournalEntry, seen: set[str]) -> bool:
     """An alert's entry that a killed process wrote twice carries the same id."""
-    name = entry.data.get("event") if entry.kind.startswith("alert-") else None
+    name = None
+    if entry.kind.startswith("alert-"):
+        name = entry.data.get("event")
     if not isinstance(name, str):
         return False
     if name in seen:
@@ -141,7 +173,9 @@ def _is_repeated(entry: JournalEntry, seen: set[str]) -> bool:
 
 def _sentence(entry: JournalEntry) -> str:
     tell = SENTENCES.get(entry.kind)
-    return tell(entry.data) if tell is not None else entry.kind.replace("-", " ")
+    if tell is not None:
+        return tell(entry.data)
+    return entry.kind.replace("-", " ")
 
 
 def _counted(line: JournalLine) -> JournalLine:

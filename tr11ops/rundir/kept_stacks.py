@@ -18,10 +18,12 @@ SCHEMA = 1
 
 
 class KeptStacks(Record, rename={"is_certain": "certain"}):
-    """One look at the workers of an attempt, at `time` (seconds since the epoch, by the run's clock).
+    """One look at the workers of an attempt, at `time` (seconds since the epoch, by the run's
+    clock).
 
-    `sentence` is for people. `ranks` and `nodes` hold the others up; none where no one stood out. `is_certain`: one
-    look is enough to say so. A node that did not answer is among `nodes` without ranks.
+    `sentence` is for people. `ranks` and `nodes` hold the others up; none where no one stood out.
+    `is_certain`: one look is enough to say so. A node that did not answer is among `nodes` without
+    ranks.
     """
 
     job_id: str

@@ -13,14 +13,17 @@ def sync_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some file systems flush names by themselves and say so like this
+        # some file systems flush names by themselves and say so like this
+        if error.errno != errno.EINVAL:
             raise
     finally:
         os.close(descriptor)
 
 
 def link_unless_taken(draft: Path, goal: Path) -> None:
-    """Give a finished file its name unless the name is taken; by a rename where there are no hard links."""
+    """Give a finished file its name unless the name is taken; by a rename where there are no hard
+    links.
+    """
     try:
         goal.hardlink_to(draft)
     except FileExistsError:

@@ -1,6 +1,8 @@
-"""`state/meeting.json`: the key by which nodes without a scheduler know that they share one run directory.
+"""`state/meeting.json`: the key by which nodes without a scheduler know that they share one run
+directory.
 
-Node 0 writes it when it begins to wait for the others, and takes it away when all is over. Who can read it may join.
+Node 0 writes it when it begins to wait for the others, and takes it away when all is over. Who can
+read it may join.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def write_meeting_key(paths: RunPaths, master: str) -> bytes:
 def read_meeting_key(paths: RunPaths) -> bytes | None:
     """The key of who waits now; None where there is none. Raises OSError, ValueError."""
     value = read_json(meeting_file(paths))
-    return None if value is None else bytes.fromhex(str(value.get("key", "")))
+    if value is None:
+        return None
+    return bytes.fromhex(str(value.get("key", "")))
 
 
 def remove_meeting_key(paths: RunPaths) -> None:

@@ -1,8 +1,9 @@
 """The one rule by which a node goes from innocent to excluded, and back. Pure.
 
-innocent -> suspect: one attribution. -> avoid: a second one that is independent, or another run's word and one of our
-own. -> exclude: a third of the same family. Proof excludes at once, and is none of this module's business. A broad set
-of suspects makes suspects and no more. Good training on a node takes it one step back.
+innocent -> suspect: one attribution. -> avoid: a second one that is independent, or another run's
+word and one of our own. -> exclude: a third of the same family. Proof excludes at once, and is none
+of this module's business. A broad set of suspects makes suspects and no more. Good training on a
+node takes it one step back.
 """
 
 from __future__ import annotations
@@ -16,11 +17,23 @@ from tr11ops.base.units import duration
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding
 
 GOOD_SECONDS = 86_400.0  # of good training: 22 % of repaired nodes fail again within a day
-BROAD_SHARE = 0.25  # of a launch's nodes: more suspects than that, and more than one, are a broad set
+# of a launch's nodes: more suspects than that, and more than one, are a broad set
+BROAD_SHARE = 0.25
 _STEPS = (NodeStanding.SUSPECT, NodeStanding.AVOID, NodeStanding.EXCLUDE)
-# how many attributions another run's word stands for, and the run's own record beside its suspicions in a row
-_ELSEWHERE = {NodeStanding.RETURNED: 0, NodeStanding.SUSPECT: 1, NodeStanding.AVOID: 2, NodeStanding.EXCLUDE: 2}
-_OWN = {NodeStanding.RETURNED: 1, NodeStanding.SUSPECT: 0, NodeStanding.AVOID: 2, NodeStanding.EXCLUDE: 2}
+# how many attributions another run's word stands for, and the run's own record beside its
+# suspicions in a row
+_ELSEWHERE = {
+    NodeStanding.RETURNED: 0,
+    NodeStanding.SUSPECT: 1,
+    NodeStanding.AVOID: 2,
+    NodeStanding.EXCLUDE: 2,
+}
+_OWN = {
+    NodeStanding.RETURNED: 1,
+    NodeStanding.SUSPECT: 0,
+    NodeStanding.AVOID: 2,
+    NodeStanding.EXCLUDE: 2,
+}
 
 
 def family(fault: str) -> str:
@@ -34,12 +47,17 @@ def is_broad(suspects: int, nodes: int) -> bool:
 
 
 def after_attribution(
-    fault: str, in_a_row: Sequence[str], own: Exclusion | None, others: Iterable[Exclusion], of_broad_set: bool = False
+    fault: str,
+    in_a_row: Sequence[str],
+    own: Exclusion | None,
+    others: Iterable[Exclusion],
+    of_broad_set: bool = False,
 ) -> NodeStanding:
     """How a node stands after one more attribution of `fault`, by no proof.
 
-    `in_a_row`: faults of the suspicions of this run just before it, which all were of this node. `own`: what the run
-    has on record of it, `others` what other runs have: a suspicion each, of which none is proof here.
+    `in_a_row`: faults of the suspicions of this run just before it, which all were of this node.
+    `own`: what the run has on record of it, `others` what other runs have: a suspicion each, of
+    which none is proof here.
     """
     before = len(in_a_row)
     faults = [family(one) for one in in_a_row]
@@ -59,7 +77,9 @@ def after_attribution(
 
 
 def after_good_use(entry: Exclusion, seconds: float) -> Exclusion | None:
-    """What remains on record of a node after so much more good training on it; None: nothing. An exclusion stays."""
+    """What remains on record of a node after so much more good training on it; None: nothing. An
+    exclusion stays.
+    """
     if entry.state == NodeStanding.EXCLUDE:
         return entry
     trained = entry.good_seconds + seconds
@@ -85,10 +105,15 @@ def what_comes_next(entry: Exclusion) -> str:
 
 def kept_off(state: str | None) -> str:
     """What is done with a node on the list, in a word or a few."""
-    words = {NodeStanding.AVOID.value: "avoided", NodeStanding.SUSPECT.value: "left out for one task"}
+    words = {
+        NodeStanding.AVOID.value: "avoided",
+        NodeStanding.SUSPECT.value: "left out for one task",
+    }
     return words.get(state or "", "excluded")
 
 
 def is_trial(entry: Exclusion) -> bool:
-    """Whether a node on the list is a suspect that one task runs without, to tell whether it is at fault."""
+    """Whether a node on the list is a suspect that one task runs without, to tell whether it is at
+    fault.
+    """
     return entry.state == NodeStanding.SUSPECT

@@ -1,10 +1,12 @@
-"""The run directory as the operation sees it: the trainer's paths, and those that only the operation writes.
+"""The run directory as the operation sees it: the trainer's paths, and those that only the
+operation writes.
 
     state/submissions/TAG/{train.sbatch,card.toml,card.json,versions.json,submission.json}
     state/attempts/JOBID/workers/NODE/rank-R.log
     state/exclusions.json    state/launch.lock    journal/WRITER.jsonl    kill-switch
 
-Reading never creates anything. Every file is written whole or not at all, and stays writable for the group.
+Reading never creates anything. Every file is written whole or not at all, and stays writable for
+the group.
 """
 
 from __future__ import annotations
@@ -49,14 +51,17 @@ def is_tag(text: str) -> bool:
 def parse_comment(comment: str) -> tuple[str, str] | None:
     """The tag and the directory's mark in a job's comment; None when tr11 did not submit the job."""
     match = _COMMENT.search(comment)
-    return (match.group(1), match.group(2)) if match else None
+    if match:
+        return (match.group(1), match.group(2))
+    return None
 
 
 class Submission(Record):
-    """What is known of one submission. `job_id` is None when the scheduler never said whether it took it.
+    """What is known of one submission. `job_id` is None when the scheduler never said whether it
+    took it.
 
-    `chain` says how its next attempt is queued ("array", "afterany", "self", "" for none). With "self", `left` attempts
-    are still to be submitted, each by the one before it.
+    `chain` says how its next attempt is queued ("array", "afterany", "self", "" for none). With
+    "self", `left` attempts are still to be submitted, each by the one before it.
     """
 
     tag: str
@@ -85,18 +90,29 @@ class Submission(Record):
 
     @classmethod
     def damaged(cls, tag: str, why: str, card: dict[str, Any]) -> Submission:
-        """What is still known where the record is damaged: the tag says when, the resolved `card` beside it what.
+        """What is still known where the record is damaged: the tag says when, the resolved `card`
+        beside it what.
 
-        It is in doubt as one whose answer was lost: its job is found by its comment, or by an attempt's record.
+        It is in doubt as one whose answer was lost: its job is found by its comment, or by an
+        attempt's record.
         """
         run, slurm = card.get("run"), card.get("slurm")
         run, slurm = run if isinstance(run, dict) else {}, slurm if isinstance(slurm, dict) else {}
         moment = float(calendar.timegm(time.strptime(tag[:15], "%Y%m%d-%H%M%S")))
         return cls(
-            tag=tag, job_id=None, scheduler="", time=moment, user="", host="", run=str(run.get("name", "")),
-            variant=str(run.get("variant", "")), array=None, nodes=int(slurm.get("nodes") or 0), card_hash="",
+            tag=tag,
+            job_id=None,
+            scheduler="",
+            time=moment,
+            user="",
+            host="",
+            run=str(run.get("name", "")),
+            variant=str(run.get("variant", "")),
+            array=None,
+            nodes=int(slurm.get("nodes") or 0),
+            card_hash="",
             note=f"{DAMAGED}{why}",
-        )  # fmt: skip
+        )
 
 
 class SubmissionPaths(Record):
@@ -135,7 +151,8 @@ class SubmissionPaths(Record):
 class RunDirectory(Record, dict=True):
     """Where everything of one run lives.
 
-    `paths` are those that the trainer knows too; `kill_switch` is the stop file (outside if the card says so).
+    `paths` are those that the trainer knows too; `kill_switch` is the stop file (outside if the
+    card says so).
     """
 
     paths: RunPaths
@@ -179,15 +196,21 @@ class RunDirectory(Record, dict=True):
 
     @cached_property
     def mark(self) -> str:
-        """Twelve hex digits that stand for this directory in a job's comment (the path itself may be long or odd)."""
+        """Twelve hex digits that stand for this directory in a job's comment (the path itself may
+        be long or odd).
+        """
         return hashlib.sha256(os.fsencode(os.path.realpath(self.root))).hexdigest()[:12]
 
     def comment(self, tag: str) -> str:
-        """What a job of this run carries as its comment, so that it is found again whatever it is named."""
+        """What a job of this run carries as its comment, so that it is found again whatever it is
+        named.
+        """
         return f"{COMMENT_PREFIX}{tag}@{self.mark}"
 
     def tags(self) -> list[str]:
-        """Tags of all submissions from here, oldest first. Raises OSError when the folder cannot be read."""
+        """Tags of all submissions from here, oldest first. Raises OSError when the folder cannot be
+        read.
+        """
         try:
             return sorted(entry.name for entry in self.submissions.iterdir() if is_tag(entry.name))
         except FileNotFoundError:
@@ -200,10 +223,12 @@ class RunDirectory(Record, dict=True):
         """
         records = (self.read_submission(tag) for tag in self.tags())
         found = [record for record in records if record is not None]
-        return sorted(found, key=lambda record: (record.time, record.tag))  # tags know whole seconds alone
+        # tags know whole seconds alone
+        return sorted(found, key=lambda record: (record.time, record.tag))
 
     def read_submission(self, tag: str) -> Submission | None:
-        """One submission's record, None when it has none; where it is damaged, what is still known of it.
+        """One submission's record, None when it has none; where it is damaged, what is still known
+        of it.
 
         Raises OSError when it cannot be seen.
         """
@@ -219,7 +244,9 @@ class RunDirectory(Record, dict=True):
         return Submission.damaged(tag, why, card)
 
     def recorded_scheduler(self) -> str | None:
-        """The kind of scheduler that the newest submission went to; None when nothing readable says."""
+        """The kind of scheduler that the newest submission went to; None when nothing readable
+        says.
+        """
         try:
             tags = self.tags()
         except OSError:
@@ -257,7 +284,10 @@ class RunDirectory(Record, dict=True):
             entries = [entry for entry in os.scandir(self.paths.attempts) if entry.is_dir()]
         except FileNotFoundError:
             return []
-        return [entry.name for entry in sorted(entries, key=lambda entry: (entry.stat().st_mtime, entry.name))]
+        return [
+            entry.name
+            for entry in sorted(entries, key=lambda entry: (entry.stat().st_mtime, entry.name))
+        ]
 
     def checkpoint_steps(self) -> list[int]:
         """Steps of all checkpoint folders, complete or not, ascending."""
@@ -265,11 +295,15 @@ class RunDirectory(Record, dict=True):
 
     # ------------------------------------------------------------------ the kill switch
     def kill_switch_is_set(self) -> bool:
-        """True when anything lies at the kill switch's path (a dangling link too, as the trainer sees it)."""
+        """True when anything lies at the kill switch's path (a dangling link too, as the trainer
+        sees it).
+        """
         return os.path.lexists(self.kill_switch)
 
     def read_kill_switch(self) -> dict[str, Any]:
-        """Who set it, when and why; empty when it is not set or was made by hand (its existence alone counts)."""
+        """Who set it, when and why; empty when it is not set or was made by hand (its existence
+        alone counts).
+        """
         try:
             return read_json(self.kill_switch) or {}
         except (OSError, ValueError):
@@ -277,7 +311,8 @@ class RunDirectory(Record, dict=True):
 
 
 def remove_stop_file(path: Path) -> Path | None:
-    """Take a kill switch or a pause away. A folder of that name, which stops the run too, is set aside: where it is.
+    """Take a kill switch or a pause away. A folder of that name, which stops the run too, is set
+    aside: where it is.
 
     Raises OSError when it may not be moved.
     """

@@ -7,9 +7,13 @@ from trainer.contract.requests import read_request
 
 
 def read_pause(directory: RunDirectory) -> str | None:
-    """Who paused the run and why, in words; None when it is not paused. A file that cannot be read counts."""
+    """Who paused the run and why, in words; None when it is not paused. A file that cannot be read
+    counts.
+    """
     pause = read_request(directory.paths.pause, "pause")
     if pause is None:
         return None
     who = pause.who or "someone"
-    return f"{who} ({pause.why})" if pause.why else who
+    if pause.why:
+        return f"{who} ({pause.why})"
+    return who

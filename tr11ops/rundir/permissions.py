@@ -1,8 +1,10 @@
-"""Rights of a shared tree: every file of the group and writable for it, every folder with the setgid bit besides.
+"""Rights of a shared tree: every file of the group and writable for it, every folder with the
+setgid bit besides.
 
-A tree is walked by several threads, because a parallel file system answers many questions at once. Symbolic links are
-neither followed nor changed, so nothing outside the tree is ever touched; every change goes through an open handle to
-the very file that was looked at. Only what the caller owns is changed: of the rest, the owners are told.
+A tree is walked by several threads, because a parallel file system answers many questions at once.
+Symbolic links are neither followed nor changed, so nothing outside the tree is ever touched; every
+change goes through an open handle to the very file that was looked at. Only what the caller owns is
+changed: of the rest, the owners are told.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ EXAMPLES = 1000  # faults that are kept with their names; all are counted
 
 
 class PermissionFault(Record):
-    """One entry that is not as it should be. `error` says why it could not be repaired, "" where no one tried or it
-    was.
+    """One entry that is not as it should be. `error` says why it could not be repaired, "" where no
+    one tried or it was.
 
     `path` may hold any bytes (surrogate escapes, line ends); `owner` is a user's number.
     """
@@ -40,7 +42,9 @@ class PermissionFault(Record):
 
 @dataclass
 class PermissionTally:
-    """What a walk has found so far. `unreadable` folders could not be looked into; they are faults as well."""
+    """What a walk has found so far. `unreadable` folders could not be looked into; they are faults
+    as well.
+    """
 
     folders: int = 0
     folders_found: int = 1
@@ -49,7 +53,8 @@ class PermissionTally:
     repaired: int = 0
     failed: int = 0
     unreadable: int = 0
-    others: Counter[int] = field(default_factory=Counter)  # owner -> faults that are not the caller's to repair
+    # owner -> faults that are not the caller's to repair
+    others: Counter[int] = field(default_factory=Counter)
     examples: list[PermissionFault] = field(default_factory=list)
 
     @property
@@ -61,33 +66,47 @@ class PermissionTally:
 class PermissionWalk:
     """One walk over a tree. `run` is called once; `tally` may be read by others meanwhile.
 
-    `repair`: change what is wrong and the caller's own. `group` is the group's number that everything should have.
+    `repair`: change what is wrong and the caller's own. `group` is the group's number that
+    everything should have.
     """
 
-    def __init__(self, root: Path, group: int, repair: bool, threads: int = THREADS, user: int | None = None) -> None:
+    def __init__(
+        self, root: Path, group: int, repair: bool, threads: int = THREADS, user: int | None = None
+    ) -> None:
         self.tally = PermissionTally()
         self._root = os.path.realpath(root)
         self._group = group
         self._repair = repair
         self._threads = threads
-        self._user = os.geteuid() if user is None else user
-        self._waiting: queue.LifoQueue[str | None] = queue.LifoQueue()  # deep first: few folders wait at a time
+        if user is None:
+            self._user = os.geteuid()
+        else:
+            self._user = user
+        # deep first: few folders wait at a time
+        self._waiting: queue.LifoQueue[str | None] = queue.LifoQueue()
         self._lock = threading.Lock()
         self._unexpected: BaseException | None = None
         self._stopped = False
 
     def stop(self) -> None:
-        """End the walk soon, from `progress` or another thread: `run` then returns what was found so far."""
+        """End the walk soon, from `progress` or another thread: `run` then returns what was found
+        so far.
+        """
         self._stopped = True
 
     def run(
-        self, progress: Callable[[PermissionTally], None] = lambda tally: None, every_seconds: float = 0.2
+        self,
+        progress: Callable[[PermissionTally], None] = lambda tally: None,
+        every_seconds: float = 0.2,
     ) -> PermissionTally:
         """Walk the whole tree. Raises OSError when its root cannot be looked at."""
         with self._opened(self._root) as descriptor:
             self._judge(self._root, descriptor, os.fstat(descriptor))
         self._waiting.put(self._root)
-        workers = [threading.Thread(target=self._work, name=f"perms-{n}", daemon=True) for n in range(self._threads)]
+        workers = [
+            threading.Thread(target=self._work, name=f"perms-{n}", daemon=True)
+            for n in range(self._threads)
+        ]
         for worker in workers:
             worker.start()
         done = threading.Thread(target=self._waiting.join, daemon=True)
@@ -144,7 +163,9 @@ class PermissionWalk:
 
     @contextmanager
     def _opened(self, folder: str) -> Iterator[int]:
-        """The folder itself, open for reading: none of its parents has become a link out of the tree meanwhile."""
+        """The folder itself, open for reading: none of its parents has become a link out of the
+        tree meanwhile.
+        """
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             where = str(Path(f"/proc/self/fd/{descriptor}").readlink())
@@ -159,7 +180,9 @@ class PermissionWalk:
         wanted = FOLDER_BITS if stat.S_ISDIR(status.st_mode) else FILE_BITS
         what = faults_of(status, self._group, wanted)
         is_mine = status.st_uid == self._user
-        error = self._change(descriptor, status, wanted) if what and is_mine and self._repair else ""
+        error = ""
+        if what and is_mine and self._repair:
+            error = self._change(descriptor, status, wanted)
         tally = self.tally
         with self._lock:
             tally.entries += 1
@@ -177,7 +200,9 @@ class PermissionWalk:
                 tally.examples.append(PermissionFault(path, status.st_uid, what, error))
 
     def _change(self, descriptor: int, status: os.stat_result, wanted: int) -> str:
-        """Group first, for that clears the setgid bit; the mode at once after it. Returns the error's words."""
+        """Group first, for that clears the setgid bit; the mode at once after it. Returns the
+        error's words.
+        """
         handle = Path(f"/proc/self/fd/{descriptor}")
         try:
             if status.st_gid != self._group:
@@ -186,7 +211,8 @@ class PermissionWalk:
         except OSError as error:
             return error.strerror or str(error)
         after = os.fstat(descriptor)
-        return ", ".join(faults_of(after, self._group, wanted))  # a file system may take a change and not make it
+        # a file system may take a change and not make it
+        return ", ".join(faults_of(after, self._group, wanted))
 
     def _unreadable(self, folder: str, error: OSError) -> None:
         try:
@@ -204,7 +230,9 @@ class PermissionWalk:
                 self.tally.others[owner] += 1
             if len(self.tally.examples) < EXAMPLES:
                 self.tally.examples.append(
-                    PermissionFault(folder, owner, ("cannot be looked into",), error.strerror or str(error))
+                    PermissionFault(
+                        folder, owner, ("cannot be looked into",), error.strerror or str(error)
+                    )
                 )
 
 

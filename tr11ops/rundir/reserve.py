@@ -1,4 +1,5 @@
-"""Room that is set aside for the day when the disk is full: what frees it, or stops the run, must be able to write.
+"""Room that is set aside for the day when the disk is full: what frees it, or stops the run, must
+be able to write.
 
 state/reserve        4 MiB of nothing, given up by the first prune or stop that finds no room for its own records
 """
@@ -23,7 +24,9 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def keep_reserve(directory: RunDirectory) -> None:
-    """Set the room aside unless it is. A failure is left to the next who comes by: it is not worth an error."""
+    """Set the room aside unless it is. A failure is left to the next who comes by: it is not worth
+    an error.
+    """
     place = directory.paths.state / RESERVE_FILE
     with suppress(OSError):
         if place.exists():
@@ -33,7 +36,8 @@ def keep_reserve(directory: RunDirectory) -> None:
         draft = Path(name)
         try:
             with os.fdopen(descriptor, "wb") as stream:
-                stream.write(os.urandom(RESERVE_BYTES))  # a file system that compresses must not save it
+                # a file system that compresses must not save it
+                stream.write(os.urandom(RESERVE_BYTES))
                 stream.flush()
                 os.fsync(stream.fileno())
             draft.chmod(0o664)
@@ -44,9 +48,11 @@ def keep_reserve(directory: RunDirectory) -> None:
 
 
 def with_reserve(directory: RunDirectory, act: Callable[[], T], place: Path | None = None) -> T:
-    """What `act` returns, tried once more with the reserve's room where it found none. Raises OSError as `act` does.
+    """What `act` returns, tried once more with the reserve's room where it found none. Raises
+    OSError as `act` does.
 
-    `place` is where it writes, if that may be on another file system, for which the reserve is no help.
+    `place` is where it writes, if that may be on another file system, for which the reserve is no
+    help.
     """
     try:
         return act()

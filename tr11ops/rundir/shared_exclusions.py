@@ -2,9 +2,10 @@
 
     FOLDER/RUN-ID.json    FOLDER/RUN-ID.d/NNNNNNNN.json    (see `tr11ops.rundir.versioned`)
 
-Each run writes its own list alone, a copy of state/exclusions.json, so that runs never wait for each other; the
-machines of one run that write at once lose nothing, since each copies the newest version of the run's own list. Another
-run's word is an attribution and no proof: it never excludes by itself.
+Each run writes its own list alone, a copy of state/exclusions.json, so that runs never wait for
+each other; the machines of one run that write at once lose nothing, since each copies the newest
+version of the run's own list. Another run's word is an attribution and no proof: it never excludes
+by itself.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _LIST = re.compile(r"[0-9a-f]{32}\.json")
 
 
 class SharedWord(Record):
-    """What other runs have on record of nodes. `faults`: lists that could not be read, so that they are unknown."""
+    """What other runs have on record of nodes. `faults`: lists that could not be read, so that they
+    are unknown.
+    """
 
     entries: tuple[Exclusion, ...] = ()
     faults: tuple[str, ...] = ()
@@ -37,7 +40,8 @@ class SharedWord(Record):
 
 
 def read_shared(folder: str | None, directory: RunDirectory) -> SharedWord:
-    """What tr11 found out in the other runs that share this folder; nothing where it is None. Never raises.
+    """What tr11 found out in the other runs that share this folder; nothing where it is None. Never
+    raises.
 
     What a person excluded is that person's reason and no attribution.
     """
@@ -47,7 +51,9 @@ def read_shared(folder: str | None, directory: RunDirectory) -> SharedWord:
         own = run_id(directory)
         paths = sorted(path for path in Path(folder).iterdir() if _LIST.fullmatch(path.name))
     except (OSError, ValueError) as error:
-        return SharedWord(faults=(f"what other runs know of nodes is unknown: {folder}: {cause(error)}",))
+        return SharedWord(
+            faults=(f"what other runs know of nodes is unknown: {folder}: {cause(error)}",)
+        )
     entries: list[Exclusion] = []
     faults: list[str] = []
     for path in paths:
@@ -61,7 +67,9 @@ def read_shared(folder: str | None, directory: RunDirectory) -> SharedWord:
 
 
 def publish(folder: str | None, directory: RunDirectory) -> str:
-    """Let the other runs know what this one has on record of nodes; why they could not be told, "" where they were."""
+    """Let the other runs know what this one has on record of nodes; why they could not be told, ""
+    where they were.
+    """
     if folder is None:
         return ""
     try:
@@ -71,7 +79,8 @@ def publish(folder: str | None, directory: RunDirectory) -> str:
         shared = VersionedFile(Path(folder) / f"{own}.json", VERSIONS_KEPT)
 
         def following() -> tuple[int, str, str] | None:
-            taken = shared.numbers()  # before the run's list is read: who comes in between has read no newer one
+            # before the run's list is read: who comes in between has read no newer one
+            taken = shared.numbers()
             text = ledger_text(read_version(directory.exclusions))
             if taken and shared.file(taken[-1]).read_text(encoding="utf-8") == text:
                 return None
@@ -90,8 +99,14 @@ def publish(folder: str | None, directory: RunDirectory) -> str:
 def _entries(path: Path) -> list[Exclusion]:
     """Raises OSError, ValueError for what is no list, or another schema's."""
     value = read_json(path)
-    schema = value.get("schema") if value is not None else None
+    schema = None
+    if value is not None:
+        schema = value.get("schema")
     if schema != SCHEMA:
         raise ValueError(f"schema {schema}, this tr11 reads {SCHEMA}")
     version = read_version(path)
-    return [entry for entry in (*version.exclusions, *version.suspects) if entry.owner == AUTOMATIC_OWNER]
+    return [
+        entry
+        for entry in (*version.exclusions, *version.suspects)
+        if entry.owner == AUTOMATIC_OWNER
+    ]

@@ -1,4 +1,6 @@
-"""Which software an attempt ran with, as its record (`attempt.json`) says it: versions, and the code's own identity."""
+"""Which software an attempt ran with, as its record (`attempt.json`) says it: versions, and the
+code's own identity.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,13 @@ SHORT = 10  # digits of a commit that are shown
 
 
 class CodeIdentity(Record):
-    """The checkout that the trainer's code lay in. `commit` is "" where it is not known, and `why` says why.
+    """The checkout that the trainer's code lay in. `commit` is "" where it is not known, and `why`
+    says why.
 
-    `branch` is "" where none is checked out. `changed`: the first of `changed_count` files that were not as in the
-    commit; `digest`: SHA-256 of all that differs, as far as it was read; `patch`: the file beside the record that
-    holds it, "" where nothing differs, without secrets; `is_cut`: it holds not all of it.
+    `branch` is "" where none is checked out. `changed`: the first of `changed_count` files that
+    were not as in the commit; `digest`: SHA-256 of all that differs, as far as it was read;
+    `patch`: the file beside the record that holds it, "" where nothing differs, without secrets;
+    `is_cut`: it holds not all of it.
     """
 
     folder: str = ""
@@ -43,7 +47,9 @@ class CodeIdentity(Record):
 
 
 def code_of(record: Mapping[str, Any]) -> CodeIdentity | None:
-    """What an attempt's record says of its code; None where an older tr11 wrote it, or where that is not readable."""
+    """What an attempt's record says of its code; None where an older tr11 wrote it, or where that
+    is not readable.
+    """
     value = record.get("code")
     if not isinstance(value, Mapping):
         return None
@@ -54,13 +60,24 @@ def code_of(record: Mapping[str, Any]) -> CodeIdentity | None:
 
 
 def version_words(versions: Mapping[str, str]) -> str:
-    """The versions that decide what a training computes, in one line; what is not there is left out."""
-    return ", ".join(f"{name} {versions[name]}" for name in DECISIVE if versions.get(name, "none") != "none")
+    """The versions that decide what a training computes, in one line; what is not there is left
+    out.
+    """
+    return ", ".join(
+        f"{name} {versions[name]}" for name in DECISIVE if versions.get(name, "none") != "none"
+    )
 
 
 def versions_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """The versions of what an attempt ran with, by name, Python's too; what was not recorded is left out."""
+    """The versions of what an attempt ran with, by name, Python's too; what was not recorded is
+    left out.
+    """
     found = record.get("versions")
-    versions = {str(name): str(version) for name, version in found.items()} if isinstance(found, Mapping) else {}
+    if isinstance(found, Mapping):
+        versions = {str(name): str(version) for name, version in found.items()}
+    else:
+        versions = {}
     python = record.get("python")
-    return {**versions, "python": str(python)} if python is not None else versions
+    if python is not None:
+        return {**versions, "python": str(python)}
+    return versions

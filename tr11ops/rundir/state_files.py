@@ -1,9 +1,10 @@
-"""Every small file that a run keeps, what becomes of one that is damaged, and how it is moved out of the way.
+"""Every small file that a run keeps, what becomes of one that is damaged, and how it is moved out
+of the way.
 
-A damaged file is empty, torn, binary, a folder, a pipe, a link in a circle, far too large, or of another format. It is
-named with its path wherever it is met (`trainer.contract.state_file` reads them all), it stops nothing for good, and
-what is moved is renamed, never removed. What the file system does not let anyone see (no rights, no answer) is not
-damage.
+A damaged file is empty, torn, binary, a folder, a pipe, a link in a circle, far too large, or of
+another format. It is named with its path wherever it is met (`trainer.contract.state_file` reads
+them all), it stops nothing for good, and what is moved is renamed, never removed. What the file
+system does not let anyone see (no rights, no answer) is not damage.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ from trainer.contract.exit_time import ExitTime
 from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.origin import Origin
 from trainer.contract.record import Record
-from trainer.contract.state_file import LARGEST_BYTES, is_damage, open_for_reading, read_json, set_aside
+from trainer.contract.state_file import (
+    LARGEST_BYTES,
+    is_damage,
+    open_for_reading,
+    read_json,
+    set_aside,
+)
 
 Rule = Literal["aside", "written again", "a person"]
 MOST_ATTEMPTS = 3  # the newest: what older ones say is history
@@ -37,12 +44,14 @@ SET_ASIDE = "state-file-set-aside"
 
 
 class StateFile(Record):
-    """One kind of file, as a pattern below the run directory ({variant} and {logs} stand for the run's).
+    """One kind of file, as a pattern below the run directory ({variant} and {logs} stand for the
+    run's).
 
-    `rule`: a damaged one is set "aside" by the next launch, or by the watchdog when it acts; or its writer replaces it
-    ("written again"), and readers take an older version or do without; or "a person" must look. `without` says what is
-    missing until then. `read` raises ValueError for what has not its format; None: lines, of which bad ones are
-    passed over, so that only something else than a file is damage.
+    `rule`: a damaged one is set "aside" by the next launch, or by the watchdog when it acts; or its
+    writer replaces it ("written again"), and readers take an older version or do without; or "a
+    person" must look. `without` says what is missing until then. `read` raises ValueError for what
+    has not its format; None: lines, of which bad ones are passed over, so that only something else
+    than a file is damage.
     """
 
     pattern: str
@@ -53,63 +62,141 @@ class StateFile(Record):
 
 
 STATE_FILES: tuple[StateFile, ...] = (
-    StateFile("state/submissions/*/submission.json", "aside", "its job is found by its comment", Submission.read),
-    StateFile("state/submissions/*/card.json", "aside", "tasks of that launch cannot start"),
-    StateFile("state/submissions/*/versions.json", "aside", "the versions of that launch are not known"),
-    StateFile("state/attempts/*/attempt.json", "aside", "that attempt's nodes and start are not known"),
-    StateFile("state/attempts/*/card.json", "aside", "what changed since that attempt is not known"),
-    StateFile("state/attempts/*/end.json", "aside", "how that attempt ended is taken from its verdict", EndMarker.read),
     StateFile(
-        "state/attempts/*/verdict.json", "aside", "why that attempt ended is not known",
+        "state/submissions/*/submission.json",
+        "aside",
+        "its job is found by its comment",
+        Submission.read,
+    ),
+    StateFile("state/submissions/*/card.json", "aside", "tasks of that launch cannot start"),
+    StateFile(
+        "state/submissions/*/versions.json", "aside", "the versions of that launch are not known"
+    ),
+    StateFile(
+        "state/attempts/*/attempt.json", "aside", "that attempt's nodes and start are not known"
+    ),
+    StateFile(
+        "state/attempts/*/card.json", "aside", "what changed since that attempt is not known"
+    ),
+    StateFile(
+        "state/attempts/*/end.json",
+        "aside",
+        "how that attempt ended is taken from its verdict",
+        EndMarker.read,
+    ),
+    StateFile(
+        "state/attempts/*/verdict.json",
+        "aside",
+        "why that attempt ended is not known",
         lambda path: AttemptVerdict.read(path.parent),
     ),
     StateFile("state/attempts/*/launches/*.json", "aside", "whom that launch blamed is not known"),
-    StateFile("state/attempts/*/nodes/*.json", "aside", "what the checks of that node found is not known"),
-    StateFile("state/attempts/*/failures/*.json", "aside", "what that worker said of its end is not known"),
-    StateFile("state/attempts/*/stacks/verdict.json", "written again", "who held that hang up is not known"),
     StateFile(
-        "state/attempts/*/exit-time.json", "written again", "the trainer leaves by the time that it knew", ExitTime.read
+        "state/attempts/*/nodes/*.json", "aside", "what the checks of that node found is not known"
     ),
-    StateFile("state/attempts/*/phases.jsonl", "aside", "that attempt's phases are not known", None),
+    StateFile(
+        "state/attempts/*/failures/*.json", "aside", "what that worker said of its end is not known"
+    ),
+    StateFile(
+        "state/attempts/*/stacks/verdict.json",
+        "written again",
+        "who held that hang up is not known",
+    ),
+    StateFile(
+        "state/attempts/*/exit-time.json",
+        "written again",
+        "the trainer leaves by the time that it knew",
+        ExitTime.read,
+    ),
+    StateFile(
+        "state/attempts/*/phases.jsonl", "aside", "that attempt's phases are not known", None
+    ),
     StateFile("state/run.json", "a person", "archives are not written to until it is restored"),
-    StateFile("state/kill-switch.json", "aside", "a kill switch that is not mounted is not noticed"),
+    StateFile(
+        "state/kill-switch.json", "aside", "a kill switch that is not mounted is not noticed"
+    ),
     StateFile("state/site.json", "aside", "jobs that Slurm has forgotten are not looked up"),
-    StateFile("state/exclusions.json", "written again", "the newest version in exclusions.d counts"),
-    StateFile("state/exclusions.d/*.json", "written again", "the newest one counts, else exclusions.json"),
+    StateFile(
+        "state/exclusions.json", "written again", "the newest version in exclusions.d counts"
+    ),
+    StateFile(
+        "state/exclusions.d/*.json", "written again", "the newest one counts, else exclusions.json"
+    ),
     StateFile("state/heartbeat/*.json", "written again", "that rank shows no life", Heartbeat.read),
-    StateFile("state/lease/*.json", "written again", "its holder has no name: it counts while it is young"),
-    StateFile("state/journal-heads.json", "written again", "a journal that was emptied is not noticed"),
-    StateFile("state/acting/*.json", "written again", "its holder has no name: it counts for a while"),
-    StateFile("state/requests/holds.json", "aside", "the newest version in holds.d counts, else attempts' verdicts"),
-    StateFile("state/requests/holds.d/*.json", "written again", "the newest one counts, else holds.json"),
+    StateFile(
+        "state/lease/*.json", "written again", "its holder has no name: it counts while it is young"
+    ),
+    StateFile(
+        "state/journal-heads.json", "written again", "a journal that was emptied is not noticed"
+    ),
+    StateFile(
+        "state/acting/*.json", "written again", "its holder has no name: it counts for a while"
+    ),
+    StateFile(
+        "state/requests/holds.json",
+        "aside",
+        "the newest version in holds.d counts, else attempts' verdicts",
+    ),
+    StateFile(
+        "state/requests/holds.d/*.json", "written again", "the newest one counts, else holds.json"
+    ),
     StateFile("state/requests/answer-*.json", "aside", "that request has no answer"),
     StateFile("state/alerts/book.json", "written again", "the versions in book.d count"),
     StateFile("state/alerts/book.d/*.json", "written again", "the version before counts"),
     StateFile("state/alerts/outbox/*.json", "aside", "that message is not sent"),
     StateFile("state/cron/*.json", "aside", "that job's last round is not known: it is due"),
-    StateFile("state/cron/claims/*/*.json", "written again", "its owner has no name: it counts for ten minutes"),
+    StateFile(
+        "state/cron/claims/*/*.json",
+        "written again",
+        "its owner has no name: it counts for ten minutes",
+    ),
     StateFile("state/sync/state.json", "aside", "what the hub has is asked of it again"),
     StateFile("state/sync/status.json", "aside", "the last success is not known"),
     StateFile("state/backup/status.json", "aside", "the last success is not known"),
-    StateFile("state/backup/copies/*/*.json", "aside", "that copy is not on record: its receipt makes it again"),
-    StateFile("state/backup/logs/*.json", "aside", "the logs are compared with their copies again"),
-    StateFile("state/checkpoints/{variant}/digests/*.json", "aside", "that checkpoint's bytes were not read"),
     StateFile(
-        "state/checkpoints/{variant}/origin.json", "aside", "what the training had begun with is not known",
+        "state/backup/copies/*/*.json",
+        "aside",
+        "that copy is not on record: its receipt makes it again",
+    ),
+    StateFile("state/backup/logs/*.json", "aside", "the logs are compared with their copies again"),
+    StateFile(
+        "state/checkpoints/{variant}/digests/*.json",
+        "aside",
+        "that checkpoint's bytes were not read",
+    ),
+    StateFile(
+        "state/checkpoints/{variant}/origin.json",
+        "aside",
+        "what the training had begun with is not known",
         Origin.of_file,
     ),
     StateFile(
-        "state/filesystems/usage.jsonl", "aside", "how full the file systems were is not known", None, LARGEST_BYTES
+        "state/filesystems/usage.jsonl",
+        "aside",
+        "how full the file systems were is not known",
+        None,
+        LARGEST_BYTES,
     ),
-    StateFile("state/corruption/*.json", "aside", "whom that check of the arithmetic suspected is not known"),
-    StateFile("state/recovery.json", "a person", "nothing is resumed: which data to pass over is not known"),
     StateFile(
-        "journal/*.jsonl", "aside", "what it said is not known; writers go on in another file", None,
+        "state/corruption/*.json",
+        "aside",
+        "whom that check of the arithmetic suspected is not known",
+    ),
+    StateFile(
+        "state/recovery.json",
+        "a person",
+        "nothing is resumed: which data to pass over is not known",
+    ),
+    StateFile(
+        "journal/*.jsonl",
+        "aside",
+        "what it said is not known; writers go on in another file",
+        None,
         journal.LARGEST_BYTES,
     ),
     StateFile("{logs}/metrics.jsonl", "aside", "steps are taken from main_log.txt", None),
     StateFile("{logs}/main_log.txt", "aside", "the log begins again", None),
-)  # fmt: skip
+)
 
 
 def find_damage(directory: RunDirectory) -> tuple[Damage, ...]:
@@ -123,18 +210,25 @@ def find_damage(directory: RunDirectory) -> tuple[Damage, ...]:
 
 
 def _judged(path: Path, entry: StateFile) -> Damage | None:
-    """What is wrong with a file; None for nothing. One of a newer tr11 stays where it is, whatever it holds."""
+    """What is wrong with a file; None for nothing. One of a newer tr11 stays where it is, whatever
+    it holds.
+    """
     what = _damage(path, entry)
     if entry.read is not None:
         newer = newer_schema(path, known(observed(lambda: read_json(path)), None), KNOWN_SCHEMA)
         if newer:
             words = newer.removeprefix(f"{path} ")
-            return Damage(str(path), words, "use that tr11 to change it", is_set_aside=False, is_newer=True)
-    return Damage(str(path), what, entry.without, is_set_aside=entry.rule == "aside") if what else None
+            return Damage(
+                str(path), words, "use that tr11 to change it", is_set_aside=False, is_newer=True
+            )
+    if what:
+        return Damage(str(path), what, entry.without, is_set_aside=entry.rule == "aside")
+    return None
 
 
 def set_damage_aside(directory: RunDirectory, who: str) -> tuple[str, ...]:
-    """Move damaged files whose rule says so out of the way, each with an entry in the journal; a line for each.
+    """Move damaged files whose rule says so out of the way, each with an entry in the journal; a
+    line for each.
 
     The caller has the launch lock or the watchdog's turn. What cannot be moved stays, and is said.
     """
@@ -145,7 +239,9 @@ def set_damage_aside(directory: RunDirectory, who: str) -> tuple[str, ...]:
         try:
             target = set_aside(Path(damage.path))
         except OSError as error:
-            lines.append(f"{damage.path} {damage.what}, and cannot be set aside: {error.strerror or error}")
+            lines.append(
+                f"{damage.path} {damage.what}, and cannot be set aside: {error.strerror or error}"
+            )
             continue
         lines.append(f"{damage.path} {damage.what}: set aside as {target.name}; {damage.without}")
         with suppress(OSError):  # the new name says it too
@@ -161,8 +257,13 @@ def _damage(path: Path, entry: StateFile) -> str:
     except DamagedFile as error:
         return error.what
     except OSError as error:
-        loop = "is a link that leads back to itself" if path.is_symlink() else str(error.strerror)
-        return loop if is_damage(error) else ""
+        if path.is_symlink():
+            loop = "is a link that leads back to itself"
+        else:
+            loop = str(error.strerror)
+        if is_damage(error):
+            return loop
+        return ""
     except (ValueError, TypeError, KeyError) as error:
         return f"is not what belongs there: {' '.join(str(error).split())}"
     return ""
@@ -194,7 +295,10 @@ def _places(directory: RunDirectory, pattern: str) -> Iterator[Path]:
 def _matching(folder: Path, parts: list[str], newest: tuple[str, ...] | None) -> Iterator[Path]:
     head, rest = parts[0], parts[1:]
     if "*" not in head:
-        names = [head] if os.path.lexists(folder / head) else []
+        if os.path.lexists(folder / head):
+            names = [head]
+        else:
+            names = []
     elif head == "*" and newest is not None and folder.name == "attempts":
         names = list(newest)
     else:

@@ -1,4 +1,6 @@
-"""What the record of a submission says, and which job it became. Pure, but for the traces of attempts."""
+"""What the record of a submission says, and which job it became. Pure, but for the traces of
+attempts.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ SUPERSEDED = "superseded by "
 
 
 def read_traces(directory: RunDirectory, submissions: Iterable[Submission]) -> Mapping[str, str]:
-    """For submissions without a job: the job that has run under their tag, by the records of the attempts."""
+    """For submissions without a job: the job that has run under their tag, by the records of the
+    attempts.
+    """
     wanted = {entry.tag for entry in submissions if entry.job_id is None}
     found: dict[str, str] = {}
     if not wanted:
@@ -42,7 +46,9 @@ def is_superseded(record: Submission) -> bool:
 
 
 def job_of_tag(tag: str, jobs: Iterable[Job], traces: Mapping[str, str]) -> str | None:
-    """The number of the submission's job: by the comment of one in the queue, else by the record of an attempt."""
+    """The number of the submission's job: by the comment of one in the queue, else by the record of
+    an attempt.
+    """
     for job in jobs:
         mark = parse_comment(job.comment)
         if mark is not None and mark[0] == tag:

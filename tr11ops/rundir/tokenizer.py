@@ -1,4 +1,6 @@
-"""A light look at the card's tokenizer: is it where the workers will look for it, and how many tokens has it?"""
+"""A light look at the card's tokenizer: is it where the workers will look for it, and how many
+tokens has it?
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ FILES = (TOKENIZER_FILE, "tokenizer_config.json")
 
 
 class TokenizerFacts(Record):
-    """The tokenizer of the card. `size` is None where the card names none; `fault` says why it cannot be used."""
+    """The tokenizer of the card. `size` is None where the card names none; `fault` says why it
+    cannot be used.
+    """
 
     size: int | None = None
     fault: str = ""
@@ -29,18 +33,22 @@ def workers_environment(card: RunCard, environment: Mapping[str, str]) -> dict[s
 
 
 def tokenizer_place(card: RunCard, environment: Mapping[str, str]) -> Path | None:
-    """The card's folder or file, or the hub's file in the cache that `environment` names; None where there is neither.
+    """The card's folder or file, or the hub's file in the cache that `environment` names; None
+    where there is neither.
 
     Raises OSError when the cache cannot be looked at.
     """
     named = card.tokenizer.path
     if named is None or Path(named).is_absolute():
-        return Path(named) if named else None
+        if named:
+            return Path(named)
+        return None
     return cached_file(named, TOKENIZER_FILE, environment)
 
 
 def look_at_tokenizer(card: RunCard, environment: Mapping[str, str]) -> TokenizerFacts:
-    """Look at it on this machine's disks. Asks no network: what compute nodes are to have must be on a disk.
+    """Look at it on this machine's disks. Asks no network: what compute nodes are to have must be
+    on a disk.
 
     A hub id is looked for in the cache that `environment`, the workers', names.
     """
@@ -66,7 +74,10 @@ def _read_vocabulary(path: Path) -> TokenizerFacts:
     """vocab.json of GPT-2's BPE, ids by piece; or vocab.txt of WordPiece, a piece a line."""
     try:
         text = path.read_text(encoding="utf-8")
-        pieces = json.loads(text) if path.suffix == ".json" else text.splitlines()
+        if path.suffix == ".json":
+            pieces = json.loads(text)
+        else:
+            pieces = text.splitlines()
         return TokenizerFacts(size=len(pieces))
     except OSError as error:
         return TokenizerFacts(fault=f"{path}: {error.strerror or error}")
@@ -82,7 +93,9 @@ def _read(path: Path, named: str) -> TokenizerFacts:
         added = (entry["id"] for entry in value.get("added_tokens", ()))
         return TokenizerFacts(size=1 + max((*ids, *added), default=-1))
     except NotADirectoryError:
-        return TokenizerFacts(fault=f"{named} is a file, and the folder that holds {TOKENIZER_FILE} is meant")
+        return TokenizerFacts(
+            fault=f"{named} is a file, and the folder that holds {TOKENIZER_FILE} is meant"
+        )
     except OSError as error:
         return TokenizerFacts(fault=f"{path}: {error.strerror or error}")
     except (ValueError, KeyError, TypeError):

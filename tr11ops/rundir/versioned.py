@@ -1,11 +1,13 @@
-"""A small file that many hosts change: numbered versions of the whole, each put in place by a hard link.
+"""A small file that many hosts change: numbered versions of the whole, each put in place by a hard
+link.
 
     NAME.json                       a copy of the newest version, for people and other programs
     NAME.d/NNNNNNNN.json
 
-The link fails where the number is taken: of two hosts that change the file at once, one tries again on top of the
-other's version. No lock is held, so none can be left behind; a process that is killed at any point leaves the old
-version or the new one. What a version says, and which one is read, is its owner's matter.
+The link fails where the number is taken: of two hosts that change the file at once, one tries again
+on top of the other's version. No lock is held, so none can be left behind; a process that is killed
+at any point leaves the old version or the new one. What a version says, and which one is read, is
+its owner's matter.
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ _LEFTOVER_SECONDS = 3600.0
 
 
 class VersionedFile(Record):
-    """The versions beside `copy`, of which the last `kept` are kept. Every method raises OSError as the file system.
+    """The versions beside `copy`, of which the last `kept` are kept. Every method raises OSError as
+    the file system.
 
-    `is_signed`: no two writers' texts are the same. Then a file system without hard links will do, where a reader may
-    see a version unfinished.
+    `is_signed`: no two writers' texts are the same. Then a file system without hard links will do,
+    where a reader may see a version unfinished.
     """
 
     copy: Path
@@ -61,18 +64,22 @@ class VersionedFile(Record):
         if not self._files.make(number, text.encode(), is_signed=self.is_signed):
             return False
         if self.numbers()[-1] >= number + self.kept:
-            self.file(number).unlink(missing_ok=True)  # we slept so long that the number was used and tidied away
+            # we slept so long that the number was used and tidied away
+            self.file(number).unlink(missing_ok=True)
             return False
         return True
 
     def commit(
-        self, following: Callable[[], tuple[int, str, T] | None], newest: Callable[[], tuple[int, str]]
+        self,
+        following: Callable[[], tuple[int, str, T] | None],
+        newest: Callable[[], tuple[int, str]],
     ) -> T | None:
-        """Put in place what `following` makes of the newest version, and return the last of its three values.
+        """Put in place what `following` makes of the newest version, and return the last of its
+        three values.
 
-        It may run several times, each time another host was faster; where it returns None all stays as it is. `newest`
-        is what is copied then (see `publish`); without the copy, which is for people, the change counts all the same.
-        Raises TimeoutError when others were always faster.
+        It may run several times, each time another host was faster; where it returns None all stays
+        as it is. `newest` is what is copied then (see `publish`); without the copy, which is for
+        people, the change counts all the same. Raises TimeoutError when others were always faster.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
@@ -86,7 +93,9 @@ class VersionedFile(Record):
                 self.tidy()
                 return found
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.folder} was changed by others for {PATIENCE_SECONDS:.0f} s on end")
+                raise TimeoutError(
+                    f"{self.folder} was changed by others for {PATIENCE_SECONDS:.0f} s on end"
+                )
             time.sleep(0.005 + secrets.randbelow(20) / 1000)
 
     def publish(self, newest: Callable[[], tuple[int, str]]) -> None:
@@ -99,10 +108,15 @@ class VersionedFile(Record):
                 return
 
     def tidy(self) -> None:
-        """Remove old versions, and drafts of processes that were killed. What cannot be removed is left to the next."""
+        """Remove old versions, and drafts of processes that were killed. What cannot be removed is
+        left to the next.
+        """
         with suppress(OSError):
             self._files.clear(self.kept)
         with suppress(OSError):
             for entry in os.scandir(self.folder):
-                if entry.name.startswith(".") and time.time() - entry.stat().st_mtime > _LEFTOVER_SECONDS:
+                if (
+                    entry.name.startswith(".")
+                    and time.time() - entry.stat().st_mtime > _LEFTOVER_SECONDS
+                ):
                     Path(entry.path).unlink(missing_ok=True)

@@ -1,4 +1,6 @@
-"""May a person sleep? The plain answer to a verdict, with what is missing for it, and who is at it already. Pure."""
+"""May a person sleep? The plain answer to a verdict, with what is missing for it, and who is at it
+already. Pure.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,17 @@ UNKNOWN = "It cannot be told whether you may sleep"
 PERSON = "Do not sleep: a person is needed"  # beside exit code 1, and nowhere else
 FIRST = "Before you sleep"  # nothing is wrong now, and the night is not safe
 DONE = "Nothing is left to train"
-NO_WATCHDOG, NO_RECIPIENTS, SHORT_QUEUE, STOPPED, SITE = "watchdog", "recipients", "queue", "resume", "site"
+NO_WATCHDOG, NO_RECIPIENTS, SHORT_QUEUE, STOPPED, SITE = (
+    "watchdog",
+    "recipients",
+    "queue",
+    "resume",
+    "site",
+)
 NO_MAIL, NO_ANSWER = "mail", "scheduler"
 ASK_THE_SITE = "ask the site when"
-MAIL_SECONDS = 15 * derived.MINUTE  # a message that waits longer reaches no one: each look tries it again
+# a message that waits longer reaches no one: each look tries it again
+MAIL_SECONDS = 15 * derived.MINUTE
 NEEDS = {  # each kind of need, in words that name no one: what is published says them too
     NO_WATCHDOG: ALONE,
     NO_RECIPIENTS: "no one would be told",
@@ -42,7 +51,9 @@ NEEDS = {  # each kind of need, in words that name no one: what is published say
 
 
 class Need(Record):
-    """What is missing before a person may sleep. `kind` is a key of NEEDS; `fix` is a command, or what to set."""
+    """What is missing before a person may sleep. `kind` is a key of NEEDS; `fix` is a command, or
+    what to set.
+    """
 
     kind: str
     text: str
@@ -63,7 +74,8 @@ def answer(
     verdict: Verdict,
     extra: ExtraObservations = ExtraObservations(),  # noqa: B008  frozen
 ) -> SleepAnswer:
-    """Whether no one is needed before the morning: nothing is wrong, the training goes on, and a fault would be told.
+    """Whether no one is needed before the morning: nothing is wrong, the training goes on, and a
+    fault would be told.
 
     A verdict that needs a person, or a critical finding, says no. So does the lack of a living watchdog, of someone
     whom it tells, and of a queue that lasts NIGHT_SECONDS or to the end. What is lesser waits for the morning.
@@ -77,7 +89,9 @@ def answer(
     if verdict.word is VerdictWord.STARTING and _workers_have_ended(snapshot):
         return SleepAnswer(None, UNKNOWN)
     warnings = sum(finding.severity is Severity.WARNING for finding in by_cause(findings))
-    lesser = f"; {warnings} warning{'s' * (warnings > 1)} can wait for the morning" if warnings else ""
+    lesser = ""
+    if warnings:
+        lesser = f"; {warnings} warning{'s' * (warnings > 1)} can wait for the morning"
     if verdict.word is VerdictWord.FINISHED:
         return SleepAnswer(True, f"{DONE}{lesser}")
     if verdict.word is VerdictWord.STOPPED:
@@ -87,7 +101,9 @@ def answer(
 
 
 def _workers_have_ended(snapshot: Snapshot) -> bool:
-    """Whether the last sign of a running job is that its workers ended: their agent starts them again, if it lives."""
+    """Whether the last sign of a running job is that its workers ended: their agent starts them
+    again, if it lives.
+    """
     lives = [derived.liveness_of(snapshot, job) for job in snapshot.active_jobs]
     return any(life is not None and life.phase == derived.ENDED_PHASE for life in lives)
 
@@ -98,7 +114,9 @@ def _trouble(findings: tuple[Finding, ...], verdict: Verdict, extra: ExtraObserv
     critical = [finding for finding in findings if finding.severity is Severity.CRITICAL]
     if verdict.exit_code or critical:
         owner = _owner(critical, alerts)
-        return f"{owner} has it; if that is you, stay up" if owner else PERSON
+        if owner:
+            return f"{owner} has it; if that is you, stay up"
+        return PERSON
     open_ones = [alert for alert in alerts if alert.severity is Severity.CRITICAL]
     if open_ones and not all(_who(alert) for alert in open_ones):
         return f"{FIRST}: a critical alert is open and unassigned"
@@ -123,25 +141,37 @@ def _going_on(snapshot: Snapshot, extra: ExtraObservations, lesser: str) -> Slee
 
 
 def published_answer(may_sleep: bool | None, word: VerdictWord, kinds: Iterable[str]) -> str:
-    """The answer as it may be published: a sentence without a full stop that names no node, person or folder."""
+    """The answer as it may be published: a sentence without a full stop that names no node, person
+    or folder.
+    """
     words = "; ".join(NEEDS[kind] for kind in kinds)
     if may_sleep is None:
         return UNKNOWN
     if may_sleep:
-        return DONE if word is VerdictWord.FINISHED else "You may sleep"
-    return f"{FIRST}: {words}" if words else PERSON
+        if word is VerdictWord.FINISHED:
+            return DONE
+        return "You may sleep"
+    if words:
+        return f"{FIRST}: {words}"
+    return PERSON
 
 
 # ----------------------------------------------------------------------------- what is missing
 def _unseen(snapshot: Snapshot) -> Iterable[Need]:
     if isinstance(snapshot.jobs, Unknown):
-        yield Need(NO_ANSWER, f"{NEEDS[NO_ANSWER]} ({snapshot.jobs.why})", derived.command(snapshot, "doctor"))
+        yield Need(
+            NO_ANSWER,
+            f"{NEEDS[NO_ANSWER]} ({snapshot.jobs.why})",
+            derived.command(snapshot, "doctor"),
+        )
 
 
 def _needs(snapshot: Snapshot, extra: ExtraObservations) -> Iterable[Need]:
     fault = watchdog_missing(snapshot)
     if fault:
-        yield Need(NO_WATCHDOG, fault, derived.command(snapshot, snapshot.run.operation.start_of_watchdog))
+        yield Need(
+            NO_WATCHDOG, fault, derived.command(snapshot, snapshot.run.operation.start_of_watchdog)
+        )
     closed = derived.closed_by_site(snapshot)
     if closed is not None:
         yield Need(SITE, f"{NEEDS[SITE]} ({closed.meaning})", ASK_THE_SITE)
@@ -154,7 +184,10 @@ def _needs(snapshot: Snapshot, extra: ExtraObservations) -> Iterable[Need]:
         words = "the run is paused, so nothing trains after this task"
         yield Need(STOPPED, words, derived.command(snapshot, "resume"))
     elif fault or not _resubmits(snapshot) or _is_blocked(snapshot):
-        short = _short_queue(snapshot, extra) if closed is None else ""  # else the site's need has said it
+        # else the site's need has said it
+        short = ""
+        if closed is None:
+            short = _short_queue(snapshot, extra)
         if short:
             why, command = _beyond_the_queue(snapshot, is_watched=not fault)
             yield Need(SHORT_QUEUE, short + why, command)
@@ -163,20 +196,28 @@ def _needs(snapshot: Snapshot, extra: ExtraObservations) -> Iterable[Need]:
 def _beyond_the_queue(snapshot: Snapshot, is_watched: bool) -> tuple[str, str]:
     """Why nothing lengthens a queue that is short, and the command that does."""
     idle_work = no_cover(snapshot)
-    first = f" ({idle_work[0]})" if idle_work else ""
+    first = ""
+    if idle_work:
+        first = f" ({idle_work[0]})"
     if derived.some_wait_for_site(snapshot):
         return f", and more starts when the site is done{first}", ASK_THE_SITE
     if derived.some_wait_for_nodes(snapshot):
-        return f", and more starts when its nodes can be used{first}", derived.command(snapshot, "nodes list")
+        return f", and more starts when its nodes can be used{first}", derived.command(
+            snapshot, "nodes list"
+        )
     if _is_blocked(snapshot):
-        return f", and what else is queued does not start by itself{first}", derived.launch_more(snapshot)
+        return f", and what else is queued does not start by itself{first}", derived.launch_more(
+            snapshot
+        )
     if is_watched and snapshot.run.operation.resubmissions > 0:
         return ", and the watchdog may not resubmit again today", derived.launch_more(snapshot)
     return "", derived.launch_more(snapshot)
 
 
 def _stuck_mail(snapshot: Snapshot, extra: ExtraObservations) -> str:
-    """Why an alert would reach no one; "" where no message waits for long. A server that refuses is one reason."""
+    """Why an alert would reach no one; "" where no message waits for long. A server that refuses is
+    one reason.
+    """
     waiting = extra.waiting
     if isinstance(waiting, Unknown):
         return f"whether alerts are delivered cannot be seen ({waiting.why})"
@@ -186,17 +227,23 @@ def _stuck_mail(snapshot: Snapshot, extra: ExtraObservations) -> str:
     if not waiting.trouble and waits < MAIL_SECONDS:
         return ""
     count = counted(waiting.count, "message has", "messages have")
-    why = f": {waiting.trouble}" if waiting.trouble else ""
+    why = ""
+    if waiting.trouble:
+        why = f": {waiting.trouble}"
     return f"{NEEDS[NO_MAIL]}, {count} waited for {duration(waits)}{why}"
 
 
 def _is_blocked(snapshot: Snapshot) -> bool:
-    """Whether something queued waits for the site or a person: what the watchdog submits would meet the same."""
+    """Whether something queued waits for the site or a person: what the watchdog submits would meet
+    the same.
+    """
     return len(derived.sure_jobs(snapshot)) < len(snapshot.pending_jobs)
 
 
 def _resubmits(snapshot: Snapshot) -> bool:
-    """Whether the watchdog may submit again when nothing is queued: the card lets it, and its budget is not spent."""
+    """Whether the watchdog may submit again when nothing is queued: the card lets it, and its
+    budget is not spent.
+    """
     budget, spent = snapshot.run.operation.resubmissions, snapshot.resubmitted
     return not isinstance(spent, Unknown) and spent < budget
 
@@ -208,7 +255,9 @@ def watchdog_missing(snapshot: Snapshot) -> str:
 
 
 def _short_queue(snapshot: Snapshot, extra: ExtraObservations) -> str:
-    """Why the training stops before the morning; "" where the queue lasts the night, or to the end of the training."""
+    """Why the training stops before the morning; "" where the queue lasts the night, or to the end
+    of the training.
+    """
     if derived.liveness_outside(snapshot) is not None and not snapshot.active_jobs:
         return "it trains outside the scheduler, so nothing starts it again"
     covered, end = queue_coverage_seconds(snapshot, only_sure=True), end_of(snapshot)
@@ -216,7 +265,10 @@ def _short_queue(snapshot: Snapshot, extra: ExtraObservations) -> str:
         return ""
     if covered >= NIGHT_SECONDS or (end is not None and covered >= end.earliest):
         return ""
-    left = "" if end is None else f" of the {duration(end.earliest)} left"
+    if end is None:
+        left = ""
+    else:
+        left = f" of the {duration(end.earliest)} left"
     return f"the queue covers {duration(covered)}{left}"
 
 
@@ -228,8 +280,12 @@ def _owner(critical: list[Finding], alerts: tuple[Alert, ...]) -> str:
     from tr11ops.alerts.fingerprint import fingerprint
 
     owners = {name: _who(alert) for alert in alerts for name in alert.names}
-    people = [owners.get(fingerprint(finding.detector, finding.identity), "") for finding in critical]
-    return " and ".join(dict.fromkeys(people)) if all(people) else ""
+    people = [
+        owners.get(fingerprint(finding.detector, finding.identity), "") for finding in critical
+    ]
+    if all(people):
+        return " and ".join(dict.fromkeys(people))
+    return ""
 
 
 def _who(alert: Alert) -> str:

@@ -1,4 +1,6 @@
-"""One look at a run, with all that follows from it: screen, report, hand-over and published status are made of it."""
+"""One look at a run, with all that follows from it: screen, report, hand-over and published status
+are made of it.
+"""
 
 from __future__ import annotations
 
@@ -60,11 +62,15 @@ def assess(
     now: float | None = None,
     read_digests: bool = False,
 ) -> Assessment:
-    """Look at the run once. `now`: the moment by the run's clock, which is asked for it where none is given.
+    """Look at the run once. `now`: the moment by the run's clock, which is asked for it where none
+    is given.
 
     `look_beside` observes what belongs to no snapshot.
     """
-    moment = look_now(directory, facts, scheduler) if now is None else Moment(now)
+    if now is None:
+        moment = look_now(directory, facts, scheduler)
+    else:
+        moment = Moment(now)
     snapshot = observe(directory, facts, scheduler, moment, read_digests)
     findings = detect_all(snapshot)
     return Assessment(snapshot, findings, judge(snapshot, findings), look_beside(snapshot))

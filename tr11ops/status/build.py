@@ -1,4 +1,6 @@
-"""Makes the status document of one look: each fact that a screen, `--json` or a metric shows is derived here. Pure."""
+"""Makes the status document of one look: each fact that a screen, `--json` or a metric shows is
+derived here. Pure.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from tr11ops.detect.periodic_job_failed import is_wanted
 from tr11ops.detect.runbooks import page_for
 from tr11ops.detect.unfinished_end import how_it_ended, is_bad
 from tr11ops.observe import derived
-from tr11ops.observe.forecast import end_of, next_checkpoint, no_cover, queue_coverage_seconds, throughput_of
+from tr11ops.observe.forecast import (
+    end_of,
+    next_checkpoint,
+    no_cover,
+    queue_coverage_seconds,
+    throughput_of,
+)
 from tr11ops.observe.operation import FilesystemRule
 from tr11ops.observe.snapshot import Attempt, KillSwitch, RunFacts, Snapshot
 from tr11ops.observe.training import LaunchEnd
@@ -95,7 +103,9 @@ def status_of(
         copying=known(extra.copying, None),
         restore_drill=known(extra.drill, None),
         kill_switch=_stop_file(snapshot.kill_switch, facts.kill_switch),
-        pause=_stop_file(snapshot.pause, RunPaths(facts.directory, facts.name, facts.variant).pause),
+        pause=_stop_file(
+            snapshot.pause, RunPaths(facts.directory, facts.name, facts.variant).pause
+        ),
         holds=_holds(snapshot),
         exclusions=known(snapshot.exclusions, None),
         findings=tuple(_finding(finding, findings) for finding in findings),
@@ -109,7 +119,9 @@ def status_of(
         relaunches=tuple(_relaunches(snapshot)),
         bad_nodes=tuple(sorted(bad_nodes(snapshot))),
         leaving_nodes=tuple(leaving_nodes(snapshot)),
-        checkpoint_folders=None if isinstance(snapshot.checkpoints, Unknown) else len(snapshot.checkpoints.steps),
+        checkpoint_folders=None
+        if isinstance(snapshot.checkpoints, Unknown)
+        else len(snapshot.checkpoints.steps),
         watchdog_fault=_watchdog_fault(snapshot),
         watchdog_acts=facts.operation.watchdog_acts,
         origin=known(snapshot.origin, None),
@@ -124,7 +136,9 @@ def _wishes(facts: RunFacts) -> CardWishes:
         copies.append("backup")
     if facts.operation.sync_seconds is not None:
         copies.append("sync")
-    return CardWishes(facts.card, tuple(copies), tuple(rule.name for rule in facts.operation.filesystems))
+    return CardWishes(
+        facts.card, tuple(copies), tuple(rule.name for rule in facts.operation.filesystems)
+    )
 
 
 def _watchdog_fault(snapshot: Snapshot) -> str | None:
@@ -144,7 +158,11 @@ def _finding(finding: Finding, findings: tuple[Finding, ...]) -> ShownFinding:
     from tr11ops.alerts.fingerprint import fingerprint
 
     cause = first_cause(finding, findings)
-    consequences = (other for other in findings if other is not finding and first_cause(other, findings) is finding)
+    consequences = (
+        other
+        for other in findings
+        if other is not finding and first_cause(other, findings) is finding
+    )
     return ShownFinding(
         detector=finding.detector,
         severity=finding.severity.name.lower(),
@@ -204,7 +222,9 @@ def _finish(snapshot: Snapshot) -> Finish | None:
 
 # ----------------------------------------------------------------------------- the operation
 def _copies_missing(snapshot: Snapshot) -> int | None:
-    """Copies that the card wants of checkpoints that are here, and that are not on record; None where it is unknown."""
+    """Copies that the card wants of checkpoints that are here, and that are not on record; None
+    where it is unknown.
+    """
     if isinstance(snapshot.operation.backup, Unknown) or isinstance(snapshot.checkpoints, Unknown):
         return None
     return len(missing_copies(snapshot, snapshot.operation.backup))
@@ -214,7 +234,9 @@ def _damaged_copies(snapshot: Snapshot) -> int | None:
     """Copies that were found damaged; None where it is unknown."""
     if isinstance(snapshot.operation.backup, Unknown):
         return None
-    return 0 if snapshot.operation.backup is None else len(snapshot.operation.backup.damaged)
+    if snapshot.operation.backup is None:
+        return 0
+    return len(snapshot.operation.backup.damaged)
 
 
 def _holds(snapshot: Snapshot) -> tuple[HoldRecord, ...] | None:
@@ -242,7 +264,9 @@ def _filesystems(snapshot: Snapshot) -> tuple[ShownFilesystem, ...] | None:
 
     rules = {rule.name: rule for rule in snapshot.run.operation.filesystems}
     return tuple(
-        ShownFilesystem(usage, rules.get(name) or FilesystemRule(name), forecast_of(snapshot, name).full_at)
+        ShownFilesystem(
+            usage, rules.get(name) or FilesystemRule(name), forecast_of(snapshot, name).full_at
+        )
         for name, usage in newest(usages).items()
     )
 
@@ -251,7 +275,10 @@ def forecast_of(snapshot: Snapshot, name: str) -> Forecast:
     """When the file system of this name will be full."""
     from tr11ops.rundir.disk_usage import forecast
 
-    return forecast((usage for usage in known(snapshot.operation.usage, ()) if usage.name == name), snapshot.time)
+    return forecast(
+        (usage for usage in known(snapshot.operation.usage, ()) if usage.name == name),
+        snapshot.time,
+    )
 
 
 # ----------------------------------------------------------------------------- the attempts
@@ -260,8 +287,15 @@ def _attempts(snapshot: Snapshot) -> tuple[ShownAttempt, ...] | None:
     if isinstance(snapshot.attempts, Unknown):
         return None
     wanted = {attempt.job_id for attempt in snapshot.attempts}
-    jobs = {name: job for job in known(snapshot.jobs, ()) for name in (job.job_id, job.raw_id) if name in wanted}
-    return tuple(_attempt(snapshot, attempt, jobs.get(attempt.job_id)) for attempt in snapshot.attempts)
+    jobs = {
+        name: job
+        for job in known(snapshot.jobs, ())
+        for name in (job.job_id, job.raw_id)
+        if name in wanted
+    }
+    return tuple(
+        _attempt(snapshot, attempt, jobs.get(attempt.job_id)) for attempt in snapshot.attempts
+    )
 
 
 def _attempt(snapshot: Snapshot, attempt: Attempt, job: Job | None) -> ShownAttempt:

@@ -1,4 +1,5 @@
-"""The status screen's rows about the operation around the training: nodes, copies, periodic jobs, disks, alerts. Pure.
+"""The status screen's rows about the operation around the training: nodes, copies, periodic jobs,
+disks, alerts. Pure.
 
 Made of the status document alone. What the card does not use has no row.
 """
@@ -52,25 +53,38 @@ def nodes(status: Status) -> Iterator[Row]:
     yield "nodes", "; ".join(parts), style
     leaving = status.leaving_nodes
     for node in leaving[:NODES_SHOWN]:
-        why = f" ({node.reason})" if node.reason else ""
-        yield "", f"{node.name} leaves when its job ends: {'+'.join(sorted(node.states))}{why}", "yellow"
+        why = ""
+        if node.reason:
+            why = f" ({node.reason})"
+        yield (
+            "",
+            f"{node.name} leaves when its job ends: {'+'.join(sorted(node.states))}{why}",
+            "yellow",
+        )
     if len(leaving) > NODES_SHOWN:
         yield "", f"and {len(leaving) - NODES_SHOWN} more", "yellow"
 
 
 def _named(excluded: Sequence[Exclusion]) -> str:
     named = ", ".join(map(_shown, excluded[:NODES_SHOWN]))
-    return named + (f" and {len(excluded) - NODES_SHOWN} more" if len(excluded) > NODES_SHOWN else "")
+    return named + (
+        f" and {len(excluded) - NODES_SHOWN} more" if len(excluded) > NODES_SHOWN else ""
+    )
 
 
 # ----------------------------------------------------------------------------- copies
 def copies(status: Status) -> Iterator[Row]:
-    """The newest backup, what lacks a copy, who copies now, the last restore and the last sync, as the card asks."""
+    """The newest backup, what lacks a copy, who copies now, the last restore and the last sync, as
+    the card asks.
+    """
     wanted = status.card.copies
     if not wanted:
         return
     made = {"backup": status.backup, SYNC: status.sync}
-    parts = [*_backup(status)] if "backup" in wanted else []
+    if "backup" in wanted:
+        parts = [*_backup(status)]
+    else:
+        parts = []
     if SYNC in wanted:
         parts.append(f"sync {_copy(status, SYNC, status.sync)}")
     style = ""
@@ -82,9 +96,18 @@ def copies(status: Status) -> Iterator[Row]:
         style = "yellow"
     yield "copies", "; ".join(parts), style
     for work in status.copying or ():
-        what = "mirrors the logs to the hub" if work.to == SYNC else f"copies to the {work.to}"
-        step = f" (step {work.step})" if work.step is not None else ""
-        yield "", f"{work.who} on {work.host} {what}{step}, for {duration(status.age(work.since))}", "cyan"
+        if work.to == SYNC:
+            what = "mirrors the logs to the hub"
+        else:
+            what = f"copies to the {work.to}"
+        step = ""
+        if work.step is not None:
+            step = f" (step {work.step})"
+        yield (
+            "",
+            f"{work.who} on {work.host} {what}{step}, for {duration(status.age(work.since))}",
+            "cyan",
+        )
 
 
 def _backup(status: Status) -> Iterator[str]:
@@ -103,9 +126,16 @@ def _backup(status: Status) -> Iterator[str]:
 
 def _copy(status: Status, what: str, copy: CopyStatus | None) -> str:
     if copy is None:
-        return "never yet" if status.reason_unknown(what) is None else "unknown"
-    step = "" if copy.step is None else f"of step {copy.step} "
-    fault = f", but now: {copy.message}" if copy.message else ""
+        if status.reason_unknown(what) is None:
+            return "never yet"
+        return "unknown"
+    if copy.step is None:
+        step = ""
+    else:
+        step = f"of step {copy.step} "
+    fault = ""
+    if copy.message:
+        fault = f", but now: {copy.message}"
     return f"{step}{duration(status.age(copy.time))} ago{fault}"
 
 
@@ -115,10 +145,17 @@ def filesystems(status: Status) -> Iterator[Row]:
     fullest = _fullest(status.filesystems or ())
     if fullest is not None:
         shown, kind, percent = fullest
-        left = None if shown.full_at is None else shown.full_at - status.time
-        when = f", full in {duration(left)}" if left is not None and left < FAR_SECONDS else ""
+        if shown.full_at is None:
+            left = None
+        else:
+            left = shown.full_at - status.time
+        when = ""
+        if left is not None and left < FAR_SECONDS:
+            when = f", full in {duration(left)}"
         count = len(status.filesystems or ())
-        of = f" (fullest of {count})" if count > 1 else ""
+        of = ""
+        if count > 1:
+            of = f" (fullest of {count})"
         ago = duration(status.age(shown.usage.time))
         style = "yellow" if percent >= _bound(shown, kind) else ""
         yield "disks", f"{shown.usage.name} {percent:.0f} % of {kind}{of}{when}; {ago} ago", style
@@ -140,12 +177,16 @@ def _fullest(filesystems: Sequence[ShownFilesystem]) -> tuple[ShownFilesystem, K
 
 
 def _bound(shown: ShownFilesystem, kind: Kind) -> float:
-    return shown.rule.bytes_percent if kind == "bytes" else shown.rule.inodes_percent
+    if kind == "bytes":
+        return shown.rule.bytes_percent
+    return shown.rule.inodes_percent
 
 
 # ----------------------------------------------------------------------------- periodic jobs
 def periodic(status: Status) -> Iterator[Row]:
-    """Which periodic jobs are alive; the late and the failing first. No row where none was ever run."""
+    """Which periodic jobs are alive; the late and the failing first. No row where none was ever
+    run.
+    """
     if status.periodic_jobs is None:
         yield "periodic", "unknown", "magenta"
         return
@@ -160,14 +201,27 @@ def periodic(status: Status) -> Iterator[Row]:
 def _alive_or_ill(periodic: Sequence[ShownPeriodicJob], now: float) -> Iterator[Row]:
     ill = [shown for shown in periodic if shown.late or shown.job.failures_in_a_row]
     if ill:
-        more = f"; and {len(ill) - JOBS_SHOWN} more" if len(ill) > JOBS_SHOWN else ""
-        yield "periodic", "; ".join(_illness(shown, now) for shown in ill[:JOBS_SHOWN]) + more, "red"
+        more = ""
+        if len(ill) > JOBS_SHOWN:
+            more = f"; and {len(ill) - JOBS_SHOWN} more"
+        yield (
+            "periodic",
+            "; ".join(_illness(shown, now) for shown in ill[:JOBS_SHOWN]) + more,
+            "red",
+        )
         return
     jobs = [shown.job for shown in periodic]
     last, due = max(jobs, key=attrgetter("started")), min(jobs, key=attrgetter("next_due"))
-    ahead = f"next {due.name} in {duration(due.next_due - now)}" if due.next_due > now else f"{due.name} is due"
+    if due.next_due > now:
+        ahead = f"next {due.name} in {duration(due.next_due - now)}"
+    else:
+        ahead = f"{due.name} is due"
     count = counted(len(jobs), "job alive", "jobs alive")
-    yield "periodic", f"{count}, last {last.name} {duration(max(0.0, now - last.started))} ago; {ahead}", ""
+    yield (
+        "periodic",
+        f"{count}, last {last.name} {duration(max(0.0, now - last.started))} ago; {ahead}",
+        "",
+    )
 
 
 def _illness(shown: ShownPeriodicJob, now: float) -> str:
@@ -199,7 +253,9 @@ def alerts(status: Status) -> Iterator[Row]:
         else:
             owner = f"unassigned: {status.command(f'alerts ack {alert.fingerprint}')}"
         style = "red" if alert.severity is Severity.CRITICAL else "yellow"
-        words = f"{alert.severity.name} {alert.title} ({duration(status.age(alert.start))}); {owner}"
+        words = (
+            f"{alert.severity.name} {alert.title} ({duration(status.age(alert.start))}); {owner}"
+        )
         yield "alerts" if index == 0 else "", words, style
         if alert.watchdog:
             yield "", alert.watchdog, ""
@@ -209,6 +265,11 @@ def alerts(status: Status) -> Iterator[Row]:
 
 def _shown(entry: Exclusion) -> str:
     """A node with why it is not used; what is less than an exclusion says so."""
-    words = "" if entry.state == NodeStanding.EXCLUDE else kept_off(entry.state)
+    if entry.state == NodeStanding.EXCLUDE:
+        words = ""
+    else:
+        words = kept_off(entry.state)
     why = ": ".join(filter(None, (words, entry.why)))
-    return f"{entry.node} ({why})" if why else entry.node
+    if why:
+        return f"{entry.node} ({why})"
+    return entry.node

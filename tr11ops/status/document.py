@@ -1,8 +1,9 @@
-"""The status of a run as one typed, frozen document: `--json` prints it, and every screen is drawn from it. Pure.
+"""The status of a run as one typed, frozen document: `--json` prints it, and every screen is drawn
+from it. Pure.
 
-It holds the records that were observed, and a small one where something is derived from them for the screens alone.
-`document()` says which of their fields are keys of docs/status-json.md. Durations are seconds, moments seconds since
-the epoch; in JSON a moment is ISO 8601.
+It holds the records that were observed, and a small one where something is derived from them for
+the screens alone. `document()` says which of their fields are keys of docs/status-json.md.
+Durations are seconds, moments seconds since the epoch; in JSON a moment is ISO 8601.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class RunName(Record):
 
 
 class CardWishes(Record):
-    """What the run card asks for around the training. `name` is the card as it was typed; "" for the folder's own."""
+    """What the run card asks for around the training. `name` is the card as it was typed; "" for
+    the folder's own.
+    """
 
     name: str = ""
     copies: tuple[str, ...] = ()  # "backup", "sync"
@@ -59,7 +62,9 @@ class CardWishes(Record):
 
 
 class Finish(Record):
-    """The range of the training's end; `useful_share` (0..1) of the last `window_seconds` went into steps."""
+    """The range of the training's end; `useful_share` (0..1) of the last `window_seconds` went into
+    steps.
+    """
 
     earliest: float | None
     likely: float | None
@@ -84,7 +89,9 @@ class ShownAttempt(Record):
     @property
     def end(self) -> EndMarker | None:
         """What the trainer wrote of its own end, where that can be read."""
-        return self.attempt.end if isinstance(self.attempt.end, EndMarker) else None
+        if isinstance(self.attempt.end, EndMarker):
+            return self.attempt.end
+        return None
 
 
 class ShownCheckpoint(Record):
@@ -110,10 +117,11 @@ class StopFile(Record):
 
 
 class ShownFinding(Record):
-    """A fault that this look found. `severity`: "info", "warning", "critical"; `runbook`: a page of `runbooks/`.
+    """A fault that this look found. `severity`: "info", "warning", "critical"; `runbook`: a page of
+    `runbooks/`.
 
-    `then`: what lets the run go on once `fix` has helped. `fingerprint` names its incident, as alerts do, and
-    `follows_from` that of its first cause, where it has one in this look.
+    `then`: what lets the run go on once `fix` has helped. `fingerprint` names its incident, as
+    alerts do, and `follows_from` that of its first cause, where it has one in this look.
     """
 
     detector: str
@@ -129,7 +137,9 @@ class ShownFinding(Record):
 
 
 class ShownPeriodicJob(Record):
-    """The last round of a periodic job. `late`: a round was left out; `wanted`: the card asks for the job."""
+    """The last round of a periodic job. `late`: a round was left out; `wanted`: the card asks for
+    the job.
+    """
 
     job: PeriodicJobState
     late: bool
@@ -137,7 +147,9 @@ class ShownPeriodicJob(Record):
 
 
 class ShownFilesystem(Record):
-    """The newest look at a file system, from when on it counts as full, and when it will be full by its trend."""
+    """The newest look at a file system, from when on it counts as full, and when it will be full by
+    its trend.
+    """
 
     usage: Usage
     rule: FilesystemRule
@@ -145,7 +157,9 @@ class ShownFilesystem(Record):
 
 
 class LossCourse(Record):
-    """The loss of the last `steps` steps in at most COURSE_POINTS `means`; None where no loss was a number."""
+    """The loss of the last `steps` steps in at most COURSE_POINTS `means`; None where no loss was a
+    number.
+    """
 
     steps: int
     means: tuple[float | None, ...]
@@ -160,7 +174,9 @@ class LossCourse(Record):
 
 
 class DoneAgain(Record):
-    """What a starting training does again: `iterations` behind its checkpoint of step `from_step` were lost."""
+    """What a starting training does again: `iterations` behind its checkpoint of step `from_step`
+    were lost.
+    """
 
     from_step: int
     iterations: int
@@ -222,9 +238,11 @@ class Status(Record, kw_only=True):
     card: CardWishes = CardWishes()
     loss_course: LossCourse | None = None
     done_again: DoneAgain | None = None
-    relaunches: tuple[LaunchEnd, ...] = ()  # of running attempts: how the launch before the present one ended
+    # of running attempts: how the launch before the present one ended
+    relaunches: tuple[LaunchEnd, ...] = ()
     bad_nodes: tuple[str, ...] = ()
-    leaving_nodes: tuple[Node, ...] = ()  # that the run works on, and that the site takes away when its job ends
+    # that the run works on, and that the site takes away when its job ends
+    leaving_nodes: tuple[Node, ...] = ()
     checkpoint_folders: int | None = None
     watchdog_fault: str | None = None
     watchdog_acts: bool | None = None
@@ -234,15 +252,21 @@ class Status(Record, kw_only=True):
     @property
     def remaining_seconds(self) -> float | None:
         """Of training, at the recent pace and with nothing in between."""
-        return None if self.finish is None else self.finish.earliest_seconds
+        if self.finish is None:
+            return None
+        return self.finish.earliest_seconds
 
     def age(self, moment: float) -> float:
-        """Seconds since a moment, by the clock of the look; a moment that is still to come has none."""
+        """Seconds since a moment, by the clock of the look; a moment that is still to come has
+        none.
+        """
         return max(0.0, self.time - moment)
 
     def reason_unknown(self, name: str) -> str | None:
         """Why it could not be observed, by its name in the lines of `unknown`; None for what was."""
-        return next((line.partition(": ")[2] for line in self.unknown if name in unknown_names(line)), None)
+        return next(
+            (line.partition(": ")[2] for line in self.unknown if name in unknown_names(line)), None
+        )
 
     def command(self, words: str) -> str:
         """A command of tr11 for this very run, as a person would type it."""
@@ -254,12 +278,17 @@ class Status(Record, kw_only=True):
         for name in self.__struct_fields__:
             if name == "finish":
                 values["remaining_seconds"] = self.remaining_seconds
-                values["eta"] = None if self.finish is None else iso_time(self.finish.earliest)
+                if self.finish is None:
+                    values["eta"] = None
+                else:
+                    values["eta"] = iso_time(self.finish.earliest)
             value, shown = getattr(self, name), _SHOWN.get(name, _fields)
             if isinstance(value, tuple):
                 values[name] = [shown(entry, self) for entry in value]
+            elif value is None:
+                values[name] = None
             else:
-                values[name] = None if value is None else shown(value, self)
+                values[name] = shown(value, self)
         return {name: _plain(value) for name, value in values.items()}
 
 
@@ -288,7 +317,8 @@ def losses_of(course: LossCourse | None) -> tuple[float, ...]:
     return tuple(math.nan if mean is None else mean for mean in course.means)
 
 
-# ----------------------------------------------------------------------------- the keys of each record
+# ----------------------------------------------------------------------------- the keys of each
+# record
 def _fields(value: Any, status: Status) -> Any:
     """A record whose keys are its fields; what is no record stays."""
     if isinstance(value, Record):
@@ -378,10 +408,17 @@ def _code(code: CodeIdentity) -> dict[str, Any]:
 
 
 def _next_checkpoint(save: NextCheckpoint, status: Status) -> dict[str, Any]:
-    due = None if save.seconds is None else iso_time(status.time + save.seconds)
+    if save.seconds is None:
+        due = None
+    else:
+        due = iso_time(status.time + save.seconds)
     return {
-        "step": save.step, "seconds": save.seconds, "due": due, "why": save.why, "iterations": save.iterations,
-    }  # fmt: skip
+        "step": save.step,
+        "seconds": save.seconds,
+        "due": due,
+        "why": save.why,
+        "iterations": save.iterations,
+    }
 
 
 def _copy(copy: CopyStatus, status: Status) -> dict[str, Any]:
@@ -420,14 +457,22 @@ def _stop_file(stop: StopFile, status: Status) -> dict[str, Any]:
 
 
 def _hold(hold: HoldRecord, status: Status) -> dict[str, Any]:
-    return {"job": hold.job, "who": hold.who or None, "time": iso_time(hold.time), "why": hold.why or None}
+    return {
+        "job": hold.job,
+        "who": hold.who or None,
+        "time": iso_time(hold.time),
+        "why": hold.why or None,
+    }
 
 
 def _exclusion(entry: Exclusion, status: Status) -> dict[str, Any]:
     return {
-        "node": entry.node, "why": entry.why, "owner": entry.owner, "until": iso_time(entry.until),
+        "node": entry.node,
+        "why": entry.why,
+        "owner": entry.owner,
+        "until": iso_time(entry.until),
         "state": entry.state,
-    }  # fmt: skip
+    }
 
 
 def _alert(alert: Alert, status: Status) -> dict[str, Any]:
@@ -486,9 +531,12 @@ def _filesystem(shown: ShownFilesystem, status: Status) -> dict[str, Any]:
 
 def _relaunch(end: LaunchEnd, status: Status) -> dict[str, Any]:
     return {
-        "job": end.job_id, "launch": end.launch + 1, "ended": iso_time(end.time), "why": end.why or None,
+        "job": end.job_id,
+        "launch": end.launch + 1,
+        "ended": iso_time(end.time),
+        "why": end.why or None,
         "decision": end.decision or None,
-    }  # fmt: skip
+    }
 
 
 def _leaving_node(node: Node, status: Status) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""What the status screen looks at beyond the Snapshot: who has which alert, the launch's nodes, the best speed."""
+"""What the status screen looks at beyond the Snapshot: who has which alert, the launch's nodes, the
+best speed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, ClassVar
 
-from tr11ops.base.observed import Observed, Unknown, known, observed, observed_fields, unknown_fields
+from tr11ops.base.observed import (
+    Observed,
+    Unknown,
+    known,
+    observed,
+    observed_fields,
+    unknown_fields,
+)
 from tr11ops.detect.nodes_left import bad_nodes
 from tr11ops.dialects.reading import step_record
 from tr11ops.observe.snapshot import Snapshot
@@ -25,20 +34,25 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
 
 
-# Looks into a log of any length at a few places: the best throughput that a run ever kept up, for little reading.
+# Looks into a log of any length at a few places: the best throughput that a run ever kept up, for
+# little reading.
 
 PLACES = 24
 PLACE_BYTES = 12 << 10  # some 20 records of metrics.jsonl, some 30 lines of main_log.txt
 LEAST_RECORDS = 5
-RECORDS = 10  # a speed that the run kept up; longer, and what has been slow for as long as it was quick hides the best
+# a speed that the run kept up; longer, and what has been slow for as long as it was quick hides the
+# best
+RECORDS = 10
 
 Rates = tuple[float, float]  # TFLOPs of a worker, samples a second
 
 
 def best_rates(paths: RunPaths) -> Observed[Rates | None]:
-    """The highest medians of a few consecutive steps, at places spread over the whole log; None where there is no step.
+    """The highest medians of a few consecutive steps, at places spread over the whole log; None
+    where there is no step.
 
-    0 stands for a rate that was not logged. Reads at most `PLACES * PLACE_BYTES` bytes, whatever the log's size.
+    0 stands for a rate that was not logged. Reads at most `PLACES * PLACE_BYTES` bytes, whatever
+    the log's size.
     """
 
     def read() -> Rates | None:
@@ -58,16 +72,25 @@ def _medians(path: Path, parse: Callable[[str], Rates | None]) -> Iterator[Rates
         return
     try:
         size = os.fstat(descriptor).st_size
-        places = 1 if size <= PLACE_BYTES else min(PLACES, -(-size // PLACE_BYTES))
+        if size <= PLACE_BYTES:
+            places = 1
+        else:
+            places = min(PLACES, -(-size // PLACE_BYTES))
         for place in range(places):
-            start = 0 if places == 1 else (size - PLACE_BYTES) * place // (places - 1)
+            if places == 1:
+                start = 0
+            else:
+                start = (size - PLACE_BYTES) * place // (places - 1)
             text = os.pread(descriptor, PLACE_BYTES, start).decode("utf-8", errors="replace")
             lines = text.split("\n")[0 if start == 0 else 1 : -1]
             rates = [found for line in lines if (found := parse(line)) is not None]
             for first in range(0, len(rates), RECORDS):
                 kept = rates[first : first + RECORDS]
                 if len(kept) >= LEAST_RECORDS:
-                    yield median(tflops for tflops, _ in kept), median(samples for _, samples in kept)
+                    yield (
+                        median(tflops for tflops, _ in kept),
+                        median(samples for _, samples in kept),
+                    )
     finally:
         os.close(descriptor)
 
@@ -80,12 +103,18 @@ def _of_metrics(line: str) -> Rates | None:
 
 
 def _of_log(line: str) -> Rates | None:
-    record = step_record(line) if "iteration" in line else None
-    return None if record is None else (_positive(record.tflops), _positive(record.samples_per_second))
+    record = None
+    if "iteration" in line:
+        record = step_record(line)
+    if record is None:
+        return None
+    return (_positive(record.tflops), _positive(record.samples_per_second))
 
 
 def _positive(value: float) -> float:
-    return max(0.0, value) if math.isfinite(value) else 0.0
+    if math.isfinite(value):
+        return max(0.0, value)
+    return 0.0
 
 
 SYNC = "sync"
@@ -93,7 +122,9 @@ COPY_CLAIMS = {"store": "copy-store", "url": "copy-url", SYNC: "hub-sync"}  # by
 
 
 class NodeUse(Record):
-    """How many nodes the run holds: those that the launch trains on, spares, and how many it must not use."""
+    """How many nodes the run holds: those that the launch trains on, spares, and how many it must
+    not use.
+    """
 
     used: int
     spare: int
@@ -101,7 +132,9 @@ class NodeUse(Record):
 
 
 class RunningCopy(Record):
-    """Someone copies now: to an archive of the card, or to the hub (`to` is "sync"), since `since` (epoch seconds)."""
+    """Someone copies now: to an archive of the card, or to the hub (`to` is "sync"), since `since`
+    (epoch seconds).
+    """
 
     to: str
     who: str
@@ -111,15 +144,19 @@ class RunningCopy(Record):
 
 
 class ExtraObservations(Record):
-    """Observed beside a Snapshot. `launch_nodes` are those of the running attempt's last launch; None when none runs.
+    """Observed beside a Snapshot. `launch_nodes` are those of the running attempt's last launch;
+    None when none runs.
 
-    `drill` is the last restore that was tried. `waiting`: messages that no server has taken yet. What the card does not
-    ask for is not looked at.
+    `drill` is the last restore that was tried. `waiting`: messages that no server has taken yet.
+    What the card does not ask for is not looked at.
     """
 
     NAMES: ClassVar[Mapping[str, str]] = {
-        "launch_nodes": "launch", "best": "best throughput", "drill": "restore drill", "waiting": "messages",
-    }  # fmt: skip
+        "launch_nodes": "launch",
+        "best": "best throughput",
+        "drill": "restore drill",
+        "waiting": "messages",
+    }
 
     alerts: Observed[tuple[Alert, ...]] = ()
     launch_nodes: Observed[tuple[str, ...] | None] = None
@@ -139,7 +176,9 @@ EXTRA_NAMES = frozenset(observed_fields(ExtraObservations).values())
 def observe_extra(directory: RunDirectory, card: RunCard, snapshot: Snapshot) -> ExtraObservations:
     """Look beside what `snapshot` holds."""
     if snapshot.unmounted or not directory.exists:
-        return ExtraObservations(alerts=Unknown(snapshot.unmounted or f"{directory.root} is not there"))
+        return ExtraObservations(
+            alerts=Unknown(snapshot.unmounted or f"{directory.root} is not there")
+        )
     from tr11ops.alerts.reading import open_alerts, waiting
 
     return ExtraObservations(
@@ -163,7 +202,9 @@ def _at_work(directory: RunDirectory, card: RunCard, now: float) -> Iterator[Run
         claim = ClaimFolder(directory, thing).newest()
         if claim is not None and claim.is_living(now):
             step = claim.data.get("step")
-            yield RunningCopy(to, claim.user, claim.host, claim.time, step if isinstance(step, int) else None)
+            yield RunningCopy(
+                to, claim.user, claim.host, claim.time, step if isinstance(step, int) else None
+            )
 
 
 def _drill(directory: RunDirectory, card: RunCard) -> Observed[DrillRecord | None]:
@@ -182,9 +223,16 @@ def _launch_nodes(directory: RunDirectory, snapshot: Snapshot) -> Observed[tuple
 
     def read() -> tuple[str, ...] | None:
         numbers = [int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()]
-        value = read_json(folder / f"{max(numbers)}.json") if numbers else None
-        nodes = None if value is None else value.get("nodes")
-        return tuple(map(str, nodes)) if isinstance(nodes, list) else None
+        value = None
+        if numbers:
+            value = read_json(folder / f"{max(numbers)}.json")
+        if value is None:
+            nodes = None
+        else:
+            nodes = value.get("nodes")
+        if isinstance(nodes, list):
+            return tuple(map(str, nodes))
+        return None
 
     return observed(read)
 
@@ -196,10 +244,16 @@ def node_use(snapshot: Snapshot, extra: ExtraObservations) -> NodeUse | None:
     held = {node for job in snapshot.active_jobs for node in job.nodes}
     launch = known(extra.launch_nodes, None)
     training = snapshot.run.trains_on or snapshot.run.nodes or len(held)
-    used = len(held & set(launch)) if launch is not None else min(len(held), training)
+    if launch is not None:
+        used = len(held & set(launch))
+    else:
+        used = min(len(held), training)
     excluded = None if isinstance(snapshot.exclusions, Unknown) else snapshot.exclusions
     # a node that was found bad in this allocation is held, but is no spare
     bad = {entry.node for entry in excluded or ()} | bad_nodes(snapshot).keys()
     spare = held - set(launch or ()) - bad
-    free = len(spare) if launch is not None else max(0, len(held) - used)
+    if launch is not None:
+        free = len(spare)
+    else:
+        free = max(0, len(held) - used)
     return NodeUse(used, free, None if excluded is None else len(excluded))

@@ -1,8 +1,8 @@
-"""The status as metrics for Prometheus: what `tr11 status --prometheus` writes and serves. The names are documented in
-docs/status.md, and stay.
+"""The status as metrics for Prometheus: what `tr11 status --prometheus` writes and serves. The
+names are documented in docs/status.md, and stay.
 
-A value that is not known has no sample: a number that stands for "unknown" would be drawn and alerted on. What could
-not be observed is `tr11_unknown{what="..."} 1` instead.
+A value that is not known has no sample: a number that stands for "unknown" would be drawn and
+alerted on. What could not be observed is `tr11_unknown{what="..."} 1` instead.
 """
 
 from __future__ import annotations
@@ -20,43 +20,97 @@ if TYPE_CHECKING:
 
     from tr11ops.alerts.state import Alert
 
-# name -> (help, what of the status); one plain number each, labelled with run and variant; of a `time` its age
+# name -> (help, what of the status); one plain number each, labelled with run and variant; of a
+# `time` its age
 NUMBERS: Mapping[str, tuple[str, str]] = {
     "tr11_iteration": ("Last finished iteration.", "iteration"),
     "tr11_iterations_planned": ("Iterations of the whole training.", "total_iterations"),
-    "tr11_loss": ("Language-model loss of the last logged step; absent when it was not a number.", "loss"),
+    "tr11_loss": (
+        "Language-model loss of the last logged step; absent when it was not a number.",
+        "loss",
+    ),
     "tr11_seconds_per_iteration": ("Median time of the recent steps.", "seconds_per_iteration"),
     "tr11_tflops": ("TFLOPs of a worker in the last step.", "tflops"),
-    "tr11_throughput_best_percent": ("Throughput of the recent steps, of the best.", "throughput.percent"),
+    "tr11_throughput_best_percent": (
+        "Throughput of the recent steps, of the best.",
+        "throughput.percent",
+    ),
     "tr11_learning_rate": ("Learning rate of the last step.", "learning_rate"),
     "tr11_global_batch_size": ("Samples in the last step.", "global_batch_size"),
     "tr11_consumed_samples": ("Samples since the start of the training.", "consumed_samples"),
     "tr11_consumed_tokens": ("Tokens since the start of the training.", "consumed_tokens"),
-    "tr11_remaining_seconds": ("Training time to go at the recent pace, nothing in between.", "remaining_seconds"),
+    "tr11_remaining_seconds": (
+        "Training time to go at the recent pace, nothing in between.",
+        "remaining_seconds",
+    ),
     "tr11_finish_likely_seconds": ("Time to go as the last weeks went.", "finish.likely_seconds"),
-    "tr11_queue_coverage_seconds": ("Training time in the running and queued tasks.", "queue_coverage_seconds"),
+    "tr11_queue_coverage_seconds": (
+        "Training time in the running and queued tasks.",
+        "queue_coverage_seconds",
+    ),
     "tr11_nodes_used": ("Nodes that the running launch trains on.", "node_use.used"),
     "tr11_nodes_spare": ("Nodes that the run holds beside these.", "node_use.spare"),
     "tr11_nodes_excluded": ("Nodes that the run must not use.", "node_use.excluded"),
     "tr11_checkpoint_step": ("Step of the newest whole checkpoint.", "last_checkpoint.step"),
-    "tr11_checkpoint_age_seconds": ("Age of the newest whole checkpoint.", "last_checkpoint.age_seconds"),
+    "tr11_checkpoint_age_seconds": (
+        "Age of the newest whole checkpoint.",
+        "last_checkpoint.age_seconds",
+    ),
     "tr11_checkpoint_due_seconds": ("Time until the next save is due.", "next_checkpoint.seconds"),
     "tr11_backup_age_seconds": ("Age of the last verified backup.", "backup.time"),
     "tr11_backup_step": ("Step of the last verified backup.", "backup.step"),
     "tr11_sync_age_seconds": ("Age of the last copy of the logs.", "sync.time"),
-    "tr11_copies_missing": ("Copies of checkpoints that the card wants and that are not there.", "copies_missing"),
+    "tr11_copies_missing": (
+        "Copies of checkpoints that the card wants and that are not there.",
+        "copies_missing",
+    ),
     "tr11_copies_damaged": ("Copies that were found damaged.", "copies_damaged"),
-    "tr11_restore_drill_age_seconds": ("Age of the last restore that was tried.", "restore_drill.time"),
-    "tr11_exit_code": ("What `tr11 status` returns: 0 fine, 1 needs a person, 3 not observed.", "exit_code"),
-}  # fmt: skip
+    "tr11_restore_drill_age_seconds": (
+        "Age of the last restore that was tried.",
+        "restore_drill.time",
+    ),
+    "tr11_exit_code": (
+        "What `tr11 status` returns: 0 fine, 1 needs a person, 3 not observed.",
+        "exit_code",
+    ),
+}
 SEVERITIES = ("info", "warning", "critical")
-# What may be unknown, by its name in the document's lines; a fixed set, as each makes a time series.
-WHATS = frozenset({
-    "jobs", "nodes", "steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions",
-    "phases", "events", "logs", "node_warnings", "ended_jobs", "holds", "backup", "sync", "periodic_jobs", "chains",
-    "usage", "clocks", "least_used", "latest", "alerts", "launch", "best_throughput", "copying",
-    "restore_drill", "corruptions", "compute_times",
-})  # fmt: skip
+# What may be unknown, by its name in the document's lines; a fixed set, as each makes a time
+# series.
+WHATS = frozenset(
+    {
+        "jobs",
+        "nodes",
+        "steps",
+        "heartbeats",
+        "attempts",
+        "checkpoints",
+        "kill_switch",
+        "exclusions",
+        "submissions",
+        "phases",
+        "events",
+        "logs",
+        "node_warnings",
+        "ended_jobs",
+        "holds",
+        "backup",
+        "sync",
+        "periodic_jobs",
+        "chains",
+        "usage",
+        "clocks",
+        "least_used",
+        "latest",
+        "alerts",
+        "launch",
+        "best_throughput",
+        "copying",
+        "restore_drill",
+        "corruptions",
+        "compute_times",
+    }
+)
 OTHER = "other"
 LOOK = "look"  # at all
 UNKNOWN_HELP = "1 for what could not be observed."
@@ -71,9 +125,20 @@ def families(status: Status) -> Iterator[GaugeMetricFamily]:
             yield _family(name, words, (), [((), float(value))], run)
     yield _family("tr11_time_seconds", "When the run was looked at.", (), _one(status.time), run)
     verdicts = [((word.value,), float(status.verdict is word)) for word in VerdictWord]
-    yield _family("tr11_verdict", "1 for the verdict's word, 0 for all others.", ("word",), verdicts, run)
-    sleep = None if status.may_sleep is None else float(status.may_sleep)
-    yield _family("tr11_may_sleep", "1: no one needs to get up; absent: it cannot be told.", (), _one(sleep), run)
+    yield _family(
+        "tr11_verdict", "1 for the verdict's word, 0 for all others.", ("word",), verdicts, run
+    )
+    if status.may_sleep is None:
+        sleep = None
+    else:
+        sleep = float(status.may_sleep)
+    yield _family(
+        "tr11_may_sleep",
+        "1: no one needs to get up; absent: it cannot be told.",
+        (),
+        _one(sleep),
+        run,
+    )
     yield from _state(status, run)
     yield from _operation(status, run)
     unknown = [((what,), 1.0) for what in unknown_whats(status.unknown)]
@@ -91,18 +156,36 @@ def _state(status: Status, run: tuple[str, str]) -> Iterator[GaugeMetricFamily]:
             for owned in ("yes", "no")
         ]
         yield _family(
-            "tr11_alerts_open", "Open alerts, by whether someone has them.", ("severity", "owned"), alerts, run
+            "tr11_alerts_open",
+            "Open alerts, by whether someone has them.",
+            ("severity", "owned"),
+            alerts,
+            run,
         )
     if status.kill_switch is not None:
-        yield _family("tr11_kill_switch", "1: the kill switch is set.", (), _one(float(status.kill_switch.is_set)), run)
+        yield _family(
+            "tr11_kill_switch",
+            "1: the kill switch is set.",
+            (),
+            _one(float(status.kill_switch.is_set)),
+            run,
+        )
     if status.jobs is not None:
         states = sorted({job.state for job in status.jobs})
-        jobs = [((state,), float(sum(tasks_of(job) for job in status.jobs if job.state == state))) for state in states]
-        yield _family("tr11_jobs", "Jobs and array tasks of the run, by Slurm's word.", ("state",), jobs, run)
+        jobs = [
+            ((state,), float(sum(tasks_of(job) for job in status.jobs if job.state == state)))
+            for state in states
+        ]
+        yield _family(
+            "tr11_jobs", "Jobs and array tasks of the run, by Slurm's word.", ("state",), jobs, run
+        )
 
 
 def _is(alert: Alert, severity: str, owned: str) -> bool:
-    has = "yes" if alert.owner or alert.acknowledged_by else "no"
+    if alert.owner or alert.acknowledged_by:
+        has = "yes"
+    else:
+        has = "no"
     return alert.severity.name.lower() == severity and has == owned
 
 
@@ -111,11 +194,25 @@ def _operation(status: Status, run: tuple[str, str]) -> Iterator[GaugeMetricFami
     periodic = status.periodic_jobs or ()
     jobs = [shown.job for shown in periodic]
     started = [((job.name,), now - job.started) for job in jobs]
-    yield _family("tr11_periodic_age_seconds", "Since the last start of a periodic job.", ("job",), started, run)
+    yield _family(
+        "tr11_periodic_age_seconds",
+        "Since the last start of a periodic job.",
+        ("job",),
+        started,
+        run,
+    )
     failures = [((job.name,), float(job.failures_in_a_row)) for job in jobs]
-    yield _family("tr11_periodic_failures", "Failed rounds of a periodic job in a row.", ("job",), failures, run)
+    yield _family(
+        "tr11_periodic_failures",
+        "Failed rounds of a periodic job in a row.",
+        ("job",),
+        failures,
+        run,
+    )
     late = [((shown.job.name,), float(shown.late)) for shown in periodic]
-    yield _family("tr11_periodic_late", "1: a round of a periodic job was left out.", ("job",), late, run)
+    yield _family(
+        "tr11_periodic_late", "1: a round of a periodic job was left out.", ("job",), late, run
+    )
     disks = status.filesystems or ()
     used = [
         ((disk.usage.name, kind), percent)
@@ -123,12 +220,29 @@ def _operation(status: Status, run: tuple[str, str]) -> Iterator[GaugeMetricFami
         for kind in KINDS
         if (percent := disk.usage.percent(kind)) is not None
     ]
-    yield _family("tr11_filesystem_used_percent", "Of the limit, in bytes and in inodes.", ("name", "kind"), used, run)
+    yield _family(
+        "tr11_filesystem_used_percent",
+        "Of the limit, in bytes and in inodes.",
+        ("name", "kind"),
+        used,
+        run,
+    )
     drill = status.restore_drill
-    passed = None if drill is None else float(drill.passed)
-    yield _family("tr11_restore_drill_passed", "1: the last restore that was tried passed.", (), _one(passed), run)
+    if drill is None:
+        passed = None
+    else:
+        passed = float(drill.passed)
+    yield _family(
+        "tr11_restore_drill_passed",
+        "1: the last restore that was tried passed.",
+        (),
+        _one(passed),
+        run,
+    )
     full = [((disk.usage.name,), until) for disk in disks if (until := disk.full_at) is not None]
-    yield _family("tr11_filesystem_full_seconds", "When it will be full, at its trend.", ("name",), full, run)
+    yield _family(
+        "tr11_filesystem_full_seconds", "When it will be full, at its trend.", ("name",), full, run
+    )
 
 
 def unknown_whats(lines: Iterable[str]) -> list[str]:
@@ -141,14 +255,21 @@ def unknown_whats(lines: Iterable[str]) -> list[str]:
 def _at(status: Status, path: str) -> float | None:
     value: object = status
     for name in path.split("."):
-        value = None if value is None else getattr(value, name)
+        if value is None:
+            value = None
+        else:
+            value = getattr(value, name)
     if not isinstance(value, int | float):
         return None
-    return status.age(value) if path.endswith(".time") else value
+    if path.endswith(".time"):
+        return status.age(value)
+    return value
 
 
 def _one(value: float | None) -> list[tuple[tuple[str, ...], float]]:
-    return [] if value is None else [((), value)]
+    if value is None:
+        return []
+    return [((), value)]
 
 
 def _family(
@@ -206,9 +327,11 @@ def exposition(status: Status) -> str:
 def serve(
     status_now: Callable[[], Status], host: str, port: int, run: tuple[str, str]
 ) -> tuple[int, Callable[[], None]]:
-    """Serve /metrics in threads of their own; returns the port and what ends it. Raises OSError as the network does.
+    """Serve /metrics in threads of their own; returns the port and what ends it. Raises OSError as
+    the network does.
 
-    `status_now` is called at each scrape; `run` (name, variant) is for a scrape at which that fails.
+    `status_now` is called at each scrape; `run` (name, variant) is for a scrape at which that
+    fails.
     """
     from prometheus_client import CollectorRegistry, start_http_server
 

@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
 
 def document(
-    card: RunCard, directory: RunDirectory, scheduler: Overview | Unknown | None = None, now: float | None = None
+    card: RunCard,
+    directory: RunDirectory,
+    scheduler: Overview | Unknown | None = None,
+    now: float | None = None,
 ) -> bytes | None:
-    """Look at the run once, and give the file that is published; None where the card wants none (hub.publish_status).
+    """Look at the run once, and give the file that is published; None where the card wants none
+    (hub.publish_status).
 
-    At most two calls to the scheduler; without one given, the one that the run was submitted to is asked. What could
-    not be seen is null, and named in `unknown`.
+    At most two calls to the scheduler; without one given, the one that the run was submitted to is
+    asked. What could not be seen is null, and named in `unknown`.
     """
     if not card.hub.publish_status:
         return None
@@ -31,8 +35,13 @@ def document(
     from tr11ops.status.assessment import assess
     from tr11ops.status.extra_observations import observe_extra
 
-    reader = _usual_scheduler(directory) if scheduler is None else scheduler
-    seen = assess(directory, facts_of(card, ""), reader, partial(observe_extra, directory, card), now)
+    if scheduler is None:
+        reader = _usual_scheduler(directory)
+    else:
+        reader = scheduler
+    seen = assess(
+        directory, facts_of(card, ""), reader, partial(observe_extra, directory, card), now
+    )
     names = (detector.NAME for detector in DETECTORS)
     public = published_status(
         seen.document(), names, _goodput(directory, seen.snapshot), 60.0 * card.hub.interval_minutes
@@ -47,7 +56,11 @@ def _usual_scheduler(directory: RunDirectory) -> Overview | Unknown:
 
     recorded = directory.recorded_scheduler()
     try:
-        return choose_scheduler("slurm" if recorded == "slurm" else "local" if recorded == "local" else "auto")
+        if recorded == "slurm":
+            return choose_scheduler("slurm")
+        if recorded == "local":
+            return choose_scheduler("local")
+        return choose_scheduler("auto")
     except (SchedulerError, OSError) as error:
         return Unknown(f"no scheduler here: {error}")
 
@@ -64,4 +77,6 @@ def _goodput(directory: RunDirectory, snapshot: Snapshot) -> GoodputSummary | No
     if isinstance(history, Unknown) or isinstance(history.attempts, Unknown):
         return None
     seen = account(history, snapshot.time)
-    return GoodputSummary(seen.useful_of_held, seen.effective_time_ratio, seen.total.held_hours, len(seen.faults))
+    return GoodputSummary(
+        seen.useful_of_held, seen.effective_time_ratio, seen.total.held_hours, len(seen.faults)
+    )

@@ -1,8 +1,10 @@
-"""What a run says of itself in public: a small status.json on the hub, which `tr11 status --remote` reads.
+"""What a run says of itself in public: a small status.json on the hub, which `tr11 status --remote`
+reads.
 
-Nothing is taken out of the full status; a few fields are let in, and each must be a number, a moment, or a word from a
-closed list. So no name of a node, a person, a host, a folder or a job can be in it, whatever the observation holds.
-Pure; `tr11ops.status.publish` looks at the run and makes the file.
+Nothing is taken out of the full status; a few fields are let in, and each must be a number, a
+moment, or a word from a closed list. So no name of a node, a person, a host, a folder or a job can
+be in it, whatever the observation holds. Pure; `tr11ops.status.publish` looks at the run and makes
+the file.
 """
 
 from __future__ import annotations
@@ -27,11 +29,23 @@ _RUNNING = frozenset({"CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING"})
 _WAITING = "PENDING"
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:Z|[+-]\d\d:\d\d)", re.ASCII)
 _NUMBERS = (
-    "iteration", "total_iterations", "loss", "grad_norm", "learning_rate", "tflops", "seconds_per_iteration",
-    "global_batch_size", "consumed_samples", "consumed_tokens", "remaining_seconds", "copies_missing", "copies_damaged",
-)  # fmt: skip
+    "iteration",
+    "total_iterations",
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "tflops",
+    "seconds_per_iteration",
+    "global_batch_size",
+    "consumed_samples",
+    "consumed_tokens",
+    "remaining_seconds",
+    "copies_missing",
+    "copies_damaged",
+)
 RATE_UNITS = frozenset({"TFLOPs", "samples/s"})
-_OBSERVED = SNAPSHOT_NAMES | EXTRA_NAMES  # what may be unknown, by the names that an observation gives it
+# what may be unknown, by the names that an observation gives it
+_OBSERVED = SNAPSHOT_NAMES | EXTRA_NAMES
 _LINES = {
     VerdictWord.HEALTHY: "the training runs",
     VerdictWord.AT_RISK: "the training runs, and needs a person",
@@ -46,7 +60,9 @@ _LINES = {
 
 
 class GoodputSummary(Record):
-    """Where the time went, in four numbers: shares 0..1, `held_node_hours`, and the number of faults so far."""
+    """Where the time went, in four numbers: shares 0..1, `held_node_hours`, and the number of
+    faults so far.
+    """
 
     useful_share: float | None
     effective_time_ratio: float | None
@@ -62,8 +78,9 @@ def published_status(
 ) -> dict[str, Any]:
     """The public part of a status document (docs/status-json.md), as plain JSON values. Pure.
 
-    `detectors` are the names that findings may have; another one is published as "other". `interval_seconds` is how
-    often the repository is brought up to date. null means unknown, or that there is none, as in the document.
+    `detectors` are the names that findings may have; another one is published as "other".
+    `interval_seconds` is how often the repository is brought up to date. null means unknown, or
+    that there is none, as in the document.
     """
     known_names = frozenset(detectors)
     findings = _findings(document.get("findings"), known_names)
@@ -82,31 +99,39 @@ def published_status(
         "verdict": word.value,
         "line": _line(word, findings),
         "exit_code": code if isinstance(code, int) and code in EXIT_CODES else 3,
-        "may_sleep": document.get("may_sleep") if isinstance(document.get("may_sleep"), bool) else None,
+        "may_sleep": document.get("may_sleep")
+        if isinstance(document.get("may_sleep"), bool)
+        else None,
         "sleep_needs": needs_of(document.get("sleep_needs")),
         **{name: number(document.get(name)) for name in _NUMBERS},
         "progress_percent": 100.0 * done / total if done is not None and total else None,
         "last_step_time": stamp(document.get("last_step_time")),
         "throughput": _throughput(document.get("throughput")),
         "finish": _finish(document.get("finish")),
-        "last_checkpoint": numbers(document.get("last_checkpoint"), ("step", "age_seconds", "bytes", "count")),
+        "last_checkpoint": numbers(
+            document.get("last_checkpoint"), ("step", "age_seconds", "bytes", "count")
+        ),
         "next_checkpoint": numbers(document.get("next_checkpoint"), ("step", "seconds")),
         "attempts": _attempts(document.get("jobs")),
         "nodes": _nodes(document.get("node_use")),
         "backup": numbers(document.get("backup"), ("step", "age_seconds")),
         "findings": findings,
-        "goodput": None if goodput is None else {
+        "goodput": None
+        if goodput is None
+        else {
             "useful_share": number(goodput.useful_share),
             "effective_time_ratio": number(goodput.effective_time_ratio),
             "held_node_hours": number(goodput.held_node_hours),
             "faults": goodput.faults,
         },
         "unknown": unknown,
-    }  # fmt: skip
+    }
 
 
 def _findings(found: object, known_names: frozenset[str]) -> list[dict[str, Any]]:
-    """Detector, severity and how often; titles name nodes and jobs, so they are told from the detector's name."""
+    """Detector, severity and how often; titles name nodes and jobs, so they are told from the
+    detector's name.
+    """
     counts: Counter[tuple[str, str]] = Counter()
     for finding in found if isinstance(found, list) else ():
         told = table(finding)
@@ -116,11 +141,13 @@ def _findings(found: object, known_names: frozenset[str]) -> list[dict[str, Any]
     ordered = sorted(counts, key=lambda key: SEVERITIES.index(key[0]))
     return [
         {
-            "severity": severity, "detector": detector, "title": detector.replace("-", " "),
+            "severity": severity,
+            "detector": detector,
+            "title": detector.replace("-", " "),
             "count": counts[severity, detector],
         }
         for severity, detector in ordered
-    ]  # fmt: skip
+    ]
 
 
 def _line(word: VerdictWord, findings: list[dict[str, Any]]) -> str:
@@ -131,7 +158,9 @@ def _line(word: VerdictWord, findings: list[dict[str, Any]]) -> str:
     elif word is not VerdictWord.AT_RISK:
         critical = []
     because = ", ".join(entry["title"] for entry in critical)
-    return f"{_LINES[word]}: {because}" if because else _LINES[word]
+    if because:
+        return f"{_LINES[word]}: {because}"
+    return _LINES[word]
 
 
 def _attempts(jobs: object) -> dict[str, int] | None:
@@ -170,12 +199,16 @@ def _unknown(lines: object) -> list[str]:
     if not isinstance(lines, list):
         return []
     heads = [unknown_names(line) for line in lines if isinstance(line, str)]
-    return list(dict.fromkeys(name if name in _OBSERVED else "other" for names in heads for name in names))
+    return list(
+        dict.fromkeys(name if name in _OBSERVED else "other" for names in heads for name in names)
+    )
 
 
-# ----------------------------------------------------------------------------- what is let in, and read again
+# ----------------------------------------------------------------------------- what is let in, and
+# read again
 def read_published(data: bytes) -> dict[str, Any]:
-    """A status.json as someone else published it: a table with a table `run`; of all else nothing is sure.
+    """A status.json as someone else published it: a table with a table `run`; of all else nothing
+    is sure.
 
     Raises ValueError for anything else, and for a schema of a later tr11.
     """
@@ -193,7 +226,9 @@ def read_published(data: bytes) -> dict[str, Any]:
 
 def table(value: object) -> Mapping[str, Any]:
     """A table; an empty one for anything else."""
-    return value if isinstance(value, Mapping) else {}
+    if isinstance(value, Mapping):
+        return value
+    return {}
 
 
 def number(value: object) -> float | None:
@@ -205,26 +240,36 @@ def number(value: object) -> float | None:
 
 def numbers(value: object, names: Iterable[str]) -> dict[str, float | None] | None:
     """These numbers of a table; None for anything else."""
-    return {name: number(value.get(name)) for name in names} if isinstance(value, Mapping) else None
+    if isinstance(value, Mapping):
+        return {name: number(value.get(name)) for name in names}
+    return None
 
 
 def among(value: object, words: Container[str]) -> str | None:
     """The word, where it is one of these."""
-    return value if isinstance(value, str) and value in words else None
+    if isinstance(value, str) and value in words:
+        return value
+    return None
 
 
 def stamp(value: object) -> str | None:
     """A moment in ISO 8601 with its zone; None for anything else."""
-    return value if isinstance(value, str) and _STAMP.fullmatch(value) else None
+    if isinstance(value, str) and _STAMP.fullmatch(value):
+        return value
+    return None
 
 
 def word_of(value: object) -> VerdictWord:
     """One of the verdicts; UNKNOWN for anything else."""
-    return VerdictWord(value) if isinstance(value, str) and value in set(VerdictWord) else VerdictWord.UNKNOWN
+    if isinstance(value, str) and value in set(VerdictWord):
+        return VerdictWord(value)
+    return VerdictWord.UNKNOWN
 
 
 def needs_of(value: object) -> list[str]:
-    """What is missing before a person may sleep, by its kind: from a status document, or as it was published."""
+    """What is missing before a person may sleep, by its kind: from a status document, or as it was
+    published.
+    """
     told = value if isinstance(value, list) else []
     kinds = [table(entry).get("kind") if isinstance(entry, Mapping) else entry for entry in told]
     return [kind for kind in NEEDS if kind in kinds]
@@ -232,4 +277,6 @@ def needs_of(value: object) -> list[str]:
 
 def _name(value: object) -> str | None:
     """The run's own name, which the repository's folders carry anyway."""
-    return value if isinstance(value, str) else None
+    if isinstance(value, str):
+        return value
+    return None

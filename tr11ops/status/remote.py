@@ -1,6 +1,8 @@
-"""A run seen from a laptop, through its hub repository alone: what it published of itself, and the end of its log.
+"""A run seen from a laptop, through its hub repository alone: what it published of itself, and the
+end of its log.
 
-All that is read in one look belongs to one commit. A repository without a status.json is told by its log.
+All that is read in one look belongs to one commit. A repository without a status.json is told by
+its log.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _MAIN_LOG = re.compile(r"(?:(?:logs/)?([^/]+)/)?main_log\.txt")
 
 
 class NoSuchVariant(Tr11Error, LookupError):
-    """The repository has no log of that variant, or too many to choose among. `variants` are those that it has."""
+    """The repository has no log of that variant, or too many to choose among. `variants` are those
+    that it has.
+    """
 
     def __init__(self, variants: tuple[str, ...]) -> None:
         super().__init__(variants)
@@ -42,7 +46,9 @@ class NoSuchVariant(Tr11Error, LookupError):
 
 
 class Facts(Record):
-    """What the hub says of a repository: its newest commit, when that was made, and the files in it."""
+    """What the hub says of a repository: its newest commit, when that was made, and the files in
+    it.
+    """
 
     commit: str
     changed: float | None
@@ -56,8 +62,9 @@ class Facts(Record):
 
 
 class RemoteView(Record):
-    """One look from outside, at `time`. `published` is None where the repository has no status of this variant;
-    `trouble` then says what is wrong with one that is there. `log` is None where there is no log.
+    """One look from outside, at `time`. `published` is None where the repository has no status of
+    this variant; `trouble` then says what is wrong with one that is there. `log` is None where
+    there is no log.
     """
 
     time: float
@@ -73,7 +80,8 @@ class RemoteView(Record):
 class Outside:
     """Looks at a repository again and again; asks for little where nothing changed.
 
-    `variant` is the one to look at; None: the one that the status is of, else the one whose log ends last.
+    `variant` is the one to look at; None: the one that the status is of, else the one whose log
+    ends last.
     """
 
     def __init__(
@@ -93,15 +101,26 @@ class Outside:
         self._last: RemoteView | None = None
 
     def facts(self) -> Facts | None:
-        """What is in the repository; None where nothing changed since the last time that there was a view.
+        """What is in the repository; None where nothing changed since the last time that there was
+        a view.
 
         Raises HubPermanentError and HubUnavailable.
         """
-        headers = {"If-None-Match": self._tag} if self._tag and self._last is not None else {}
+        if self._tag and self._last is not None:
+            headers = {"If-None-Match": self._tag}
+        else:
+            headers = {}
         address = self._repo.facts
         try:
             return until_answered(
-                lambda: ask(address, self._token, self._read_facts, headers, self._timeout, also={NOT_CHANGED}),
+                lambda: ask(
+                    address,
+                    self._token,
+                    self._read_facts,
+                    headers,
+                    self._timeout,
+                    also={NOT_CHANGED},
+                ),
                 self._retries,
                 host_of(address),
             )
@@ -120,7 +139,9 @@ class Outside:
             commit, siblings = value["sha"], value.get("siblings") or []
             names = tuple(str(entry["rfilename"]) for entry in siblings)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise HubPermanentError(f"{host_of(self._repo.facts)} answers something that is no repository") from None
+            raise HubPermanentError(
+                f"{host_of(self._repo.facts)} answers something that is no repository"
+            ) from None
         if not isinstance(commit, str) or not re.fullmatch(r"[0-9a-f]{7,64}", commit):
             raise HubPermanentError("the repository is empty: nothing was ever synchronised to it")
         self._tag = headers.get("ETag", "")
@@ -136,7 +157,10 @@ class Outside:
             raise HubUnavailable(f"{host_of(self._repo.facts)} answers 304 to a first question")
         published, trouble = self._published(facts)
         variant, path, log = self._choose(facts, published)
-        told = None if published is None else _variant_of(published)
+        if published is None:
+            told = None
+        else:
+            told = _variant_of(published)
         if told not in {None, variant}:
             published, trouble = None, f"{FILE_NAME} is of variant {told}"
         self._last = RemoteView(now, self._repo.name, facts, variant, published, trouble, path, log)
@@ -152,10 +176,15 @@ class Outside:
         except ValueError as error:
             return None, f"{FILE_NAME} {error}"
 
-    def _choose(self, facts: Facts, published: Mapping[str, Any] | None) -> tuple[str, str, LogEnd | None]:
+    def _choose(
+        self, facts: Facts, published: Mapping[str, Any] | None
+    ) -> tuple[str, str, LogEnd | None]:
         """The variant to tell of, the path of its log, and the log's end."""
         logs = facts.logs
-        told = None if published is None else _variant_of(published)
+        if published is None:
+            told = None
+        else:
+            told = _variant_of(published)
         wanted = self._variant or told
         if wanted is not None and (wanted in logs or wanted == told):
             path = logs.get(wanted, "")
@@ -165,7 +194,9 @@ class Outside:
         if not logs:
             if published is None:
                 where = "neither status.json nor logs/VARIANT/main_log.txt in it"
-                raise HubPermanentError(f"this is no repository of a training's logs: there is {where}", MISSING)
+                raise HubPermanentError(
+                    f"this is no repository of a training's logs: there is {where}", MISSING
+                )
             return "", "", None
         ends = {variant: self._log_end(path, facts) for variant, path in logs.items()}
         newest = max(ends, key=lambda variant: ends[variant].order)
@@ -183,16 +214,22 @@ class Outside:
         return end
 
     def _file(self, path: str, facts: Facts) -> RemoteLog:
-        return RemoteLog(self._repo.file(path, facts.commit), self._token, self._retries, self._timeout)
+        return RemoteLog(
+            self._repo.file(path, facts.commit), self._token, self._retries, self._timeout
+        )
 
 
 def _variant_of(published: Mapping[str, Any]) -> str | None:
     name = published["run"]["variant"]
-    return name if isinstance(name, str) else None
+    if isinstance(name, str):
+        return name
+    return None
 
 
 def _whole(stream: IO[bytes], headers: Message, most: int) -> bytes:
-    """The whole answer. Raises HubUnavailable when the connection ended inside it, HubPermanentError when too large."""
+    """The whole answer. Raises HubUnavailable when the connection ended inside it,
+    HubPermanentError when too large.
+    """
     data = stream.read(most + 1)
     if len(data) > most:
         raise HubPermanentError(f"the answer is larger than {most >> 20} MiB")
@@ -205,6 +242,8 @@ def _whole(stream: IO[bytes], headers: Message, most: int) -> bytes:
 def _moment(value: object) -> float | None:
     """Seconds since the epoch of the hub's own time stamps (ISO 8601, UTC); None for anything else."""
     try:
-        return datetime.fromisoformat(str(value)).timestamp() if isinstance(value, str) else None
+        if isinstance(value, str):
+            return datetime.fromisoformat(str(value)).timestamp()
+        return None
     except (ValueError, OverflowError, OSError):
         return None

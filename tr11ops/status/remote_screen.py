@@ -1,4 +1,6 @@
-"""The screen of a run as a laptop sees it: what the run said of itself, how old that is, what its log proves. Pure."""
+"""The screen of a run as a laptop sees it: what the run said of itself, how old that is, what its
+log proves. Pure.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +38,23 @@ if TYPE_CHECKING:
 
 # The status document of a run seen from outside: what it published, and the end of its log. Pure.
 #
-# What was published is from anyone: each value is a number, a moment or a word of a closed list, or it is left out.
-# Ages and moments are by the reader's clock: what was two hours old an hour ago is three hours old.
+# What was published is from anyone: each value is a number, a moment or a word of a closed list, or
+# it is left out. Ages and moments are by the reader's clock: what was two hours old an hour ago is
+# three hours old.
 
 NAMES_SHOWN = 20
 MOVING = frozenset({VerdictWord.HEALTHY, VerdictWord.AT_RISK, VerdictWord.STARTING})
 
 
 def remote_status(view: RemoteView, verdict: OutsideVerdict) -> Status:
-    """What may be said of the run at `view.time`. What the log proves counts more than what was published."""
+    """What may be said of the run at `view.time`. What the log proves counts more than what was
+    published.
+    """
     published: Mapping[str, Any] = view.published or {}
-    word = VerdictWord.UNKNOWN if verdict.is_stale or verdict.word is None else verdict.word
+    if verdict.is_stale or verdict.word is None:
+        word = VerdictWord.UNKNOWN
+    else:
+        word = verdict.word
     last = view.log.last if view.log is not None else None
     done = _count(published, "iteration"), None if last is None else last.iteration
     name = table(published.get("run")).get("name")
@@ -60,7 +68,8 @@ def remote_status(view: RemoteView, verdict: OutsideVerdict) -> Status:
         answer=verdict.answer,
         node_use=_node_use(table(published.get("nodes"))),
         iteration=max((value for value in done if value is not None), default=None),
-        total_iterations=_count(published, "total_iterations") or (last.total_iterations if last is not None else None),
+        total_iterations=_count(published, "total_iterations")
+        or (last.total_iterations if last is not None else None),
         loss=number(published.get("loss")),
         grad_norm=number(published.get("grad_norm")),
         seconds_per_iteration=_amount(published, "seconds_per_iteration"),
@@ -77,7 +86,9 @@ def remote_status(view: RemoteView, verdict: OutsideVerdict) -> Status:
         findings=tuple(_findings(published)),
         unknown=tuple(_unknown(view)),
     )
-    return status if view.log is None else _with_log(status, view.log)
+    if view.log is None:
+        return status
+    return _with_log(status, view.log)
 
 
 def _with_log(status: Status, log: LogEnd) -> Status:
@@ -90,25 +101,36 @@ def _with_log(status: Status, log: LogEnd) -> Status:
     values = step_values(last)
     if last.grad_norm is None:
         values["grad_norm"] = status.grad_norm
-    return replace(status, loss_course=LossCourse.of({step.iteration: step.lm_loss for step in log.steps}), **values)
+    return replace(
+        status,
+        loss_course=LossCourse.of({step.iteration: step.lm_loss for step in log.steps}),
+        **values,
+    )
 
 
-# ----------------------------------------------------------------------------- the parts of what was published
+# ----------------------------------------------------------------------------- the parts of what
+# was published
 def _amount(published: Mapping[str, Any], name: str) -> float | None:
     """A number of 0 or more."""
     value = number(published.get(name))
-    return value if value is not None and value >= 0 else None
+    if value is not None and value >= 0:
+        return value
+    return None
 
 
 def _count(published: Mapping[str, Any], name: str) -> int | None:
     """A whole number of 0 or more."""
     value = _amount(published, name)
-    return None if value is None else int(value)
+    if value is None:
+        return None
+    return int(value)
 
 
 def _node_use(published: Mapping[str, Any]) -> NodeUse | None:
     used, spare = _count(published, "used"), _count(published, "spare")
-    return None if used is None or spare is None else NodeUse(used, spare, _count(published, "excluded"))
+    if used is None or spare is None:
+        return None
+    return NodeUse(used, spare, _count(published, "excluded"))
 
 
 def _throughput(published: Mapping[str, Any], log: LogEnd | None) -> Throughput | None:
@@ -126,12 +148,17 @@ def _finish(published: Mapping[str, Any], view: RemoteView, word: VerdictWord) -
     left = _amount(published, "earliest_seconds")
     if left is None:
         left = None if view.log is None else view.log.remaining_seconds
-        return None if left is None else Finish(None, None, left)
+        if left is None:
+            return None
+        return Finish(None, None, left)
     first, last = time_of(published.get("earliest")), time_of(published.get("likely"))
     likely = _amount(published, "likely_seconds")
     if word in MOVING and first is not None:  # the end comes nearer while the news get older
         left = max(0.0, first - view.time)
-        likely = None if last is None else max(left, last - view.time)
+        if last is None:
+            likely = None
+        else:
+            likely = max(left, last - view.time)
     share = _amount(published, "useful_share")
     return Finish(first, last, left, likely, _amount(published, "window_seconds"), share)
 
@@ -140,8 +167,13 @@ def _checkpoint(published: Mapping[str, Any], news_age: float | None) -> ShownCh
     step, age = _count(published, "step"), _amount(published, "age_seconds")
     if step is None:
         return None
-    now = None if age is None or news_age is None else age + news_age
-    return ShownCheckpoint(step, now, None, _count(published, "bytes"), None, _count(published, "count"))
+    if age is None or news_age is None:
+        now = None
+    else:
+        now = age + news_age
+    return ShownCheckpoint(
+        step, now, None, _count(published, "bytes"), None, _count(published, "count")
+    )
 
 
 def _backup(published: Mapping[str, Any], now: float, news_age: float | None) -> CopyStatus | None:
@@ -153,12 +185,17 @@ def _backup(published: Mapping[str, Any], now: float, news_age: float | None) ->
 
 def _findings(published: Mapping[str, Any]) -> Iterator[ShownFinding]:
     found = published.get("findings")
-    entries = [table(entry) for entry in found] if isinstance(found, list) else []
+    if isinstance(found, list):
+        entries = [table(entry) for entry in found]
+    else:
+        entries = []
     for severity in SEVERITIES:
         for entry in entries:
             title, count = entry.get("title"), number(entry.get("count"))
             if entry.get("severity") == severity and isinstance(title, str):
-                times = f" (x{count:.0f})" if count is not None and count > 1 else ""
+                times = ""
+                if count is not None and count > 1:
+                    times = f" (x{count:.0f})"
                 yield ShownFinding("", severity, title[:80] + times, "", (), None, None)
 
 
@@ -167,7 +204,10 @@ def _unknown(view: RemoteView) -> Iterator[str]:
     if view.trouble:
         yield view.trouble
     unknown = (view.published or {}).get("unknown")
-    names = [name for name in unknown if isinstance(name, str)] if isinstance(unknown, list) else []
+    if isinstance(unknown, list):
+        names = [name for name in unknown if isinstance(name, str)]
+    else:
+        names = []
     if names:
         yield f"{', '.join(names[:NAMES_SHOWN])}: the run could not see it"
     elif view.published is None and view.log is None:
@@ -181,9 +221,19 @@ def render_outside(view: RemoteView, screen: Screen) -> RenderableType:
     verdict = judge_outside(view)
     word, style = _badge(verdict)
     status = remote_status(view, verdict)
-    head = heading(word, style, " / ".join(filter(None, (status.run.name, status.run.variant))), view.time, screen)
-    said = f" {verdict.answer}." if verdict.answer else ""
-    sentence = f"{_as_of(view, verdict, screen)}{said} {verdict.line[:1].upper()}{verdict.line[1:]}."
+    head = heading(
+        word,
+        style,
+        " / ".join(filter(None, (status.run.name, status.run.variant))),
+        view.time,
+        screen,
+    )
+    said = ""
+    if verdict.answer:
+        said = f" {verdict.answer}."
+    sentence = (
+        f"{_as_of(view, verdict, screen)}{said} {verdict.line[:1].upper()}{verdict.line[1:]}."
+    )
     words = line(sentence, screen, "bold red" if verdict.exit_code else "")
     return Group(head, words, table_of(_rows(view, status, screen), screen))
 
@@ -200,7 +250,9 @@ def _as_of(view: RemoteView, verdict: OutsideVerdict, screen: Screen) -> str:
     if verdict.age is None:
         return "How old this is cannot be told."
     said = f"As of {timestamp(view.time - verdict.age, screen.zone)}, {duration(verdict.age)} ago"
-    return f"{said}, it said {verdict.word.upper()}." if verdict.is_stale and verdict.word is not None else f"{said}."
+    if verdict.is_stale and verdict.word is not None:
+        return f"{said}, it said {verdict.word.upper()}."
+    return f"{said}."
 
 
 def _rows(view: RemoteView, status: Status, screen: Screen) -> Iterator[Row]:
@@ -220,14 +272,22 @@ def _rows(view: RemoteView, status: Status, screen: Screen) -> Iterator[Row]:
     yield "", "", ""
     for incident in rows.incidents_of(status.findings):
         yield from rows.incident_rows(incident)
-    changed = "" if view.facts.changed is None else f", of {timestamp(view.facts.changed, screen.zone)}"
+    if view.facts.changed is None:
+        changed = ""
+    else:
+        changed = f", of {timestamp(view.facts.changed, screen.zone)}"
     yield "hub", f"{view.repository} at commit {view.facts.commit[:8]}{changed}", "dim"
     yield from (row for row in rows.unknown_rows(status) if row[1])
 
 
 def _step(status: Status) -> Iterator[Row]:
-    parts = [f"gradient norm {status.grad_norm:.3f}"] if status.grad_norm is not None else []
-    parts += [f"learning rate {status.learning_rate:.3g}"] if status.learning_rate is not None else []
+    if status.grad_norm is not None:
+        parts = [f"gradient norm {status.grad_norm:.3f}"]
+    else:
+        parts = []
+    parts += (
+        [f"learning rate {status.learning_rate:.3g}"] if status.learning_rate is not None else []
+    )
     if parts:
         yield "step", ", ".join(parts), ""
 
@@ -243,7 +303,9 @@ def _queue(published: Mapping[str, Any]) -> Iterator[Row]:
 def _goodput(published: Mapping[str, Any]) -> Iterator[Row]:
     share, faults = number(published.get("useful_share")), number(published.get("faults"))
     if share is not None:
-        fell = f"; {counted(int(faults), 'fault')} so far" if faults is not None else ""
+        fell = ""
+        if faults is not None:
+            fell = f"; {counted(int(faults), 'fault')} so far"
         yield "goodput", f"{100 * share:.1f} % of the held node time was useful{fell}", ""
 
 
@@ -253,11 +315,16 @@ def _log(view: RemoteView) -> Iterator[Row]:
         yield "log", "there is none in the repository", "yellow"
         return
     last = view.log.last
-    what = "no step in its end" if last is None else f"ends at iteration {last.iteration:,}"
+    if last is None:
+        what = "no step in its end"
+    else:
+        what = f"ends at iteration {last.iteration:,}"
     published = view.published or {}
     then, logged = time_of(published.get("time")), time_of(published.get("last_step_time"))
-    silent = (
-        f", {duration(max(0.0, then - logged))} before that look" if then is not None and logged is not None else ""
-    )
-    stamped = f"; last stamped line {view.log.stamp} (its cluster's clock)" if view.log.stamp else ""
+    silent = ""
+    if then is not None and logged is not None:
+        silent = f", {duration(max(0.0, then - logged))} before that look"
+    stamped = ""
+    if view.log.stamp:
+        stamped = f"; last stamped line {view.log.stamp} (its cluster's clock)"
     yield "log", f"{what}{silent}{stamped}; {size(view.log.size)}", ""

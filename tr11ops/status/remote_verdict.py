@@ -1,4 +1,6 @@
-"""What may be concluded of a run from outside, by what it published and by the end of its log. Pure."""
+"""What may be concluded of a run from outside, by what it published and by the end of its log.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,12 @@ MISSED_INTERVALS = 3  # after so many no one synchronises any more
 
 
 class OutsideVerdict(Record):
-    """The word (None where only the log speaks), how old the news is, whether it is too old, and what it comes to.
+    """The word (None where only the log speaks), how old the news is, whether it is too old, and
+    what it comes to.
 
-    `age` in seconds, None where nothing says; `line` is a sentence without a full stop. `may_sleep` and `answer` are
-    the run's own; None and "" where it published none, or where it is too old to go by.
+    `age` in seconds, None where nothing says; `line` is a sentence without a full stop. `may_sleep`
+    and `answer` are the run's own; None and "" where it published none, or where it is too old to
+    go by.
     """
 
     word: VerdictWord | None
@@ -38,42 +42,69 @@ class OutsideVerdict(Record):
 
 
 def judge_outside(view: RemoteView) -> OutsideVerdict:
-    """What may be concluded from outside. What is older than three intervals of the synchronisation is no news, but of
-    a run that is finished or stopped none is expected.
+    """What may be concluded from outside. What is older than three intervals of the synchronisation
+    is no news, but of a run that is finished or stopped none is expected.
     """
     published = view.published
-    told_at = None if published is None else time_of(published.get("time"))
-    since = view.facts.changed if told_at is None else told_at
-    age = None if since is None else max(0.0, view.time - since)
-    asked = None if published is None else number(published.get("interval_seconds"))
-    interval = min(asked, MOST_INTERVAL_SECONDS) if asked is not None and asked > 0 else USUAL_INTERVAL_SECONDS
-    word = None if published is None else word_of(published.get("verdict"))
-    over = word is VerdictWord.FINISHED or (word is None and view.log is not None and view.log.is_finished)
-    stale = not over and word is not VerdictWord.STOPPED and age is not None and age > MISSED_INTERVALS * interval
+    since, interval, word = view.facts.changed, USUAL_INTERVAL_SECONDS, None
+    if published is not None:
+        told_at = time_of(published.get("time"))
+        since = since if told_at is None else told_at
+        asked = number(published.get("interval_seconds"))
+        if asked is not None and asked > 0:
+            interval = min(asked, MOST_INTERVAL_SECONDS)
+        word = word_of(published.get("verdict"))
+    age = None
+    if since is not None:
+        age = max(0.0, view.time - since)
+    over = word is VerdictWord.FINISHED or (
+        word is None and view.log is not None and view.log.is_finished
+    )
+    stale = (
+        not over
+        and word is not VerdictWord.STOPPED
+        and age is not None
+        and age > MISSED_INTERVALS * interval
+    )
     if stale and age is not None:
         line = f"nothing was synchronised for {duration(age)}: the run's sync is dead, or its cluster is"
         return OutsideVerdict(word, age, interval, stale, line, 1)
     if over:
-        return OutsideVerdict(word, age, interval, stale, "the training is finished", 0, *_answer(published))
+        return OutsideVerdict(
+            word, age, interval, stale, "the training is finished", 0, *_answer(published)
+        )
     if published is None:
         why = view.trouble or "the run publishes no status"
-        line = f"{why}: its log alone tells, and not how the run is" if view.log is not None else f"{why}, and no log"
+        if view.log is not None:
+            line = f"{why}: its log alone tells, and not how the run is"
+        else:
+            line = f"{why}, and no log"
         return OutsideVerdict(None, age, interval, stale, line, 3)
     said, code = published.get("line"), published.get("exit_code")
-    sentence = said[:200] if isinstance(said, str) and said else "the run says no more"
-    exit_code = code if isinstance(code, int) and code in EXIT_CODES and age is not None else 3
+    if isinstance(said, str) and said:
+        sentence = said[:200]
+    else:
+        sentence = "the run says no more"
+    if isinstance(code, int) and code in EXIT_CODES and age is not None:
+        exit_code = code
+    else:
+        exit_code = 3
     if word is VerdictWord.UNKNOWN and not exit_code:  # a word of a later version, or none
         exit_code = 3
     return OutsideVerdict(word, age, interval, stale, sentence, exit_code, *_answer(published))
 
 
 def _answer(published: Mapping[str, Any] | None) -> tuple[bool | None, str]:
-    """What the run answered to "may I sleep?"; an older tr11, which asked for less, published no needs: no answer."""
+    """What the run answered to "may I sleep?"; an older tr11, which asked for less, published no
+    needs: no answer.
+    """
     if published is None or "sleep_needs" not in published:
         return None, ""
     status_document = published.get("may_sleep")
     may_sleep = status_document if isinstance(status_document, bool) else None
-    return may_sleep, published_answer(may_sleep, word_of(published.get("verdict")), needs_of(published["sleep_needs"]))
+    return may_sleep, published_answer(
+        may_sleep, word_of(published.get("verdict")), needs_of(published["sleep_needs"])
+    )
 
 
 def outside_document(view: RemoteView) -> dict[str, Any]:
@@ -123,6 +154,8 @@ def time_of(value: object) -> float | None:
     """A published moment in seconds since the epoch; None for anything else."""
     text = stamp(value)
     try:
-        return None if text is None else datetime.fromisoformat(text).timestamp()
+        if text is None:
+            return None
+        return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         return None

@@ -1,6 +1,7 @@
 """The rows about the training itself: progress, jobs, attempts, checkpoints, who said stop. Pure.
 
-Made of the status document alone, for the terminal of the cluster and for the laptop that sees what was published.
+Made of the status document alone, for the terminal of the cluster and for the laptop that sees what
+was published.
 """
 
 from __future__ import annotations
@@ -10,7 +11,16 @@ from collections.abc import Iterator
 from datetime import tzinfo
 
 from tr11ops.base.glyphs import bar, sparkline
-from tr11ops.base.units import DAY, NEAR, counted, duration, quantity, rough_duration, size, timestamp
+from tr11ops.base.units import (
+    DAY,
+    NEAR,
+    counted,
+    duration,
+    quantity,
+    rough_duration,
+    size,
+    timestamp,
+)
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.hostlist import compress
 from tr11ops.detect.causes import lead
@@ -37,9 +47,11 @@ Row = tuple[str, str, str]  # label, text, style
 
 
 class Screen(Record):
-    """How the screen is drawn: width and height in characters, whether Unicode may be used, the zone of its times.
+    """How the screen is drawn: width and height in characters, whether Unicode may be used, the
+    zone of its times.
 
-    Without a height it may be as long as it likes; with one, what is wrong comes before what is not.
+    Without a height it may be as long as it likes; with one, what is wrong comes before what is
+    not.
     """
 
     width: int
@@ -67,7 +79,9 @@ class ShownIncident(Record):
     @property
     def commands_after(self) -> tuple[str, ...]:
         """What is still to be typed when the cause's `fix` has helped."""
-        commands = (command for finding in (self.cause, *self.following) for command in finding.then)
+        commands = (
+            command for finding in (self.cause, *self.following) for command in finding.then
+        )
         return tuple(command for command in dict.fromkeys(commands) if command != self.cause.fix)
 
 
@@ -81,20 +95,32 @@ def incidents_of(findings: tuple[ShownFinding, ...]) -> tuple[ShownIncident, ...
             causes.append(finding)
         else:
             following.setdefault(finding.follows_from, []).append(finding)
-    found = [ShownIncident(cause, tuple(following.pop(cause.fingerprint or "", ()))) for cause in causes]
-    return tuple(sorted(found, key=lambda one: lead(one.cause.detector, Severity[one.severity.upper()])))
+    found = [
+        ShownIncident(cause, tuple(following.pop(cause.fingerprint or "", ()))) for cause in causes
+    ]
+    return tuple(
+        sorted(found, key=lambda one: lead(one.cause.detector, Severity[one.severity.upper()]))
+    )
 
 
 def incident_rows(incident: ShownIncident, with_evidence: bool = True) -> list[Row]:
-    """What is wrong, the evidence, what to type, what follows from it, and the page that explains it."""
+    """What is wrong, the evidence, what to type, what follows from it, and the page that explains
+    it.
+    """
     finding, severity = incident.cause, incident.severity
     rows: list[Row] = [(severity.upper(), finding.title, SEVERITY_STYLES[severity])]
     if with_evidence:
         rows += [("", line, "") for line in finding.evidence]
     if finding.fix:
         rows.append(("  type", finding.fix, "bold"))
-    rows += [("  then" if index == 0 else "", line, "bold") for index, line in enumerate(incident.commands_after)]
-    rows += [("", f"from it follows: {one.title}", SEVERITY_STYLES[one.severity]) for one in incident.following]
+    rows += [
+        ("  then" if index == 0 else "", line, "bold")
+        for index, line in enumerate(incident.commands_after)
+    ]
+    rows += [
+        ("", f"from it follows: {one.title}", SEVERITY_STYLES[one.severity])
+        for one in incident.following
+    ]
     if finding.runbook:
         rows.append(("  read", f"tr11 runbook {finding.runbook.removesuffix('.md')}", ""))
     return rows
@@ -115,15 +141,26 @@ def training(status: Status, screen: Screen) -> Iterator[Row]:
     if status.finish is not None and status.finish.earliest_seconds > 0:
         yield "ETA", _end(status.finish, status.verdict, screen), ""
     if status.loss is not None or status.loss_is_finite is not None:
-        value = "nan or inf" if status.loss is None else f"{status.loss:<8.4f}"
+        if status.loss is None:
+            value = "nan or inf"
+        else:
+            value = f"{status.loss:<8.4f}"
         course = losses_of(status.loss_course)
         spark = sparkline(course, min(SPARK_WIDTH, screen.content_width - 24), screen.unicode)
-        last = "" if status.loss_course is None else f" {spark} last {status.loss_course.steps}"
+        if status.loss_course is None:
+            last = ""
+        else:
+            last = f" {spark} last {status.loss_course.steps}"
         yield "loss", f"{value}{last}".rstrip(), "" if status.loss is not None else "bold red"
     yield from _speed(status)
     if status.consumed_samples is not None:
-        tokens = f", {quantity(status.consumed_tokens)} tokens" if status.consumed_tokens else ""
-        batch = "" if status.global_batch_size is None else f", batch {status.global_batch_size}"
+        tokens = ""
+        if status.consumed_tokens:
+            tokens = f", {quantity(status.consumed_tokens)} tokens"
+        if status.global_batch_size is None:
+            batch = ""
+        else:
+            batch = f", batch {status.global_batch_size}"
         yield "consumed", f"{quantity(status.consumed_samples)} samples{tokens}{batch}", ""
     if status.origin is not None:
         yield "began with", status.origin.lineage, ""
@@ -137,7 +174,11 @@ def _progress(status: Status, screen: Screen) -> Iterator[Row]:
     if done is not None and total:
         share = min(1.0, done / total)
         counts = f" {done:,} / {total:,}  {math.floor(share * 1000) / 10:.1f} %"
-        yield "progress", bar(share, max(10, screen.content_width - len(counts)), screen.unicode) + counts, "green"
+        yield (
+            "progress",
+            bar(share, max(10, screen.content_width - len(counts)), screen.unicode) + counts,
+            "green",
+        )
     elif status.reason_unknown("steps") is not None:
         yield "progress", "unknown", "magenta"
     else:
@@ -146,7 +187,10 @@ def _progress(status: Status, screen: Screen) -> Iterator[Row]:
 
 def _speed(status: Status) -> Iterator[Row]:
     rate = status.throughput
-    parts = [] if status.seconds_per_iteration is None else [f"{status.seconds_per_iteration:.2f} s/iteration"]
+    if status.seconds_per_iteration is None:
+        parts = []
+    else:
+        parts = [f"{status.seconds_per_iteration:.2f} s/iteration"]
     style = ""
     if rate is not None:
         against = ""
@@ -165,26 +209,48 @@ def _digits(value: float) -> str:
 
 def _end(end: Finish, verdict: VerdictWord, screen: Screen) -> str:
     """The range of the end. What is not moving has no date: someone must start it first."""
-    moving = verdict in {VerdictWord.HEALTHY, VerdictWord.AT_RISK, VerdictWord.STARTING} and end.earliest is not None
-    if end.likely_seconds is None or end.window_seconds is None or end.useful_share is None or end.likely is None:
-        when = f"{timestamp(end.earliest, screen.zone)}: " if moving and end.earliest is not None else ""
+    moving = (
+        verdict in {VerdictWord.HEALTHY, VerdictWord.AT_RISK, VerdictWord.STARTING}
+        and end.earliest is not None
+    )
+    if (
+        end.likely_seconds is None
+        or end.window_seconds is None
+        or end.useful_share is None
+        or end.likely is None
+    ):
+        when = ""
+        if moving and end.earliest is not None:
+            when = f"{timestamp(end.earliest, screen.zone)}: "
         return f"{when}{duration(end.earliest_seconds)} of training, without waits and restarts"
     basis = f"last {rough_duration(end.window_seconds)}: {100 * end.useful_share:.0f} % useful"
     if not moving or end.earliest is None:
-        waits = (
-            f", {duration(end.likely_seconds)} with waits" if end.likely_seconds > 1.01 * end.earliest_seconds else ""
-        )
+        waits = ""
+        if end.likely_seconds > 1.01 * end.earliest_seconds:
+            waits = f", {duration(end.likely_seconds)} with waits"
         return f"{duration(end.earliest_seconds)} of training{waits} ({basis})"
     far = end.earliest_seconds > FAR_SECONDS
-    first, last = (timestamp(moment, screen.zone, DAY if far else NEAR) for moment in (end.earliest, end.likely))
-    when = first if first == last else f"{first} to {last}"
-    days = f", in {_range(end.earliest_seconds / DAY_SECONDS, end.likely_seconds / DAY_SECONDS)} d" if far else ""
+    first, last = (
+        timestamp(moment, screen.zone, DAY if far else NEAR)
+        for moment in (end.earliest, end.likely)
+    )
+    if first == last:
+        when = first
+    else:
+        when = f"{first} to {last}"
+    days = ""
+    if far:
+        days = (
+            f", in {_range(end.earliest_seconds / DAY_SECONDS, end.likely_seconds / DAY_SECONDS)} d"
+        )
     return f"{when}{days} ({basis})"
 
 
 def _range(first: float, last: float) -> str:
     low, high = f"{first:.0f}", f"{last:.0f}"
-    return low if low == high else f"{low} to {high}"
+    if low == high:
+        return low
+    return f"{low} to {high}"
 
 
 # ----------------------------------------------------------------------------- the cluster
@@ -207,7 +273,9 @@ def jobs(status: Status) -> Iterator[Row]:
 
 
 def _queue(status: Status) -> Iterator[Row]:
-    """For how much of what is left the tasks that go on by themselves are enough; what else there is, and why not."""
+    """For how much of what is left the tasks that go on by themselves are enough; what else there
+    is, and why not.
+    """
     covered, sure = status.queue_coverage_seconds, status.queue_sure_seconds
     sure = covered if sure is None else sure  # a document of before it was told apart
     label = "queue"
@@ -215,22 +283,34 @@ def _queue(status: Status) -> Iterator[Row]:
         yield label, *_cover(status, sure)
         label = ""
     for lack in status.no_cover[:JOBS_SHOWN]:
-        held = "" if lack.seconds is None else f", {duration(lack.seconds)}"
+        if lack.seconds is None:
+            held = ""
+        else:
+            held = f", {duration(lack.seconds)}"
         yield label, f"no cover{held}: {lack}", "yellow"
         label = ""
 
 
 def _cover(status: Status, sure: float) -> tuple[str, str]:
     remaining = None if status.finish is None else status.finish.earliest_seconds
-    against = "" if remaining is None else f" of the {duration(remaining)} left"
+    if remaining is None:
+        against = ""
+    else:
+        against = f" of the {duration(remaining)} left"
     if sure == 0 and status.no_cover:
         return f"covers nothing{against}", "yellow"
-    enough = "all" if remaining is not None and sure >= remaining else duration(sure)
+    if remaining is not None and sure >= remaining:
+        enough = "all"
+    else:
+        enough = duration(sure)
     return f"covers {enough}{against}", ""
 
 
 def _job_line(job: Job, now: float) -> str:
-    who = f"{job.job_id} of {job.user}" if job.user else job.job_id
+    if job.user:
+        who = f"{job.job_id} of {job.user}"
+    else:
+        who = job.job_id
     parts = [who, job.state.value, counted(len(job.nodes) or job.node_count, "node")]
     if job.state is JobState.PENDING:
         if tasks_of(job) > 1:
@@ -240,7 +320,9 @@ def _job_line(job: Job, now: float) -> str:
         if job.start_time is not None and job.start_time > now:
             parts.append(f"expected in {duration(job.start_time - now)}")
     elif job.start_time is not None:
-        limit = f" of {duration(job.time_limit_seconds)}" if job.time_limit_seconds is not None else ""
+        limit = ""
+        if job.time_limit_seconds is not None:
+            limit = f" of {duration(job.time_limit_seconds)}"
         parts.append(f"{duration(now - job.start_time)}{limit}")
     if job.nodes:
         nodes = compress(job.nodes)
@@ -259,7 +341,9 @@ def relaunch(status: Status) -> Iterator[Row]:
 
 
 def attempts(status: Status) -> Iterator[Row]:
-    """How the last attempt ended; the ones before only where they ended badly. And what the newest has otherwise."""
+    """How the last attempt ended; the ones before only where they ended badly. And what the newest
+    has otherwise.
+    """
     if status.last_attempts is None:
         yield "attempts", "unknown", "magenta"
         return
@@ -268,16 +352,30 @@ def attempts(status: Status) -> Iterator[Row]:
         seen = status.jobs is not None or not status.last_attempts
         yield "attempts", "none has ended yet" if seen else "none is known to have ended", ""
     # of those that ended well the newest is enough
-    shown = [attempt for index, attempt in enumerate(ended[:ATTEMPTS_SHOWN]) if index == 0 or attempt.is_bad]
+    shown = [
+        attempt
+        for index, attempt in enumerate(ended[:ATTEMPTS_SHOWN])
+        if index == 0 or attempt.is_bad
+    ]
     for index, attempt in enumerate(shown):
-        yield "attempts" if index == 0 else "", _attempt_line(attempt, status.time), "red" if attempt.is_bad else ""
+        yield (
+            "attempts" if index == 0 else "",
+            _attempt_line(attempt, status.time),
+            "red" if attempt.is_bad else "",
+        )
     if not status.last_attempts:
         return
     newest = max((shown.attempt for shown in status.last_attempts), key=_start)
     if newest.code is not None:
-        yield "code", "; ".join(filter(None, (str(newest.code), version_words(newest.versions)))), ""
+        yield (
+            "code",
+            "; ".join(filter(None, (str(newest.code), version_words(newest.versions)))),
+            "",
+        )
     if newest.changes:
-        more = f" (and {len(newest.changes) - 1} more)" if len(newest.changes) > 1 else ""
+        more = ""
+        if len(newest.changes) > 1:
+            more = f" (and {len(newest.changes) - 1} more)"
         yield "changed", f"{newest.label or newest.job_id} {newest.changes[0]}{more}", ""
 
 
@@ -298,7 +396,8 @@ def _attempt_line(attempt: ShownAttempt, now: float) -> str:
     return f"{attempt.label}  {attempt.how} at iteration {end.iteration} ({saved}), {ago}"
 
 
-# ----------------------------------------------------------------------------- what was kept, and who said stop
+# ----------------------------------------------------------------------------- what was kept, and
+# who said stop
 _REASONS = {"minutes": "next full step", "end of the task": "end of this task"}
 
 
@@ -306,15 +405,29 @@ def checkpoint(status: Status) -> Iterator[Row]:
     """The newest whole checkpoint."""
     newest, folders = status.last_checkpoint, status.checkpoint_folders
     if newest is not None:
-        age = "" if newest.age_seconds is None else f", {duration(newest.age_seconds)} ago"
-        bytes_ = "" if newest.bytes is None else f", {size(newest.bytes)}"
-        checked = f", {newest.verified} verified" if newest.verified else ""
-        kept = "" if newest.count is None else f"; {newest.count} kept"
+        if newest.age_seconds is None:
+            age = ""
+        else:
+            age = f", {duration(newest.age_seconds)} ago"
+        if newest.bytes is None:
+            bytes_ = ""
+        else:
+            bytes_ = f", {size(newest.bytes)}"
+        checked = ""
+        if newest.verified:
+            checked = f", {newest.verified} verified"
+        if newest.count is None:
+            kept = ""
+        else:
+            kept = f"; {newest.count} kept"
         yield "checkpoint", f"{checkpoint_name(newest.step)}{age}{bytes_}{checked}{kept}", ""
     elif folders is None:
         yield "checkpoint", "unknown", "magenta"
     else:
-        found = f"none that is whole among {folders}" if folders else "none yet"
+        if folders:
+            found = f"none that is whole among {folders}"
+        else:
+            found = "none yet"
         yield "checkpoint", found, "red" if folders else ""
 
 
@@ -322,11 +435,16 @@ def next_save(status: Status) -> Iterator[Row]:
     """When the next checkpoint is due."""
     following = status.next_checkpoint
     if following is not None:
-        name = checkpoint_name(following.step) if following.step is not None else f"at the {_REASONS[following.why]}"
+        if following.step is not None:
+            name = checkpoint_name(following.step)
+        else:
+            name = f"at the {_REASONS[following.why]}"
         if following.seconds is None:
             due = f"{counted(following.iterations or 0, 'iteration')} away"
+        elif following.seconds < 1:
+            due = "due now"
         else:
-            due = "due now" if following.seconds < 1 else f"due in {duration(following.seconds)}"
+            due = f"due in {duration(following.seconds)}"
         yield "next save", f"{name}, {due}", ""
 
 
@@ -338,15 +456,23 @@ def stops(status: Status, screen: Screen) -> Iterator[Row]:
     elif switch.switch is None:
         yield "killswitch", "not set", ""
     else:
-        why = f": {switch.switch.why}" if switch.switch.why else ", no reason given"
+        if switch.switch.why:
+            why = f": {switch.switch.why}"
+        else:
+            why = ", no reason given"
         yield "killswitch", f"SET by {_who_and_when(switch.switch, screen)}{why}", "yellow"
     if pause is None:
         yield "paused", "unknown", "magenta"
     elif pause.switch is not None:
-        why = f": {pause.switch.why}" if pause.switch.why else ""
+        why = ""
+        if pause.switch.why:
+            why = f": {pause.switch.why}"
         yield "paused", f"by {_who_and_when(pause.switch, screen)}{why}", "yellow"
 
 
 def _who_and_when(stop: KillSwitch, screen: Screen) -> str:
-    when = "" if stop.time is None else f" at {timestamp(stop.time, screen.zone)}"
+    if stop.time is None:
+        when = ""
+    else:
+        when = f" at {timestamp(stop.time, screen.zone)}"
     return f"{stop.who or 'someone'}{when}"

@@ -1,4 +1,6 @@
-"""Several runs at once: which run directories lie below some folders, and what each one's status says in short."""
+"""Several runs at once: which run directories lie below some folders, and what each one's status
+says in short.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _SHOWN = ("verdict", "why", "exit_code", *_PROGRESS)
 
 
 class ListedRun(Record):
-    """A run directory, and its status; `status` is None where it could not be read, and `why` says why not."""
+    """A run directory, and its status; `status` is None where it could not be read, and `why` says
+    why not.
+    """
 
     directory: Path
     status: dict[str, Any] | None
@@ -26,21 +30,37 @@ class ListedRun(Record):
 
     @property
     def exit_code(self) -> int:
-        return 3 if self.status is None else int(self.status["exit_code"])
+        if self.status is None:
+            return 3
+        return int(self.status["exit_code"])
 
     def document(self) -> dict[str, Any]:
         """For --json."""
         if self.status is None:
             unknown: dict[str, Any] = dict.fromkeys(_SHOWN)
-            return {"directory": str(self.directory), "name": None, "variant": None, **unknown, "verdict": "unknown",
-                    "why": self.why, "exit_code": 3}  # fmt: skip
+            return {
+                "directory": str(self.directory),
+                "name": None,
+                "variant": None,
+                **unknown,
+                "verdict": "unknown",
+                "why": self.why,
+                "exit_code": 3,
+            }
         run = self.status["run"]
         shown = {key: self.status[key] for key in _SHOWN}
-        return {"directory": str(self.directory), "name": run["name"], "variant": run["variant"], **shown}
+        return {
+            "directory": str(self.directory),
+            "name": run["name"],
+            "variant": run["variant"],
+            **shown,
+        }
 
 
 def run_directories(root: Path, deepest: int = DEEPEST) -> Iterator[Path]:
-    """The run directories at and below `root`, by name; none inside another. Raises OSError for a folder unread."""
+    """The run directories at and below `root`, by name; none inside another. Raises OSError for a
+    folder unread.
+    """
     if (root / _MARK).is_dir():
         yield root
         return
@@ -54,7 +74,9 @@ def run_directories(root: Path, deepest: int = DEEPEST) -> Iterator[Path]:
 
 
 def newest_card(root: Path) -> RunCard:
-    """The card of the newest launch. Raises CardError, OSError or ValueError where there is none that can be read."""
+    """The card of the newest launch. Raises CardError, OSError or ValueError where there is none
+    that can be read.
+    """
     for folder in sorted((root / _MARK).iterdir(), reverse=True):
         value = read_json(folder / "card.json")
         if value is None:
@@ -69,4 +91,8 @@ def newest_card(root: Path) -> RunCard:
 def exit_code_of(runs: Sequence[ListedRun]) -> int:
     """1 where a run needs a person, else 3 where one could not be observed, else 0."""
     codes = {run.exit_code for run in runs}
-    return 1 if 1 in codes else 3 if 3 in codes else 0
+    if 1 in codes:
+        return 1
+    if 3 in codes:
+        return 3
+    return 0

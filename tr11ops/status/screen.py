@@ -1,4 +1,6 @@
-"""The status screen: `may I sleep?` answered in its first lines. Pure: the status document in, a renderable out."""
+"""The status screen: `may I sleep?` answered in its first lines. Pure: the status document in, a
+renderable out.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from tr11ops.base.glyphs import plain
 from tr11ops.base.units import counted, timestamp
 from tr11ops.status import care, rows
 from tr11ops.status.document import Status
-from tr11ops.status.rows import LABEL_WIDTH, SEVERITY_STYLES, Row, Screen, ShownIncident, incident_rows
+from tr11ops.status.rows import (
+    LABEL_WIDTH,
+    SEVERITY_STYLES,
+    Row,
+    Screen,
+    ShownIncident,
+    incident_rows,
+)
 from tr11ops.watchdog.verdict import VerdictWord
 
 if TYPE_CHECKING:
@@ -21,11 +30,12 @@ if TYPE_CHECKING:
 
 # What of the status screen is shown where the terminal is too low for all of it. Pure.
 #
-# The verdict and the answer stay on top; then what is wrong, the most urgent first; then as much of the rest as fits.
-# What is left out is counted.
+# The verdict and the answer stay on top; then what is wrong, the most urgent first; then as much of
+# the rest as fits. What is left out is counted.
 
 LEAST_DETAILS = 7  # lines of the state of things that are worth more than a third finding
-URGENT = ("red", "bold red", "yellow")  # styles of the rows about something to act on, the worst first
+# styles of the rows about something to act on, the worst first
+URGENT = ("red", "bold red", "yellow")
 # labels of the rows to keep, the first ones first
 WORTH = ("unknown", "progress", "jobs", "relaunch", "paused", "nodes", "checkpoint", "alerts")
 EMPTY: Row = ("", "", "")
@@ -34,18 +44,25 @@ Lines = Callable[[Row], int]  # how many lines a row takes
 
 
 def fitted(
-    incidents: tuple[ShownIncident, ...], unknown: Sequence[Row], details: Sequence[Row], room: int | None, lines: Lines
+    incidents: tuple[ShownIncident, ...],
+    unknown: Sequence[Row],
+    details: Sequence[Row],
+    room: int | None,
+    lines: Lines,
 ) -> list[Row]:
-    """The rows below the answer, at most `room` lines of them; all, in their usual order, where they fit.
+    """The rows below the answer, at most `room` lines of them; all, in their usual order, where
+    they fit.
 
-    `incidents` are sorted, the most urgent first. Only the most urgent one's first lines may exceed the room.
+    `incidents` are sorted, the most urgent first. Only the most urgent one's first lines may exceed
+    the room.
     """
     wrong = [row for incident in incidents for row in (EMPTY, *incident_rows(incident))]
     everything = [EMPTY, *details, *wrong, *unknown]
     if room is None or _sum(everything, lines) <= room:
         return everything
     rest = _by_worth([row for row in (*unknown, *details) if row != EMPTY])
-    action = 2 + _sum([row for row in rest if row[2] in URGENT], lines)  # worth more than a finding's evidence
+    # worth more than a finding's evidence
+    action = 2 + _sum([row for row in rest if row[2] in URGENT], lines)
     kept_free = max(min(LEAST_DETAILS, room // 3), min(action, room // 2))
     shown = [*_incidents(incidents, max(1, room - kept_free), lines), EMPTY]
     left = room - _sum(shown, lines) - lines(_more(len(rest)))
@@ -56,13 +73,18 @@ def fitted(
 
 
 def _incidents(incidents: tuple[ShownIncident, ...], room: int, lines: Lines) -> list[Row]:
-    """The most urgent one whole if there is room, those after it without their evidence, the rest counted."""
+    """The most urgent one whole if there is room, those after it without their evidence, the rest
+    counted.
+    """
     rows: list[Row] = []
     for index, incident in enumerate(incidents):
         last = index == len(incidents) - 1
         left = room - _sum(rows, lines) - (0 if last else 1)
         whole, short = incident_rows(incident), incident_rows(incident, with_evidence=False)
-        later = 0 if last else _sum(incident_rows(incidents[index + 1], with_evidence=False), lines)
+        if last:
+            later = 0
+        else:
+            later = _sum(incident_rows(incidents[index + 1], with_evidence=False), lines)
         chosen = whole if _sum(whole, lines) + later <= left else short
         if index and _sum(chosen, lines) > left:
             return [*rows, _counted(incidents[index:])]
@@ -79,11 +101,17 @@ def _counted(incidents: Sequence[ShownIncident]) -> Row:
 
 
 def _more(count: int) -> Row:
-    return "", f"{counted(count, 'more row')}: in a taller window, or by `tr11 status | less`", "dim"
+    return (
+        "",
+        f"{counted(count, 'more row')}: in a taller window, or by `tr11 status | less`",
+        "dim",
+    )
 
 
 def _by_worth(rows: Sequence[Row]) -> list[Row]:
-    """The rows that need action first, then those whose labels are in WORTH; what continues a row stays with it."""
+    """The rows that need action first, then those whose labels are in WORTH; what continues a row
+    stays with it.
+    """
     groups: list[list[Row]] = []
     for row in rows:
         if row[0] or not groups:
@@ -112,11 +140,16 @@ def _sum(rows: Sequence[Row], lines: Lines) -> int:
 
 
 STYLES = {
-    VerdictWord.HEALTHY: "bold green", VerdictWord.FINISHED: "bold green", VerdictWord.STARTING: "bold cyan",
-    VerdictWord.QUEUED: "bold cyan", VerdictWord.AT_RISK: "bold white on red",
-    VerdictWord.STOPPED: "bold yellow", VerdictWord.STALLED: "bold white on red", VerdictWord.DOWN: "bold white on red",
+    VerdictWord.HEALTHY: "bold green",
+    VerdictWord.FINISHED: "bold green",
+    VerdictWord.STARTING: "bold cyan",
+    VerdictWord.QUEUED: "bold cyan",
+    VerdictWord.AT_RISK: "bold white on red",
+    VerdictWord.STOPPED: "bold yellow",
+    VerdictWord.STALLED: "bold white on red",
+    VerdictWord.DOWN: "bold white on red",
     VerdictWord.UNKNOWN: "bold magenta",
-}  # fmt: skip
+}
 ANSWER_STYLES = {True: "bold green", False: "bold red", None: "bold magenta"}
 GREEN = frozenset(
     {VerdictWord.HEALTHY, VerdictWord.FINISHED}
@@ -125,30 +158,43 @@ GREEN = frozenset(
 
 def badge_style(word: VerdictWord, may_sleep: bool | None) -> str:
     """The style of a verdict's word. Nothing is green beside an answer that is not "you may sleep"."""
-    return "bold yellow" if word in GREEN and may_sleep is not True else STYLES[word]
+    if word in GREEN and may_sleep is not True:
+        return "bold yellow"
+    return STYLES[word]
 
 
 def render(status: Status, screen: Screen) -> RenderableType:
-    """The whole screen as one renderable of `screen.width` columns, and of `screen.height` lines where it has one."""
+    """The whole screen as one renderable of `screen.width` columns, and of `screen.height` lines
+    where it has one.
+    """
     from rich.console import Group
     from rich.table import Table
 
-    badge, name = badge_style(status.verdict, status.may_sleep), f"{status.run.name} / {status.run.variant}"
+    badge, name = (
+        badge_style(status.verdict, status.may_sleep),
+        f"{status.run.name} / {status.run.variant}",
+    )
     head = heading(status.verdict.upper(), badge, name, status.time, screen)
     words = line(f"{status.answer}.", screen, ANSWER_STYLES[status.may_sleep])
-    words.append(plain(f" {status.why[:1].upper()}{status.why[1:]}.", screen.unicode), "not bold default")
+    words.append(
+        plain(f" {status.why[:1].upper()}{status.why[1:]}.", screen.unicode), "not bold default"
+    )
     why = Table.grid(padding=(0, 0, 0, 1))
     why.add_column(overflow="fold")
     why.add_row(words)
     needs: list[Row] = [
-        ("  first" if index == 0 else "", need.fix, "bold") for index, need in enumerate(status.sleep_needs)
+        ("  first" if index == 0 else "", need.fix, "bold")
+        for index, need in enumerate(status.sleep_needs)
     ]
     top = _height(head, screen.width) + _height(words, screen.width)
 
     def lines(row: Row) -> int:
         return max(1, _height(line(row[1], screen), screen.content_width))
 
-    room = None if screen.height is None else max(1, screen.height - top - sum(map(lines, needs)))
+    if screen.height is None:
+        room = None
+    else:
+        room = max(1, screen.height - top - sum(map(lines, needs)))
     incidents, unknown = rows.incidents_of(status.findings), list(rows.unknown_rows(status))
     rest = fitted(incidents, unknown, list(_details(status, screen)), room, lines)
     return Group(head, why, table_of((*needs, *rest), screen))
@@ -171,7 +217,8 @@ def _details(status: Status, screen: Screen) -> Iterator[Row]:
     yield from rows.stops(status, screen)
 
 
-# ----------------------------------------------------------------------------- how, for the remote screen too
+# ----------------------------------------------------------------------------- how, for the remote
+# screen too
 def line(words: str, screen: Screen, style: str = "") -> Text:
     """Words that a terminal can be trusted with."""
     from rich.text import Text

@@ -1,4 +1,6 @@
-"""The cards of a study's cells as they are now: each is read for itself, and compared with the plan."""
+"""The cards of a study's cells as they are now: each is read for itself, and compared with the
+plan.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ Load = Callable[[Path, Sequence[str]], RunCard]
 
 
 class CellCard(Record):
-    """One cell's card, None where it cannot be used; then `directory` is the one that the plan gave the cell.
+    """One cell's card, None where it cannot be used; then `directory` is the one that the plan gave
+    the cell.
 
     `fault`: why the cell is not to be taken up with it, in one line; "" for none.
     """
@@ -30,16 +33,24 @@ class CellCard(Record):
 
 
 def read_cell_card(folder: Path, study: str, cell: ManifestCell, load: Load) -> CellCard:
-    """Read the card of one cell of the study in `folder`. `load` reads a card with overrides, and raises CardError."""
+    """Read the card of one cell of the study in `folder`. `load` reads a card with overrides, and
+    raises CardError.
+    """
     root = folder / cell.name
     path = root / CARD
     try:
         card = load(path, ())
     except (CardError, OSError) as error:
         planned = RunDirectory(RunPaths(root, study, cell.name), root / KILL_SWITCH)
-        gone = f"{path}: there is no card; if planning was cut short, remove {folder} and plan again"
-        return CellCard(None, planned, " ".join(str(error).split()) if os.path.lexists(path) else gone)
-    return CellCard(card, RunDirectory(card.paths, card.kill_switch), _changed(path, study, cell, card, load))
+        gone = (
+            f"{path}: there is no card; if planning was cut short, remove {folder} and plan again"
+        )
+        return CellCard(
+            None, planned, " ".join(str(error).split()) if os.path.lexists(path) else gone
+        )
+    return CellCard(
+        card, RunDirectory(card.paths, card.kill_switch), _changed(path, study, cell, card, load)
+    )
 
 
 def _changed(path: Path, study: str, cell: ManifestCell, card: RunCard, load: Load) -> str:
@@ -54,5 +65,9 @@ def _changed(path: Path, study: str, cell: ManifestCell, card: RunCard, load: Lo
         planned = load(path, (*own, *(f"{key}={value}" for key, value in cell.settings.items())))
     except CardError as error:
         return f"{' '.join(str(error).split())} (as it was planned)"
-    found = [f"{key} = {now} where {was} was planned" for key, now, was in differences(card, planned)]
-    return f"{path}: {'; '.join(found)}: put it back, or make it a study of its own" if found else ""
+    found = [
+        f"{key} = {now} where {was} was planned" for key, now, was in differences(card, planned)
+    ]
+    if found:
+        return f"{path}: {'; '.join(found)}: put it back, or make it a study of its own"
+    return ""

@@ -12,7 +12,8 @@ MOST_SHOWN = 5
 
 
 def find_study(word: Path, places: Iterable[Path]) -> Path:
-    """The folder of the study that is meant: `word` itself where it is a folder, else the one in `places` of that name.
+    """The folder of the study that is meant: `word` itself where it is a folder, else the one in
+    `places` of that name.
 
     Raises SweepError where none or several have it, OSError.
     """
@@ -23,14 +24,21 @@ def find_study(word: Path, places: Iterable[Path]) -> Path:
     if len(named) == 1:
         return named[0]
     if named:
-        raise SweepError(f"{word}: {len(named)} studies have this name: name a folder, {_listed(named)}")
+        raise SweepError(
+            f"{word}: {len(named)} studies have this name: name a folder, {_listed(named)}"
+        )
     known = _listed(f"{manifest.name} ({folder})" for folder, manifest in found)
-    there = f"here are: {known}" if found else f"name a folder that holds a {FILE}"
+    if found:
+        there = f"here are: {known}"
+    else:
+        there = f"name a folder that holds a {FILE}"
     raise SweepError(f"{word}: is neither a folder nor the name of a study; {there}")
 
 
 def studies_in(places: Iterable[Path]) -> Iterator[tuple[Path, SweepManifest]]:
-    """The studies right in some folders, each once. One whose manifest is damaged is found by its folder alone."""
+    """The studies right in some folders, each once. One whose manifest is damaged is found by its
+    folder alone.
+    """
     for place in dict.fromkeys(place.resolve() for place in places):
         for path in sorted(place.glob(f"*/{FILE}")):
             try:
@@ -43,5 +51,7 @@ def studies_in(places: Iterable[Path]) -> Iterator[tuple[Path, SweepManifest]]:
 
 def _listed(names: Iterable[object]) -> str:
     words = [str(name) for name in names]
-    more = f" and {len(words) - MOST_SHOWN} more" if len(words) > MOST_SHOWN else ""
+    more = ""
+    if len(words) > MOST_SHOWN:
+        more = f" and {len(words) - MOST_SHOWN} more"
     return ", ".join(words[:MOST_SHOWN]) + more

@@ -1,4 +1,6 @@
-"""The grid of a study: keys of the run card with the values to try, and one cell for each combination. Pure."""
+"""The grid of a study: keys of the run card with the values to try, and one cell for each
+combination. Pure.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class GridAxis(Record):
 
 
 class GridCell(Record):
-    """One combination. `number` counts from 1 and is the cell's task of the array; `settings` are (key, value)."""
+    """One combination. `number` counts from 1 and is the cell's task of the array; `settings` are
+    (key, value).
+    """
 
     number: int
     name: str
@@ -44,20 +48,30 @@ class GridCell(Record):
 
 
 def parse_axis(text: str) -> GridAxis:
-    """Read `section.key=v1,v2`. Raises SweepError where that is not what it says, or a value stands twice."""
+    """Read `section.key=v1,v2`. Raises SweepError where that is not what it says, or a value stands
+    twice.
+    """
     key, equals, rest = text.partition("=")
     key, values = key.strip(), tuple(value.strip() for value in _VALUE.findall(rest))
     if not equals or "." not in key or not all(values) or not values:
-        raise SweepError(f"--grid {text!r}: must be SECTION.KEY=VALUE,VALUE; e.g. --grid {BATCH_KEY}=512,1024")
+        raise SweepError(
+            f"--grid {text!r}: must be SECTION.KEY=VALUE,VALUE; e.g. --grid {BATCH_KEY}=512,1024"
+        )
     if ",".join(values).replace(" ", "") != rest.replace(" ", ""):
-        raise SweepError(f"--grid {text!r}: a value is empty, or a bracket or quote has no end; write V1,V2,V3")
+        raise SweepError(
+            f"--grid {text!r}: a value is empty, or a bracket or quote has no end; write V1,V2,V3"
+        )
     twice = _twice(values)
     if twice is not None:
         raise SweepError(f"--grid {key}: the value {twice} stands twice; give each once")
     if key in OWN_KEYS:
-        raise SweepError(f"--grid {key}: each cell has its own from the sweep; leave it out (--name names the sweep)")
+        raise SweepError(
+            f"--grid {key}: each cell has its own from the sweep; leave it out (--name names the sweep)"
+        )
     if key.startswith("slurm."):
-        raise SweepError(f"--grid {key}: the cells are one array, whose tasks have the same options; use --set {key}=")
+        raise SweepError(
+            f"--grid {key}: the cells are one array, whose tasks have the same options; use --set {key}="
+        )
     return GridAxis(key, values)
 
 
@@ -81,9 +95,13 @@ def cells_of(axes: Sequence[GridAxis]) -> tuple[GridCell, ...]:
         count *= len(axis.values)
     if count > MOST_CELLS:
         least = -(-count // MOST_CELLS)
-        raise SweepError(f"the grid has {count} cells; a sweep takes at most {MOST_CELLS}: make it {least} sweeps")
+        raise SweepError(
+            f"the grid has {count} cells; a sweep takes at most {MOST_CELLS}: make it {least} sweeps"
+        )
     found = tuple(
-        GridCell(number, cell_name(zip(keys, values, strict=True)), tuple(zip(keys, values, strict=True)))
+        GridCell(
+            number, cell_name(zip(keys, values, strict=True)), tuple(zip(keys, values, strict=True))
+        )
         for number, values in enumerate(itertools.product(*(axis.values for axis in axes)), start=1)
     )
     _require_own_names(found)
@@ -94,7 +112,9 @@ def cell_name(settings: Iterable[tuple[str, str]]) -> str:
     """A name for files and logs: `batch512-lamb`. Signs that no name may have are left out."""
     words = (f"{_SHORT.get(key, key.rpartition('.')[2])}{_plain(value)}" for key, value in settings)
     name = "-".join(word for word in words if word)[:80]
-    return name if name[:1].isalnum() else f"cell{name}"
+    if name[:1].isalnum():
+        return name
+    return f"cell{name}"
 
 
 def _plain(value: str) -> str:

@@ -1,4 +1,6 @@
-"""Where each cell of a study stands: by queue, signs of life, end markers and checkpoints, read again at each look."""
+"""Where each cell of a study stands: by queue, signs of life, end markers and checkpoints, read
+again at each look.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +41,19 @@ class CellState(StrEnum):
     UNKNOWN = "unknown"
 
 
-OPEN = frozenset({CellState.STOPPED, CellState.FAILED, CellState.NEW})  # what `tr11 sweep resume` takes up
+# what `tr11 sweep resume` takes up
+OPEN = frozenset({CellState.STOPPED, CellState.FAILED, CellState.NEW})
 
-LISTED = frozenset({CellState.DONE, CellState.RUNNING, CellState.QUEUED})  # what needs no sign of life
+# what needs no sign of life
+LISTED = frozenset({CellState.DONE, CellState.RUNNING, CellState.QUEUED})
 
 
 class CellProgress(Record):
-    """One cell at one moment. `why` says what the state rests on. None: not known, or nothing was logged.
+    """One cell at one moment. `why` says what the state rests on. None: not known, or nothing was
+    logged.
 
-    `card` is None where it cannot be used, and `fault` says why, or what it says otherwise than was planned.
+    `card` is None where it cannot be used, and `fault` says why, or what it says otherwise than was
+    planned.
     """
 
     number: int
@@ -67,7 +73,9 @@ class CellProgress(Record):
     @property
     def total_iterations(self) -> int | None:
         """How many steps it is to take; None where its card does not tell."""
-        return None if self.card is None else self.card.total_iterations
+        if self.card is None:
+            return None
+        return self.card.total_iterations
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -96,29 +104,43 @@ def look_at_cell(number: int, name: str, found: CellCard, queue: Overview) -> Ce
     view = look_at_run(card, directory, queue)
     attempts = read_attempts(directory.paths)
     steps = [step.record for step in known(read_steps(directory.paths), ())]
-    last = steps[-1] if steps else None
+    last = None
+    if steps:
+        last = steps[-1]
     stranger = _stranger(view, directory, queue)
     state, why = _state(view, attempts)
     if state not in LISTED and stranger is not None:
-        state, why = CellState.RUNNING, f"job {stranger.job_id} on {stranger.host}, {_not_known(queue)}"
+        state, why = (
+            CellState.RUNNING,
+            f"job {stranger.job_id} on {stranger.host}, {_not_known(queue)}",
+        )
     elif state is CellState.FAILED and (begun := _begun(known(attempts, ()), directory, queue)):
         state, why = CellState.UNKNOWN, begun
     return CellProgress(
-        number, name, card, directory, state, why, view,
+        number,
+        name,
+        card,
+        directory,
+        state,
+        why,
+        view,
         iteration=last.iteration if last else None,
         samples=last.consumed_samples if last else None,
         loss=last.lm_loss if last else None,
         tokens_per_second=None if card is None else token_rate(steps, card.model.sequence_length),
         stranger=stranger,
         fault=found.fault,
-    )  # fmt: skip
+    )
 
 
-# ----------------------------------------------------------------------------- what the scheduler does not list
+# ----------------------------------------------------------------------------- what the scheduler
+# does not list
 def _stranger(view: StopView, directory: RunDirectory, queue: Overview) -> LeaseHolder | None:
-    """The trainer that holds the lease and lives, though no job of the run does: another scheduler or machine runs it.
+    """The trainer that holds the lease and lives, though no job of the run does: another scheduler
+    or machine runs it.
 
-    None for one whose job the scheduler knows to be over, and for this machine's own, which is known by its process.
+    None for one whose job the scheduler knows to be over, and for this machine's own, which is
+    known by its process.
     """
     if view.running or view.holder is None:
         return None
@@ -129,20 +151,30 @@ def _stranger(view: StopView, directory: RunDirectory, queue: Overview) -> Lease
 
 
 def _begun(attempts: Sequence[Attempt], directory: RunDirectory, queue: Overview) -> str:
-    """Why the newest attempt, which left no word, may still be one that starts; "" where it is over."""
+    """Why the newest attempt, which left no word, may still be one that starts; "" where it is
+    over.
+    """
     newest = attempts[0]
     is_young = newest.end is None and now() - newest.changed < SILENCE_SECONDS
-    if not is_young or newest.job_id.startswith("foreground") or _is_over(directory, queue, newest.job_id):
+    if (
+        not is_young
+        or newest.job_id.startswith("foreground")
+        or _is_over(directory, queue, newest.job_id)
+    ):
         return ""
     return f"job {newest.label or newest.job_id} has just begun, {_not_known(queue)}"
 
 
 def _not_known(queue: Overview) -> str:
-    return f"not known to the {queue.name} scheduler" if queue.name else "with no scheduler to ask"
+    if queue.name:
+        return f"not known to the {queue.name} scheduler"
+    return "with no scheduler to ask"
 
 
 def _is_over(directory: RunDirectory, queue: Overview, job_id: str) -> bool:
-    """Whether the scheduler lists this job of the run as one that has ended. Its silence says nothing."""
+    """Whether the scheduler lists this job of the run as one that has ended. Its silence says
+    nothing.
+    """
     try:
         listed = [job for job in queue.jobs() if job.state.is_final and job_id in identifiers(job)]
     except SchedulerError:
@@ -157,7 +189,9 @@ def _state(view: StopView, attempts: Observed[tuple[Attempt, ...]]) -> tuple[Cel
     if view.finished is not None:
         return CellState.DONE, "all samples were trained"
     if view.foreground or view.running:
-        return CellState.RUNNING, view.foreground[0] if view.foreground else f"job {view.running[0].job_id}"
+        return CellState.RUNNING, view.foreground[
+            0
+        ] if view.foreground else f"job {view.running[0].job_id}"
     if view.queued:
         return CellState.QUEUED, f"job {view.queued[0].job_id} {view.queued[0].reason}".rstrip()
     read_error = view.read_error or view.unclear or view.unread
@@ -165,12 +199,17 @@ def _state(view: StopView, attempts: Observed[tuple[Attempt, ...]]) -> tuple[Cel
         return CellState.UNKNOWN, attempts.why
     if read_error:
         return CellState.UNKNOWN, read_error
-    return _ended(view, attempts[0]) if attempts else (CellState.NEW, "no attempt was begun")
+    if attempts:
+        return _ended(view, attempts[0])
+    return (CellState.NEW, "no attempt was begun")
 
 
 def _ended(view: StopView, newest: Attempt) -> tuple[CellState, str]:
     """By the word of the newest attempt's trainer; one that left none did not end by itself."""
-    saved = "" if view.checkpoint is None else f"; saved at {view.checkpoint}"
+    if view.checkpoint is None:
+        saved = ""
+    else:
+        saved = f"; saved at {view.checkpoint}"
     end = newest.end
     if isinstance(end, Unknown):
         return CellState.UNKNOWN, end.why
@@ -188,9 +227,13 @@ def token_rate(steps: Sequence[StepRecord], sequence_length: int) -> float | Non
         for step in steps[-RECENT_STEPS:]
         if step.samples_per_second > 0
     ]
-    return median(rates) if rates else None
+    if rates:
+        return median(rates)
+    return None
 
 
 def open_cells(cells: Iterable[CellProgress]) -> tuple[CellProgress, ...]:
-    """The cells to take up: what failed, was stopped, or never began. What runs, waits or is done is left alone."""
+    """The cells to take up: what failed, was stopped, or never began. What runs, waits or is done
+    is left alone.
+    """
     return tuple(cell for cell in cells if cell.state in OPEN)

@@ -1,4 +1,5 @@
-"""What a study is, in the one file of its folder: the grid, each cell, and every array that was submitted for it.
+"""What a study is, in the one file of its folder: the grid, each cell, and every array that was
+submitted for it.
 
 sweep.json    sweep.d/NNNNNNNN.json    (see `tr11ops.rundir.versioned`)
 CELL/         a run directory, with its card as CELL/tr11.toml
@@ -32,7 +33,9 @@ VERSIONS_KEPT = 16
 
 
 class ManifestCell(Record):
-    """One cell: its task number, name, settings by key, and the digest of the card that it was made with."""
+    """One cell: its task number, name, settings by key, and the digest of the card that it was made
+    with.
+    """
 
     number: int
     name: str
@@ -42,7 +45,9 @@ class ManifestCell(Record):
 
 
 class SweepArray(Record):
-    """One array: its number, where and when it was submitted, and the submission's tag of each cell, by number."""
+    """One array: its number, where and when it was submitted, and the submission's tag of each
+    cell, by number.
+    """
 
     job_id: str
     scheduler: str
@@ -68,18 +73,30 @@ class SweepManifest(Record):
     @property
     def scheduler(self) -> str:
         """Where its last array went; "" before the first."""
-        return self.arrays[-1].scheduler if self.arrays else ""
+        if self.arrays:
+            return self.arrays[-1].scheduler
+        return ""
 
 
 def manifest_of(plan: SweepPlan, card: Path, at_once: int) -> SweepManifest:
     """The first version, of a study that is about to be made."""
     cells = tuple(
-        ManifestCell(cell.number, cell.name, dict(cell.grid.settings), dict(cell.derived), cell.card.digest)
+        ManifestCell(
+            cell.number, cell.name, dict(cell.grid.settings), dict(cell.derived), cell.card.digest
+        )
         for cell in plan.cells
     )
     request = plan.request
     return SweepManifest(
-        1, request.name, user_name(), now(), str(card), request.rule, request.equal_samples, at_once, cells
+        1,
+        request.name,
+        user_name(),
+        now(),
+        str(card),
+        request.rule,
+        request.equal_samples,
+        at_once,
+        cells,
     )
 
 
@@ -92,10 +109,18 @@ def require_free(plan: SweepPlan) -> None:
         raise SweepError(f"{error}; choose another --directory", 1) from None
     if found is not None:
         if found.user != user_name():
-            raise SweepError(f"{folder} is sweep {found.name} of {found.user}; choose another --directory", 1)
+            raise SweepError(
+                f"{folder} is sweep {found.name} of {found.user}; choose another --directory", 1
+            )
         if {cell.card_hash for cell in found.cells} == {cell.card.digest for cell in plan.cells}:
-            raise SweepError(f"{folder} is this very sweep; `tr11 sweep resume {folder}` takes up what is not done", 1)
-        raise SweepError(f"{folder} is another sweep, {found.name}, of other cells; choose another --directory", 1)
+            raise SweepError(
+                f"{folder} is this very sweep; `tr11 sweep resume {folder}` takes up what is not done",
+                1,
+            )
+        raise SweepError(
+            f"{folder} is another sweep, {found.name}, of other cells; choose another --directory",
+            1,
+        )
     if os.path.lexists(folder) and not folder.is_dir():
         raise SweepError(f"{folder} is not a folder; choose another --directory", 1)
     if folder.is_dir() and any(folder.iterdir()):
@@ -103,16 +128,19 @@ def require_free(plan: SweepPlan) -> None:
 
 
 def create(plan: SweepPlan, manifest: SweepManifest, texts: Mapping[str, str]) -> None:
-    """Make the folder, the manifest, and each cell's card (`texts`, by name). Raises SweepError where another was
-    faster, OSError as the file system does."""
+    """Make the folder, the manifest, and each cell's card (`texts`, by name). Raises SweepError
+    where another was faster, OSError as the file system does.
+    """
     folder = plan.request.folder
     make_shared(folder / "arrays")
     made = _file(folder).commit(
-        lambda: None if _file(folder).numbers() else (1, _text(manifest), manifest), lambda: (1, _text(manifest))
+        lambda: None if _file(folder).numbers() else (1, _text(manifest), manifest),
+        lambda: (1, _text(manifest)),
     )
     if made is None:
         raise SweepError(
-            f"{folder} has just become a sweep, by someone else; look with `tr11 sweep status {folder}`", 1
+            f"{folder} has just become a sweep, by someone else; look with `tr11 sweep status {folder}`",
+            1,
         )
     for name, text in texts.items():
         write_atomically(folder / name / CARD, text)
@@ -147,7 +175,10 @@ def require_manifest(folder: Path) -> SweepManifest:
 
 def read_manifest(folder: Path) -> SweepManifest | None:
     """The newest version, None where there is none. Raises SweepError when it is damaged, OSError."""
-    numbers = _file(folder).numbers() if folder.is_dir() else []
+    if folder.is_dir():
+        numbers = _file(folder).numbers()
+    else:
+        numbers = []
     problem = ""
     for path in (*(_file(folder).file(number) for number in reversed(numbers)), folder / FILE):
         try:
@@ -157,7 +188,9 @@ def read_manifest(folder: Path) -> SweepManifest | None:
         except NotADirectoryError:
             return None
         except (ValueError, KeyError) as error:
-            problem = problem or f"{path} is not the manifest of a sweep: {' '.join(str(error).split())}"
+            problem = (
+                problem or f"{path} is not the manifest of a sweep: {' '.join(str(error).split())}"
+            )
     if problem:
         raise SweepError(problem, 1)
     return None

@@ -1,5 +1,5 @@
-"""The plan of a study: each cell as a whole run card, checked by the card's own rules before anything is made. Pure
-but for `load`, which reads the card.
+"""The plan of a study: each cell as a whole run card, checked by the card's own rules before
+anything is made. Pure but for `load`, which reads the card.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from trainer.config.card import CardError
 from trainer.contract.record import Record
 from trainer.schedule.path import path_of
 
-# What belongs to the one run that the card was written for: a cell that kept it would write into that run's copies.
+# What belongs to the one run that the card was written for: a cell that kept it would write into
+# that run's copies.
 REMOVED = ("run.kill_switch", "hub.repository", "backup.store", "backup.url", "slurm.master_port")
 
 
 class SweepRequest(Record):
-    """What was asked for. `folder` holds the run directories of the cells; `named` are keys of --set, which no rule
-    replaces."""
+    """What was asked for. `folder` holds the run directories of the cells; `named` are keys of
+    --set, which no rule replaces.
+    """
 
     axes: tuple[GridAxis, ...]
     name: str
@@ -59,8 +61,8 @@ class SweepPlan(Record):
 def plan_sweep(load: Callable[[Sequence[str]], RunCard], request: SweepRequest) -> SweepPlan:
     """Plan every cell. `load` reads the card with these overrides, and raises CardError.
 
-    Raises CardError for the card itself; SweepError with a line for each fault of a cell, for cells that say the same,
-    and where equal samples cannot be.
+    Raises CardError for the card itself; SweepError with a line for each fault of a cell, for cells
+    that say the same, and where equal samples cannot be.
     """
     base = load(())
     grid = cells_of(request.axes)
@@ -75,12 +77,16 @@ def plan_sweep(load: Callable[[Sequence[str]], RunCard], request: SweepRequest) 
     for one in grid:
         derived = _derived(base, one, request, batches)
         try:
-            cells.append(SweepCell(one, load(_overrides(one, request, derived)), tuple(derived.items())))
+            cells.append(
+                SweepCell(one, load(_overrides(one, request, derived)), tuple(derived.items()))
+            )
         except CardError as error:
             for problem in error.problems:
                 faults.setdefault(str(problem), []).append(one.name)
     if faults:
-        raise SweepError("\n".join(_fault(problem, names, len(grid)) for problem, names in faults.items()))
+        raise SweepError(
+            "\n".join(_fault(problem, names, len(grid)) for problem, names in faults.items())
+        )
     _require_differences(cells)
     if request.equal_samples:
         _require_equal_ends(cells)
@@ -90,7 +96,9 @@ def plan_sweep(load: Callable[[Sequence[str]], RunCard], request: SweepRequest) 
 def _batches(axes: Sequence[GridAxis], base: RunCard) -> tuple[int, ...]:
     """The batch sizes of the grid, as far as they are numbers: the card's rules refuse the others."""
     values = next((axis.values for axis in axes if axis.key == BATCH_KEY), ())
-    return tuple(map(_number, values)) if values else (base.batch.global_batch_size,)
+    if values:
+        return tuple(map(_number, values))
+    return (base.batch.global_batch_size,)
 
 
 def _number(text: str) -> int:
@@ -100,10 +108,18 @@ def _number(text: str) -> int:
     return int(plain)
 
 
-def _derived(base: RunCard, one: GridCell, request: SweepRequest, batches: Sequence[int]) -> dict[str, Any]:
+def _derived(
+    base: RunCard, one: GridCell, request: SweepRequest, batches: Sequence[int]
+) -> dict[str, Any]:
     settings = dict(one.settings)
-    batch = _number(settings[BATCH_KEY]) if BATCH_KEY in settings else base.batch.global_batch_size
-    equal = equal_overrides(base, batch, batches) if request.equal_samples else {}
+    if BATCH_KEY in settings:
+        batch = _number(settings[BATCH_KEY])
+    else:
+        batch = base.batch.global_batch_size
+    if request.equal_samples:
+        equal = equal_overrides(base, batch, batches)
+    else:
+        equal = {}
     ruled = without_named(rule_overrides(base, batch, request.rule), request.named)
     return without_named({**equal, **ruled}, tuple(settings))
 
@@ -119,7 +135,10 @@ def _overrides(one: GridCell, request: SweepRequest, derived: dict[str, Any]) ->
 
 
 def _fault(problem: str, names: Sequence[str], count: int) -> str:
-    where = "every cell" if len(names) == count else f"cell {', '.join(names)}"
+    if len(names) == count:
+        where = "every cell"
+    else:
+        where = f"cell {', '.join(names)}"
     return f"{where}: {problem}"
 
 
@@ -131,7 +150,9 @@ def _require_differences(cells: Sequence[SweepCell]) -> None:
         said = cell.card.model_copy(update={"run": run}).digest
         other = seen.setdefault(said, cell)
         if other is not cell:
-            raise SweepError(f"cells {other.name} and {cell.name} say the same; leave one of the two values out")
+            raise SweepError(
+                f"cells {other.name} and {cell.name} say the same; leave one of the two values out"
+            )
 
 
 def _require_equal_ends(cells: Sequence[SweepCell]) -> None:

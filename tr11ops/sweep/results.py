@@ -1,4 +1,6 @@
-"""What the cells of a study came to: their curves by samples and by wall time, and one row of results for each."""
+"""What the cells of a study came to: their curves by samples and by wall time, and one row of
+results for each.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ SHARE = 10  # of the shortest course: a mean over more than a tenth of it would 
 
 
 class CellResult(Record):
-    """One cell's outcome. `loss` is the mean of the last `lines` lines, `validation` the last one on the first
-    validation set; `hours` are of training, without waits. NaN where nothing was logged."""
+    """One cell's outcome. `loss` is the mean of the last `lines` lines, `validation` the last one
+    on the first validation set; `hours` are of training, without waits. NaN where nothing was
+    logged.
+    """
 
     name: str
     state: str
@@ -39,7 +43,9 @@ class CellResult(Record):
 
 
 class StudyResult(Record):
-    """All cells, the best loss first, and their comparison by each axis, where two or more have trained."""
+    """All cells, the best loss first, and their comparison by each axis, where two or more have
+    trained.
+    """
 
     name: str
     value: str
@@ -58,39 +64,58 @@ class CellCourse(Record):
 
 
 def read_course(name: str, state: str, card: RunCard) -> CellCourse:
-    """Read a cell's log; no steps where there is none yet. Raises OSError, ValueError for one that is damaged."""
+    """Read a cell's log; no steps where there is none yet. Raises OSError, ValueError for one that
+    is damaged.
+    """
     paths = card.paths
     log = next((path for path in (paths.metrics, paths.main_log) if path.exists()), None)
     return CellCourse(name, state, card, () if log is None else tuple(logged_steps(log)))
 
 
 def smoothing(courses: Iterable[CellCourse]) -> int:
-    """Lines of one mean: as `tr11 compare`, but at most a tenth of the shortest course. A large batch has few steps."""
+    """Lines of one mean: as `tr11 compare`, but at most a tenth of the shortest course. A large
+    batch has few steps.
+    """
     counts = [len(course.steps) for course in courses if course.steps]
     return max(1, min(LINES, min(counts, default=LINES) // SHARE))
 
 
 def study_result(
-    name: str, courses: Sequence[CellCourse], lines: int | None, rows: int, within: CurveRange = WHOLE
+    name: str,
+    courses: Sequence[CellCourse],
+    lines: int | None,
+    rows: int,
+    within: CurveRange = WHOLE,
 ) -> StudyResult:
-    """Compare the cells. `lines`: of one mean, None for `smoothing`. The curves are of the steps `within` a range.
+    """Compare the cells. `lines`: of one mean, None for `smoothing`. The curves are of the steps
+    `within` a range.
 
     Raises ValueError, one line, where the courses share no place.
     """
-    lines = smoothing(courses) if lines is None else lines
+    if lines is None:
+        lines = smoothing(courses)
     trained = [course for course in courses if course.steps][:MOST_CURVES]
     curves: dict[CurveAxis, list[RunCurve]] = {
-        axis: [curve_of(course.name, course.steps, axis, "loss", within) for course in trained] for axis in AXES
+        axis: [curve_of(course.name, course.steps, axis, "loss", within) for course in trained]
+        for axis in AXES
     }
-    compared = _compared(curves, rows, lines, within) if len(trained) > 1 else {}
-    found = sorted((_row(course, lines) for course in courses), key=lambda row: (math.isnan(row.loss), row.loss))
+    if len(trained) > 1:
+        compared = _compared(curves, rows, lines, within)
+    else:
+        compared = {}
+    found = sorted(
+        (_row(course, lines) for course in courses),
+        key=lambda row: (math.isnan(row.loss), row.loss),
+    )
     return StudyResult(name, "loss", tuple(found), curves, compared)
 
 
 def _compared(
     curves: Mapping[CurveAxis, Sequence[RunCurve]], rows: int, lines: int, within: CurveRange
 ) -> dict[CurveAxis, CurveComparison]:
-    """By each axis on which they meet: of a part, cells of other batches may have been there at other hours."""
+    """By each axis on which they meet: of a part, cells of other batches may have been there at
+    other hours.
+    """
     found: dict[CurveAxis, CurveComparison] = {}
     for axis in AXES:
         try:
@@ -104,7 +129,10 @@ def _compared(
 def _row(course: CellCourse, lines: int) -> CellResult:
     curve = curve_of(course.name, course.steps, "hours", "loss")
     last = course.steps[-1].record if course.steps else None
-    end = curve.x[-1] if curve.x else math.nan
+    if curve.x:
+        end = curve.x[-1]
+    else:
+        end = math.nan
     return CellResult(
         course.name,
         course.state,
@@ -119,12 +147,15 @@ def _row(course: CellCourse, lines: int) -> CellResult:
 
 
 def _last_validation(path: Path) -> float:
-    """The last loss on the first validation set; test sets come behind them all, at the end of a training."""
+    """The last loss on the first validation set; test sets come behind them all, at the end of a
+    training.
+    """
     name, last = None, math.nan
     for record in records(path):
         if record.kind != VALIDATION or record.values.get("name") == TEST_SET:
             continue
-        name = record.values.get("name") if name is None else name
+        if name is None:
+            name = record.values.get("name")
         if record.values.get("name") == name:
             last = record.number("lm_loss")
     return last
@@ -137,13 +168,22 @@ TITLES = ("cell", "state", "batch", "rate", "steps", "samples", "min", "loss", "
 def result_cells(row: CellResult) -> tuple[str, ...]:
     """One row's texts, below TITLES."""
     return (
-        row.name, row.state, f"{row.batch:,}", f"{row.rate:.3g}", f"{row.steps:,}", f"{row.samples:,}",
-        _number(60 * row.hours, ".1f"), _number(row.loss, ".4f"), _number(row.validation, ".4f"),
-    )  # fmt: skip
+        row.name,
+        row.state,
+        f"{row.batch:,}",
+        f"{row.rate:.3g}",
+        f"{row.steps:,}",
+        f"{row.samples:,}",
+        _number(60 * row.hours, ".1f"),
+        _number(row.loss, ".4f"),
+        _number(row.validation, ".4f"),
+    )
 
 
 def _number(value: float, form: str) -> str:
-    return f"{value:{form}}" if math.isfinite(value) else "-"
+    if math.isfinite(value):
+        return f"{value:{form}}"
+    return "-"
 
 
 def best_sentence(rows: Sequence[CellResult]) -> str:
@@ -156,11 +196,19 @@ def best_sentence(rows: Sequence[CellResult]) -> str:
 
 
 def page_of_study(result: StudyResult, made: str) -> Page:
-    """The comparison as one page that needs nothing else: results, then loss against samples and against wall time."""
+    """The comparison as one page that needs nothing else: results, then loss against samples and
+    against wall time.
+    """
     columns = [Column(title, index > 1) for index, title in enumerate(TITLES)]
-    sections = [ReportSection("cells", "Cells", (), table=table(columns, [result_cells(row) for row in result.rows]))]
+    sections = [
+        ReportSection(
+            "cells", "Cells", (), table=table(columns, [result_cells(row) for row in result.rows])
+        )
+    ]
     sections += [
-        comparison_section(result.curves[axis], result.compared[axis], axis, result.value, f"by-{axis}")
+        comparison_section(
+            result.curves[axis], result.compared[axis], axis, result.value, f"by-{axis}"
+        )
         for axis in result.compared
     ]
     return page_of_sections(f"sweep {result.name}", best_sentence(result.rows), sections, made)
@@ -169,7 +217,13 @@ def page_of_study(result: StudyResult, made: str) -> Page:
 def result_values(row: CellResult) -> dict[str, object]:
     """One row for a machine."""
     return {
-        "name": row.name, "state": row.state, "global_batch_size": row.batch, "learning_rate": row.rate,
-        "steps": row.steps, "consumed_samples": row.samples, "hours": finite(row.hours), "loss": finite(row.loss),
+        "name": row.name,
+        "state": row.state,
+        "global_batch_size": row.batch,
+        "learning_rate": row.rate,
+        "steps": row.steps,
+        "consumed_samples": row.samples,
+        "hours": finite(row.hours),
+        "loss": finite(row.loss),
         "validation_loss": finite(row.validation),
-    }  # fmt: skip
+    }

@@ -12,8 +12,12 @@ from tr11ops.queue.stop import Signalled, stop_by_scheduler
 from tr11ops.sweep.look import CellProgress
 
 
-def stop_cells(cells: Iterable[CellProgress], scheduler: Scheduler, user: str, now: bool) -> Signalled:
-    """Cancel queued jobs first, for they would start in place of what leaves. `now`: also end what runs, unsaved."""
+def stop_cells(
+    cells: Iterable[CellProgress], scheduler: Scheduler, user: str, now: bool
+) -> Signalled:
+    """Cancel queued jobs first, for they would start in place of what leaves. `now`: also end what
+    runs, unsaved.
+    """
     listed = tuple(cells)
     asked: list[str] = []
     refused: list[tuple[str, str]] = []
@@ -40,4 +44,8 @@ def out_of_reach(cells: Iterable[CellProgress]) -> Iterator[tuple[CellProgress, 
             yield cell, cell.stranger.job_id, cell.why
         elif cell.view.foreground and not cell.view.running:
             holder = cell.view.holder
-            yield cell, holder.job_id if holder is not None else "foreground", cell.view.foreground[0]
+            yield (
+                cell,
+                holder.job_id if holder is not None else "foreground",
+                cell.view.foreground[0],
+            )

@@ -1,7 +1,9 @@
-"""One array for many runs: each cell is checked, planned and recorded as `tr11 launch` does it; all are sent at once.
+"""One array for many runs: each cell is checked, planned and recorded as `tr11 launch` does it; all
+are sent at once.
 
-The launch path is used, and not submitit: that writes its own script around a pickled function, takes the early signal
-for itself (`--signal=USR2`, and requeues), and knows neither the card's set-up lines nor the embedded scheduler.
+The launch path is used, and not submitit: that writes its own script around a pickled function,
+takes the early signal for itself (`--signal=USR2`, and requeues), and knows neither the card's
+set-up lines nor the embedded scheduler.
 """
 
 from __future__ import annotations
@@ -23,7 +25,15 @@ from tr11ops.cluster.site import keep_site
 from tr11ops.cluster.task_marks import LONGEST_COMMENT, array_comment
 from tr11ops.launch.plan import LaunchPlan
 from tr11ops.launch.session import LaunchJob, LaunchView, check_launch
-from tr11ops.launch.submit import launch_lock, look_up, record_before, record_lost, record_refused, record_taken, settle
+from tr11ops.launch.submit import (
+    launch_lock,
+    look_up,
+    record_before,
+    record_lost,
+    record_refused,
+    record_taken,
+    settle,
+)
 from tr11ops.rundir.paths import Submission
 from tr11ops.rundir.state_files import set_damage_aside
 from tr11ops.rundir.submissions import job_of_tag
@@ -34,7 +44,9 @@ _OF_THE_CELL = ("script", "name", "output", "working_directory", "comment", "exc
 
 
 class SentArray(Record):
-    """What came of an array: its number and each cell's record; or the cells' checks, of which one refuses."""
+    """What came of an array: its number and each cell's record; or the cells' checks, of which one
+    refuses.
+    """
 
     job_id: str
     records: Mapping[int, Submission]
@@ -57,12 +69,19 @@ def check_cells(jobs: Mapping[int, LaunchJob]) -> dict[int, LaunchView]:
 
 
 def submit_cells(
-    folder: Path, name: str, jobs: Mapping[int, LaunchJob], scheduler: Scheduler, at_once: int, why: str = ""
+    folder: Path,
+    name: str,
+    jobs: Mapping[int, LaunchJob],
+    scheduler: Scheduler,
+    at_once: int,
+    why: str = "",
 ) -> SentArray:
-    """Look once more under every cell's launch lock, settle what is in doubt, and submit them as one array.
+    """Look once more under every cell's launch lock, settle what is in doubt, and submit them as
+    one array.
 
-    Nothing is sent where one cell is refused. Raises LaunchBusy, SchedulerError with the scheduler's reason,
-    SubmissionUnknown when its answer was lost, SweepError when the cells cannot be one array, OSError.
+    Nothing is sent where one cell is refused. Raises LaunchBusy, SchedulerError with the
+    scheduler's reason, SubmissionUnknown when its answer was lost, SweepError when the cells cannot
+    be one array, OSError.
     """
     with ExitStack() as locks:
         for job in jobs.values():
@@ -81,19 +100,28 @@ def submit_cells(
             site = known(view.facts.site, None)
             if site is not None:
                 keep_site(job.directory.site, site)
-            records[number] = record_before(plan, scheduler.name, card_toml=job.card_toml, user=job.user, why=why)
+            records[number] = record_before(
+                plan, scheduler.name, card_toml=job.card_toml, user=job.user, why=why
+            )
         job_id, found = _send(request, plans, records, scheduler)
         done = {
-            number: record_taken(plans[number].directory, record, found.get(number, f"{job_id}_{number}"), why)
+            number: record_taken(
+                plans[number].directory, record, found.get(number, f"{job_id}_{number}"), why
+            )
             for number, record in records.items()
         }
         return SentArray(job_id, done, views)
 
 
 def _send(
-    request: BatchRequest, plans: Mapping[int, LaunchPlan], records: Mapping[int, Submission], scheduler: Scheduler
+    request: BatchRequest,
+    plans: Mapping[int, LaunchPlan],
+    records: Mapping[int, Submission],
+    scheduler: Scheduler,
 ) -> tuple[str, dict[int, str]]:
-    """The array's number; where the answer was lost, that of the first cell's task, and of each by its tag."""
+    """The array's number; where the answer was lost, that of the first cell's task, and of each by
+    its tag.
+    """
     try:
         return scheduler.submit(request), {}
     except SchedulerUnreachable as error:
@@ -113,20 +141,24 @@ def _send(
 
 
 def _require_accepted(request: BatchRequest, scheduler: Scheduler) -> None:
-    """Raises SchedulerError when the scheduler would not take the array, whose cells it would take one by one.
+    """Raises SchedulerError when the scheduler would not take the array, whose cells it would take
+    one by one.
 
-    A refusal of this moment is no verdict: each cell's own checks have found that it can start when the nodes are well.
+    A refusal of this moment is no verdict: each cell's own checks have found that it can start when
+    the nodes are well.
     """
     result = scheduler.test(request)
     if not result.accepted and not result.is_of_the_moment:
         raise SchedulerError(f"the array {request.array}: {result.message}")
 
 
-def array_request(folder: Path, name: str, plans: Mapping[int, LaunchPlan], at_once: int) -> BatchRequest:
+def array_request(
+    folder: Path, name: str, plans: Mapping[int, LaunchPlan], at_once: int
+) -> BatchRequest:
     """The one request for all cells: task N runs the script of cell N. Pure.
 
-    `at_once`: so many may run at the same time, 0 for no limit. Raises SweepError where cells ask for different nodes,
-    or their marks do not fit in a comment.
+    `at_once`: so many may run at the same time, 0 for no limit. Raises SweepError where cells ask
+    for different nodes, or their marks do not fit in a comment.
     """
     first = next(iter(plans.values())).request
     _require_same(plans)
@@ -144,7 +176,9 @@ def array_request(folder: Path, name: str, plans: Mapping[int, LaunchPlan], at_o
         array=format_ranges(sorted(plans)) + (f"%{at_once}" if at_once else ""),
         working_directory=folder / "arrays",
         comment=comment,
-        exclude=tuple(dict.fromkeys(node for plan in plans.values() for node in plan.request.exclude)),
+        exclude=tuple(
+            dict.fromkeys(node for plan in plans.values() for node in plan.request.exclude)
+        ),
     )
     return replace(request, script=_script(request, name, plans))
 
@@ -153,7 +187,11 @@ def _require_same(plans: Mapping[int, LaunchPlan]) -> None:
     """Raises SweepError for options that differ between cells."""
     requests = [plan.request for plan in plans.values()]
     shared = (name for name in BatchRequest.__struct_fields__ if name not in _OF_THE_CELL)
-    differ = [name for name in shared if any(getattr(one, name) != getattr(requests[0], name) for one in requests)]
+    differ = [
+        name
+        for name in shared
+        if any(getattr(one, name) != getattr(requests[0], name) for one in requests)
+    ]
     if differ:
         raise SweepError(
             f"the cells differ in {', '.join(differ)}: the tasks of one array share them; make it two sweeps"
@@ -171,4 +209,6 @@ def _script(request: BatchRequest, name: str, plans: Mapping[int, LaunchPlan]) -
     ]
     engine = script_engine().from_string(read_shipped(*TEMPLATE))
     folder = str(request.working_directory)
-    return str(engine.render(sweep=name, options=script_options(request), cells=cells, folder=folder))
+    return str(
+        engine.render(sweep=name, options=script_options(request), cells=cells, folder=folder)
+    )

@@ -17,7 +17,9 @@ INSTALL_FIX = "apt-get install slurmdbd mariadb-server, or leave --accounting ou
 def start_database(
     programs: Mapping[str, str], folders: TwinFolders, user: str, environment: Mapping[str, str]
 ) -> ProcessRecord:
-    """Make an empty database in the twin's folder and start its server, which listens on a socket only."""
+    """Make an empty database in the twin's folder and start its server, which listens on a socket
+    only.
+    """
     data = folders.database / "data"
     log = folders.logs / "mariadbd.out"
     with log.open("a") as stream:
@@ -55,7 +57,9 @@ def start_database(
     return spawn(folders, "mariadbd", arguments, environment)
 
 
-def start_slurmdbd(programs: Mapping[str, str], folders: TwinFolders, environment: Mapping[str, str]) -> ProcessRecord:
+def start_slurmdbd(
+    programs: Mapping[str, str], folders: TwinFolders, environment: Mapping[str, str]
+) -> ProcessRecord:
     """Start slurmdbd on its private port."""
     # Slurm has no key for the database's socket; the client library takes it from the environment
     with_socket = {**environment, "MYSQL_UNIX_PORT": str(folders.database_socket)}
@@ -63,15 +67,24 @@ def start_slurmdbd(programs: Mapping[str, str], folders: TwinFolders, environmen
 
 
 def add_account(environment: Mapping[str, str], user: str) -> None:
-    """Give the user an account, without which a scheduler that enforces limits takes no job. Raises TwinError."""
+    """Give the user an account, without which a scheduler that enforces limits takes no job. Raises
+    TwinError.
+    """
     for words in (
         ("add", "account", ACCOUNT, "Description=tr11", "Organization=tr11"),
         ("add", "user", user, f"Account={ACCOUNT}", f"DefaultAccount={ACCOUNT}"),
     ):
         done = subprocess.run(
-            ["sacctmgr", "--immediate", *words], env=dict(environment), capture_output=True, text=True, timeout=60,
-            check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            ["sacctmgr", "--immediate", *words],
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
         if done.returncode != 0 and "Nothing new added" not in done.stdout + done.stderr:
             said = (done.stderr or done.stdout).strip().splitlines()
-            raise TwinError(f"sacctmgr {words[0]} {words[1]}: {said[-1] if said else done.returncode}")
+            raise TwinError(
+                f"sacctmgr {words[0]} {words[1]}: {said[-1] if said else done.returncode}"
+            )

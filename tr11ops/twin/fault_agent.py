@@ -1,4 +1,5 @@
-"""`python -m tr11ops.twin.fault_agent ROOT KEY IDENTITY`: keeps one fault up, and heals it when its time is over.
+"""`python -m tr11ops.twin.fault_agent ROOT KEY IDENTITY`: keeps one fault up, and heals it when its
+time is over.
 
 It lives on when the command that started it has ended, and ends with its fault, or with its twin.
 """
@@ -49,9 +50,13 @@ def run(root: Path, key: str, identity: str) -> int:
 
 
 def _repeated(twin: Twin, fault: InjectedFault) -> Callable[[], float]:
-    """What is done again and again while the fault lasts; it returns the seconds until the next time."""
+    """What is done again and again while the fault lasts; it returns the seconds until the next
+    time.
+    """
     repeat = {"black-hole": black_hole, "slow-node": slow_down}.get(fault.kind)
-    return partial(repeat, StepWatch(twin.folders, fault.target)) if repeat is not None else lambda: LOOK_SECONDS
+    if repeat is not None:
+        return partial(repeat, StepWatch(twin.folders, fault.target))
+    return lambda: LOOK_SECONDS
 
 
 def _mine(store: FaultStore, key: str, identity: str) -> InjectedFault | None:
@@ -59,7 +64,9 @@ def _mine(store: FaultStore, key: str, identity: str) -> InjectedFault | None:
     if not store.folders.record.exists():
         return None
     fault = store.find(key)
-    return fault if fault is not None and fault.identity == identity else None
+    if fault is not None and fault.identity == identity:
+        return fault
+    return None
 
 
 def main(arguments: list[str]) -> int:

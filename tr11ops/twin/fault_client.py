@@ -10,21 +10,31 @@ from tr11ops.base.errors import TwinError
 from tr11ops.twin.twin import Twin
 
 CLIENT_SECONDS = 30.0
-RETRY_SECONDS = 10.0  # a controller that has just come back refuses much until the nodes have spoken
+# a controller that has just come back refuses much until the nodes have spoken
+RETRY_SECONDS = 10.0
 
 
 def ask_client(twin: Twin, *words: str) -> str:
     """What a command answers. Raises TwinError with its last words where it fails."""
     try:
         done = subprocess.run(
-            words, env=twin.client_environment, capture_output=True, text=True, timeout=CLIENT_SECONDS, check=False,
+            words,
+            env=twin.client_environment,
+            capture_output=True,
+            text=True,
+            timeout=CLIENT_SECONDS,
+            check=False,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
-        raise TwinError("the controller does not answer: heal that first (tr11 twin heal)") from None
+        raise TwinError(
+            "the controller does not answer: heal that first (tr11 twin heal)"
+        ) from None
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip().splitlines()
-        raise TwinError(f"{words[0]} {words[1]}: {said[-1] if said else f'exit status {done.returncode}'}")
+        raise TwinError(
+            f"{words[0]} {words[1]}: {said[-1] if said else f'exit status {done.returncode}'}"
+        )
     return done.stdout
 
 

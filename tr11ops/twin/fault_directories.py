@@ -1,4 +1,5 @@
-"""Faults of a directory: a full disk, a read-only one, one that is not mounted, all really so, by mounts over it.
+"""Faults of a directory: a full disk, a read-only one, one that is not mounted, all really so, by
+mounts over it.
 
 Root is needed (the right to mount). What already has a file open goes on with what lies below.
 """
@@ -22,17 +23,22 @@ from trainer.contract.files import write_json
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
-CORE_DUMP = Path("core-dumps/core.python.4711")  # what fills the disk: a file that no run needs, which `du` shows
+# what fills the disk: a file that no run needs, which `du` shows
+CORE_DUMP = Path("core-dumps/core.python.4711")
 _LEAST_DUMP_BYTES, _MOST_DUMP_BYTES = 16 << 20, 256 << 20
 _MOST_BYTES = 1 << 30
 _PAGE = 4096
 
 
 def check_directory(text: str, folders: TwinFolders) -> Path:
-    """The directory that a fault may break. Raises TwinError for one that more than a run depends on."""
+    """The directory that a fault may break. Raises TwinError for one that more than a run depends
+    on.
+    """
     path = Path(text)
     if not path.is_absolute() or "\0" in text:
-        raise TwinError(f"--path {text!r}: give a directory's whole path, such as the run directory")
+        raise TwinError(
+            f"--path {text!r}: give a directory's whole path, such as the run directory"
+        )
     try:
         real = path.resolve(strict=True)
     except OSError as error:
@@ -40,37 +46,50 @@ def check_directory(text: str, folders: TwinFolders) -> Path:
     if not real.is_dir():
         raise TwinError(f"--path {text}: is not a directory")
     if len(real.parts) < 3 or real == Path.home():
-        raise TwinError(f"--path {text}: the whole machine depends on it; name a run's own directory")
+        raise TwinError(
+            f"--path {text}: the whole machine depends on it; name a run's own directory"
+        )
     root = folders.root.resolve()
     if real in (root, *root.parents) or root in real.parents:
         raise TwinError(f"--path {text}: the twin itself lies there; name a run's own directory")
     if re.search(r"[,:\\]", str(real)):
-        raise TwinError(f"--path {text}: a mount cannot name it (it holds a comma, colon or backslash)")
+        raise TwinError(
+            f"--path {text}: a mount cannot name it (it holds a comma, colon or backslash)"
+        )
     if _mounts_at(real):
-        raise TwinError(f"--path {text}: something is mounted there already; name a directory below it")
+        raise TwinError(
+            f"--path {text}: something is mounted there already; name a directory below it"
+        )
     return real
 
 
 def fill(fault: InjectedFault, folders: TwinFolders) -> None:
-    """Put the directory on a disk of its own that is full to the last byte: what is removed there is room again.
+    """Put the directory on a disk of its own that is full to the last byte: what is removed there
+    is room again.
 
-    A copy of it is laid over it, and CORE_DUMP in it takes the rest: as much as the directory holds, so that there is
-    room for a save when it is gone. What is changed there comes back when the disk is taken away, but for CORE_DUMP.
-    Raises TwinError where this user may not mount, or where the copy would not fit into memory.
+    A copy of it is laid over it, and CORE_DUMP in it takes the rest: as much as the directory
+    holds, so that there is room for a save when it is gone. What is changed there comes back when
+    the disk is taken away, but for CORE_DUMP. Raises TwinError where this user may not mount, or
+    where the copy would not fit into memory.
     """
     disk, target = _disk(fault, folders), Path(fault.target)
     before = _listing(target)
     size = sum(-(-entry.bytes // _PAGE) * _PAGE for entry in before.values())
     if size > _MOST_BYTES:
         most = _MOST_BYTES >> 20
-        raise TwinError(f"--path {target}: holds {size >> 20} MiB, and a copy is kept in memory: at most {most} MiB")
+        raise TwinError(
+            f"--path {target}: holds {size >> 20} MiB, and a copy is kept in memory: at most {most} MiB"
+        )
     disk.mkdir(parents=True, exist_ok=True)
     dump = min(max(size, _LEAST_DUMP_BYTES), _MOST_DUMP_BYTES)
     kibibytes = (size + dump) >> 10
     _mount(["-t", "tmpfs", "-o", f"size={kibibytes}k,mode=0755", "tmpfs", str(disk)], fault)
     done = _run(["cp", "-a", "--", str(target), str(disk / "copy")])
-    faults = [line for line in done.stderr.splitlines() if not line.endswith(os.strerror(errno.ENOENT))]
-    if done.returncode != 0 and (faults or not (disk / "copy").is_dir()):  # a run that trains replaces its files
+    faults = [
+        line for line in done.stderr.splitlines() if not line.endswith(os.strerror(errno.ENOENT))
+    ]
+    # a run that trains replaces its files
+    if done.returncode != 0 and (faults or not (disk / "copy").is_dir()):
         raise TwinError(f"{target} cannot be copied: {done.stderr.strip()}")
     write_json(_list_file(disk), {name: document(entry) for name, entry in before.items()})
     _mount(["--bind", str(disk / "copy"), fault.target], fault)
@@ -88,12 +107,16 @@ def make_read_only(fault: InjectedFault) -> None:
 
 
 def hide(fault: InjectedFault) -> None:
-    """Mount an empty file system over the directory. Raises TwinError where this user may not mount."""
+    """Mount an empty file system over the directory. Raises TwinError where this user may not
+    mount.
+    """
     _mount(["-t", "tmpfs", "-o", "size=1m,mode=0755", "tmpfs", fault.target], fault)
 
 
 def tear_state(fault: InjectedFault) -> None:
-    """Cut the newest record of a submission in half. Raises TwinError where the directory is no run's."""
+    """Cut the newest record of a submission in half. Raises TwinError where the directory is no
+    run's.
+    """
     found = sorted(Path(fault.target).glob("state/submissions/*/submission.json"))
     if not found:
         raise TwinError(f"--path {fault.target}: nothing was launched there; name a run directory")
@@ -101,7 +124,9 @@ def tear_state(fault: InjectedFault) -> None:
 
 
 def uncover(fault: InjectedFault, folders: TwinFolders) -> None:
-    """Take away what was laid over the directory; does nothing when nothing is. Raises TwinError when it stays."""
+    """Take away what was laid over the directory; does nothing when nothing is. Raises TwinError
+    when it stays.
+    """
     disk, target = _disk(fault, folders), Path(fault.target)
     _unmount(target, _layers(target, disk, fault))
     if fault.kind == "disk-full" and _list_file(disk).exists():
@@ -116,12 +141,14 @@ def _unmount(place: Path, layers: int) -> None:
     for _ in range(layers):
         done = _run(["umount", str(place)])
         if done.returncode != 0:
-            done = _run(["umount", "--lazy", str(place)])  # someone works in it; it goes when they leave
+            # someone works in it; it goes when they leave
+            done = _run(["umount", "--lazy", str(place)])
         if done.returncode != 0:
             raise TwinError(f"{place} cannot be uncovered: {done.stderr.strip()}; try again")
 
 
-# ----------------------------------------------------------------------------- what was changed on the full disk
+# ----------------------------------------------------------------------------- what was changed on
+# the full disk
 class _Seen(Record):
     """What tells whether a file, or a link, is another one now."""
 
@@ -142,7 +169,9 @@ def _listing(folder: Path) -> dict[str, _Seen]:
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Each folder from here on, with its folders and files; one that goes away at this moment is left out."""
+    """Each folder from here on, with its folders and files; one that goes away at this moment is
+    left out.
+    """
 
     def unless_gone(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
@@ -153,8 +182,12 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 
 
 def _take_changes(target: Path, disk: Path) -> None:
-    """Do below what was done on the copy, but for files that changed below too: what had them open went on there."""
-    before = {name: record_of(_Seen, value) for name, value in (read_json(_list_file(disk)) or {}).items()}
+    """Do below what was done on the copy, but for files that changed below too: what had them open
+    went on there.
+    """
+    before = {
+        name: record_of(_Seen, value) for name, value in (read_json(_list_file(disk)) or {}).items()
+    }
     copy, below = _listing(disk / "copy"), _listing(target)
     copy.pop(str(CORE_DUMP), None)
     for name, entry in before.items():
@@ -163,7 +196,16 @@ def _take_changes(target: Path, disk: Path) -> None:
     for name, entry in copy.items():
         if before.get(name) != entry and below.get(name) == before.get(name):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            done = _run(["cp", "-a", "--remove-destination", "--", str(disk / "copy" / name), str(target / name)])
+            done = _run(
+                [
+                    "cp",
+                    "-a",
+                    "--remove-destination",
+                    "--",
+                    str(disk / "copy" / name),
+                    str(target / name),
+                ]
+            )
             if done.returncode != 0:
                 raise TwinError(f"{target / name} cannot be kept: {done.stderr.strip()}; try again")
     for folder in sorted((above for above, _, _ in _walk(target) if above != target), reverse=True):
@@ -183,7 +225,8 @@ def _disk(fault: InjectedFault, folders: TwinFolders) -> Path:
 
 def _layers(place: Path, disk: Path, fault: InjectedFault) -> int:
     """How many mounts of this fault lie on `place`: only ours are taken away."""
-    if fault.kind in {"read-only", "unmounted"}:  # `check_directory` saw that nothing else was mounted there
+    # `check_directory` saw that nothing else was mounted there
+    if fault.kind in {"read-only", "unmounted"}:
         return len(_mounts_at(place))
     devices = {line.split()[2] for line in _mounts_at(disk)}
     return sum(line.split()[2] in devices for line in _mounts_at(place))
@@ -207,8 +250,12 @@ def _mount(arguments: list[str], fault: InjectedFault) -> None:
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
         words = {**os.environ, "LC_ALL": "C"}
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=words)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, env=words
+        )
     except FileNotFoundError:
         return subprocess.CompletedProcess(command, 127, "", f"{command[0]} is not installed")
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 124, "", f"{command[0]} did not end within a minute")
+        return subprocess.CompletedProcess(
+            command, 124, "", f"{command[0]} did not end within a minute"
+        )

@@ -1,7 +1,8 @@
 """What each fault does and how it is undone: by exact process, and each undoing may be tried again.
 
-`EFFECTS` has both for each kind. The fault's record is there before its break begins, and what it is about to touch is
-written into it first (`store.write`), so that anyone who finds the record can repair it.
+`EFFECTS` has both for each kind. The fault's record is there before its break begins, and what it
+is about to touch is written into it first (`store.write`), so that anyone who finds the record can
+repair it.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def _one_worker(twin: Twin, fault: InjectedFault) -> Iterable[ProcessRecord]:
 
 def _half(twin: Twin, fault: InjectedFault) -> Iterable[ProcessRecord]:
     if not _contents(twin, fault).daemons:
-        raise TwinError(f"half-dead: no job runs on {fault.target}, so slurmd would be all of it: use slurmd-killed")
+        raise TwinError(
+            f"half-dead: no job runs on {fault.target}, so slurmd would be all of it: use slurmd-killed"
+        )
     return _daemon(twin, fault)
 
 
@@ -84,7 +87,9 @@ def _batch_shells(twin: Twin, fault: InjectedFault) -> Iterable[ProcessRecord]:
     """The shells of the batch scripts alone: what they have started is the step daemon's to end."""
     contents = _contents(twin, fault)
     hosts = {
-        daemon.record.pid for daemon in contents.daemons if daemon.title is not None and daemon.title[1] == "batch"
+        daemon.record.pid
+        for daemon in contents.daemons
+        if daemon.title is not None and daemon.title[1] == "batch"
     }
     return (task.record for task in contents.tasks if task.parent in hosts)
 
@@ -109,7 +114,9 @@ def _end_slow_node(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
 
 
 def _kill_node(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
-    """Everything is stopped before anything is killed, so that no part can report the end of another."""
+    """Everything is stopped before anything is killed, so that no part can report the end of
+    another.
+    """
     frozen: dict[int, ProcessRecord] = {}
     slurmd = twin.process(fault.target)
     for _ in range(20):
@@ -129,11 +136,14 @@ def _start_slurmd(twin: Twin, store: FaultStore, fault: InjectedFault) -> str:
     others = [
         other
         for other in store.active()
-        if other.target == fault.target and other.kind in KEEPS_SLURMD_DEAD and other.identity != fault.identity
+        if other.target == fault.target
+        and other.kind in KEEPS_SLURMD_DEAD
+        and other.identity != fault.identity
     ]
     if others:
         return f"slurmd of {fault.target} stays dead: {others[0].kind}"
-    # a crash of the one who broke the node may have left processes that are stopped and not yet killed
+    # a crash of the one who broke the node may have left processes that are stopped and not yet
+    # killed
     end([record for record in fault.processes if not fault.is_complete], 0.0)
     return _start(twin, fault.target, f"slurmd of {fault.target}")
 
@@ -158,7 +168,9 @@ def _start_controller(twin: Twin, _store: FaultStore, _fault: InjectedFault) -> 
 
 # ----------------------------------------------------------------------------- another hand
 def _set_aside(state: str) -> Break:
-    """A break that puts the node into a state of an administrator's, DRAIN or FAIL, in another person's name."""
+    """A break that puts the node into a state of an administrator's, DRAIN or FAIL, in another
+    person's name.
+    """
 
     def change(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
         now, reason = _node_facts(twin, fault.target)
@@ -168,7 +180,14 @@ def _set_aside(state: str) -> Break:
                 f"{fault.kind}: {fault.target} is {now} already ({reason or 'no reason given'}); that is left as it is"
             )
         fault = store.write(replace(fault, details={"reason": wanted}))
-        ask_client(twin, "scontrol", "update", f"NodeName={fault.target}", f"State={state}", f"Reason={wanted}")
+        ask_client(
+            twin,
+            "scontrol",
+            "update",
+            f"NodeName={fault.target}",
+            f"State={state}",
+            f"Reason={wanted}",
+        )
         return fault
 
     return change
@@ -183,7 +202,11 @@ def _resume_from(state: str) -> Undo:
             return f"{fault.target} is not in {state} any more"
         if reason != fault.details.get("reason"):
             return f"{fault.target} stays in {state}: the reason is another one now ({reason})"
-        retried(lambda: ask_client(twin, "scontrol", "update", f"NodeName={fault.target}", "State=RESUME"))
+        retried(
+            lambda: ask_client(
+                twin, "scontrol", "update", f"NodeName={fault.target}", "State=RESUME"
+            )
+        )
         return f"{fault.target} is resumed"
 
     return undo
@@ -201,7 +224,8 @@ def _node_facts(twin: Twin, node: str) -> tuple[str, str]:
     return state, reason
 
 
-# ----------------------------------------------------------------------------- directories and scripts
+# ----------------------------------------------------------------------------- directories and
+# scripts
 def _of_target(act: Callable[[InjectedFault], None]) -> Break:
     """A break that is all in what it does to the target."""
 
@@ -223,7 +247,10 @@ def _restore_script(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> st
 
 def _end_bad_sample(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
     iteration = fault.details.get("iteration", "")
-    trained = str(int(iteration) + 1) if iteration else "?"
+    if iteration:
+        trained = str(int(iteration) + 1)
+    else:
+        trained = "?"
     return f"iteration {trained} can be trained again"
 
 
@@ -266,14 +293,21 @@ EFFECTS: Mapping[str, tuple[Break, Undo]] = {
     "step-hang": (fault_training.befall_job, fault_training.leave_well),
     "data-wait": (fault_training.befall_job, fault_training.leave_well),
     "save-error": (fault_training.keep(), fault_training.leave_well),
-    "slow-steps": (fault_training.keep(factor=fault_training.SLOW_FACTOR), fault_training.leave_well),
-    "clock-ahead": (fault_training.keep(seconds=fault_training.CLOCK_AHEAD_SECONDS), fault_training.leave_well),
+    "slow-steps": (
+        fault_training.keep(factor=fault_training.SLOW_FACTOR),
+        fault_training.leave_well,
+    ),
+    "clock-ahead": (
+        fault_training.keep(seconds=fault_training.CLOCK_AHEAD_SECONDS),
+        fault_training.leave_well,
+    ),
     "loss-spike": (fault_training.spoil_data, fault_training.leave_well),
     **dict.fromkeys(TEXTS, (_of_target(spoil_script), _restore_script)),
 }
 
 
-# ----------------------------------------------------------------------------- what an agent does again and again
+# ----------------------------------------------------------------------------- what an agent does
+# again and again
 def black_hole(watch: StepWatch) -> float:
     """Kill the tasks that are there now; returns the seconds until the next look."""
     send(watch.look(), signal.SIGABRT)

@@ -22,7 +22,9 @@ def check_script(text: str, folders: TwinFolders) -> Path:
     """The script that a fault may change. Raises TwinError for what is no file of a person's own."""
     path = Path(text)
     if not path.is_absolute() or "\0" in text:
-        raise TwinError(f"--path {text!r}: give a script's whole path: the one that slurm.setup sources")
+        raise TwinError(
+            f"--path {text!r}: give a script's whole path: the one that slurm.setup sources"
+        )
     if not path.is_file() or path.is_symlink():
         raise TwinError(f"--path {text}: is not a plain file")
     if folders.root.resolve() in path.resolve().parents:

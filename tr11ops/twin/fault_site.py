@@ -1,4 +1,6 @@
-"""What the site does to a run, as faults of a twin: partitions, reservations, limits, nodes, by Slurm's commands."""
+"""What the site does to a run, as faults of a twin: partitions, reservations, limits, nodes, by
+Slurm's commands.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +51,17 @@ def _set_partition(twin: Twin, *settings: str) -> None:
 
 def begin_maintenance(twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
     ask_client(
-        twin, "scontrol", "create", "reservation", f"ReservationName={MAINTENANCE}", "StartTime=now",
-        f"Duration={MAINTENANCE_MINUTES}", f"Nodes={','.join(twin.plan.gpu_node_names)}",
-        f"Users={getpass.getuser()}", "Flags=MAINT,IGNORE_JOBS",
-    )  # fmt: skip
+        twin,
+        "scontrol",
+        "create",
+        "reservation",
+        f"ReservationName={MAINTENANCE}",
+        "StartTime=now",
+        f"Duration={MAINTENANCE_MINUTES}",
+        f"Nodes={','.join(twin.plan.gpu_node_names)}",
+        f"Users={getpass.getuser()}",
+        "Flags=MAINT,IGNORE_JOBS",
+    )
     return fault
 
 
@@ -66,14 +75,21 @@ def end_maintenance(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str
 def lower_job_limit(twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
     """Of the job whose batch script runs on the node. Slurm counts limits in whole minutes."""
     running = ask_client(
-        twin, "squeue", "--noheader", "--states=RUNNING", f"--nodelist={fault.target}", "--format=%A %B %S"
+        twin,
+        "squeue",
+        "--noheader",
+        "--states=RUNNING",
+        f"--nodelist={fault.target}",
+        "--format=%A %B %S",
     )
     for line in running.splitlines():
         job, batch_host, start = line.split()
         if batch_host != fault.target:
             continue
         ran = time.time() - time.mktime(time.strptime(start, "%Y-%m-%dT%H:%M:%S"))
-        ask_client(twin, "scontrol", "update", f"JobId={job}", f"TimeLimit={int(ran // 60) + LEFT_MINUTES}")
+        ask_client(
+            twin, "scontrol", "update", f"JobId={job}", f"TimeLimit={int(ran // 60) + LEFT_MINUTES}"
+        )
         return replace(fault, details={"job": job})
     raise TwinError(f"job-limit-lowered: no job's batch script runs on {fault.target}")
 
@@ -82,19 +98,26 @@ def leave_job_limit(_twin: Twin, _store: FaultStore, _fault: InjectedFault) -> s
     return "the job's limit stays"
 
 
-# ----------------------------------------------------------------------------- reservations and limits
+# ----------------------------------------------------------------------------- reservations and
+# limits
 def end_reservations(twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
-    """End all of them, and wait until the controller has taken them away. Raises TwinError where there is none."""
+    """End all of them, and wait until the controller has taken them away. Raises TwinError where
+    there is none.
+    """
     names = [name for name in _reservations(twin) if name != MAINTENANCE]
     if not names:
-        raise TwinError("reservation-ended: the twin has no reservation; `scontrol create reservation` makes one")
+        raise TwinError(
+            "reservation-ended: the twin has no reservation; `scontrol create reservation` makes one"
+        )
     for name in names:
         soon = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 1))
         ask_client(twin, "scontrol", "update", f"ReservationName={name}", f"EndTime={soon}")
     deadline = time.monotonic() + END_SECONDS
     while set(names) & set(_reservations(twin)):
         if time.monotonic() > deadline:
-            raise TwinError(f"reservation-ended: {names[0]} is still there after {END_SECONDS:.0f} s")
+            raise TwinError(
+                f"reservation-ended: {names[0]} is still there after {END_SECONDS:.0f} s"
+            )
         time.sleep(0.2)
     return fault
 
@@ -110,7 +133,9 @@ def _reservations(twin: Twin) -> list[str]:
 
 def exhaust_limit(twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
     if not twin.plan.accounting:
-        raise TwinError("limit-exhausted: the twin has no accounting: make one with `tr11 twin up --accounting`")
+        raise TwinError(
+            "limit-exhausted: the twin has no accounting: make one with `tr11 twin up --accounting`"
+        )
     _grant(twin, 0)
     return fault
 
@@ -123,7 +148,16 @@ def lift_limit(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
 
 def _grant(twin: Twin, minutes: int) -> None:
     """CPU minutes of the twin's account in all; -1: without a limit."""
-    ask_client(twin, "sacctmgr", "--immediate", "modify", "account", ACCOUNT, "set", f"GrpTRESMins=cpu={minutes}")
+    ask_client(
+        twin,
+        "sacctmgr",
+        "--immediate",
+        "modify",
+        "account",
+        ACCOUNT,
+        "set",
+        f"GrpTRESMins=cpu={minutes}",
+    )
 
 
 # ----------------------------------------------------------------------------- nodes
@@ -150,7 +184,11 @@ def put_node_back(twin: Twin, store: FaultStore, fault: InjectedFault) -> str:
 
 def _removed(store: FaultStore, but: InjectedFault) -> frozenset[str]:
     """The nodes that other faults have removed."""
-    others = (fault for fault in store.active() if fault.kind == but.kind and fault.identity != but.identity)
+    others = (
+        fault
+        for fault in store.active()
+        if fault.kind == but.kind and fault.identity != but.identity
+    )
     return frozenset(fault.target for fault in others)
 
 

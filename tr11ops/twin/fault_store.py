@@ -1,6 +1,8 @@
-"""The faults of a twin, kept in its own folder: any process sees what is broken, and can heal what another broke.
+"""The faults of a twin, kept in its own folder: any process sees what is broken, and can heal what
+another broke.
 
-A record is written before anything is broken, so that a crash of the one who breaks leaves nothing that is unknown.
+A record is written before anything is broken, so that a crash of the one who breaks leaves nothing
+that is unknown.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ from trainer.contract.record import Record
 
 
 class InjectedFault(Record):
-    """One fault that was given to a twin. Times in seconds since the epoch; `until` None: until someone heals it.
+    """One fault that was given to a twin. Times in seconds since the epoch; `until` None: until
+    someone heals it.
 
-    `target` is a node, a directory, or "slurmctld". `processes` were killed or stopped; `agent` keeps the fault up,
-    or heals it in time. `is_complete` is False while it is being done, and stays so when its doer crashed.
+    `target` is a node, a directory, or "slurmctld". `processes` were killed or stopped; `agent`
+    keeps the fault up, or heals it in time. `is_complete` is False while it is being done, and
+    stays so when its doer crashed.
     """
 
     kind: str
@@ -62,7 +66,12 @@ def new_fault(kind: str, target: str, seconds: float | None) -> InjectedFault:
     """A fault that begins now and, with `seconds`, ends by itself."""
     now = time.time()
     return InjectedFault(
-        kind, target, secrets.token_hex(6), now, None if seconds is None else now + seconds, f"process {os.getpid()}"
+        kind,
+        target,
+        secrets.token_hex(6),
+        now,
+        None if seconds is None else now + seconds,
+        f"process {os.getpid()}",
     )
 
 
@@ -87,11 +96,17 @@ class FaultStore(Record):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One at a time: a second command, or a fault that ends by itself, waits. Raises TwinError without a twin."""
+        """One at a time: a second command, or a fault that ends by itself, waits. Raises TwinError
+        without a twin.
+        """
         try:
-            descriptor = os.open(self.folders.root / "faults.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(
+                self.folders.root / "faults.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+            )
         except OSError as error:
-            raise TwinError(f"{self.folders.root} cannot be written ({error.strerror}): is the twin yours?") from error
+            raise TwinError(
+                f"{self.folders.root} cannot be written ({error.strerror}): is the twin yours?"
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield

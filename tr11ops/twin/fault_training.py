@@ -35,26 +35,39 @@ def last_step(run: Path) -> MetricsRecord | None:
     """The last step that a run below this folder has logged; None when there is none."""
     for path in run.glob("*-logs/logs/*/metrics.jsonl"):
         lines, _ = known(observed(lambda path=path: tail_lines(path, TAIL_BYTES)), ([], True))  # type: ignore[misc]
-        found = (record for line in reversed(lines) if (record := parse_record(line)) is not None and record.is_step)
+        found = (
+            record
+            for line in reversed(lines)
+            if (record := parse_record(line)) is not None and record.is_step
+        )
         if step := next(found, None):
             return step
     return None
 
 
-# ----------------------------------------------------------------------------- what stand-ins do by themselves
+# ----------------------------------------------------------------------------- what stand-ins do by
+# themselves
 def keep(**details: float) -> Break:
     """A fault that is all in its record."""
 
     def record(_twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
-        return store.write(replace(fault, details={name: f"{value:g}" for name, value in details.items()}))
+        return store.write(
+            replace(fault, details={name: f"{value:g}" for name, value in details.items()})
+        )
 
     return record
 
 
 def befall_job(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
-    """A fault of the job that runs on the node now: another one there is well. Raises TwinError when none trains."""
+    """A fault of the job that runs on the node now: another one there is well. Raises TwinError
+    when none trains.
+    """
     daemons = scan(twin.folders, [fault.target])[fault.target].daemons
-    steps = {daemon.title[0] for daemon in daemons if daemon.title is not None and daemon.title[1].isdecimal()}
+    steps = {
+        daemon.title[0]
+        for daemon in daemons
+        if daemon.title is not None and daemon.title[1].isdecimal()
+    }
     if not steps:
         raise TwinError(f"{fault.kind}: no job trains on {fault.target}")
     return store.write(replace(fault, details={"job": max(steps, key=int)}))
@@ -62,7 +75,9 @@ def befall_job(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedF
 
 def spoil_data(_twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
     """From an iteration on that is still to come, whichever launch does it."""
-    return store.write(replace(fault, details={"iteration": str(fatal_iteration(Path(fault.target)))}))
+    return store.write(
+        replace(fault, details={"iteration": str(fatal_iteration(Path(fault.target)))})
+    )
 
 
 def leave_well(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:

@@ -1,4 +1,5 @@
-"""Faults on demand: break a twin in a given way, see what is broken, heal it. For a person and for tests.
+"""Faults on demand: break a twin in a given way, see what is broken, heal it. For a person and for
+tests.
 
 inject(twin, "node-dead", node="jean-zay-iam03", seconds=60)
 heal(twin)
@@ -71,7 +72,8 @@ def inject(
         there = store.find(fault.key)
         if there is not None and there.is_complete and not there.is_lost:
             return Injection(there, was_there=True)
-        if there is not None:  # its doer, or the agent that kept it up, has crashed: settle that first
+        # its doer, or the agent that kept it up, has crashed: settle that first
+        if there is not None:
             _heal_one(twin, store, there)
         return Injection(_break(twin, store, known, fault))
 
@@ -83,9 +85,11 @@ def heal(
     target: str | None = None,
     wanted: Callable[[InjectedFault], bool] | None = None,
 ) -> tuple[Healing, ...]:
-    """Undo what is broken: everything, or the faults of one kind, of one target, or those that are `wanted`.
+    """Undo what is broken: everything, or the faults of one kind, of one target, or those that are
+    `wanted`.
 
-    What cannot be undone is told in its `error`, and can be tried again. Raises TwinError for an unknown kind.
+    What cannot be undone is told in its `error`, and can be tried again. Raises TwinError for an
+    unknown kind.
     """
     if kind is not None:
         find_kind(kind)
@@ -94,7 +98,9 @@ def heal(
         chosen = [
             fault
             for fault in store.active()
-            if kind in (None, fault.kind) and target in (None, fault.target) and (wanted is None or wanted(fault))
+            if kind in (None, fault.kind)
+            and target in (None, fault.target)
+            and (wanted is None or wanted(fault))
         ]
         # the controller first, or a drained node could not be resumed
         chosen.sort(key=lambda fault: (fault.target != "slurmctld", fault.started))
@@ -106,41 +112,65 @@ def active(twin: Twin) -> tuple[InjectedFault, ...]:
     return FaultStore(twin.folders).active()
 
 
-_NAMED = {"directory": "the run directory", "script": "the one that slurm.setup sources"}  # by --path
+# by --path
+_NAMED = {"directory": "the run directory", "script": "the one that slurm.setup sources"}
 
 
 def _check_options(
     kind: FaultKind, node: str | None, path: str | None, seconds: float | None, reason: str | None
 ) -> None:
     if seconds is not None and not 0 < seconds <= LONGEST_SECONDS:
-        raise TwinError(f"--for {seconds:g}: give seconds, more than 0 and at most {LONGEST_SECONDS:.0f}")
+        raise TwinError(
+            f"--for {seconds:g}: give seconds, more than 0 and at most {LONGEST_SECONDS:.0f}"
+        )
     if seconds is not None and kind.is_instant:
         raise TwinError(f"{kind.name} is over at once: leave --for out")
     if path is not None and kind.target not in _NAMED:
         raise TwinError(f"{kind.name} is of a {kind.target}: leave --path out")
     if path is None and kind.target in _NAMED:
-        raise TwinError(f"{kind.name} is of a {kind.target}: name it with --path, such as {_NAMED[kind.target]}")
+        raise TwinError(
+            f"{kind.name} is of a {kind.target}: name it with --path, such as {_NAMED[kind.target]}"
+        )
     if node is not None and kind.target not in ("node", "busy node", "batch host"):
         raise TwinError(f"{kind.name} is of a {kind.target}: leave --node out")
     if reason is not None and not kind.has_reason:
         raise TwinError(f"{kind.name} has no reason: leave --reason out")
-    if reason is not None and (not reason.isprintable() or not reason.strip() or len(reason) > 200 or '"' in reason):
+    if reason is not None and (
+        not reason.isprintable() or not reason.strip() or len(reason) > 200 or '"' in reason
+    ):
         raise TwinError("--reason: use one line of at most 200 characters, without double quotes")
 
 
-def _target(twin: Twin, kind: FaultKind, node: str | None, path: str | None, store: FaultStore) -> str:
-    fixed = {"controller": "slurmctld", "partition": twin.plan.partition, "reservation": "all", "account": ACCOUNT}
+def _target(
+    twin: Twin, kind: FaultKind, node: str | None, path: str | None, store: FaultStore
+) -> str:
+    fixed = {
+        "controller": "slurmctld",
+        "partition": twin.plan.partition,
+        "reservation": "all",
+        "account": ACCOUNT,
+    }
     if kind.target in fixed:
         return fixed[kind.target]
     if path is not None:
-        standing = [fault for fault in store.active() if fault.kind == kind.name and fault.target == str(Path(path))]
+        standing = [
+            fault
+            for fault in store.active()
+            if fault.kind == kind.name and fault.target == str(Path(path))
+        ]
         check = check_script if kind.target == "script" else check_directory
-        return standing[0].target if standing else str(check(path, twin.folders))
+        if standing:
+            return standing[0].target
+        return str(check(path, twin.folders))
     names = twin.plan.node_names
     if node is not None and node not in names:
         near = difflib.get_close_matches(node, names, n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise TwinError(f"--node {node!r} is not a node of this twin: {hint}nodes are {names[0]} to {names[-1]}")
+        hint = ""
+        if near:
+            hint = f"did you mean {near[0]}? "
+        raise TwinError(
+            f"--node {node!r} is not a node of this twin: {hint}nodes are {names[0]} to {names[-1]}"
+        )
     if node is not None and kind.target == "node":
         return node
     contents = scan(twin.folders, names)
@@ -156,13 +186,17 @@ def _target(twin: Twin, kind: FaultKind, node: str | None, path: str | None, sto
 
 
 def _fits(kind: FaultKind, contents: NodeContents) -> bool:
-    return contents.is_batch_host if kind.target == "batch host" else bool(contents.daemons)
+    if kind.target == "batch host":
+        return contents.is_batch_host
+    return bool(contents.daemons)
 
 
 def _check_busy(kind: FaultKind, node: str, contents: NodeContents) -> None:
     if _fits(kind, contents):
         return
-    what = "no job's batch script runs there" if kind.target == "batch host" else "no job runs there"
+    what = (
+        "no job's batch script runs there" if kind.target == "batch host" else "no job runs there"
+    )
     raise TwinError(f"{kind.name} on {node}: {what}; leave --node out to have one chosen")
 
 
@@ -172,7 +206,14 @@ def _break(twin: Twin, store: FaultStore, kind: FaultKind, fault: InjectedFault)
         if kind.needs_agent or fault.until is not None:
             agent = twin.start_helper(
                 f"fault-{kind.name}",
-                [sys.executable, "-m", "tr11ops.twin.fault_agent", str(twin.folders.root), fault.key, fault.identity],
+                [
+                    sys.executable,
+                    "-m",
+                    "tr11ops.twin.fault_agent",
+                    str(twin.folders.root),
+                    fault.key,
+                    fault.identity,
+                ],
             )
             fault = store.write(replace(fault, agent=agent))
         fault = store.complete(EFFECTS[kind.name][0](twin, store, fault))

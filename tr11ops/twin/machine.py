@@ -25,15 +25,23 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def default_directory(environ: Mapping[str, str], user_id: int) -> Path:
-    """Where this user's twins live: $XDG_STATE_HOME/tr11/twin, else ~/.local/state/tr11/twin; root: /var/lib/tr11/twin.
+    """Where this user's twins live: $XDG_STATE_HOME/tr11/twin, else ~/.local/state/tr11/twin; root:
+    /var/lib/tr11/twin.
 
-    Root's home is closed to others, and jobs of other users must be able to read the twin's configuration.
+    Root's home is closed to others, and jobs of other users must be able to read the twin's
+    configuration.
     """
     if environ.get("XDG_STATE_HOME"):
         return Path(environ["XDG_STATE_HOME"]) / "tr11" / "twin"
     if user_id == 0:
         return Path("/var/lib/tr11/twin")
-    return Path(environ.get("HOME") or pwd.getpwuid(user_id).pw_dir) / ".local" / "state" / "tr11" / "twin"
+    return (
+        Path(environ.get("HOME") or pwd.getpwuid(user_id).pw_dir)
+        / ".local"
+        / "state"
+        / "tr11"
+        / "twin"
+    )
 
 
 def search_path(environ: Mapping[str, str]) -> str:
@@ -41,8 +49,12 @@ def search_path(environ: Mapping[str, str]) -> str:
     return environ.get("PATH", "") + ":" + SYSTEM_PATH
 
 
-def find_programs(path: str, names: Iterable[str] = DAEMONS + CLIENTS, fix: str = INSTALL_FIX) -> dict[str, str]:
-    """Full paths of programs, such as Slurm's and munge's. Raises TwinError that names the missing ones and the fix."""
+def find_programs(
+    path: str, names: Iterable[str] = DAEMONS + CLIENTS, fix: str = INSTALL_FIX
+) -> dict[str, str]:
+    """Full paths of programs, such as Slurm's and munge's. Raises TwinError that names the missing
+    ones and the fix.
+    """
     found = {name: shutil.which(name, path=path) for name in names}
     missing = [name for name, where in found.items() if where is None]
     if missing:
@@ -52,7 +64,9 @@ def find_programs(path: str, names: Iterable[str] = DAEMONS + CLIENTS, fix: str 
 
 def slurm_version(slurmctld: str) -> tuple[int, int]:
     """Major and minor version, such as (22, 5)."""
-    text = subprocess.run([slurmctld, "-V"], capture_output=True, text=True, timeout=60, check=True).stdout
+    text = subprocess.run(
+        [slurmctld, "-V"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
     match = re.search(r"(\d+)\.(\d+)", text)
     if match is None:
         raise TwinError(f"{slurmctld} -V said {text.strip()!r}, no version: {INSTALL_FIX}")
@@ -70,7 +84,9 @@ def check_memory(plan: TwinPlan) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that others may read, whatever the umask: jobs of other users need the configuration."""
+    """Make a folder that others may read, whatever the umask: jobs of other users need the
+    configuration.
+    """
     missing = [folder, *folder.parents]
     missing = [entry for entry in missing if not entry.exists()]
     try:
@@ -78,7 +94,9 @@ def make_folder(folder: Path) -> None:
             entry.mkdir(exist_ok=True)
             entry.chmod(0o755)
     except OSError as error:
-        raise TwinError(f"the folder {folder} cannot be made ({error.strerror}): name another with --dir") from error
+        raise TwinError(
+            f"the folder {folder} cannot be made ({error.strerror}): name another with --dir"
+        ) from error
 
 
 def write_file(path: Path, text: str, mode: int) -> None:
@@ -98,7 +116,9 @@ def locked(home: Path, name: str) -> Iterator[None]:
         try:
             lock.bind(f"\0tr11-twin-{digest}")
         except OSError:
-            raise TwinError(f"another command is starting or ending twin {name!r} in {home}: wait for it") from None
+            raise TwinError(
+                f"another command is starting or ending twin {name!r} in {home}: wait for it"
+            ) from None
         yield
 
 
@@ -108,7 +128,9 @@ def listens(path: Path) -> bool:
 
 
 def accepts(port: int) -> bool:
-    """True when a server answers on this TCP port of the loopback interface; does not take the port, unlike a bind."""
+    """True when a server answers on this TCP port of the loopback interface; does not take the
+    port, unlike a bind.
+    """
     return _answers(socket.AF_INET, ("127.0.0.1", port))
 
 

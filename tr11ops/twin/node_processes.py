@@ -1,7 +1,8 @@
-"""Which processes belong to which node of a twin. All nodes share one machine, so the kernel's word is not enough.
+"""Which processes belong to which node of a twin. All nodes share one machine, so the kernel's word
+is not enough.
 
-A step daemon (slurmstepd) is known by the socket that it listens on, SPOOL/NODE/NODE_JOB.STEP; a task by the node's
-name in its environment, and what a task started through its parents.
+A step daemon (slurmstepd) is known by the socket that it listens on, SPOOL/NODE/NODE_JOB.STEP; a
+task by the node's name in its environment, and what a task started through its parents.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ _RANK_NAME = re.compile(r"rank-(\d+)")
 
 
 class NodeProcess(Record):
-    """One process of a node. `step` is None for one of a batch script, `rank` None for all but workers.
+    """One process of a node. `step` is None for one of a batch script, `rank` None for all but
+    workers.
 
-    `parent` is the parent's process id; `title` of a step daemon is such as ("12", "batch") or ("12", "0").
+    `parent` is the parent's process id; `title` of a step daemon is such as ("12", "batch") or
+    ("12", "0").
     """
 
     record: ProcessRecord
@@ -50,11 +53,15 @@ class NodeContents(Record):
     @property
     def is_batch_host(self) -> bool:
         """True when a job's batch script runs here."""
-        return any(daemon.title is not None and daemon.title[1] == "batch" for daemon in self.daemons)
+        return any(
+            daemon.title is not None and daemon.title[1] == "batch" for daemon in self.daemons
+        )
 
     @property
     def workers(self) -> tuple[NodeProcess, ...]:
-        """The training's workers, by rank. A helper that a worker started has its environment, and is none."""
+        """The training's workers, by rank. A helper that a worker started has its environment, and
+        is none.
+        """
         ranked = {task.record.pid: task for task in self.tasks if task.rank is not None}
         found = [task for task in ranked.values() if _is_first(task, ranked)]
         return tuple(sorted(found, key=lambda task: (task.rank or 0, task.record.pid)))
@@ -66,7 +73,9 @@ def _is_first(task: NodeProcess, ranked: Mapping[int, NodeProcess]) -> bool:
 
 
 def scan(folders: TwinFolders, nodes: Iterable[str]) -> dict[str, NodeContents]:
-    """What runs on each of `nodes` at this moment. A process that comes or goes meanwhile may be missed."""
+    """What runs on each of `nodes` at this moment. A process that comes or goes meanwhile may be
+    missed.
+    """
     wanted = set(nodes)
     sockets = _step_sockets(folders, wanted)
     conf = f"SLURM_CONF={folders.slurm_conf}".encode()
@@ -103,13 +112,16 @@ def scan(folders: TwinFolders, nodes: Iterable[str]) -> dict[str, NodeContents]:
             record = ProcessRecord("job", node, pid, ticks, here)
             entries = environment_of(pid)
             tasks[node].append(
-                NodeProcess(record, parent_of(pid), value_of(entries, b"SLURM_STEP_ID"), _rank(pid, entries))
+                NodeProcess(
+                    record, parent_of(pid), value_of(entries, b"SLURM_STEP_ID"), _rank(pid, entries)
+                )
             )
     return {name: NodeContents(tuple(daemons[name]), tuple(tasks[name])) for name in wanted}
 
 
 class StepWatch:
-    """Finds a node's step tasks while they come and go; a look costs little, since only new processes are read.
+    """Finds a node's step tasks while they come and go; a look costs little, since only new
+    processes are read.
 
     Batch scripts are none of them. For a loop that looks many times a second.
     """
@@ -183,7 +195,9 @@ def _rank(pid: int, entries: Iterable[bytes]) -> int | None:
     if named:
         return int(named.group(1))
     value = value_of(entries, b"RANK")
-    return int(value) if value is not None and value.isdecimal() else None
+    if value is not None and value.isdecimal():
+        return int(value)
+    return None
 
 
 def _step_sockets(folders: TwinFolders, nodes: set[str]) -> dict[str, str]:
@@ -211,7 +225,11 @@ def _listens_for(pid: int, sockets: Mapping[str, str]) -> str | None:
 
 def _title(pid: int) -> tuple[str, str] | None:
     with suppress(OSError):
-        text = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        text = (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
         match = _TITLE.search(text)
-        return (match.group(1), match.group(2)) if match else None
+        if match:
+            return (match.group(1), match.group(2))
+        return None
     return None

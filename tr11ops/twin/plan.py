@@ -1,4 +1,6 @@
-"""What a twin is: its shape, its folders, and the configuration texts that follow. Pure; nothing is touched here."""
+"""What a twin is: its shape, its folders, and the configuration texts that follow. Pure; nothing is
+touched here.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class TwinPlan(Record):
     nodes: int = 52
     gpus: int = 8  # per GPU node
     cpu_nodes: int = 1
-    cpus: int = 64  # per node, as announced to the scheduler; the machine's real count does not matter
+    # per node, as announced to the scheduler; the machine's real count does not matter
+    cpus: int = 64
     memory_megabytes: int = 500_000  # per node, as announced
     node_prefix: str = "jean-zay-iam"
     cpu_node_prefix: str = "jean-zay-pp"
@@ -45,17 +48,25 @@ class TwinPlan(Record):
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise TwinError(f"twin name {self.name!r}: use 1 to 32 of a-z, 0-9, '-' and '_', such as 'default'")
+            raise TwinError(
+                f"twin name {self.name!r}: use 1 to 32 of a-z, 0-9, '-' and '_', such as 'default'"
+            )
         for key in ("node_prefix", "cpu_node_prefix"):
             if not _NODE_PREFIX.fullmatch(getattr(self, key)):
-                raise TwinError(f"{key} {getattr(self, key)!r}: use letters, digits and '-', not ending in a digit")
+                raise TwinError(
+                    f"{key} {getattr(self, key)!r}: use letters, digits and '-', not ending in a digit"
+                )
         if self.node_prefix == self.cpu_node_prefix:
-            raise TwinError(f"node_prefix and cpu_node_prefix are both {self.node_prefix!r}: give them different names")
+            raise TwinError(
+                f"node_prefix and cpu_node_prefix are both {self.node_prefix!r}: give them different names"
+            )
         for key in ("partition", "cpu_partition"):
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", getattr(self, key)):
                 raise TwinError(f"{key} {getattr(self, key)!r}: use letters, digits, '-' and '_'")
         if self.partition == self.cpu_partition:
-            raise TwinError(f"partition and cpu_partition are both {self.partition!r}: give them different names")
+            raise TwinError(
+                f"partition and cpu_partition are both {self.partition!r}: give them different names"
+            )
         for key, low, high in (
             ("nodes", 1, 999),
             ("gpus", 0, 64),
@@ -71,7 +82,9 @@ class TwinPlan(Record):
             ("message_timeout_seconds", 2, 100),
         ):
             if not low <= getattr(self, key) <= high:
-                raise TwinError(f"{key} is {getattr(self, key)}: it must lie between {low} and {high}")
+                raise TwinError(
+                    f"{key} is {getattr(self, key)}: it must lie between {low} and {high}"
+                )
 
     @property
     def gpu_node_names(self) -> tuple[str, ...]:
@@ -95,12 +108,16 @@ class TwinPlan(Record):
 
     @property
     def ports_needed(self) -> int:
-        """One for the controller, one for each node, one for each of accounting daemon, hub and object store."""
+        """One for the controller, one for each node, one for each of accounting daemon, hub and
+        object store.
+        """
         return 1 + len(self.node_names) + int(self.accounting) + int(self.hub) + int(self.store)
 
     @property
     def memory_needed_megabytes(self) -> int:
-        """Twice what the daemons take without any job: 6 MB a node (measured), the controller, the database."""
+        """Twice what the daemons take without any job: 6 MB a node (measured), the controller, the
+        database.
+        """
         return 2 * (6 * len(self.node_names) + 50 + (250 if self.accounting else 0))
 
     def to_json(self) -> dict[str, Any]:
@@ -112,7 +129,9 @@ class TwinPlan(Record):
         """The inverse of `to_json`. Raises TwinError for a record that another version wrote."""
         unknown = set(value) - set(cls.__struct_fields__)
         if unknown:
-            raise TwinError(f"the twin's record has keys that this tr11 does not know: {sorted(unknown)}")
+            raise TwinError(
+                f"the twin's record has keys that this tr11 does not know: {sorted(unknown)}"
+            )
         return cls(**value)
 
 
@@ -123,7 +142,9 @@ def _names(prefix: str, count: int) -> tuple[str, ...]:
 
 def _bracketed(prefix: str, count: int) -> str:
     names = _names(prefix, count)
-    return names[0] if count == 1 else f"{prefix}[{names[0][len(prefix) :]}-{names[-1][len(prefix) :]}]"
+    if count == 1:
+        return names[0]
+    return f"{prefix}[{names[0][len(prefix) :]}-{names[-1][len(prefix) :]}]"
 
 
 class TwinFolders(Record):
@@ -192,7 +213,9 @@ class TwinFolders(Record):
         return self.root / "database" / "socket"
 
     def check(self, plan: TwinPlan) -> None:
-        """Raises TwinError when Slurm's sockets below `root` would have longer paths than a socket address holds."""
+        """Raises TwinError when Slurm's sockets below `root` would have longer paths than a socket
+        address holds.
+        """
         name = max(plan.node_names, key=len)
         # slurmstepd listens on SPOOL/NODE/NODE_JOB.STEP, both numbers up to ten digits
         longest = self.spool / name / f"{name}_{2**32 - 1}.{2**32 - 1}"
@@ -203,7 +226,9 @@ class TwinFolders(Record):
                 "name a shorter one with --dir"
             )
         if re.search(r"[\s#%,='\"\\\[\]]", str(self.root)):
-            raise TwinError(f"the folder {self.root} has characters that slurm.conf cannot hold: choose another --dir")
+            raise TwinError(
+                f"the folder {self.root} has characters that slurm.conf cannot hold: choose another --dir"
+            )
 
 
 class TwinPorts(Record):
@@ -233,11 +258,16 @@ class TwinPorts(Record):
 
 
 def twin_record(plan: TwinPlan, ports: TwinPorts, mark: str) -> dict[str, Any]:
-    """What is written beside slurm.conf: by it the twin is found again, and known as one (`cluster.rehearsal`)."""
+    """What is written beside slurm.conf: by it the twin is found again, and known as one
+    (`cluster.rehearsal`).
+    """
     return {
-        "plan": plan.to_json(), "first_port": ports.first, "mark": mark, "cluster": plan.cluster,
+        "plan": plan.to_json(),
+        "first_port": ports.first,
+        "mark": mark,
+        "cluster": plan.cluster,
         "nodes": list(plan.node_names),
-    }  # fmt: skip
+    }
 
 
 def slurm_conf(
@@ -248,7 +278,9 @@ def slurm_conf(
     slurm_version: tuple[int, int],
     without: Collection[str] = (),
 ) -> str:
-    """The text of slurm.conf, run as `user`; `slurm_version` is such as (22, 5). `without`: GPU nodes to leave out."""
+    """The text of slurm.conf, run as `user`; `slurm_version` is such as (22, 5). `without`: GPU
+    nodes to leave out.
+    """
     lines = [
         f"ClusterName={plan.cluster}",
         "SlurmctldHost=localhost(127.0.0.1)",
@@ -303,23 +335,34 @@ def slurm_conf(
             "JobAcctGatherType=jobacct_gather/linux",
         ]
     else:
-        lines += ["AccountingStorageType=accounting_storage/none", "JobAcctGatherType=jobacct_gather/none"]
+        lines += [
+            "AccountingStorageType=accounting_storage/none",
+            "JobAcctGatherType=jobacct_gather/none",
+        ]
     node = f"NodeHostname=localhost NodeAddr=127.0.0.1 CPUs={plan.cpus} RealMemory={plan.memory_megabytes}"
-    gres = f" Gres=gpu:{plan.gpus}" if plan.gpus else ""
+    gres = ""
+    if plan.gpus:
+        gres = f" Gres=gpu:{plan.gpus}"
     gpu_nodes = _bracketed(plan.node_prefix, plan.nodes)
     if without:
-        left = [(index, name) for index, name in enumerate(plan.gpu_node_names) if name not in without]
+        left = [
+            (index, name) for index, name in enumerate(plan.gpu_node_names) if name not in without
+        ]
         lines += [f"NodeName={name} Port={ports.node(index)}{gres} {node}" for index, name in left]
         gpu_nodes = ",".join(name for _, name in left)
     else:
-        lines.append(f"NodeName={gpu_nodes} Port={_port_range(ports.node(0), plan.nodes)}{gres} {node}")
+        lines.append(
+            f"NodeName={gpu_nodes} Port={_port_range(ports.node(0), plan.nodes)}{gres} {node}"
+        )
     lines.append(
         f"PartitionName={plan.partition} Nodes={gpu_nodes} Default=YES State=UP "
         f"MaxTime={plan.max_time_minutes} DefaultTime={min(60, plan.max_time_minutes)}"
     )
     if plan.cpu_nodes:
         cpu_nodes = _bracketed(plan.cpu_node_prefix, plan.cpu_nodes)
-        lines.append(f"NodeName={cpu_nodes} Port={_port_range(ports.node(plan.nodes), plan.cpu_nodes)} {node}")
+        lines.append(
+            f"NodeName={cpu_nodes} Port={_port_range(ports.node(plan.nodes), plan.cpu_nodes)} {node}"
+        )
         lines.append(
             f"PartitionName={plan.cpu_partition} Nodes={cpu_nodes} State=UP "
             f"MaxTime={plan.cpu_max_time_minutes} DefaultTime={min(60, plan.cpu_max_time_minutes)}"
@@ -328,7 +371,9 @@ def slurm_conf(
 
 
 def _port_range(first: int, count: int) -> str:
-    return str(first) if count == 1 else f"[{first}-{first + count - 1}]"
+    if count == 1:
+        return str(first)
+    return f"[{first}-{first + count - 1}]"
 
 
 def gres_conf(plan: TwinPlan, folders: TwinFolders) -> str:
@@ -338,18 +383,27 @@ def gres_conf(plan: TwinPlan, folders: TwinFolders) -> str:
     """
     lines = ["AutoDetect=off"]
     if plan.gpus:
-        files = f"{folders.gpus}/gpu0" if plan.gpus == 1 else f"{folders.gpus}/gpu[0-{plan.gpus - 1}]"
+        if plan.gpus == 1:
+            files = f"{folders.gpus}/gpu0"
+        else:
+            files = f"{folders.gpus}/gpu[0-{plan.gpus - 1}]"
         lines.append(f"NodeName={_bracketed(plan.node_prefix, plan.nodes)} Name=gpu File={files}")
     return "\n".join(lines) + "\n"
 
 
 def cgroup_conf(slurm_version: tuple[int, int]) -> str:
-    """The text of cgroup.conf: Slurm from 23.11 on would otherwise look for a cgroup tree of its own."""
-    return "CgroupPlugin=disabled\n" if slurm_version >= (23, 11) else "CgroupAutomount=no\n"
+    """The text of cgroup.conf: Slurm from 23.11 on would otherwise look for a cgroup tree of its
+    own.
+    """
+    if slurm_version >= (23, 11):
+        return "CgroupPlugin=disabled\n"
+    return "CgroupAutomount=no\n"
 
 
 def slurmdbd_conf(plan: TwinPlan, folders: TwinFolders, ports: TwinPorts, user: str) -> str:
-    """The text of slurmdbd.conf; the database is reached through its socket (environment MYSQL_UNIX_PORT)."""
+    """The text of slurmdbd.conf; the database is reached through its socket (environment
+    MYSQL_UNIX_PORT).
+    """
     lines = [
         "AuthType=auth/munge",
         f"AuthInfo=socket={folders.munge_socket}",

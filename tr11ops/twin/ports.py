@@ -11,13 +11,15 @@ from tr11ops.base.errors import TwinError
 
 BLOCK = 64  # ports are claimed in blocks of this size
 FIRST_BLOCK = 20_032 // BLOCK
-LAST_BLOCK = 32_704 // BLOCK  # below the range from which Linux takes ports for outgoing connections
+# below the range from which Linux takes ports for outgoing connections
+LAST_BLOCK = 32_704 // BLOCK
 
 
 def is_free(port: int) -> bool:
     """True when no one listens on `port`, on any interface."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not count
+        # connections in TIME_WAIT do not count
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("0.0.0.0", port))
             probe.listen(1)
@@ -29,7 +31,9 @@ def is_free(port: int) -> bool:
 
 
 def _claim(block: int) -> socket.socket | None:
-    """The block's lock, or None when another start holds it: an abstract socket, which ends with its process."""
+    """The block's lock, or None when another start holds it: an abstract socket, which ends with
+    its process.
+    """
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         lock.bind(f"\0tr11-twin-ports-{block}")
@@ -41,11 +45,12 @@ def _claim(block: int) -> socket.socket | None:
 
 @contextlib.contextmanager
 def claimed_ports(count: int, beside_twins: bool = False) -> Iterator[int]:
-    """The first of `count` consecutive free ports; while the context is open no other twin takes them.
+    """The first of `count` consecutive free ports; while the context is open no other twin takes
+    them.
 
-    Leave the context when the daemons listen. `beside_twins`: for something else than a twin, from the other end: a
-    twin's controller that is being restarted does not listen for a moment, and finds its port again. Raises TwinError
-    when there is no such range.
+    Leave the context when the daemons listen. `beside_twins`: for something else than a twin, from
+    the other end: a twin's controller that is being restarted does not listen for a moment, and
+    finds its port again. Raises TwinError when there is no such range.
     """
     blocks = -(-count // BLOCK)
     starts = range(FIRST_BLOCK, LAST_BLOCK - blocks + 2)

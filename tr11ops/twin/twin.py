@@ -61,12 +61,15 @@ class NodeStatus(Record):
     """One node as the twin's controller sees it, and whether its daemon runs."""
 
     name: str
-    state: str  # sinfo's long form: "idle", "mixed", "down*"; "unknown" when the controller does not answer
+    # sinfo's long form: "idle", "mixed", "down*"; "unknown" when the controller does not answer
+    state: str
     daemon_alive: bool
 
 
 class TwinStatus(Record):
-    """What `tr11 twin status` shows. `answers` is False when the controller did not answer: states are then unknown."""
+    """What `tr11 twin status` shows. `answers` is False when the controller did not answer: states
+    are then unknown.
+    """
 
     name: str
     directory: Path
@@ -81,11 +84,14 @@ class TwinStatus(Record):
     @property
     def is_healthy(self) -> bool:
         """Every daemon runs, the controller answers, and no node is down."""
-        return self.answers and not self.dead and not any("down" in node.state for node in self.nodes)
+        return (
+            self.answers and not self.dead and not any("down" in node.state for node in self.nodes)
+        )
 
 
 class Twin:
-    """One twin. `Twin.up(plan)` starts it, `Twin.find(...)` takes hold of a running one, `down()` ends it.
+    """One twin. `Twin.up(plan)` starts it, `Twin.find(...)` takes hold of a running one, `down()`
+    ends it.
 
     As a context manager it is taken down at the end of the block.
     """
@@ -96,7 +102,8 @@ class Twin:
         self.ports = ports
         self._mark = mark
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- life
+    # ------------------------------------------------------------------------------------------------------
 
     @classmethod
     def up(
@@ -106,9 +113,11 @@ class Twin:
         progress: Progress = lambda message: None,
         deadline_seconds: float = 180.0,
     ) -> Twin:
-        """Start a twin and wait until every node is idle; a running one of the same plan is taken as it is.
+        """Start a twin and wait until every node is idle; a running one of the same plan is taken
+        as it is.
 
-        `directory` holds one folder for each twin. Raises TwinError; what had been started is then ended.
+        `directory` holds one folder for each twin. Raises TwinError; what had been started is then
+        ended.
         """
         path = search_path(os.environ)
         programs = find_programs(path)
@@ -128,7 +137,9 @@ class Twin:
                 progress(f"clearing what a twin that was not taken down left in {folders.root}")
                 running._end(keep_logs=False)
             elif folders.root.exists() and any(folders.root.iterdir()):
-                raise TwinError(f"{folders.root} exists and is no twin's: remove it, or choose another --dir or --name")
+                raise TwinError(
+                    f"{folders.root} exists and is no twin's: remove it, or choose another --dir or --name"
+                )
             check_memory(plan)
             with claimed_ports(plan.ports_needed) as first:
                 twin = cls(plan, folders, TwinPorts(first), secrets.token_hex(16))
@@ -147,11 +158,14 @@ class Twin:
         """The twin of that name, running or crashed. Raises TwinError when there is none."""
         twin = cls._load(TwinFolders(_home(directory) / name))
         if twin is None:
-            raise TwinError(f"no twin {name!r} in {_home(directory)}: start one with tr11 twin up --name {name}")
+            raise TwinError(
+                f"no twin {name!r} in {_home(directory)}: start one with tr11 twin up --name {name}"
+            )
         return twin
 
     def down(self, keep_logs: bool = False) -> Path | None:
-        """End every process of the twin and remove its folder; returns the folder of the logs when they are kept.
+        """End every process of the twin and remove its folder; returns the folder of the logs when
+        they are kept.
 
         Raises TwinError when a process would not end.
         """
@@ -162,12 +176,17 @@ class Twin:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.down()
 
     def command(self, verb: str) -> str:
-        """The command line that does `verb` ("down", "status", "env") to this twin, in this shell and in any other."""
+        """The command line that does `verb` ("down", "status", "env") to this twin, in this shell
+        and in any other.
+        """
         words = ["tr11", "twin", verb]
         if (self.plan.name, os.environ.get(NAME_VARIABLE, "default")) != ("default", "default"):
             words += ["--name", self.plan.name]
@@ -176,11 +195,14 @@ class Twin:
             words += ["--dir", str(home)]
         return shlex.join(words)
 
-    # -- what clients need -----------------------------------------------------------------------------------------
+    # -- what clients need
+    # -----------------------------------------------------------------------------------------
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables which make Slurm's clients speak to this twin, `tr11 twin` mean it, and others its services."""
+        """The variables which make Slurm's clients speak to this twin, `tr11 twin` mean it, and
+        others its services.
+        """
         beside = services.client_variables(self.plan, self.ports, self._mark)
         meant = {NAME_VARIABLE: self.plan.name, HOME_VARIABLE: str(self.folders.root.parent)}
         return {"SLURM_CONF": str(self.folders.slurm_conf), **meant, **beside}
@@ -190,11 +212,15 @@ class Twin:
         return read_ledger(self.folders.processes)
 
     def process(self, name: str) -> ProcessRecord:
-        """The latest daemon of that name: a node, "slurmctld", "munged", "slurmdbd", "mariadbd", "hub" or "store"."""
+        """The latest daemon of that name: a node, "slurmctld", "munged", "slurmdbd", "mariadbd",
+        "hub" or "store".
+        """
         for record in reversed(self.processes()):
             if record.name == name:
                 return record
-        raise TwinError(f"twin {self.plan.name!r} has no daemon {name!r}: nodes are {', '.join(self.plan.node_names)}")
+        raise TwinError(
+            f"twin {self.plan.name!r} has no daemon {name!r}: nodes are {', '.join(self.plan.node_names)}"
+        )
 
     def start_daemon(self, name: str) -> ProcessRecord:
         """Start a node's slurmd, or "slurmctld", again after it was ended."""
@@ -207,14 +233,28 @@ class Twin:
         return self._spawn(find_programs(search_path(os.environ)), name)
 
     def configure(self, without: Collection[str] = ()) -> None:
-        """Write slurm.conf again, without these GPU nodes; the controller heeds it when it is started again."""
+        """Write slurm.conf again, without these GPU nodes; the controller heeds it when it is
+        started again.
+        """
         programs = find_programs(search_path(os.environ))
-        text = slurm_conf(self.plan, self.folders, self.ports, _user(), slurm_version(programs["slurmctld"]), without)
+        text = slurm_conf(
+            self.plan,
+            self.folders,
+            self.ports,
+            _user(),
+            slurm_version(programs["slurmctld"]),
+            without,
+        )
         write_file(self.folders.slurm_conf, text, 0o644)
 
     def start_helper(self, name: str, arguments: Sequence[str]) -> ProcessRecord:
-        """Start a process that works on this twin and outlives its starter; it ends with the twin, if not before."""
-        environment = {**self.client_environment, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+        """Start a process that works on this twin and outlives its starter; it ends with the twin,
+        if not before.
+        """
+        environment = {
+            **self.client_environment,
+            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        }
         ledger = FaultStore(self.folders).helpers
         return spawn(self.folders, name, arguments, environment, role="helper", ledger=ledger)
 
@@ -233,25 +273,39 @@ class Twin:
             return None
         if answer.returncode != 0:
             return None
-        return dict(line.strip().split("|", 1) for line in answer.stdout.splitlines() if "|" in line)
+        return dict(
+            line.strip().split("|", 1) for line in answer.stdout.splitlines() if "|" in line
+        )
 
     def status(self) -> TwinStatus:
         """What runs, and what the controller says."""
         latest = {record.name: record for record in self.processes()}
         alive = tuple(record for record in latest.values() if record.is_alive)
-        states = self.node_states() if alive else None
+        states = None
+        if alive:
+            states = self.node_states()
         nodes = tuple(
-            NodeStatus(name, (states or {}).get(name, "unknown"), name in latest and latest[name] in alive)
+            NodeStatus(
+                name, (states or {}).get(name, "unknown"), name in latest and latest[name] in alive
+            )
             for name in self.plan.node_names
         )
         dead = tuple(record for record in latest.values() if record not in alive)
         memory = _resident_megabytes(alive)
         return TwinStatus(
-            self.plan.name, self.folders.root, self.plan, self.ports.controller, states is not None, alive, dead, nodes,
+            self.plan.name,
+            self.folders.root,
+            self.plan,
+            self.ports.controller,
+            states is not None,
+            alive,
+            dead,
+            nodes,
             memory,
-        )  # fmt: skip
+        )
 
-    # -- effects ---------------------------------------------------------------------------------------------------
+    # -- effects
+    # ---------------------------------------------------------------------------------------------------
 
     @classmethod
     def _load(cls, folders: TwinFolders) -> Twin | None:
@@ -260,13 +314,22 @@ class Twin:
         except FileNotFoundError:
             return None
         except (OSError, json.JSONDecodeError) as error:
-            raise TwinError(f"{folders.record} cannot be read ({error}): remove {folders.root} by hand") from error
-        return cls(TwinPlan.from_json(value["plan"]), folders, TwinPorts(value["first_port"]), value["mark"])
+            raise TwinError(
+                f"{folders.record} cannot be read ({error}): remove {folders.root} by hand"
+            ) from error
+        return cls(
+            TwinPlan.from_json(value["plan"]),
+            folders,
+            TwinPorts(value["first_port"]),
+            value["mark"],
+        )
 
     def _start(self, programs: Mapping[str, str], progress: Progress, deadline: float) -> None:
         user = _user()
         self._write_files(user, slurm_version(programs["slurmctld"]))
-        progress(f"twin {self.plan.name}: {counted(len(self.plan.node_names), 'node')}, ports from {self.ports.first}")
+        progress(
+            f"twin {self.plan.name}: {counted(len(self.plan.node_names), 'node')}, ports from {self.ports.first}"
+        )
         munged = self._spawn(programs, "munged")
         _await(self.folders.munge_socket.exists, munged, self.folders, deadline)
         if self.plan.accounting:
@@ -275,9 +338,13 @@ class Twin:
             database = accounting.start_database(programs, self.folders, user, environment)
             _await(lambda: listens(self.folders.database_socket), database, self.folders, deadline)
             slurmdbd = accounting.start_slurmdbd(programs, self.folders, environment)
-            _await(lambda: accepts(self.ports.accounting(self.plan)), slurmdbd, self.folders, deadline)
+            _await(
+                lambda: accepts(self.ports.accounting(self.plan)), slurmdbd, self.folders, deadline
+            )
         if self.plan.hub:
-            hub = services.start_hub(self.plan, self.folders, self.ports, self.client_environment, self._mark)
+            hub = services.start_hub(
+                self.plan, self.folders, self.ports, self.client_environment, self._mark
+            )
             _await(lambda: accepts(self.ports.hub(self.plan)), hub, self.folders, deadline)
         if self.plan.store:
             program, environment = services.store_program(), self.client_environment
@@ -287,7 +354,9 @@ class Twin:
         controller = self._spawn(programs, "slurmctld")
         for name in self.plan.node_names:
             self._spawn(programs, name)
-        progress(f"started slurmctld and {len(self.plan.node_names)} slurmd, waiting for idle nodes")
+        progress(
+            f"started slurmctld and {len(self.plan.node_names)} slurmd, waiting for idle nodes"
+        )
         waiting_before = len(self.plan.node_names)
         while True:
             states = self.node_states() or {}
@@ -314,10 +383,23 @@ class Twin:
     def _write_files(self, user: str, version: tuple[int, int]) -> None:
         folders = self.folders
         make_folder(folders.root)
-        for folder in (folders.logs, folders.state, folders.spool, folders.run, folders.munge, folders.gpus):
+        for folder in (
+            folders.logs,
+            folders.state,
+            folders.spool,
+            folders.run,
+            folders.munge,
+            folders.gpus,
+        ):
             make_folder(folder)
-        write_file(folders.record, json.dumps(twin_record(self.plan, self.ports, self._mark), indent=1) + "\n", 0o644)
-        write_file(folders.slurm_conf, slurm_conf(self.plan, folders, self.ports, user, version), 0o644)
+        write_file(
+            folders.record,
+            json.dumps(twin_record(self.plan, self.ports, self._mark), indent=1) + "\n",
+            0o644,
+        )
+        write_file(
+            folders.slurm_conf, slurm_conf(self.plan, folders, self.ports, user, version), 0o644
+        )
         write_file(folders.root / "gres.conf", gres_conf(self.plan, folders), 0o644)
         write_file(folders.root / "cgroup.conf", cgroup_conf(version), 0o644)
         for index in range(self.plan.gpus):
@@ -328,11 +410,15 @@ class Twin:
             stream.write(secrets.token_bytes(128))
         if self.plan.accounting:
             folders.database.mkdir(mode=0o700)
-            write_file(folders.slurmdbd_conf, slurmdbd_conf(self.plan, folders, self.ports, user), 0o600)
+            write_file(
+                folders.slurmdbd_conf, slurmdbd_conf(self.plan, folders, self.ports, user), 0o600
+            )
 
     @property
     def client_environment(self) -> dict[str, str]:
-        """A small environment of the twin's own: nothing of the caller's job or site leaks into its daemons."""
+        """A small environment of the twin's own: nothing of the caller's job or site leaks into its
+        daemons.
+        """
         return {
             "PATH": search_path(os.environ),
             "LANG": "C.UTF-8",
@@ -347,7 +433,8 @@ class Twin:
             arguments = [
                 programs["munged"],
                 "--foreground",
-                "--force",  # a folder closed to other users is fine: the socket is for this user's daemons
+                # a folder closed to other users is fine: the socket is for this user's daemons
+                "--force",
                 f"--socket={folders.munge_socket}",
                 f"--key-file={folders.munge / 'key'}",
                 f"--pid-file={folders.munge / 'pid'}",
@@ -359,7 +446,13 @@ class Twin:
             arguments = [programs["slurmctld"], "-D"]
         else:
             arguments = [programs["slurmd"], "-D", "-N", name]
-        return spawn(folders, name, arguments, self.client_environment, role="" if name in DAEMONS else "slurmd")
+        return spawn(
+            folders,
+            name,
+            arguments,
+            self.client_environment,
+            role="" if name in DAEMONS else "slurmd",
+        )
 
     def _end(self, keep_logs: bool) -> Path | None:
         daemons = self.processes()
@@ -367,7 +460,11 @@ class Twin:
         # the controller goes first, so that it starts nothing in the place of what ends
         survivors = list(end([record for record in daemons if record.role == "slurmctld"], 5.0))
         own = {record.pid for record in daemons if record.is_alive}
-        strays = [record for record in marked(self._mark, self.folders.slurm_conf) if record.pid not in own]
+        strays = [
+            record
+            for record in marked(self._mark, self.folders.slurm_conf)
+            if record.pid not in own
+        ]
         survivors += end(strays, 0.0)
         survivors += end([record for record in daemons if record not in brokers], 5.0)
         survivors += end(brokers, 20.0)
@@ -379,11 +476,16 @@ class Twin:
         survivors = [record for record in survivors if record.is_alive]
         if survivors:
             named = ", ".join(f"{record.name} (pid {record.pid})" for record in survivors)
-            raise TwinError(f"twin {self.plan.name!r}: {named} would not end; {self.folders.root} is kept: try again")
+            raise TwinError(
+                f"twin {self.plan.name!r}: {named} would not end; {self.folders.root} is kept: try again"
+            )
         for fault in FaultStore(self.folders).active():
-            if Path(fault.target).is_absolute():  # what was laid over a directory would outlive the twin
+            # what was laid over a directory would outlive the twin
+            if Path(fault.target).is_absolute():
                 uncover(fault, self.folders)
-        kept = _keep(self.folders) if keep_logs and self.folders.logs.exists() else None
+        kept = None
+        if keep_logs and self.folders.logs.exists():
+            kept = _keep(self.folders)
         if self.folders.root.exists():
             shutil.rmtree(self.folders.root)
         return kept
@@ -400,7 +502,9 @@ def _home(directory: Path | None) -> Path:
 def _reuse(running: Twin, plan: TwinPlan) -> Twin:
     if running.plan != plan:
         ours, theirs = plan.to_json(), running.plan.to_json()
-        different = ", ".join(f"{key} {theirs[key]} (asked: {ours[key]})" for key in ours if ours[key] != theirs[key])
+        different = ", ".join(
+            f"{key} {theirs[key]} (asked: {ours[key]})" for key in ours if ours[key] != theirs[key]
+        )
         raise TwinError(
             f"twin {plan.name!r} is up in {running.folders.root} with {different}: "
             f"{running.command('down')}, or choose another --name"
@@ -413,7 +517,9 @@ def _reuse(running: Twin, plan: TwinPlan) -> Twin:
     return running
 
 
-def _await(condition: Callable[[], bool], process: ProcessRecord, folders: TwinFolders, deadline: float) -> None:
+def _await(
+    condition: Callable[[], bool], process: ProcessRecord, folders: TwinFolders, deadline: float
+) -> None:
     while not condition():
         if not process.is_alive:
             raise _died(process, folders)
@@ -427,10 +533,19 @@ def _died(process: ProcessRecord, folders: TwinFolders) -> TwinError:
     words = ""
     for suffix in (".out", ".log"):
         with contextlib.suppress(OSError):
-            lines = (folders.logs / f"{process.name}{suffix}").read_text(errors="replace").strip().splitlines()
-            chosen = [line for line in lines if re.search(r"error|fatal", line, re.IGNORECASE)] or lines
+            lines = (
+                (folders.logs / f"{process.name}{suffix}")
+                .read_text(errors="replace")
+                .strip()
+                .splitlines()
+            )
+            chosen = [
+                line for line in lines if re.search(r"error|fatal", line, re.IGNORECASE)
+            ] or lines
             words = words or (chosen[-1].strip() if chosen else "")
-    return TwinError(f"{process.name} ended at once: {words or 'it left no message'}; logs are in {folders.logs}")
+    return TwinError(
+        f"{process.name} ended at once: {words or 'it left no message'}; logs are in {folders.logs}"
+    )
 
 
 def _keep(folders: TwinFolders) -> Path:

@@ -1,4 +1,6 @@
-"""The words of the watchdog's policy: actions and plans, and what a plan rests on beside the snapshot. Values only."""
+"""The words of the watchdog's policy: actions and plans, and what a plan rests on beside the
+snapshot. Values only.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from trainer.contract.record import Record
 
 
 class Action(Record):
-    """One thing to do. `subject`: to what it is done; `incident`: the trouble that it ends; `undo`: how to go back."""
+    """One thing to do. `subject`: to what it is done; `incident`: the trouble that it ends; `undo`:
+    how to go back.
+    """
 
     subject: str
     why: str
@@ -30,7 +34,9 @@ class Action(Record):
 
 
 class ReplacementLaunch(Record):
-    """The launch that takes the place of cancelled jobs: the array, the job behind which it queues, and those jobs."""
+    """The launch that takes the place of cancelled jobs: the array, the job behind which it queues,
+    and those jobs.
+    """
 
     array: str
     after: str | None
@@ -38,17 +44,23 @@ class ReplacementLaunch(Record):
 
 
 class Resubmit(Action):
-    """Launch these attempts; `subject` is the array, `after` the job behind which they queue (None: at once)."""
+    """Launch these attempts; `subject` is the array, `after` the job behind which they queue (None:
+    at once).
+    """
 
     after: str | None = None
 
     def words(self) -> str:
-        behind = f" behind job {self.after}" if self.after else ""
+        behind = ""
+        if self.after:
+            behind = f" behind job {self.after}"
         return f"resubmit {self.subject}{behind}: {self.why}"
 
 
 class Exclude(Action):
-    """Keep a node out of this run, in its list and in queued jobs; `job_id` is the attempt that it failed in."""
+    """Keep a node out of this run, in its list and in queued jobs; `job_id` is the attempt that it
+    failed in.
+    """
 
     job_id: str = ""
     limit: ExclusionLimit = ExclusionLimit(0)
@@ -59,7 +71,8 @@ class Include(Action):
 
 
 class Stacks(Action):
-    """Keep what the workers of a hanging job do now, in the folder of `attempt` (the scheduler's own number).
+    """Keep what the workers of a hanging job do now, in the folder of `attempt` (the scheduler's
+    own number).
 
     `nodes` are the job's, `node_count` is how many it has.
     """
@@ -73,10 +86,12 @@ class Stacks(Action):
 
 
 class Cancel(Action):
-    """End a job that holds nodes for nothing, or that can never start; `owes` are the waiting attempts lost with it.
+    """End a job that holds nodes for nothing, or that can never start; `owes` are the waiting
+    attempts lost with it.
 
-    `only_after` is the incident of an action that must have been done before, in the same pass. `relaunch` is what will
-    take the place of queued jobs: where it would be refused, nothing is cancelled.
+    `only_after` is the incident of an action that must have been done before, in the same pass.
+    `relaunch` is what will take the place of queued jobs: where it would be refused, nothing is
+    cancelled.
     """
 
     owes: int = 0
@@ -93,7 +108,9 @@ class Release(Action):
 
 
 class Power(Record):
-    """What the watchdog does about a trouble where it may act, in words; the way back; the actions that it takes."""
+    """What the watchdog does about a trouble where it may act, in words; the way back; the actions
+    that it takes.
+    """
 
     trouble: str
     does: str
@@ -113,11 +130,17 @@ class Plan(Record):
 
 
 # ----------------------------------------------------------------------------- what a plan rests on
-BUDGETS = {"resubmit": "resubmissions_per_day", "exclude": "exclusions_per_day", "cancel": "cancellations_per_day"}
+BUDGETS = {
+    "resubmit": "resubmissions_per_day",
+    "exclude": "exclusions_per_day",
+    "cancel": "cancellations_per_day",
+}
 
 
 class ActionLimits(Record):
-    """What the card allows ([watch], [resilience]): most actions in 24 hours, and what is launched when all is gone."""
+    """What the card allows ([watch], [resilience]): most actions in 24 hours, and what is launched
+    when all is gone.
+    """
 
     resubmit_array: str = "1-3"
     resubmissions: int = 4
@@ -127,7 +150,11 @@ class ActionLimits(Record):
 
     def of(self, action: str) -> int | None:
         """A day's budget; None for what costs nothing."""
-        return {"resubmit": self.resubmissions, "exclude": self.exclusions, "cancel": self.cancellations}.get(action)
+        return {
+            "resubmit": self.resubmissions,
+            "exclude": self.exclusions,
+            "cancel": self.cancellations,
+        }.get(action)
 
 
 class Blame(Record):
@@ -142,10 +169,12 @@ class Blame(Record):
 
 
 class PolicyContext(Record):
-    """What else must be known before anything is done. `user` is who would act, `is_root` whether he may steer all.
+    """What else must be known before anything is done. `user` is who would act, `is_root` whether
+    he may steer all.
 
-    `endings` and `blames` are newest first. `releasable` names what was held for a switch that is gone.
-    `may_act`: someone's watchdog does what is planned; else every word about what will be done says that no one does.
+    `endings` and `blames` are newest first. `releasable` names what was held for a switch that is
+    gone. `may_act`: someone's watchdog does what is planned; else every word about what will be
+    done says that no one does.
     """
 
     user: str

@@ -1,9 +1,10 @@
 """Carries out the watchdog's plan: every effect between an intent and an outcome in the journal.
 
-The intent is on disk before the effect, the outcome after it, so a process that is killed at any point leaves either
-no trace and no effect, or an intent that the next pass settles by looking: a submission is found by its tag, and all
-else may be done twice without harm. A submission is at most one job that trains, whatever is killed when: see
-tr11ops/launch/submit.py and tr11ops/launch/successor.py.
+The intent is on disk before the effect, the outcome after it, so a process that is killed at any
+point leaves either no trace and no effect, or an intent that the next pass settles by looking: a
+submission is found by its tag, and all else may be done twice without harm. A submission is at most
+one job that trains, whatever is killed when: see tr11ops/launch/submit.py and
+tr11ops/launch/successor.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes, include_node
 from tr11ops.observe.ownership import read_own_jobs
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.held_jobs import hold, release
-from tr11ops.rundir.action_log import INTENT, OUTCOME, ActionRecord, ProgressRecord, Result, intent_data, outcome_data
+from tr11ops.rundir.action_log import (
+    INTENT,
+    OUTCOME,
+    ActionRecord,
+    ProgressRecord,
+    Result,
+    intent_data,
+    outcome_data,
+)
 from tr11ops.rundir.exclusion import NodeStanding
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import Journal
@@ -79,20 +88,27 @@ def carry_out(
     progress: ProgressRecord,
     now: float,
 ) -> tuple[Done, ...]:
-    """Do the actions in their order, until `stopped` says why not to go on: it is asked before each effect.
+    """Do the actions in their order, until `stopped` says why not to go on: it is asked before each
+    effect.
 
     An intent that cannot be written stops everything before its effect.
     """
     done: list[Done] = []
     for action in actions:
         needed = action.only_after if isinstance(action, Cancel) else ""
-        if needed and not any(one.action.incident == needed and one.result is Result.DONE for one in done):
+        if needed and not any(
+            one.action.incident == needed and one.result is Result.DONE for one in done
+        ):
             done.append(Done(action, Result.REFUSED, "what must come before it was not done"))
             continue
-        tag = new_tag(now) if isinstance(action, Resubmit) else ""
+        tag = ""
+        if isinstance(action, Resubmit):
+            tag = new_tag(now)
         owes = action.owes if isinstance(action, Cancel) else 0
         number = secrets.token_hex(6)
-        action_record = ActionRecord(number, action.name, action.subject, action.incident, now, tag, progress, owes)
+        action_record = ActionRecord(
+            number, action.name, action.subject, action.incident, now, tag, progress, owes
+        )
         try:
             why = stopped()
             if why:
@@ -106,11 +122,15 @@ def carry_out(
                 now,
             )
         except OSError as error:
-            done.append(Done(action, Result.REFUSED, f"the run directory cannot be written: {cause(error)}"))
+            done.append(
+                Done(action, Result.REFUSED, f"the run directory cannot be written: {cause(error)}")
+            )
             break
         result, message = _effect(effects, action, tag)
         try:
-            journal.write(OUTCOME, message, outcome_data(action_record, result, message), AUTOMATIC_OWNER)
+            journal.write(
+                OUTCOME, message, outcome_data(action_record, result, message), AUTOMATIC_OWNER
+            )
         except OSError as error:
             message = f"{message} (not in the journal: {cause(error)})"
         done.append(Done(action, result, message))
@@ -126,14 +146,17 @@ def _effect(effects: Effects, action: Action, tag: str) -> tuple[Result, str]:
         return Result.UNKNOWN, str(error)
 
 
-# ----------------------------------------------------------------------------- what a killed process left
+# ----------------------------------------------------------------------------- what a killed
+# process left
 def settle(
     unfinished: Sequence[ActionRecord],
     snapshot: Snapshot,
     directory: RunDirectory,
     journal: Journal,
 ) -> tuple[ActionRecord, ...]:
-    """Write the outcome of every action whose end can be seen; returns those that were settled. Raises OSError."""
+    """Write the outcome of every action whose end can be seen; returns those that were settled.
+    Raises OSError.
+    """
     settled = []
     for action_record in unfinished:
         result, message, job_id = _what_became(action_record, snapshot, directory)
@@ -141,7 +164,9 @@ def settle(
             continue
         if job_id:
             _number_the_record(action_record.tag, job_id, snapshot, directory)
-        journal.write(OUTCOME, message, outcome_data(action_record, result, message), AUTOMATIC_OWNER)
+        journal.write(
+            OUTCOME, message, outcome_data(action_record, result, message), AUTOMATIC_OWNER
+        )
         settled.append(replace(action_record, result=result, message=message))
     return tuple(settled)
 
@@ -149,7 +174,9 @@ def settle(
 OPEN = (Result.OPEN, "", "")  # it cannot be seen yet
 
 
-def _what_became(action_record: ActionRecord, snapshot: Snapshot, directory: RunDirectory) -> tuple[Result, str, str]:
+def _what_became(
+    action_record: ActionRecord, snapshot: Snapshot, directory: RunDirectory
+) -> tuple[Result, str, str]:
     """(result, in words, number of a job found by its tag)."""
     if isinstance(snapshot.jobs, Unknown) or isinstance(snapshot.exclusions, Unknown):
         return OPEN
@@ -173,7 +200,10 @@ def _what_became(action_record: ActionRecord, snapshot: Snapshot, directory: Run
         "cancel": (not living, "it is gone", "it is still there"),
         "hold": (is_held or not waiting, "it is held", "it is not held"),
         "release": (not is_held, "it is released", "it is still held"),
-    }.get(action_record.action, (False, "", f"{action_record.action!r} is not an action of this version"))
+    }.get(
+        action_record.action,
+        (False, "", f"{action_record.action!r} is not an action of this version"),
+    )
     if seen[0]:
         return Result.DONE, f"seen later: {seen[1]}", ""
     return Result.REFUSED, f"seen later: {seen[2]}", ""
@@ -182,7 +212,9 @@ def _what_became(action_record: ActionRecord, snapshot: Snapshot, directory: Run
 def _of_submission(
     action_record: ActionRecord, snapshot: Snapshot, jobs: tuple[Job, ...], directory: RunDirectory
 ) -> tuple[Result, str, str]:
-    """A submission leaves its record before it is sent. One that has no job is given up by the next launch."""
+    """A submission leaves its record before it is sent. One that has no job is given up by the next
+    launch.
+    """
     if isinstance(snapshot.submissions, Unknown):
         return OPEN
     record = next((entry for entry in snapshot.submissions if entry.tag == action_record.tag), None)
@@ -197,7 +229,11 @@ def _of_submission(
     number = job_of_tag(action_record.tag, jobs, traces)
     if number is not None:
         return Result.DONE, f"seen later: job {number}", number
-    return Result.REFUSED, "seen later: no job carries its tag; should one come, it leaves at once", ""
+    return (
+        Result.REFUSED,
+        "seen later: no job carries its tag; should one come, it leaves at once",
+        "",
+    )
 
 
 def _number_the_record(tag: str, job_id: str, snapshot: Snapshot, directory: RunDirectory) -> None:
@@ -205,9 +241,11 @@ def _number_the_record(tag: str, job_id: str, snapshot: Snapshot, directory: Run
     directory.write_submission(replace(record, job_id=job_id, note=""))
 
 
-# ----------------------------------------------------------------------------- the effects themselves
+# ----------------------------------------------------------------------------- the effects
+# themselves
 class RunEffects(Record):
-    """The real world of one run. `prepare` makes a launch of an array, to be queued behind a job or at once.
+    """The real world of one run. `prepare` makes a launch of an array, to be queued behind a job or
+    at once.
 
     `now` is the moment of the look, by the run's clock.
     """
@@ -243,8 +281,9 @@ class RunEffects(Record):
             raise NotDone(cause(error)) from None
 
     def refusal(self, action: Action) -> str:
-        """Why a launch, or a cancellation for the sake of one, would be refused now; "" where it would not. Changes
-        nothing."""
+        """Why a launch, or a cancellation for the sake of one, would be refused now; "" where it
+        would not. Changes nothing.
+        """
         try:
             if isinstance(action, Cancel):
                 self._prove_relaunch(action.relaunch)
@@ -263,7 +302,9 @@ class RunEffects(Record):
             raise NotDone("; ".join(str(check) for check in view.faults))
 
     def _prove_relaunch(self, relaunch: ReplacementLaunch | None) -> None:
-        """A queue is not emptied for a launch that would be refused. Raises NotDone with what refuses it."""
+        """A queue is not emptied for a launch that would be refused. Raises NotDone with what
+        refuses it.
+        """
         if relaunch is None:
             return
         job = self.prepare(relaunch.array, relaunch.after)
@@ -286,15 +327,28 @@ class RunEffects(Record):
     def _keep_stacks(self, action: Stacks) -> str:
         is_local = self.scheduler.name != "slurm"
         return keep_stacks(
-            self.directory.paths, action.attempt, action.nodes, action.node_count, os.environ, self.now, is_local
+            self.directory.paths,
+            action.attempt,
+            action.nodes,
+            action.node_count,
+            os.environ,
+            self.now,
+            is_local,
         )
 
     def _exclude(self, action: Exclude) -> str:
         queue = RunQueue(self.scheduler, self.own_jobs, lambda: self.nodes, user=self.user)
         done = exclude_nodes(
-            self.directory, [action.subject], queue, why=action.why, owner=AUTOMATIC_OWNER, evidence=action.evidence,
-            days=self.exclusion_days, job_id=action.job_id, limit=action.limit,
-        )  # fmt: skip
+            self.directory,
+            [action.subject],
+            queue,
+            why=action.why,
+            owner=AUTOMATIC_OWNER,
+            evidence=action.evidence,
+            days=self.exclusion_days,
+            job_id=action.job_id,
+            limit=action.limit,
+        )
         if done.refused:
             raise NotDone(done.refused[0][1])
         return "; ".join(("excluded", *done.failures))
@@ -302,7 +356,12 @@ class RunEffects(Record):
     def _include(self, action: Include) -> str:
         queue = RunQueue(self.scheduler, self.own_jobs, lambda: self.nodes, user=self.user)
         done = include_nodes(
-            self.directory, [action.subject], queue, why=action.why, owner=AUTOMATIC_OWNER, then=NodeStanding.SUSPECT
+            self.directory,
+            [action.subject],
+            queue,
+            why=action.why,
+            owner=AUTOMATIC_OWNER,
+            then=NodeStanding.SUSPECT,
         )
         if done.refused:
             raise NotDone(done.refused[0][1])
@@ -320,18 +379,26 @@ class RunEffects(Record):
             raise Uncertain("; ".join(why for _, why in result.refused))
         if result.refused:
             raise NotDone("; ".join(why for _, why in result.refused))
-        return "held" if isinstance(action, Hold) else "released"
+        if isinstance(action, Hold):
+            return "held"
+        return "released"
 
 
 def as_it_would_go(intended: Plan, effects: RunEffects) -> Plan:
-    """What people are told of a plan before it is carried out: the launches that would be refused are withheld.
+    """What people are told of a plan before it is carried out: the launches that would be refused
+    are withheld.
 
     A launch behind cancellations cannot be tried before these.
     """
     actions, withheld = list[Action](), list(intended.withheld)
     for action in intended.actions:
-        is_behind = isinstance(action, Resubmit) and any(isinstance(one, Cancel) for one in intended.actions)
-        against = "" if is_behind else effects.refusal(action)
+        is_behind = isinstance(action, Resubmit) and any(
+            isinstance(one, Cancel) for one in intended.actions
+        )
+        if is_behind:
+            against = ""
+        else:
+            against = effects.refusal(action)
         if against:
             withheld.append(f"{action.words()}; not done: {against}")
         else:

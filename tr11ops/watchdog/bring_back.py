@@ -1,7 +1,9 @@
-"""What was recorded on this machine while the run directory could not be written is brought into it.
+"""What was recorded on this machine while the run directory could not be written is brought into
+it.
 
-Each file is whole in the run directory before it leaves the fallback directory, under a name that does not change: a
-kill at any point repeats and loses nothing. Another machine's records are brought back by that machine.
+Each file is whole in the run directory before it leaves the fallback directory, under a name that
+does not change: a kill at any point repeats and loses nothing. Another machine's records are
+brought back by that machine.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from trainer.contract.sharing import make_shared, open_shared
 
 
 def bring_back(directory: RunDirectory) -> tuple[str, ...]:
-    """Bring it back if the run directory can be written now, and no one else is at it. Returns notes, one line each."""
+    """Bring it back if the run directory can be written now, and no one else is at it. Returns
+    notes, one line each.
+    """
     if not directory.exists:
         return ()
     try:
@@ -39,7 +43,9 @@ def bring_back(directory: RunDirectory) -> tuple[str, ...]:
             take_in_rounds(directory, local)
             _rounds_output(cron_folder(local), cron_folder(directory))
             _journal(local.journal, directory.journal)
-            return (f"what was recorded on this machine meanwhile is in the run directory again: {local.root}",)
+            return (
+                f"what was recorded on this machine meanwhile is in the run directory again: {local.root}",
+            )
     except (OSError, ValueError) as error:
         return (f"what was recorded on this machine cannot be brought back yet: {cause(error)}",)
 

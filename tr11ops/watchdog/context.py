@@ -1,4 +1,6 @@
-"""Reads what the watchdog's policy must know beside the snapshot: pause, lease, how attempts ended, who is blamed."""
+"""Reads what the watchdog's policy must know beside the snapshot: pause, lease, how attempts ended,
+who is blamed.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def limits_of(card: RunCard) -> ActionLimits:
     )
 
 
-def read_policy_context(directory: RunDirectory, user: str, now: float, may_act: bool = True) -> PolicyContext:
+def read_policy_context(
+    directory: RunDirectory, user: str, now: float, may_act: bool = True
+) -> PolicyContext:
     """Look once; what cannot be read is Unknown, and then nothing is done."""
     return PolicyContext(
         user=user,
@@ -51,7 +55,10 @@ def read_policy_context(directory: RunDirectory, user: str, now: float, may_act:
 
 
 def _newest_attempts(directory: RunDirectory) -> list[Path]:
-    return [directory.paths.attempt(name) for name in reversed(directory.attempt_ids()[-ATTEMPTS_LOOKED_AT:])]
+    return [
+        directory.paths.attempt(name)
+        for name in reversed(directory.attempt_ids()[-ATTEMPTS_LOOKED_AT:])
+    ]
 
 
 def _verdicts(directory: RunDirectory) -> Iterator[AttemptVerdict]:
@@ -64,7 +71,8 @@ def _verdicts(directory: RunDirectory) -> Iterator[AttemptVerdict]:
 def _blames(directory: RunDirectory) -> Iterator[Blame]:
     """Raises OSError or ValueError when a record of a launch is there and cannot be read.
 
-    A fault that came back elsewhere is no node's, nor is a health check that fails everywhere: these blame no one.
+    A fault that came back elsewhere is no node's, nor is a health check that fails everywhere:
+    these blame no one.
     """
     records: list[tuple[str, dict[str, Any]]] = [
         (folder.name, read_json(path) or {})
@@ -81,7 +89,10 @@ def _blames(directory: RunDirectory) -> Iterator[Blame]:
         if node_fault(name, record) in recurring:
             continue
         why, lines = str(record.get("summary", "")), tuple(map(str, record.get("evidence") or ()))
-        when = float(end) if isinstance(end, int | float) else float(record.get("start") or 0.0)
+        if isinstance(end, int | float):
+            when = float(end)
+        else:
+            when = float(record.get("start") or 0.0)
         if rests_on(failing, lines, when):
             continue
         for node in record.get("blamed") or ():

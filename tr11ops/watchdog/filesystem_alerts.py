@@ -1,4 +1,6 @@
-"""One look of the alerts at the file systems alone, right after they were measured; all else is left to the pulse."""
+"""One look of the alerts at the file systems alone, right after they were measured; all else is
+left to the pulse.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,15 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
 
 
-def alert(directory: RunDirectory, card: RunCard, samples: Sequence[Usage], now: float, typed: str) -> AlertOutcome:
+def alert(
+    directory: RunDirectory, card: RunCard, samples: Sequence[Usage], now: float, typed: str
+) -> AlertOutcome:
     """Tell the alerts what these samples show, also where a full disk did not let them be kept."""
     from tr11ops.alerts.service import process_some
 
-    snapshot = observe(directory, facts_of(card, typed), Unknown("only the file systems were looked at"), now)
+    snapshot = observe(
+        directory, facts_of(card, typed), Unknown("only the file systems were looked at"), now
+    )
     earlier = (sample for sample in known(snapshot.operation.usage, ()) if sample.time < now)
     snapshot = replace(snapshot, operation=replace(snapshot.operation, usage=(*earlier, *samples)))
     findings = (*filesystem_full.detect(snapshot), *filesystem_filling.detect(snapshot))

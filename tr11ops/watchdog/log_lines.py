@@ -1,8 +1,9 @@
-"""The lines that a pulse appends to the run's log: the original's, to the letter, and what the original could not see.
+"""The lines that a pulse appends to the run's log: the original's, to the letter, and what the
+original could not see.
 
-The original's watchdog printed one line for each job in the queue, and an alert where there was none. People and
-programs that follow the log know these lines, unbalanced parentheses included. After them come lines of the same form
-for what a queue alone does not tell. Pure.
+The original's watchdog printed one line for each job in the queue, and an alert where there was
+none. People and programs that follow the log know these lines, unbalanced parentheses included.
+After them come lines of the same form for what a queue alone does not tell. Pure.
 """
 
 from __future__ import annotations
@@ -78,11 +79,14 @@ OF_WORD = {
 }
 
 
-# ----------------------------------------------------------------------------- what the queue does not tell
+# ----------------------------------------------------------------------------- what the queue does
+# not tell
 def remarks(
     snapshot: Snapshot, findings: tuple[Finding, ...], verdict: Verdict, pause: Observed[str]
 ) -> tuple[Remark, ...]:
-    """Everything that a look at the queue alone takes for running or waiting; the most severe first."""
+    """Everything that a look at the queue alone takes for running or waiting; the most severe
+    first.
+    """
     return tuple(dict.fromkeys(_remarks(snapshot, findings, verdict, pause)))
 
 
@@ -103,30 +107,44 @@ def _remarks(
 
 
 def _of_detectors(findings: tuple[Finding, ...], wanted: Mapping[str, State]) -> Iterator[Remark]:
-    """The findings of these detectors in their order, the first one of each subject: a zombie is no news as stalled."""
+    """The findings of these detectors in their order, the first one of each subject: a zombie is no
+    news as stalled.
+    """
     reported: set[str] = set()
     for name, state in wanted.items():
         for finding in findings:
-            if finding.detector == name and finding.severity > Severity.INFO and finding.subject not in reported:
+            if (
+                finding.detector == name
+                and finding.severity > Severity.INFO
+                and finding.subject not in reported
+            ):
                 reported.add(finding.subject)
                 yield Remark(state, finding.title)
 
 
 def _half_dead(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Iterator[Remark]:
     """The scheduler has lost a node of a job that lives on."""
-    lost = {finding.subject: finding for finding in reversed(findings) if finding.detector == "node-lost"}
+    lost = {
+        finding.subject: finding
+        for finding in reversed(findings)
+        if finding.detector == "node-lost"
+    }
     for job in snapshot.active_jobs:
         if is_zombie(snapshot, job):
             continue
         if job.job_id in lost:
             yield Remark(State.HALF_DEAD, f"{lost[job.job_id].title}; the allocation lives")
         elif has_lost_its_host(snapshot, job):
-            yield Remark(State.HALF_DEAD, f"job {job.job_id} has lost its batch host, and its trainers live")
+            yield Remark(
+                State.HALF_DEAD, f"job {job.job_id} has lost its batch host, and its trainers live"
+            )
 
 
 def state_of(verdict: Verdict, reported: tuple[Remark, ...]) -> State:
     """The one word: the most severe remark that explains the verdict, else the verdict's own."""
-    return reported[0].state if reported else OF_WORD[verdict.word]
+    if reported:
+        return reported[0].state
+    return OF_WORD[verdict.word]
 
 
 # ----------------------------------------------------------------------------- the lines
@@ -135,8 +153,12 @@ def prefix(time: float, zone: tzinfo | None = None) -> str:
     return f"[{_stamp(time, zone):%Y-%m-%d %H:%M:%S}] PULSE:"
 
 
-def queue_lines(snapshot: Snapshot, verdict: Verdict, zone: tzinfo | None = None) -> tuple[str, ...]:
-    """The original's lines: one for each job in the queue, or its alert. None where the queue could not be seen."""
+def queue_lines(
+    snapshot: Snapshot, verdict: Verdict, zone: tzinfo | None = None
+) -> tuple[str, ...]:
+    """The original's lines: one for each job in the queue, or its alert. None where the queue could
+    not be seen.
+    """
     if isinstance(snapshot.jobs, Unknown):
         return ()
     head = f"{prefix(snapshot.time, zone)} "
@@ -160,8 +182,13 @@ def lines(
     if not own and verdict.word is VerdictWord.DOWN and snapshot.pending_jobs:
         own = [f"{head} is DOWN: {verdict.why}"]
     return tuple(
-        plain(for_card(snapshot.run.card, line), unicode=True)  # what came from a file may begin no line of its own
-        for line in (*queue_lines(snapshot, verdict, zone), *own, *(f"{head}: {record}" for record in records))
+        # what came from a file may begin no line of its own
+        plain(for_card(snapshot.run.card, line), unicode=True)
+        for line in (
+            *queue_lines(snapshot, verdict, zone),
+            *own,
+            *(f"{head}: {record}" for record in records),
+        )
     )
 
 
@@ -173,14 +200,19 @@ _STATES = {  # that the original did not know
 
 
 def _job_line(name: str, job: Job, now: float, zone: tzinfo | None) -> str:
-    start = "N/A" if job.start_time is None else f"{_stamp(job.start_time, zone):{SCHEDULED_FORMAT}}"
+    if job.start_time is None:
+        start = "N/A"
+    else:
+        start = f"{_stamp(job.start_time, zone):{SCHEDULED_FORMAT}}"
     place = f"{job.job_id} on '{job.partition}' partition"
     if job.state is JobState.RUNNING:
         elapsed = _elapsed(0.0 if job.start_time is None else now - job.start_time)
         return f"{name} is running for {elapsed} since {start} ({place} ({nodes_text(job.nodes)})"
     if job.state is not JobState.PENDING:
         state = _STATES.get(job.state, "is unknown - fix me:")
-        return f"{name} {state} (at {start}) ({place}) ({nodes_text(job.nodes) or f'({job.reason})'})"
+        return (
+            f"{name} {state} (at {start}) ({place}) ({nodes_text(job.nodes) or f'({job.reason})'})"
+        )
     if job.start_time is not None:
         delta = timedelta(seconds=math.floor(job.start_time - now))
         return f"{name} is scheduled to start in {delta} (at {start}) ({place})"
@@ -200,7 +232,9 @@ def _elapsed(seconds: float) -> str:
     minutes, second = divmod(rest, 60)
     if days:
         return f"{days}-{hours:02d}:{minutes:02d}:{second:02d}"
-    return f"{hours}:{minutes:02d}:{second:02d}" if hours else f"{minutes}:{second:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{second:02d}"
+    return f"{minutes}:{second:02d}"
 
 
 def _stamp(time: float, zone: tzinfo | None) -> datetime:
@@ -210,5 +244,6 @@ def _stamp(time: float, zone: tzinfo | None) -> datetime:
 def seen_something(snapshot: Snapshot, verdict: Verdict) -> bool:
     """Whether this look is worth a sign of life to the outside: the run was really observed."""
     return verdict.word is not VerdictWord.UNKNOWN and (
-        not isinstance(snapshot.jobs, Unknown) or bool(known(snapshot.heartbeats, ()) or known(snapshot.steps, ()))
+        not isinstance(snapshot.jobs, Unknown)
+        or bool(known(snapshot.heartbeats, ()) or known(snapshot.steps, ()))
     )

@@ -1,8 +1,10 @@
-"""What the watchdog should do about what it sees: findings become a plan of typed actions, each with its reason.
+"""What the watchdog should do about what it sees: findings become a plan of typed actions, each
+with its reason.
 
-Pure: no clock, no files, no scheduler. What is not known forbids every action that would rest on it, and what a person
-has decided (kill switch, pause, a hold, a finished run) is never undone. The chain of rules reads from the top of
-`plan` downwards; each action costs one of a day's budget, and no incident is treated twice without progress between.
+Pure: no clock, no files, no scheduler. What is not known forbids every action that would rest on
+it, and what a person has decided (kill switch, pause, a hold, a finished run) is never undone. The
+chain of rules reads from the top of `plan` downwards; each action costs one of a day's budget, and
+no incident is treated twice without progress between.
 """
 
 from __future__ import annotations
@@ -56,15 +58,20 @@ from tr11ops.watchdog.verdict import Verdict, VerdictWord
 from trainer.contract.record import Record
 
 SURE = 0.8  # from this confidence on, a blamed node is taken for the fault itself
-BLAME_SECONDS = 86400.0  # what was blamed longer ago is history: the node may have been repaired since
-CURABLE = ("DependencyNeverSatisfied",)  # reasons for never starting that a new launch does not have
-HUNG_PATIENCES = 3.0  # a job is given up after this many times the silence that is normal in its phase
+# what was blamed longer ago is history: the node may have been repaired since
+BLAME_SECONDS = 86400.0
+# reasons for never starting that a new launch does not have
+CURABLE = ("DependencyNeverSatisfied",)
+# a job is given up after this many times the silence that is normal in its phase
+HUNG_PATIENCES = 3.0
 
 
 def progress(snapshot: Snapshot) -> ProgressRecord:
     """How far the training has come, as far as it is known."""
     newest, iteration = snapshot.newest_sound, derived.iteration(snapshot)
-    return ProgressRecord(-1 if iteration is None else iteration, -1 if newest is None else newest.step)
+    return ProgressRecord(
+        -1 if iteration is None else iteration, -1 if newest is None else newest.step
+    )
 
 
 # ----------------------------------------------------------------------------- the plan
@@ -100,7 +107,9 @@ class _Draft:
         if last is not None and not progress(self.snapshot).is_beyond(last.progress):
             return f"it was done {duration(now - last.time)} ago and nothing has come of it: a person must look"
         budget = self.limits.of(action.name)
-        spent = self.history.spent(action.name, now) + sum(one.name == action.name for one in self.actions)
+        spent = self.history.spent(action.name, now) + sum(
+            one.name == action.name for one in self.actions
+        )
         if budget is not None and spent >= budget:
             return f"{spent} of {budget} in 24 hours are spent: raise watch.{BUDGETS[action.name]}, or do it by hand"
         return ""
@@ -119,8 +128,14 @@ def plan(
         return Plan()
     hidden = _hidden(snapshot, history, policy_context)
     if hidden:
-        urgent = any(finding.severity is Severity.CRITICAL for finding in findings) or verdict.exit_code
-        return Plan(withheld=(f"nothing is done, because something is not known: {hidden}",) if urgent else ())
+        urgent = (
+            any(finding.severity is Severity.CRITICAL for finding in findings) or verdict.exit_code
+        )
+        return Plan(
+            withheld=(f"nothing is done, because something is not known: {hidden}",)
+            if urgent
+            else ()
+        )
     if snapshot.kill_switch is not None or policy_context.pause:
         return Plan()  # a person has stopped it: whatever is wrong may stay so
     foreign = _foreign(snapshot, policy_context)
@@ -137,20 +152,33 @@ def _hidden(snapshot: Snapshot, history: ActionHistory, policy_context: PolicyCo
     if history.read_error:
         return history.read_error
     for name, value in (
-        ("jobs", snapshot.jobs), ("nodes", snapshot.nodes), ("attempts", snapshot.attempts),
-        ("kill switch", snapshot.kill_switch), ("exclusions", snapshot.exclusions),
-        ("submissions", snapshot.submissions), ("steps", snapshot.steps), ("heartbeats", snapshot.heartbeats),
-        ("checkpoints", snapshot.checkpoints), ("pause", policy_context.pause), ("lease", policy_context.holder),
-        ("verdicts of attempts", policy_context.endings), ("causes of failures", policy_context.blames),
+        ("jobs", snapshot.jobs),
+        ("nodes", snapshot.nodes),
+        ("attempts", snapshot.attempts),
+        ("kill switch", snapshot.kill_switch),
+        ("exclusions", snapshot.exclusions),
+        ("submissions", snapshot.submissions),
+        ("steps", snapshot.steps),
+        ("heartbeats", snapshot.heartbeats),
+        ("checkpoints", snapshot.checkpoints),
+        ("pause", policy_context.pause),
+        ("lease", policy_context.holder),
+        ("verdicts of attempts", policy_context.endings),
+        ("causes of failures", policy_context.blames),
         ("nodes that were let in again", snapshot.readmissions),
-    ):  # fmt: skip
+    ):
         if isinstance(value, Unknown):
             return f"{name}: {value.why}"
-    return next((read_error for read_error in snapshot.read_errors if read_error.startswith("submission")), "")
+    return next(
+        (read_error for read_error in snapshot.read_errors if read_error.startswith("submission")),
+        "",
+    )
 
 
 def _foreign(snapshot: Snapshot, policy_context: PolicyContext) -> str:
-    """Why the run is someone else's at this moment: a living trainer that no job of ours stands for."""
+    """Why the run is someone else's at this moment: a living trainer that no job of ours stands
+    for.
+    """
     for job_id, variant in derived.other_variants(snapshot).items():
         return f"nothing is done: job {job_id} trains variant {variant} of this run, whose own watchdog sees to it"
     outside = derived.liveness_outside(snapshot)
@@ -165,7 +193,9 @@ def _foreign(snapshot: Snapshot, policy_context: PolicyContext) -> str:
 
 # ----------------------------------------------------------------------------- rules
 def _repair_queue(draft: _Draft) -> None:
-    """Zombie allocations end; what can never start is launched again; what was held for a switch now gone goes on."""
+    """Zombie allocations end; what can never start is launched again; what was held for a switch
+    now gone goes on.
+    """
     repair = plan_repair(draft.snapshot, draft.policy_context.releasable, is_automatic=True)
     for name, reason in repair.taken_over:
         why = f"release {name}: it was held for a kill switch or pause that is gone"
@@ -183,7 +213,14 @@ def _repair_queue(draft: _Draft) -> None:
             _exclude_lost_host(draft, job)  # before the job is gone that tells which node it was
         dead = tuple(one for one in step.jobs if one.state is JobState.PENDING)
         undo = "nothing brings it back; `tr11 launch` starts the next"
-        cancel = Cancel(step.job, step.why, f"cancel:{step.job}", _evidence(job), undo, derived.queued_tasks(dead))
+        cancel = Cancel(
+            step.job,
+            step.why,
+            f"cancel:{step.job}",
+            _evidence(job),
+            undo,
+            derived.queued_tasks(dead),
+        )
         if dead and not job.reason.startswith(CURABLE):
             draft.withheld.append(f"{cancel.words()}; not done: another launch would meet the same")
         elif draft.propose(cancel, job):
@@ -193,7 +230,9 @@ def _repair_queue(draft: _Draft) -> None:
 
 
 def _await_zombies(draft: _Draft) -> None:
-    """Jobs that have lost their batch host while trainers were alive: what becomes of them, and when."""
+    """Jobs that have lost their batch host while trainers were alive: what becomes of them, and
+    when.
+    """
     snapshot = draft.snapshot
     for job in snapshot.active_jobs:
         if has_lost_its_host(snapshot, job) and not is_zombie(snapshot, job):
@@ -203,21 +242,29 @@ def _await_zombies(draft: _Draft) -> None:
 
 
 def _launch_again(draft: _Draft, cancelled: list[Job], after: str | None) -> None:
-    """Launch again what is cancelled now, or was by a pass that came no further; or all, where nothing is left."""
+    """Launch again what is cancelled now, or was by a pass that came no further; or all, where
+    nothing is left.
+    """
     snapshot, gone = draft.snapshot, {job.job_id for job in cancelled}
     every = (*snapshot.active_jobs, *snapshot.pending_jobs)
     launched = max((entry.time for entry in known(snapshot.submissions, ())), default=0.0)
-    owed = draft.history.owed(launched) + sum(action.owes for action in draft.actions if isinstance(action, Cancel))
+    owed = draft.history.owed(launched) + sum(
+        action.owes for action in draft.actions if isinstance(action, Cancel)
+    )
     if owed:
         gone_names = tuple(action.subject for action in draft.actions if isinstance(action, Cancel))
         relaunch = ReplacementLaunch(f"1-{owed}", after, gone_names)
         draft.actions = [
-            replace(action, relaunch=relaunch) if isinstance(action, Cancel) and action.owes else action
+            replace(action, relaunch=relaunch)
+            if isinstance(action, Cancel) and action.owes
+            else action
             for action in draft.actions
         ]
         _resubmit(draft, f"1-{owed}", "what could never start was cancelled", after)
     elif cancelled and all(job.job_id in gone for job in every):
-        _resubmit(draft, draft.limits.resubmit_array, "nothing is queued behind the lost job", after)
+        _resubmit(
+            draft, draft.limits.resubmit_array, "nothing is queued behind the lost job", after
+        )
 
 
 def _exclude_lost_host(draft: _Draft, job: Job) -> None:
@@ -234,19 +281,31 @@ def _end_duplicates(draft: _Draft) -> None:
     planned = {action.subject for action in draft.actions}
     running = [job for job in running if job.job_id not in planned]
     holder = known(draft.policy_context.holder, None)
-    keeps = [job for job in running if holder is not None and holder.job_id in derived.identifiers(job)]
+    keeps = [
+        job for job in running if holder is not None and holder.job_id in derived.identifiers(job)
+    ]
     if len(running) > 1 and not keeps:
-        draft.withheld.append("two jobs run at once and neither holds the lease: a person must choose")
+        draft.withheld.append(
+            "two jobs run at once and neither holds the lease: a person must choose"
+        )
         return
     for job in running:
         if job not in keeps and len(running) > 1:
             why = f"job {keeps[0].job_id} holds the run's lease: two trainers must not write one run's checkpoints"
-            cancel = Cancel(job.job_id, why, f"cancel:{job.raw_id}", _evidence(job), "`tr11 launch --after` queues it")
+            cancel = Cancel(
+                job.job_id,
+                why,
+                f"cancel:{job.raw_id}",
+                _evidence(job),
+                "`tr11 launch --after` queues it",
+            )
             draft.propose(cancel, job)
 
 
 def _end_hung(draft: _Draft) -> None:
-    """A hung job ends after three times the silence that is normal, and not before its workers' stacks were kept."""
+    """A hung job ends after three times the silence that is normal, and not before its workers'
+    stacks were kept.
+    """
     snapshot = draft.snapshot
     planned = {action.subject for action in draft.actions}
     for finding in draft.findings:
@@ -258,7 +317,11 @@ def _end_hung(draft: _Draft) -> None:
             continue
         bound = HUNG_PATIENCES * liveness.patience
         cancel = Cancel(
-            job.job_id, finding.title, f"cancel:{job.raw_id}", finding.evidence, "the next task of the array goes on"
+            job.job_id,
+            finding.title,
+            f"cancel:{job.raw_id}",
+            finding.evidence,
+            "the next task of the array goes on",
         )
         if liveness.silent_for(snapshot.time) <= bound:
             draft.withheld.append(
@@ -281,7 +344,9 @@ def _end_after_stacks(draft: _Draft, job: Job, cancel: Cancel) -> None:
     count = len(job.nodes) or job.node_count
     incident = f"stacks:{job.raw_id}"
     undo = "nothing is changed by it"
-    stacks = Stacks(job.job_id, cancel.why, incident, cancel.evidence, undo, job.raw_id, job.nodes, count)
+    stacks = Stacks(
+        job.job_id, cancel.why, incident, cancel.evidence, undo, job.raw_id, job.nodes, count
+    )
     if draft.propose(stacks, job):
         draft.propose(replace(cancel, only_after=incident), job)
 
@@ -301,16 +366,24 @@ def _use_avoided(draft: _Draft) -> None:
     if snapshot.active_jobs or not derived.startable_jobs(snapshot):
         return
     needed = needed_next(snapshot)
-    free = {node.name for node in nodes_of_partition(snapshot, partition_of(snapshot)) if _is_free(node)}
+    free = {
+        node.name for node in nodes_of_partition(snapshot, partition_of(snapshot)) if _is_free(node)
+    }
     listed = {entry.node: entry for entry in known(snapshot.exclusions, ())}
-    avoided = [entry for entry in listed.values() if entry.state == NodeStanding.AVOID and entry.node in free]
+    avoided = [
+        entry
+        for entry in listed.values()
+        if entry.state == NodeStanding.AVOID and entry.node in free
+    ]
     missing = (needed or 0) - len(free - set(listed))
     if not 0 < missing <= len(avoided):
         return
     for entry in sorted(avoided, key=lambda entry: (entry.since or 0.0, entry.node))[:missing]:
         why = f"only {counted(len(free - set(listed)), 'other is', 'others are')} free, an attempt needs {needed}"
         incident = f"include:{entry.node}:{entry.job_id}"
-        draft.propose(Include(entry.node, why, incident, entry.evidence, f"`tr11 nodes exclude {entry.node}`"))
+        draft.propose(
+            Include(entry.node, why, incident, entry.evidence, f"`tr11 nodes exclude {entry.node}`")
+        )
 
 
 def _is_free(node: Node) -> bool:
@@ -324,21 +397,34 @@ def _exclude(draft: _Draft, blame: Blame) -> None:
         return
     limit = exclusion_limit(draft.snapshot) or ExclusionLimit(0)
     action = Exclude(
-        blame.node, blame.why, f"exclude:{blame.node}:{blame.job_id}", blame.evidence,
-        f"`tr11 nodes include {blame.node}`", blame.job_id, limit,
-    )  # fmt: skip
+        blame.node,
+        blame.why,
+        f"exclude:{blame.node}:{blame.job_id}",
+        blame.evidence,
+        f"`tr11 nodes include {blame.node}`",
+        blame.job_id,
+        limit,
+    )
     if limit.forbids([blame.node], listed | planned):
-        draft.withheld.append(f"{action.words()}; not done: {limit}; by hand: `{way_past(blame.node)}`")
+        draft.withheld.append(
+            f"{action.words()}; not done: {limit}; by hand: `{way_past(blame.node)}`"
+        )
     else:
         draft.propose(action)
 
 
 def _hold_doomed(draft: _Draft) -> None:
-    """The last attempt said that nothing may start before a person has looked, and could not hold queued jobs."""
+    """The last attempt said that nothing may start before a person has looked, and could not hold
+    queued jobs.
+    """
     last = next(iter(known(draft.policy_context.endings, ())), None)
     if last is None or not last.hold_failed or draft.snapshot.active_jobs:
         return
-    doomed = [job for job in derived.startable_jobs(draft.snapshot) if (job.submit_time or 0.0) < last.time]
+    doomed = [
+        job
+        for job in derived.startable_jobs(draft.snapshot)
+        if (job.submit_time or 0.0) < last.time
+    ]
     for name in names_of(doomed, filter(is_held, draft.snapshot.pending_jobs)):
         job = next(job for job in doomed if covers(name, job))
         why = f"attempt {last.job_id} ended without hope for the next one: {last.message}"
@@ -346,13 +432,20 @@ def _hold_doomed(draft: _Draft) -> None:
 
 
 def _hold_unbegun(draft: _Draft) -> None:
-    """Tasks ended one after another before anything of tr11 ran in them, which would have counted them itself."""
+    """Tasks ended one after another before anything of tr11 ran in them, which would have counted
+    them itself.
+    """
     snapshot = draft.snapshot
     if snapshot.active_jobs:
         return
     began = max((attempt.changed for attempt in known(snapshot.attempts, ())), default=0.0)
-    ended = [job for job in known(snapshot.jobs, ()) if is_unbegun(snapshot, job) and ended_at(job) > began]
-    unbegun = [job for job in ended if job.state is not JobState.COMPLETED]  # which left in order, with nothing to do
+    ended = [
+        job
+        for job in known(snapshot.jobs, ())
+        if is_unbegun(snapshot, job) and ended_at(job) > began
+    ]
+    # which left in order, with nothing to do
+    unbegun = [job for job in ended if job.state is not JobState.COMPLETED]
     if len(unbegun) < draft.limits.tasks_per_fault:
         return
     last = max(map(ended_at, unbegun))
@@ -365,7 +458,9 @@ def _hold_unbegun(draft: _Draft) -> None:
 
 
 def _start_again(draft: _Draft) -> None:
-    """Nothing runs and nothing waits: the launch of the card's [watch], unless the last attempt forbids it."""
+    """Nothing runs and nothing waits: the launch of the card's [watch], unless the last attempt
+    forbids it.
+    """
     snapshot = draft.snapshot
     if draft.verdict.word is not VerdictWord.DOWN or snapshot.active_jobs or snapshot.pending_jobs:
         return
@@ -393,30 +488,45 @@ def _forbidding(draft: _Draft) -> Iterator[str]:
         elif not marker.restart:
             yield f"the last attempt ended by {marker.reason} and is not to go on"
     last = next(iter(known(draft.policy_context.endings, ())), None)
-    if last is not None and newest is not None and last.job_id == newest.job_id and not last.restart:
+    if (
+        last is not None
+        and newest is not None
+        and last.job_id == newest.job_id
+        and not last.restart
+    ):
         yield f"the last attempt asked for a person: {last.message}"
     if any(
-        finding.detector == "unfinished-end" and finding.severity is Severity.CRITICAL for finding in draft.findings
+        finding.detector == "unfinished-end" and finding.severity is Severity.CRITICAL
+        for finding in draft.findings
     ):
         yield "two attempts in a row did not end by themselves, without progress"
 
 
 def _resubmit(draft: _Draft, array: str, why: str, after: str | None) -> None:
     marker = derived.last_marker(draft.snapshot)
-    evidence = () if marker is None else (f"the last exit record says {marker.reason} at iteration {marker.iteration}",)
+    evidence = (
+        ()
+        if marker is None
+        else (f"the last exit record says {marker.reason} at iteration {marker.iteration}",)
+    )
     undo = "`scancel` of the job it names, or `tr11 kill`"
     draft.propose(Resubmit(array, why, "resubmit", evidence, undo, after))
 
 
 def _evidence(job: Job) -> tuple[str, ...]:
-    reason = f", {job.reason}" if job.reason else ""
+    reason = ""
+    if job.reason:
+        reason = f", {job.reason}"
     nodes = len(job.nodes) or job.node_count
     return (f"job {job.job_id} of {job.user}: {job.state.value}{reason}, {counted(nodes, 'node')}",)
 
 
-# ----------------------------------------------------------------------------- the rules, in their order
+# ----------------------------------------------------------------------------- the rules, in their
+# order
 class _Rule(Record):
-    """One rule of the chain, and what people are told of it: `tr11 init` and docs/pulse.md show the same words."""
+    """One rule of the chain, and what people are told of it: `tr11 init` and docs/pulse.md show the
+    same words.
+    """
 
     apply: Callable[[_Draft], None]
     powers: tuple[Power, ...]

@@ -2,8 +2,9 @@
 
     observe -> detect -> judge -> the run's log and alerts -> policy -> apply
 
-What is told comes before what is done, so that a pass that is killed while it acts has told. A pass that acts takes
-its turn first and looks then: what it acts on is never older than what another watchdog did.
+What is told comes before what is done, so that a pass that is killed while it acts has told. A pass
+that acts takes its turn first and looks then: what it acts on is never older than what another
+watchdog did.
 """
 
 from __future__ import annotations
@@ -62,11 +63,12 @@ if TYPE_CHECKING:
 #
 #     state/acting/N.json    the claim of turn N, as in trainer/contract/lease.py: who, where, and whether it is over
 #
-# A turn that was not given back is over after `STALE_SECONDS`, by the file server's clock alone; who slept through that
-# finds out before its next effect.
+# A turn that was not given back is over after `STALE_SECONDS`, by the file server's clock alone;
+# who slept through that finds out before its next effect.
 
 FOLDER = "acting"
-STALE_SECONDS = 900.0  # beyond the longest pass: a launch against a controller that is frozen all the while
+# beyond the longest pass: a launch against a controller that is frozen all the while
+STALE_SECONDS = 900.0
 _TAIL_BYTES = 64
 
 
@@ -81,7 +83,8 @@ class WatchdogLock(Record):
         return self.folder.is_newest(self.epoch)
 
     def seconds_ahead(self) -> float:
-        """How far this machine's clock was ahead of the file server's (behind: below zero) when the turn was taken.
+        """How far this machine's clock was ahead of the file server's (behind: below zero) when the
+        turn was taken.
 
         Raises OSError or ValueError when that cannot be seen.
         """
@@ -127,7 +130,9 @@ def _who(content: bytes) -> str:
 
 
 class WatchedRun(Record):
-    """What is watched. `reader` answers within seconds, or fails; `typed` is the card as the person named it."""
+    """What is watched. `reader` answers within seconds, or fails; `typed` is the card as the person
+    named it.
+    """
 
     card: RunCard
     directory: RunDirectory
@@ -137,7 +142,9 @@ class WatchedRun(Record):
 
 
 class Actuator(Record):
-    """What it takes to act: a patient edge to the scheduler, and a launch of an array behind a job or at once."""
+    """What it takes to act: a patient edge to the scheduler, and a launch of an array behind a job
+    or at once.
+    """
 
     scheduler: Scheduler
     prepare: Callable[[str, str | None], LaunchJob]
@@ -146,9 +153,9 @@ class Actuator(Record):
 class Pulse(Record):
     """One pass: what was seen and concluded, what was told, and what was done.
 
-    `acts` says whether it was this pass's turn to act; `settled` are actions of killed passes whose end was found out.
-    `notes` say what of its own work could not be done. `alerts` is what the alerts service returned, None if it failed
-    or was not asked.
+    `acts` says whether it was this pass's turn to act; `settled` are actions of killed passes whose
+    end was found out. `notes` say what of its own work could not be done. `alerts` is what the
+    alerts service returned, None if it failed or was not asked.
     """
 
     snapshot: Snapshot
@@ -181,17 +188,23 @@ def take_pulse(
     dry_run: bool = False,
     now: Callable[[], float] | None = None,
 ) -> Pulse:
-    """One pass. Without `actuator` nothing is done but told; a dry run tells no one and writes nothing.
+    """One pass. Without `actuator` nothing is done but told; a dry run tells no one and writes
+    nothing.
 
     `now` stands for the run's clock; without it the pass compares its own with that.
 
-    Nothing is raised for what cannot be seen, written or sent: that is in the verdict and the notes.
+    Nothing is raised for what cannot be seen, written or sent: that is in the verdict and the
+    notes.
     """
     began = time.monotonic()
     notes: list[str] = []
     if not dry_run and existing_fallback(run.directory) is not None:
-        moment = time.time() if now is None else now()
-        if not look_for_directory(run.directory, run.reader, moment):  # else it would be hidden when it is back
+        if now is None:
+            moment = time.time()
+        else:
+            moment = now()
+        # else it would be hidden when it is back
+        if not look_for_directory(run.directory, run.reader, moment):
             notes += bring_back(run.directory)
     watchdog_lock, why_not = None, ""
     if actuator is not None and not dry_run and run.directory.exists:
@@ -207,7 +220,9 @@ def take_pulse(
 
 
 def _watchdog_lock(run: WatchedRun, notes: list[str]) -> tuple[WatchdogLock | None, str]:
-    """A turn to act; or None, and what keeps this pass from acting. What damaged files were set aside is a note."""
+    """A turn to act; or None, and what keeps this pass from acting. What damaged files were set
+    aside is a note.
+    """
     try:
         watchdog_lock = acquire_lock(run.directory.paths)
     except OSError as error:
@@ -219,13 +234,19 @@ def _watchdog_lock(run: WatchedRun, notes: list[str]) -> tuple[WatchdogLock | No
         watchdog_lock.release()
         return None, fault
     notes += set_damage_aside(run.directory, AUTOMATIC_OWNER)
-    for folder in (run.directory.journal, run.directory.submissions, run.directory.exclusions.with_suffix(".d")):
+    for folder in (
+        run.directory.journal,
+        run.directory.submissions,
+        run.directory.exclusions.with_suffix(".d"),
+    ):
         refresh(folder)
     return watchdog_lock, ""
 
 
 def _clock_fault(run: WatchedRun, watchdog_lock: WatchdogLock) -> str:
-    """Why ages cannot be trusted here: to a clock that is ahead, every training is silent, and every job hangs."""
+    """Why ages cannot be trusted here: to a clock that is ahead, every training is silent, and
+    every job hangs.
+    """
     try:
         ahead = watchdog_lock.seconds_ahead()
     except (OSError, ValueError) as error:
@@ -249,7 +270,10 @@ def _pass(
     directory = run.directory
     facts = facts_of(run.card, run.typed)
     snapshot = observe(
-        directory, facts, run.reader, look_now(directory, facts, run.reader) if clock is None else clock()
+        directory,
+        facts,
+        run.reader,
+        look_now(directory, facts, run.reader) if clock is None else clock(),
     )
     now = snapshot.time
     findings = detect_all(snapshot)
@@ -275,7 +299,7 @@ def _pass(
 
         situation = _situation(
             run, snapshot, expected, history, watchdog_lock is not None, why_not, verdict, notes
-        )  # fmt: skip
+        )
         alerts = _alert(run, findings, snapshot, verdict, email, notes, situation)
     if watchdog_lock is not None:
         history, settled = _settled(history, snapshot, directory, notes)
@@ -298,13 +322,26 @@ def _pass(
         untold = publish(run.card.resilience.shared_exclusions, directory)
         notes += [untold] if untold else []
     return Pulse(
-        snapshot, findings, verdict, reported, intended, (*first, *second), watchdog_lock is not None, done, settled,
-        tuple(dict.fromkeys(notes)), alerts,
-    )  # fmt: skip
+        snapshot,
+        findings,
+        verdict,
+        reported,
+        intended,
+        (*first, *second),
+        watchdog_lock is not None,
+        done,
+        settled,
+        tuple(dict.fromkeys(notes)),
+        alerts,
+    )
 
 
-def _history(directory: RunDirectory, ledger: Ledger, now: float, notes: list[str]) -> ActionHistory:
-    """What was done, by the journal; not known where the journal has lost what an earlier pass has seen in it."""
+def _history(
+    directory: RunDirectory, ledger: Ledger, now: float, notes: list[str]
+) -> ActionHistory:
+    """What was done, by the journal; not known where the journal has lost what an earlier pass has
+    seen in it.
+    """
     history = replay(ledger)
     heads = observed(lambda: read_heads(directory.paths))
     lost = words_of(lost_heads(known(heads, ()), ledger, now))
@@ -331,7 +368,9 @@ def _keep_journal_heads(directory: RunDirectory, now: float, notes: list[str]) -
 def _with_stacks(
     run: WatchedRun, snapshot: Snapshot, findings: tuple[Finding, ...], notes: list[str]
 ) -> tuple[Snapshot, tuple[Finding, ...]]:
-    """Before people are told of a hang, its workers are asked who holds the others up; then it is judged again."""
+    """Before people are told of a hang, its workers are asked who holds the others up; then it is
+    judged again.
+    """
     if not hanging_jobs(snapshot, findings):
         return snapshot, findings
     notes += take_missing_stacks(run.directory.paths, snapshot, findings, os.environ)
@@ -341,20 +380,32 @@ def _with_stacks(
 
 
 def _stopped(watchdog_lock: WatchdogLock, directory: RunDirectory) -> str:
-    """What has come since the look and forbids the next effect. Raises OSError when it cannot be seen."""
+    """What has come since the look and forbids the next effect. Raises OSError when it cannot be
+    seen.
+    """
     if not watchdog_lock.is_ours():
         return "another watchdog has taken over"
     switch = switch_of(directory)
-    return f"{switch} was set meanwhile" if switch else ""
+    if switch:
+        return f"{switch} was set meanwhile"
+    return ""
 
 
-def _records(intended: Plan, done: tuple[Done, ...], settled: tuple[ActionRecord, ...]) -> tuple[str, ...]:
+def _records(
+    intended: Plan, done: tuple[Done, ...], settled: tuple[ActionRecord, ...]
+) -> tuple[str, ...]:
     """What was done, or would be, and what was not, one line each."""
-    found = [f"an earlier pass began to {record.action} {record.subject}: {record.message}" for record in settled]
+    found = [
+        f"an earlier pass began to {record.action} {record.subject}: {record.message}"
+        for record in settled
+    ]
     found += [one.words() for one in done]
     begun = {id(one.action) for one in done}
     found += [f"would {action.words()}" for action in intended.actions if id(action) not in begun]
-    return (*found, *(f"would {text}" if "; not done" in text else text for text in intended.withheld))
+    return (
+        *found,
+        *(f"would {text}" if "; not done" in text else text for text in intended.withheld),
+    )
 
 
 def _effects(run: WatchedRun, actuator: Actuator, snapshot: Snapshot) -> RunEffects:
@@ -379,7 +430,9 @@ def _settled(
         notes.append(f"what an earlier pass began could not be settled: {cause(error)}")
         return replace(history, read_error=f"the journal cannot be written: {cause(error)}"), ()
     known_ends = {record.number: record for record in settled}
-    return replace(history, records=tuple(known_ends.get(record.number, record) for record in history.records)), settled
+    return replace(
+        history, records=tuple(known_ends.get(record.number, record) for record in history.records)
+    ), settled
 
 
 # ----------------------------------------------------------------------------- notifying
@@ -393,13 +446,19 @@ def _situation(
     verdict: Verdict,
     notes: list[str],
 ) -> RunSituation:
-    """What the mails say of the run. The plan is that of this moment: what is told comes before what is done."""
+    """What the mails say of the run. The plan is that of this moment: what is told comes before
+    what is done.
+    """
     from tr11ops.alerts.situation import RunSituation
     from tr11ops.watchdog.situation import condition_of, situation_of
 
     try:
-        return situation_of(run.directory, run.card, snapshot, None, expected(), history, may_act, why_not, verdict)
-    except Exception as error:  # no fault of the plan or the forecast may keep people from hearing of the run
+        return situation_of(
+            run.directory, run.card, snapshot, None, expected(), history, may_act, why_not, verdict
+        )
+    except (
+        Exception
+    ) as error:  # no fault of the plan or the forecast may keep people from hearing of the run
         notes.append(f"the mails do not say how the run is doing: {cause(error)}")
         return RunSituation(condition=condition_of(verdict, snapshot), knows_acts=False)
 
@@ -421,9 +480,17 @@ def _alert(
     hidden = unjudged_detectors(snapshot)
     try:
         outcome = process(
-            run.directory, run.card, findings, hidden, seen, snapshot.time, deliver=email, typed=run.typed,
-            situation=situation, unmounted=snapshot.unmounted,
-        )  # fmt: skip
+            run.directory,
+            run.card,
+            findings,
+            hidden,
+            seen,
+            snapshot.time,
+            deliver=email,
+            typed=run.typed,
+            situation=situation,
+            unmounted=snapshot.unmounted,
+        )
     except (OSError, ValueError, CardError) as error:
         notes.append(f"no one could be alerted: {cause(error)}")
         return None

@@ -1,4 +1,6 @@
-"""How the run is doing, for the mails and the digest: made of what a look has seen. Costs are read when asked for."""
+"""How the run is doing, for the mails and the digest: made of what a look has seen. Costs are read
+when asked for.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +41,25 @@ def situation_of(
     why_not: str = "",
     verdict: Verdict | None = None,
 ) -> RunSituation:
-    """What people are told beside an alert. The past of the run is read when its account is asked for, and once.
+    """What people are told beside an alert. The past of the run is read when its account is asked
+    for, and once.
 
-    `why_not`: what keeps a watchdog that is allowed to act from it at this look; "" where it is not allowed.
+    `why_not`: what keeps a watchdog that is allowed to act from it at this look; "" where it is not
+    allowed.
     """
 
     @cache
     def spent() -> Goodput:
-        return account(read_history(directory, snapshot.jobs, ledger, snapshot.scheduler), snapshot.time)
+        return account(
+            read_history(directory, snapshot.jobs, ledger, snapshot.scheduler), snapshot.time
+        )
 
     def since(moment: float) -> Spell | None:
         try:
             part = spent().between(moment, snapshot.time)
-            before, now = (progress_at(directory.paths.metrics, time) for time in (moment, snapshot.time))
+            before, now = (
+                progress_at(directory.paths.metrics, time) for time in (moment, snapshot.time)
+            )
         except Exception:  # whatever is wrong with the past, people must hear of the present
             return None
         total, useful = part.total, part.buckets[Bucket.USEFUL]
@@ -68,7 +76,9 @@ def situation_of(
     return RunSituation(
         progress=_progress(snapshot),
         eta=_eta(card, snapshot),
-        trained=max((step.time for step in known(snapshot.steps, ()) if step.time is not None), default=None),
+        trained=max(
+            (step.time for step in known(snapshot.steps, ()) if step.time is not None), default=None
+        ),
         may_act=may_act,
         why_not=why_not or f"it may not act ({LETS_IT_ACT})",
         done=tuple(
@@ -81,8 +91,13 @@ def situation_of(
         since=since,
         condition=None if verdict is None else condition_of(verdict, snapshot),
         steps=known(snapshot.steps, ()),
-        labels={attempt.job_id: attempt.label or attempt.job_id for attempt in known(snapshot.attempts, ())},
-        left_out=tuple(entry for entry in known(snapshot.exclusions, ()) if entry.owner == AUTOMATIC_OWNER),
+        labels={
+            attempt.job_id: attempt.label or attempt.job_id
+            for attempt in known(snapshot.attempts, ())
+        },
+        left_out=tuple(
+            entry for entry in known(snapshot.exclusions, ()) if entry.owner == AUTOMATIC_OWNER
+        ),
         has_next=isinstance(snapshot.jobs, Unknown) or bool(snapshot.pending_jobs),
     )
 
@@ -105,9 +120,13 @@ def _progress(snapshot: Snapshot) -> str:
     done, total = derived.iteration(snapshot), derived.total_iterations(snapshot)
     if done is None:
         return ""
-    share = f" of {total:,} ({math.floor(1000 * done / total) / 10:.1f} %)" if total else ""
+    share = ""
+    if total:
+        share = f" of {total:,} ({math.floor(1000 * done / total) / 10:.1f} %)"
     steps = known(snapshot.steps, ())
-    loss = f", loss {steps[-1].record.lm_loss:.4f}" if steps else ""
+    loss = ""
+    if steps:
+        loss = f", loss {steps[-1].record.lm_loss:.4f}"
     return f"iteration {done:,}{share}{loss}"
 
 

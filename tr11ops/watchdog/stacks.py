@@ -1,5 +1,6 @@
-"""Keeps the stacks of a hanging job's workers: before people are told of the hang, so that the mail names who holds the
-others up, and before the job is ended, for without them no one learns why it hung.
+"""Keeps the stacks of a hanging job's workers: before people are told of the hang, so that the mail
+names who holds the others up, and before the job is ended, for without them no one learns why it
+hung.
 
 They are collected as `tr11 stacks` collects them, and kept as `tr11ops.rundir.kept_stacks` says.
 """
@@ -29,7 +30,8 @@ from trainer.contract.sharing import make_shared
 
 NODE_SECONDS = 60.0  # a node that has not answered by then is dead itself
 BEFORE_MAIL_SECONDS = 30.0  # of a hang that no one has been told of yet
-FILES_SECONDS = 10.0  # beside the nodes: what the run directory may take to read heartbeats and keep the answers
+# beside the nodes: what the run directory may take to read heartbeats and keep the answers
+FILES_SECONDS = 10.0
 SECOND_LOOK_SECONDS = 5.0  # what must be left for one
 VERDICT = "verdict.txt"
 
@@ -41,9 +43,11 @@ def take_missing_stacks(
     environment: Mapping[str, str],
     follow: CommandFollower = follow_command,
 ) -> tuple[str, ...]:
-    """Keep the stacks of each job that hangs and was not looked at since; returns what went wrong, a line each.
+    """Keep the stacks of each job that hangs and was not looked at since; returns what went wrong,
+    a line each.
 
-    Nothing is raised, and it takes no longer than its deadline: people are to hear of a hang in any case.
+    Nothing is raised, and it takes no longer than its deadline: people are to hear of a hang in any
+    case.
     """
     notes = []
     for job in hanging_jobs(snapshot, findings):
@@ -51,10 +55,17 @@ def take_missing_stacks(
             within(
                 BEFORE_MAIL_SECONDS + FILES_SECONDS,
                 lambda job=job: keep_stacks(  # type: ignore[misc]
-                    paths, job.raw_id, job.nodes, len(job.nodes) or job.node_count, environment, snapshot.time,
-                    snapshot.scheduler != "slurm", follow, BEFORE_MAIL_SECONDS,
+                    paths,
+                    job.raw_id,
+                    job.nodes,
+                    len(job.nodes) or job.node_count,
+                    environment,
+                    snapshot.time,
+                    snapshot.scheduler != "slurm",
+                    follow,
+                    BEFORE_MAIL_SECONDS,
                 ),
-            )  # fmt: skip
+            )
         except (SchedulerError, OSError, ValueError, Late) as error:
             notes.append(f"the stacks of job {job.job_id} could not be taken: {cause(error)}")
     return tuple(notes)
@@ -62,7 +73,9 @@ def take_missing_stacks(
 
 def hanging_jobs(snapshot: Snapshot, findings: Iterable[Finding]) -> tuple[Job, ...]:
     """The jobs that hang, of which no stacks were kept since they do."""
-    hangs = [finding for finding in findings if finding.detector in HANGING and finding.since is not None]
+    hangs = [
+        finding for finding in findings if finding.detector in HANGING and finding.since is not None
+    ]
     return tuple(
         job
         for finding in hangs
@@ -82,10 +95,11 @@ def keep_stacks(
     follow: CommandFollower = follow_command,
     seconds: float = NODE_SECONDS,
 ) -> str:
-    """Ask every node of a job for the stacks of its workers; returns in words what came. `node_count`: without names.
+    """Ask every node of a job for the stacks of its workers; returns in words what came.
+    `node_count`: without names.
 
-    `now` is the moment by the run's clock. Nodes have `seconds` to answer. Raises SchedulerError when no stacks came,
-    SchedulerUnreachable when srun was silent, OSError for the folder.
+    `now` is the moment by the run's clock. Nodes have `seconds` to answer. Raises SchedulerError
+    when no stacks came, SchedulerUnreachable when srun was silent, OSError for the folder.
     """
     folder = stacks_folder(paths, job_id)
     make_shared(folder)
@@ -100,15 +114,22 @@ def keep_stacks(
     write_atomically(folder / VERDICT, "".join(f"{line}\n" for line in lines(look)))
     verdict = look.verdict
     write_kept_stacks(
-        paths, KeptStacks(job_id, now, verdict.sentence, verdict.ranks, verdict.nodes, verdict.is_certain)
+        paths,
+        KeptStacks(job_id, now, verdict.sentence, verdict.ranks, verdict.nodes, verdict.is_certain),
     )
     return f"the stacks of {counted(len(reported), 'node')} are in {folder}: {verdict.sentence}"
 
 
 def _look(
-    paths: RunPaths, asked: AskedAttempt, environment: Mapping[str, str], follow: CommandFollower, seconds: float
+    paths: RunPaths,
+    asked: AskedAttempt,
+    environment: Mapping[str, str],
+    follow: CommandFollower,
+    seconds: float,
 ) -> StacksLook:
-    """One look, and a second one where the first names no one: who computes there too is not just on his way."""
+    """One look, and a second one where the first names no one: who computes there too is not just
+    on his way.
+    """
     until = time.monotonic() + seconds
     records = look_at_records(paths.flight_records(asked.job_id))
     collected = collect(asked, environment, seconds, follow=follow)

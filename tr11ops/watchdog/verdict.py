@@ -1,4 +1,5 @@
-"""The one word about a run, and the sentence that says why. Pure: a function of what was seen and what was found.
+"""The one word about a run, and the sentence that says why. Pure: a function of what was seen and
+what was found.
 
 RUNNING is not alive, PENDING is not waiting, silence is not absence.
 """
@@ -39,11 +40,18 @@ class VerdictWord(StrEnum):
     UNKNOWN = "unknown"
 
 
-EXIT_CODES = {VerdictWord.AT_RISK: 1, VerdictWord.STALLED: 1, VerdictWord.DOWN: 1, VerdictWord.UNKNOWN: 3}
+EXIT_CODES = {
+    VerdictWord.AT_RISK: 1,
+    VerdictWord.STALLED: 1,
+    VerdictWord.DOWN: 1,
+    VerdictWord.UNKNOWN: 3,
+}
 
 
 class Verdict(Record):
-    """The word, and one sentence of why, without a full stop. `is_critical`: some finding of the look is."""
+    """The word, and one sentence of why, without a full stop. `is_critical`: some finding of the
+    look is.
+    """
 
     word: VerdictWord
     why: str
@@ -61,13 +69,20 @@ def judge(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Verdict:
 
 
 def _with_what_is_critical(verdict: Verdict, findings: tuple[Finding, ...]) -> Verdict:
-    """The word, its reason and the exit code agree: no run is called healthy that a person must get up for."""
-    critical = next((finding for finding in by_cause(findings) if finding.severity is Severity.CRITICAL), None)
+    """The word, its reason and the exit code agree: no run is called healthy that a person must get
+    up for.
+    """
+    critical = next(
+        (finding for finding in by_cause(findings) if finding.severity is Severity.CRITICAL), None
+    )
     if critical is None:
         return verdict
     word = VerdictWord.AT_RISK if verdict.word is VerdictWord.HEALTHY else verdict.word
     is_said = word in {VerdictWord.STALLED, VerdictWord.DOWN, VerdictWord.UNKNOWN}
-    why = verdict.why if is_said or critical.title in verdict.why else f"{critical.title}; {verdict.why}"
+    if is_said or critical.title in verdict.why:
+        why = verdict.why
+    else:
+        why = f"{critical.title}; {verdict.why}"
     return Verdict(word, why, is_critical=True)
 
 
@@ -84,9 +99,16 @@ def _judged(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Verdict:
         where = f"{outside.phase} outside the scheduler, as {outside.job_id}"
         return Verdict(VerdictWord.HEALTHY, f"{where}; {_seen(snapshot, outside)}")
     pending = snapshot.pending_jobs
-    found = _of_pending(snapshot, pending) if pending else _of_nothing(snapshot)
-    cause = _cause_of_standstill(findings) if found.word is VerdictWord.DOWN else ""
-    return replace(found, why=f"{cause}; {found.why}") if cause else found
+    if pending:
+        found = _of_pending(snapshot, pending)
+    else:
+        found = _of_nothing(snapshot)
+    cause = ""
+    if found.word is VerdictWord.DOWN:
+        cause = _cause_of_standstill(findings)
+    if cause:
+        return replace(found, why=f"{cause}; {found.why}")
+    return found
 
 
 def _cause_of_standstill(findings: tuple[Finding, ...]) -> str:
@@ -106,21 +128,43 @@ def _without_scheduler(snapshot: Snapshot, why: str) -> Verdict:
     )
     if over and marker is not None and derived.is_finished(snapshot):
         return Verdict(
-            VerdictWord.FINISHED, f"all {marker.iteration} iterations are trained (scheduler unreachable: {why})"
+            VerdictWord.FINISHED,
+            f"all {marker.iteration} iterations are trained (scheduler unreachable: {why})",
         )
-    if not over and liveness is not None and liveness.phase != derived.ENDED_PHASE and liveness.is_fresh(snapshot.time):
+    if (
+        not over
+        and liveness is not None
+        and liveness.phase != derived.ENDED_PHASE
+        and liveness.is_fresh(snapshot.time)
+    ):
         word = VerdictWord.STARTING if liveness.phase in STARTING_PHASES else VerdictWord.HEALTHY
-        return Verdict(word, f"{liveness.phase}, {_seen(snapshot, liveness)}; scheduler unreachable: {why}")
-    seen = "no sign of life to go by" if liveness is None else _seen(snapshot, liveness)
+        return Verdict(
+            word, f"{liveness.phase}, {_seen(snapshot, liveness)}; scheduler unreachable: {why}"
+        )
+    if liveness is None:
+        seen = "no sign of life to go by"
+    else:
+        seen = _seen(snapshot, liveness)
     return Verdict(VerdictWord.UNKNOWN, f"scheduler unreachable: {why}; {seen}")
 
 
-STALLING = {"hung", "stalled", "suspended", "lingering", "zombie", "two-attempts", "node-lost", "kill-switch-left-on"}
+STALLING = {
+    "hung",
+    "stalled",
+    "suspended",
+    "lingering",
+    "zombie",
+    "two-attempts",
+    "node-lost",
+    "kill-switch-left-on",
+}
 STARTING_PHASES = {"starting", "loading", "compiling"}
 ENDED_SECONDS = 30.0  # from the end of the workers to the next launch, or to the end of the job
 
 
-def _of_active(snapshot: Snapshot, findings: tuple[Finding, ...], active: tuple[Job, ...]) -> Verdict:
+def _of_active(
+    snapshot: Snapshot, findings: tuple[Finding, ...], active: tuple[Job, ...]
+) -> Verdict:
     stalling = next((finding for finding in findings if _stalls(finding)), None)
     if stalling is not None:
         return Verdict(VerdictWord.STALLED, first_cause(stalling, findings).title)
@@ -137,26 +181,40 @@ def _of_active(snapshot: Snapshot, findings: tuple[Finding, ...], active: tuple[
     if ended or job.state is JobState.COMPLETING:
         return _leaving(snapshot, job, marker.reason if marker is not None else "no end marker yet")
     if isinstance(snapshot.kill_switch, KillSwitch):
-        return Verdict(VerdictWord.STOPPED, f"{_stop(snapshot, snapshot.kill_switch)}; {on} is saving and leaving")
-    return _no_liveness(snapshot, job, on) if liveness is None else _alive(snapshot, job, liveness, on)
+        return Verdict(
+            VerdictWord.STOPPED,
+            f"{_stop(snapshot, snapshot.kill_switch)}; {on} is saving and leaving",
+        )
+    if liveness is None:
+        return _no_liveness(snapshot, job, on)
+    return _alive(snapshot, job, liveness, on)
 
 
 def _without_host(snapshot: Snapshot, job: Job, on: str) -> Verdict:
     """Whether its trainers live or not: no script is left to start them again, or to end the job."""
     liveness = derived.liveness_of(snapshot, job)
-    seen = "no sign of life" if liveness is None else f"{liveness.phase}, {_seen(snapshot, liveness)}"
-    return Verdict(VerdictWord.STALLED, f"{on} has lost its batch host {batch_host(snapshot, job)}: {seen}")
+    if liveness is None:
+        seen = "no sign of life"
+    else:
+        seen = f"{liveness.phase}, {_seen(snapshot, liveness)}"
+    return Verdict(
+        VerdictWord.STALLED, f"{on} has lost its batch host {batch_host(snapshot, job)}: {seen}"
+    )
 
 
 def _alive(snapshot: Snapshot, job: Job, liveness: derived.Liveness, on: str) -> Verdict:
     hidden = derived.hidden_life(snapshot)
     if hidden and not liveness.is_fresh(snapshot.time):
         return Verdict(
-            VerdictWord.UNKNOWN, f"{on} is RUNNING, {_seen(snapshot, liveness)}, and more cannot be seen: {hidden}"
+            VerdictWord.UNKNOWN,
+            f"{on} is RUNNING, {_seen(snapshot, liveness)}, and more cannot be seen: {hidden}",
         )
     if liveness.phase in STARTING_PHASES:
         return Verdict(VerdictWord.STARTING, f"{on}: {liveness.phase}, {_seen(snapshot, liveness)}")
-    at = "" if liveness.iteration is None else f" at iteration {liveness.iteration}"
+    if liveness.iteration is None:
+        at = ""
+    else:
+        at = f" at iteration {liveness.iteration}"
     if liveness.phase == derived.ENDED_PHASE:
         ended = f"{on}: its workers have ended{at} without a word, {_seen(snapshot, liveness)}"
         host = silent_host(snapshot, job)
@@ -164,34 +222,45 @@ def _alive(snapshot: Snapshot, job: Job, liveness: derived.Liveness, on: str) ->
             return Verdict(VerdictWord.STALLED, ended)
         if host:
             lack = f"{host}, which runs its batch script, does not answer the scheduler"
-            return Verdict(VerdictWord.UNKNOWN, f"{ended}; {lack}, so that nothing may start them again")
+            return Verdict(
+                VerdictWord.UNKNOWN, f"{ended}; {lack}, so that nothing may start them again"
+            )
         return Verdict(VerdictWord.STARTING, ended)
     return Verdict(VerdictWord.HEALTHY, f"{on}: {liveness.phase}{at}, {_seen(snapshot, liveness)}")
 
 
 def _stalls(finding: Finding) -> bool:
-    """Whether a finding means that the nodes are held for nothing, or worse, although a job is running."""
+    """Whether a finding means that the nodes are held for nothing, or worse, although a job is
+    running.
+    """
     return finding.severity is Severity.CRITICAL and finding.detector in STALLING
 
 
 def _leaving(snapshot: Snapshot, job: Job, reason: str) -> Verdict:
     if derived.is_finished(snapshot):
-        return Verdict(VerdictWord.FINISHED, f"the training is finished; job {job.job_id} is leaving its nodes")
+        return Verdict(
+            VerdictWord.FINISHED, f"the training is finished; job {job.job_id} is leaving its nodes"
+        )
     stop = derived.stop_of(snapshot)
     if isinstance(stop, KillSwitch):
-        return Verdict(VerdictWord.STOPPED, f"{_stop(snapshot, stop)}; job {job.job_id} is leaving its nodes")
+        return Verdict(
+            VerdictWord.STOPPED, f"{_stop(snapshot, stop)}; job {job.job_id} is leaving its nodes"
+        )
     hidden = _hidden_end(snapshot)
     if hidden:
         return Verdict(
-            VerdictWord.UNKNOWN, f"job {job.job_id} is leaving its nodes; finished, stopped or down? {hidden}"
+            VerdictWord.UNKNOWN,
+            f"job {job.job_id} is leaving its nodes; finished, stopped or down? {hidden}",
         )
     waiting = derived.startable_jobs(snapshot)
     if waiting:
         return Verdict(
-            VerdictWord.QUEUED, f"job {job.job_id} is leaving its nodes ({reason}); job {waiting[0].job_id} comes next"
+            VerdictWord.QUEUED,
+            f"job {job.job_id} is leaving its nodes ({reason}); job {waiting[0].job_id} comes next",
         )
     return Verdict(
-        VerdictWord.DOWN, f"job {job.job_id} is leaving its nodes ({reason}) and nothing is queued behind it"
+        VerdictWord.DOWN,
+        f"job {job.job_id} is leaving its nodes ({reason}) and nothing is queued behind it",
     )
 
 
@@ -201,11 +270,17 @@ def _no_liveness(snapshot: Snapshot, job: Job, on: str) -> Verdict:
     hidden = derived.hidden_life(snapshot)
     if hidden or snapshot.read_errors:
         why = hidden or snapshot.read_errors[0]
-        return Verdict(VerdictWord.UNKNOWN, f"{on} is RUNNING, but whether it trains cannot be seen: {why}")
+        return Verdict(
+            VerdictWord.UNKNOWN, f"{on} is RUNNING, but whether it trains cannot be seen: {why}"
+        )
     if job.start_time is None:
-        return Verdict(VerdictWord.UNKNOWN, f"{on} is RUNNING without a sign of life, and when it started is not known")
+        return Verdict(
+            VerdictWord.UNKNOWN,
+            f"{on} is RUNNING without a sign of life, and when it started is not known",
+        )
     return Verdict(
-        VerdictWord.STARTING, f"{on} started {duration(snapshot.time - job.start_time)} ago; no sign of life yet"
+        VerdictWord.STARTING,
+        f"{on} started {duration(snapshot.time - job.start_time)} ago; no sign of life yet",
     )
 
 
@@ -213,7 +288,8 @@ def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
     waiting = derived.startable_jobs(snapshot)
     if derived.is_finished(snapshot):
         return Verdict(
-            VerdictWord.FINISHED, f"the training is finished; job {(waiting or pending)[0].job_id} is still queued"
+            VerdictWord.FINISHED,
+            f"the training is finished; job {(waiting or pending)[0].job_id} is still queued",
         )
     switch = derived.stop_of(snapshot)
     if isinstance(switch, KillSwitch):
@@ -221,8 +297,12 @@ def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
         return Verdict(VerdictWord.STOPPED, f"{_stop(snapshot, switch)}; what is queued {queued}")
     hidden = _hidden_end(snapshot)
     if hidden:
-        fate = f"job {pending[0].job_id} is queued" + (f" ({pending[0].reason})" if pending[0].reason else "")
-        return Verdict(VerdictWord.UNKNOWN, f"nothing runs now; {fate}; finished, stopped or waiting? {hidden}")
+        fate = f"job {pending[0].job_id} is queued" + (
+            f" ({pending[0].reason})" if pending[0].reason else ""
+        )
+        return Verdict(
+            VerdictWord.UNKNOWN, f"nothing runs now; {fate}; finished, stopped or waiting? {hidden}"
+        )
     if not waiting:
         waits = "; ".join(
             f"job {job.job_id} waits for a person ({misplaced(snapshot, job) or _why(job)})"
@@ -233,15 +313,24 @@ def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
     older = marker is not None and all((job.submit_time or 0.0) < marker.time for job in waiting)
     if marker is not None and marker.reason == "refused" and older:
         return Verdict(
-            VerdictWord.DOWN, f"the last attempt refused its input, and so will the queued ones: {marker.message}"
+            VerdictWord.DOWN,
+            f"the last attempt refused its input, and so will the queued ones: {marker.message}",
         )
     tasks = derived.queued_tasks(waiting)
-    count = "" if tasks == 1 else f" ({tasks} tasks)"
+    if tasks == 1:
+        count = ""
+    else:
+        count = f" ({tasks} tasks)"
     closed = derived.closed_by_site(snapshot)
-    first = waiting[0] if closed is None else _first(waiting)[0]
+    if closed is None:
+        first = waiting[0]
+    else:
+        first = _first(waiting)[0]
     reason = _waits(first, closed)
     start = _expected_start(first, snapshot.time)
-    return Verdict(VerdictWord.QUEUED, f"nothing runs now; job {first.job_id}{count} waits{reason}{start}")
+    return Verdict(
+        VerdictWord.QUEUED, f"nothing runs now; job {first.job_id}{count} waits{reason}{start}"
+    )
 
 
 def _waits(job: Job, closed: JobReason | None) -> str:
@@ -270,32 +359,43 @@ def _first(pending: tuple[Job, ...]) -> list[Job]:
 
 def _why(job: Job) -> str:
     """The scheduler's reason, and what it means."""
-    return f"{job.reason}: {reason_of_job(job).meaning}" if job.reason else reason_of_job(job).meaning
+    if job.reason:
+        return f"{job.reason}: {reason_of_job(job).meaning}"
+    return reason_of_job(job).meaning
 
 
 def _of_nothing(snapshot: Snapshot) -> Verdict:
     if derived.is_finished(snapshot):
         done = derived.iteration(snapshot)
-        at = "" if done is None else f" at iteration {done}"
+        if done is None:
+            at = ""
+        else:
+            at = f" at iteration {done}"
         return Verdict(VerdictWord.FINISHED, f"the training is finished{at}")
     switch = derived.stop_of(snapshot)
     if isinstance(switch, KillSwitch):
         return Verdict(VerdictWord.STOPPED, _stop(snapshot, switch))
     hidden = _hidden_end(snapshot)
     if hidden:
-        return Verdict(VerdictWord.UNKNOWN, f"nothing runs and nothing is queued; finished, stopped or down? {hidden}")
+        return Verdict(
+            VerdictWord.UNKNOWN,
+            f"nothing runs and nothing is queued; finished, stopped or down? {hidden}",
+        )
     marker = derived.last_marker(snapshot)
     if snapshot.submissions == () and snapshot.attempts == ():
         return Verdict(VerdictWord.DOWN, "nothing was launched yet")
     newest, last = derived.last_attempt(snapshot), ""
     is_newest = marker is not None and newest is not None and newest.end == marker
-    if marker is not None and is_newest and marker.reason not in BAD_REASONS:  # a bad end is a finding, which leads
+    # a bad end is a finding, which leads
+    if marker is not None and is_newest and marker.reason not in BAD_REASONS:
         last = f"; the last exit record says {marker.reason} at iteration {marker.iteration}"
     return Verdict(VerdictWord.DOWN, f"nothing runs and nothing is queued{last}")
 
 
 def _hidden_end(snapshot: Snapshot) -> str:
-    """Why it cannot be told whether the run is finished or stopped, or should go on; "" where it can."""
+    """Why it cannot be told whether the run is finished or stopped, or should go on; "" where it
+    can.
+    """
     needed = (snapshot.attempts, derived.stop_of(snapshot), snapshot.last_end)
     return next((value.why for value in needed if isinstance(value, Unknown)), "")
 

@@ -1,6 +1,7 @@
 """`python -m trainer.checkpoint COMMAND`: look at checkpoints and turn them into others.
 
-The result goes to stdout, as text or with `--json` as one object; progress and refusals go to stderr.
+The result goes to stdout, as text or with `--json` as one object; progress and refusals go to
+stderr.
 """
 
 from __future__ import annotations
@@ -34,8 +35,17 @@ COMMANDS = {
     "reshape": "trainer.checkpoint.commands.reshape",
     "values": "trainer.checkpoint.commands.values",
 }
-# What a file system says when it cannot answer, as against a file that is not there or a disk that is full.
-_SILENCE = {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ENODEV}
+# What a file system says when it cannot answer, as against a file that is not there or a disk that
+# is full.
+_SILENCE = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,
+    errno.ENODEV,
+}
 
 
 class CommandModule(Protocol):
@@ -52,12 +62,20 @@ class CommandModule(Protocol):
 
 def available() -> dict[str, str]:
     """Commands of this installation: name -> module."""
-    return {name: module for name, module in COMMANDS.items() if importlib.util.find_spec(module) is not None}
+    return {
+        name: module
+        for name, module in COMMANDS.items()
+        if importlib.util.find_spec(module) is not None
+    }
 
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The command line. Only the module of the command that `arguments` name is imported; the help page needs all."""
-    parser = argparse.ArgumentParser(prog="tr11 checkpoints", description="Look at checkpoints, and turn them.")
+    """The command line. Only the module of the command that `arguments` name is imported; the help
+    page needs all.
+    """
+    parser = argparse.ArgumentParser(
+        prog="tr11 checkpoints", description="Look at checkpoints, and turn them."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     found = available()
     asked = next((word for word in arguments if not word.startswith("-")), None)
@@ -74,7 +92,8 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0 fine, 1 needs a person, 2 wrong usage, 3 could not observe; a refusal is one line.
+    """Run one command. Returns 0 fine, 1 needs a person, 2 wrong usage, 3 could not observe; a
+    refusal is one line.
 
     `TR11_DEBUG=1` shows the traceback of a refusal as well.
     """
@@ -84,18 +103,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = build_parser(words).parse_args(words)  # which loads torch
         command: CommandModule = options.module
         result = command.run(options)
-        shown = (
-            json.dumps({"schema": SCHEMA, **result}, ensure_ascii=False) if options.json else command.describe(result)
-        )
+        if options.json:
+            shown = json.dumps({"schema": SCHEMA, **result}, ensure_ascii=False)
+        else:
+            shown = command.describe(result)
         sys.stdout.write(shown + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone: say nothing more to it
+        # the reader is gone: say nothing more to it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_NEEDS_PERSON
     except (Exception, KeyboardInterrupt) as error:
         return _refuse(error, "--json" in words)
     judge = getattr(command, "exit_code", None)
-    return int(judge(result)) if judge is not None else EXIT_FINE
+    if judge is not None:
+        return int(judge(result))
+    return EXIT_FINE
 
 
 def explain(error: BaseException) -> tuple[int, str]:
@@ -107,7 +130,9 @@ def explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):
         return EXIT_NEEDS_PERSON, "stopped; nothing was left half-written"
     if isinstance(error, OSError):
-        place = f"{error.filename}: " if error.filename else ""
+        place = ""
+        if error.filename:
+            place = f"{error.filename}: "
         code = EXIT_UNOBSERVED if error.errno in _SILENCE else EXIT_NEEDS_PERSON
         return code, f"{place}{error.strerror or error}"
     words = " ".join(str(error).split())

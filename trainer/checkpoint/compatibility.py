@@ -17,18 +17,25 @@ _NARROW = {torch.bfloat16, torch.float16}  # every value of theirs is one of fp3
 
 
 def check_model(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Compare the facts that both sides know. Raises CheckpointError with the first key that differs, and the fix."""
+    """Compare the facts that both sides know. Raises CheckpointError with the first key that
+    differs, and the fix.
+    """
     fault = model_fault(saved, wanted)
     if fault is not None:
         raise CheckpointError(fault.text)
 
 
 def check_pieces(
-    part: str, stored: Mapping[str, TensorStorageMetadata], pieces: Iterable[TensorPiece], widening: bool
+    part: str,
+    stored: Mapping[str, TensorStorageMetadata],
+    pieces: Iterable[TensorPiece],
+    widening: bool,
 ) -> None:
-    """Check that every piece of this rank can be filled: name, shape, dtype, and that the stored chunks are complete.
+    """Check that every piece of this rank can be filled: name, shape, dtype, and that the stored
+    chunks are complete.
 
-    `widening`: bf16 and fp16 may be read into fp32. Raises CheckpointError: the first fault, both values, the fix.
+    `widening`: bf16 and fp16 may be read into fp32. Raises CheckpointError: the first fault, both
+    values, the fix.
     """
     for piece in sorted(pieces, key=lambda piece: piece.key):
         found = stored.get(piece.key)
@@ -60,7 +67,9 @@ def _check_dtype(piece: TensorPiece, saved: torch.dtype, widening: bool) -> None
 
 
 def check_complete(part: str, stored: Iterable[str], wanted: Iterable[str]) -> None:
-    """Check that the run, all ranks together, wants all that the checkpoint holds. Raises CheckpointError."""
+    """Check that the run, all ranks together, wants all that the checkpoint holds. Raises
+    CheckpointError.
+    """
     extra = sorted(set(stored) - set(wanted))
     if extra:
         raise CheckpointError(

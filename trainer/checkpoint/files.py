@@ -1,7 +1,8 @@
-"""Files that are on disk when they are closed, and whose digests are known without reading them back.
+"""Files that are on disk when they are closed, and whose digests are known without reading them
+back.
 
-Large files bypass the page cache where the file system allows it: the processor then has its time for the digest, and
-the pages of the training data stay in memory.
+Large files bypass the page cache where the file system allows it: the processor then has its time
+for the digest, and the pages of the training data stay in memory.
 """
 
 from __future__ import annotations
@@ -23,20 +24,23 @@ from torch import Tensor
 from trainer.contract.manifest import FileEntry
 from trainer.contract.sharing import open_shared, share_folder
 
-ALIGNMENT = max(4096, mmap.PAGESIZE)  # of memory, file offsets and lengths that bypass the page cache
+# of memory, file offsets and lengths that bypass the page cache
+ALIGNMENT = max(4096, mmap.PAGESIZE)
 BLOCK_BYTES = 8 << 20
 _STAGED_BLOCKS = 4
 _COPIERS = 4
 _WRITERS = 2  # the disk has the next block at hand when it has finished one
-_WRITEBACK_BYTES = 32 << 20  # through the page cache: start writing to disk while the rest is still being produced
+# through the page cache: start writing to disk while the rest is still being produced
+_WRITEBACK_BYTES = 32 << 20
 _REFUSED_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP}
 
 
 def aligned_buffer(size: int) -> Tensor:
-    """`size` bytes of host memory that begin at a multiple of ALIGNMENT, and are a storage of their own.
+    """`size` bytes of host memory that begin at a multiple of ALIGNMENT, and are a storage of their
+    own.
 
-    Where they are locked, `Tensor.is_pinned` of any view asks about the first byte of the storage, and no page is
-    locked that others share.
+    Where they are locked, `Tensor.is_pinned` of any view asks about the first byte of the storage,
+    and no page is locked that others share.
     """
     whole = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
     begin = -whole.data_ptr() % ALIGNMENT
@@ -52,20 +56,25 @@ def as_bytes(data: bytes | bytearray | memoryview) -> Bytes:
 
 
 def copy_bytes(target: Tensor, source: Bytes) -> None:
-    """Copy bytes of any device into a CPU tensor of the same length; from a GPU into locked memory it is not awaited.
+    """Copy bytes of any device into a CPU tensor of the same length; from a GPU into locked memory
+    it is not awaited.
 
-    Within the CPU this is one `memcpy`, two to three times faster on one thread than `Tensor.copy_`.
+    Within the CPU this is one `memcpy`, two to three times faster on one thread than
+    `Tensor.copy_`.
     """
     if isinstance(source, Tensor) and not source.is_cpu:
         target.copy_(source, non_blocking=target.is_pinned())
-        if source.is_cuda:  # a source that is freed now is not given away before this stream has read it
+        # a source that is freed now is not given away before this stream has read it
+        if source.is_cuda:
             source.record_stream(torch.cuda.current_stream())
     else:
         np.copyto(target.numpy(), source if isinstance(source, np.ndarray) else source.numpy())
 
 
 def copy_all(copies: Iterable[tuple[Tensor, Bytes]]) -> None:
-    """`copy_bytes` for each (target, source). Threads share what is in host memory: one alone does not fill its bus."""
+    """`copy_bytes` for each (target, source). Threads share what is in host memory: one alone does
+    not fill its bus.
+    """
     with ThreadPoolExecutor(_COPIERS, thread_name_prefix="checkpoint-copy") as threads:
         begun: list[Future[None]] = []
         for target, source in copies:
@@ -85,10 +94,11 @@ def view_of(block: Tensor) -> memoryview:
 
 
 class BlockFile:
-    """A new file, written front to back in blocks that threads write and hash (SHA-256) beside the caller.
+    """A new file, written front to back in blocks that threads write and hash (SHA-256) beside the
+    caller.
 
-    Every block but the last has a multiple of ALIGNMENT bytes. Raises OSError, with the file's name, as the file
-    system does.
+    Every block but the last has a multiple of ALIGNMENT bytes. Raises OSError, with the file's
+    name, as the file system does.
     """
 
     def __init__(self, path: Path):
@@ -105,7 +115,10 @@ class BlockFile:
 
     def append(self, block: memoryview) -> list[Future[None]]:
         """Take over the next block; its memory is free again when the returned futures are done."""
-        jobs = [self._writers.submit(self._write, block, self.size), self._hasher.submit(self._digest.update, block)]
+        jobs = [
+            self._writers.submit(self._write, block, self.size),
+            self._hasher.submit(self._digest.update, block),
+        ]
         self._jobs += jobs
         self.size += len(block)
         return jobs
@@ -143,7 +156,9 @@ class BlockFile:
         return FileEntry(path, self.size, self._digest.hexdigest())
 
     def _write(self, block: memoryview, offset: int) -> None:
-        direct = len(block) // ALIGNMENT * ALIGNMENT if self._direct is not None else 0
+        direct = 0
+        if self._direct is not None:
+            direct = len(block) // ALIGNMENT * ALIGNMENT
         with self._naming():
             if self._direct is not None and direct:
                 try:
@@ -151,9 +166,11 @@ class BlockFile:
                 except OSError as error:
                     if error.errno not in _REFUSED_DIRECT:
                         raise
-                    direct = 0  # it opens such files but does not write them, or stopped between two pages
+                    # it opens such files but does not write them, or stopped between two pages
+                    direct = 0
             _write_all(self._plain, block[direct:], offset + direct)
-            self._unsynced += len(block) - direct  # two threads may lose a count: it decides nothing but a moment
+            # two threads may lose a count: it decides nothing but a moment
+            self._unsynced += len(block) - direct
             if self._unsynced >= _WRITEBACK_BYTES:
                 self._unsynced = 0
                 os.fdatasync(self._plain)
@@ -168,7 +185,9 @@ class BlockFile:
 
 
 def _open_direct(path: Path) -> int | None:
-    """A second descriptor of an existing file that bypasses the page cache, or None where that is not offered."""
+    """A second descriptor of an existing file that bypasses the page cache, or None where that is
+    not offered.
+    """
     try:
         return os.open(path, os.O_WRONLY | os.O_DIRECT)
     except OSError as error:
@@ -184,10 +203,12 @@ def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
 
 
 class DigestingWriter(io.RawIOBase):
-    """An append-only binary file over a BlockFile, for data that comes in pieces of any size, also from a GPU.
+    """An append-only binary file over a BlockFile, for data that comes in pieces of any size, also
+    from a GPU.
 
-    Pieces are copied into a few aligned blocks, so the caller may reuse its memory at once. Flushed to disk and
-    group-writable at `close`. `fault`: the first OSError, which a serializer above may hide behind its own error.
+    Pieces are copied into a few aligned blocks, so the caller may reuse its memory at once. Flushed
+    to disk and group-writable at `close`. `fault`: the first OSError, which a serializer above may
+    hide behind its own error.
     """
 
     def __init__(self, path: Path):
@@ -214,7 +235,10 @@ class DigestingWriter(io.RawIOBase):
         """Write these bytes."""
         done = 0
         while done < len(source):
-            block = self._current if self._current is not None else self._free_block(len(source) - done)
+            if self._current is not None:
+                block = self._current
+            else:
+                block = self._free_block(len(source) - done)
             self._current = block
             count = min(len(source) - done, len(block) - self._filled)
             copy_bytes(block[self._filled : self._filled + count], source[done : done + count])
@@ -227,7 +251,10 @@ class DigestingWriter(io.RawIOBase):
     def _free_block(self, expected: int) -> Tensor:
         """A block that nothing reads any more; the first of a small file is small."""
         if len(self._blocks) < _STAGED_BLOCKS:
-            size = BLOCK_BYTES if self._blocks or expected > ALIGNMENT else 16 * ALIGNMENT
+            if self._blocks or expected > ALIGNMENT:
+                size = BLOCK_BYTES
+            else:
+                size = 16 * ALIGNMENT
             return aligned_buffer(size)
         block, jobs = self._blocks.pop(0)
         with self._remembering():
@@ -274,7 +301,9 @@ class DigestingWriter(io.RawIOBase):
 
 @contextmanager
 def digesting(path: Path) -> Generator[DigestingWriter]:
-    """A DigestingWriter that is closed at the end. Raises the file system's own OSError if that made the block fail."""
+    """A DigestingWriter that is closed at the end. Raises the file system's own OSError if that
+    made the block fail.
+    """
     writer = DigestingWriter(path)
     try:
         yield writer
@@ -287,9 +316,11 @@ def digesting(path: Path) -> Generator[DigestingWriter]:
 
 
 def write_files(contents: Iterable[tuple[Path, Iterable[Bytes]]]) -> list[DigestingWriter]:
-    """Write whole files one after the other; flushing one to disk runs beside the writing of the next.
+    """Write whole files one after the other; flushing one to disk runs beside the writing of the
+    next.
 
-    Returns the closed writers, which know sizes and digests. Raises OSError; all files are then closed.
+    Returns the closed writers, which know sizes and digests. Raises OSError; all files are then
+    closed.
     """
     writers: list[DigestingWriter] = []
     try:

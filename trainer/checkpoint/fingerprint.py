@@ -1,4 +1,6 @@
-"""A tensor in a few numbers: least, largest, mean, Euclidean norm, and a digest of its bits that adds over shards."""
+"""A tensor in a few numbers: least, largest, mean, Euclidean norm, and a digest of its bits that
+adds over shards.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,13 @@ _COLUMNS = f"{'min':^13} {'max':^13} {'mean':^13} {'l2 norm':^12} metadata"
 
 
 class Fingerprint(Record):
-    """Numbers of a tensor or of a part of it; `joined` with those of the other parts they are those of the whole.
+    """Numbers of a tensor or of a part of it; `joined` with those of the other parts they are those
+    of the whole.
 
-    `digest`: sum over all elements of (bits x odd number made of the element's place in the whole tensor), modulo
-    2^64. A single changed element always changes it, as do two that trade places; and it does not depend on how the
-    tensor was cut. `minimum`, `maximum`, `mean`, `norm` are NaN where an element is (see `non_finite`).
+    `digest`: sum over all elements of (bits x odd number made of the element's place in the whole
+    tensor), modulo 2^64. A single changed element always changes it, as do two that trade places;
+    and it does not depend on how the tensor was cut. `minimum`, `maximum`, `mean`, `norm` are NaN
+    where an element is (see `non_finite`).
     """
 
     count: int
@@ -37,7 +41,9 @@ class Fingerprint(Record):
     def joined(self, other: Fingerprint) -> Fingerprint:
         """The fingerprint of both parts together."""
         if not self.count or not other.count:
-            return self if self.count else other
+            if self.count:
+                return self
+            return other
         count = self.count + other.count
         return Fingerprint(
             count=count,
@@ -56,15 +62,26 @@ class Fingerprint(Record):
 
     def document(self) -> dict[str, Any]:
         """As JSON values: what is not finite becomes null, the digest 16 hexadecimal digits."""
-        numbers = {"min": self.minimum, "max": self.maximum, "mean": self.mean, "l2_norm": self.norm}
+        numbers = {
+            "min": self.minimum,
+            "max": self.maximum,
+            "mean": self.mean,
+            "l2_norm": self.norm,
+        }
         shown = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        return {"count": self.count, **shown, "non_finite": self.non_finite, "digest": f"{self.digest:016x}"}
+        return {
+            "count": self.count,
+            **shown,
+            "non_finite": self.non_finite,
+            "digest": f"{self.digest:016x}",
+        }
 
     @classmethod
     def from_document(cls, value: dict[str, Any]) -> Fingerprint:
         """Read what `document` made. Raises KeyError or ValueError for anything else."""
         least, most, mean, norm = (
-            math.nan if value[name] is None else float(value[name]) for name in ("min", "max", "mean", "l2_norm")
+            math.nan if value[name] is None else float(value[name])
+            for name in ("min", "max", "mean", "l2_norm")
         )
         return cls(
             int(value["count"]),
@@ -83,10 +100,18 @@ EMPTY = Fingerprint(0, math.nan, math.nan, mean=math.nan, norm=0.0, non_finite=0
 def fingerprint(
     tensor: Tensor, whole: Sequence[int] | None = None, offsets: Sequence[int] | None = None
 ) -> Fingerprint:
-    """Numbers of `tensor`, which lies at `offsets` of a tensor of shape `whole` (itself if not given)."""
+    """Numbers of `tensor`, which lies at `offsets` of a tensor of shape `whole` (itself if not
+    given).
+    """
     values = tensor.detach().reshape(tensor.shape or (1,))
-    shape = tuple(whole) if whole else tuple(values.shape)
-    start = list(offsets) if offsets else [0] * values.dim()
+    if whole:
+        shape = tuple(whole)
+    else:
+        shape = tuple(values.shape)
+    if offsets:
+        start = list(offsets)
+    else:
+        start = [0] * values.dim()
     found = EMPTY
     rows = max(1, PIECE_ELEMENTS // max(1, math.prod(values.shape[1:])))
     for row in range(0, values.shape[0], rows):
@@ -107,7 +132,8 @@ def _piece(part: Tensor, places: Tensor) -> Fingerprint:
         mean=float(wide.mean()),
         norm=float(torch.linalg.vector_norm(wide)),
         non_finite=part.numel() - int(torch.isfinite(wide).sum()),
-        digest=int((bits * (2 * places + 1)).sum()) % _MODULUS,  # int64 wraps around, which is what is meant
+        # int64 wraps around, which is what is meant
+        digest=int((bits * (2 * places + 1)).sum()) % _MODULUS,
     )
 
 
@@ -122,7 +148,9 @@ def _places(part: Tensor, whole: Sequence[int], offsets: Sequence[int]) -> Tenso
 
 
 def _least(one: float, other: float) -> float:
-    return math.nan if math.isnan(one) or math.isnan(other) else min(one, other)
+    if math.isnan(one) or math.isnan(other):
+        return math.nan
+    return min(one, other)
 
 
 def state_digest(state: Tensor) -> str:

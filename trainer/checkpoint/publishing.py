@@ -1,4 +1,6 @@
-"""The steps of making a folder a checkpoint: a hidden folder, small files, the manifest, one rename, `latest`."""
+"""The steps of making a folder a checkpoint: a hidden folder, small files, the manifest, one
+rename, `latest`.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,9 @@ Fence = Callable[[], None]  # raises when this trainer may not publish any more
 class CheckpointInfo(Record):
     """What a checkpoint says of its run.
 
-    `topology`: degrees such as {"tensor": 2, "pipeline": 2, "data": 2}. `model`: facts under the card's keys, such as
-    {"model.layers": 4}; a load compares those that both sides have. `versions`: of torch, deepspeed, tr11.
+    `topology`: degrees such as {"tensor": 2, "pipeline": 2, "data": 2}. `model`: facts under the
+    card's keys, such as {"model.layers": 4}; a load compares those that both sides have.
+    `versions`: of torch, deepspeed, tr11.
     """
 
     topology: Mapping[str, int]
@@ -48,8 +51,9 @@ class CheckpointInfo(Record):
 class Extras(Record):
     """What must survive besides the tensors.
 
-    `cursor`: plain JSON values, the same on all ranks; `consumed_samples` and `consumed_tokens` must be among them.
-    `rng`: this rank's random state (see `trainer.checkpoint.randomness.capture`); empty, none is saved.
+    `cursor`: plain JSON values, the same on all ranks; `consumed_samples` and `consumed_tokens`
+    must be among them. `rng`: this rank's random state (see
+    `trainer.checkpoint.randomness.capture`); empty, none is saved.
     """
 
     cursor: Mapping[str, Any]
@@ -57,9 +61,11 @@ class Extras(Record):
 
 
 def prepare(folder: Path, step: int, names: list[str], report: Report = lambda line: None) -> Path:
-    """Clean up after killed saves and make this save's hidden folder with the inner folders `names`; rank 0 only.
+    """Clean up after killed saves and make this save's hidden folder with the inner folders
+    `names`; rank 0 only.
 
-    No other save may be under way: what it has written would be taken for a killed one's. `report`: see `publish`.
+    No other save may be under way: what it has written would be taken for a killed one's. `report`:
+    see `publish`.
     """
     make_shared(folder)
     replacing.settle_replaced(folder, report)
@@ -73,14 +79,17 @@ def prepare(folder: Path, step: int, names: list[str], report: Report = lambda l
 
 @contextlib.contextmanager
 def new_checkpoint(folder: Path, step: int) -> Iterator[Path]:
-    """The hidden folder in which one process writes the checkpoint of `step`, and from which it publishes it.
+    """The hidden folder in which one process writes the checkpoint of `step`, and from which it
+    publishes it.
 
-    It leaves alone what other savers have in `folder`, and nothing of its own where it fails. Raises CheckpointError
-    when the step exists already, or when the disk refuses.
+    It leaves alone what other savers have in `folder`, and nothing of its own where it fails.
+    Raises CheckpointError when the step exists already, or when the disk refuses.
     """
     place = folder / checkpoint_name(step)
     if place.exists():
-        raise CheckpointError(f"{place} exists already and is not replaced; move it away, or write to another folder")
+        raise CheckpointError(
+            f"{place} exists already and is not replaced; move it away, or write to another folder"
+        )
     partial = checkpoints.partial_path(folder, step, uuid.uuid4().hex[:12])
     try:
         make_shared(folder)
@@ -89,14 +98,18 @@ def new_checkpoint(folder: Path, step: int) -> Iterator[Path]:
         yield partial
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(f"checkpoint of step {step} was not written in {folder}: {one_line(error)}") from error
+        raise CheckpointError(
+            f"checkpoint of step {step} was not written in {folder}: {one_line(error)}"
+        ) from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
 def extra_files(rank: int, step: int, extras: Extras) -> dict[str, list[Bytes]]:
-    """The small files of this rank by their path in the checkpoint: its random state and, on rank 0, the cursor."""
+    """The small files of this rank by their path in the checkpoint: its random state and, on rank
+    0, the cursor.
+    """
     files: dict[str, list[Bytes]] = {}
     if extras.rng:
         stream = io.BytesIO()
@@ -115,7 +128,9 @@ def write_extras(partial: Path, rank: int, step: int, extras: Extras) -> list[Fi
     return [writer.entry(name) for name, writer in zip(files, writers, strict=True)]
 
 
-def make_manifest(step: int, extras: Extras, info: CheckpointInfo, entries: tuple[FileEntry, ...]) -> Manifest:
+def make_manifest(
+    step: int, extras: Extras, info: CheckpointInfo, entries: tuple[FileEntry, ...]
+) -> Manifest:
     """The manifest of a checkpoint whose files are `entries`, all ranks' together."""
     return Manifest(
         step=step,
@@ -126,7 +141,8 @@ def make_manifest(step: int, extras: Extras, info: CheckpointInfo, entries: tupl
         model=dict(info.model),
         run_card_hash=info.run_card_hash,
         created=now(),
-        versions={name: str(version) for name, version in info.versions.items()},  # torch has a type for its own
+        # torch has a type for its own
+        versions={name: str(version) for name, version in info.versions.items()},
         job_id=info.job_id,
     )
 
@@ -140,7 +156,8 @@ def publish(
     fence: Fence | None = None,
     report: Report = lambda line: None,
 ) -> int:
-    """Make a fully written folder the checkpoint of its step, and return its bytes; rank 0, after all have written.
+    """Make a fully written folder the checkpoint of its step, and return its bytes; rank 0, after
+    all have written.
 
     `latest`: whether the file of that name shall name it; it never names the weights alone while a training could
     resume from another one. `fence` is asked last, when everything lies ready under hidden names: what follows are
@@ -159,7 +176,9 @@ def publish(
             pass
     home = folder / checkpoint_name(manifest.step)
     moves = latest and (lack_of(manifest, ResumeNeed()) is None or not has_resumable(folder))
-    pointer = write_beside(folder / LATEST_FILE, home.name) if moves else None
+    pointer = None
+    if moves:
+        pointer = write_beside(folder / LATEST_FILE, home.name)
     try:
         if fence is not None:
             try:

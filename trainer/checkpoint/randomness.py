@@ -1,4 +1,6 @@
-"""Random-number state: captured per rank, restored bitwise on the same topology, derived again on another."""
+"""Random-number state: captured per rank, restored bitwise on the same topology, derived again on
+another.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from torch import Tensor
 
 
 def capture(generators: Mapping[str, torch.Generator] | None = None) -> dict[str, Tensor]:
-    """The state of torch (CPU and the current GPU), Python and NumPy, and of the named `generators`, as tensors."""
+    """The state of torch (CPU and the current GPU), Python and NumPy, and of the named
+    `generators`, as tensors.
+    """
     states = {"torch": torch.get_rng_state(), "python": _python_state(), "numpy": _numpy_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -20,7 +24,9 @@ def capture(generators: Mapping[str, torch.Generator] | None = None) -> dict[str
     return states
 
 
-def restore(states: Mapping[str, Tensor], generators: Mapping[str, torch.Generator] | None = None) -> None:
+def restore(
+    states: Mapping[str, Tensor], generators: Mapping[str, torch.Generator] | None = None
+) -> None:
     """Put back what `capture` returned. Raises KeyError when a named generator has no saved state."""
     torch.set_rng_state(states["torch"])
     version, *words, gauss_kept, gauss = states["python"].tolist()

@@ -1,4 +1,6 @@
-"""One process reads any rectangle of any tensor of a checkpoint, without a process group and without loading it."""
+"""One process reads any rectangle of any tensor of a checkpoint, without a process group and
+without loading it.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +38,26 @@ _PIECE_BYTES = 64 << 20  # read at once when only a part of each row is wanted
 
 
 def open_checkpoint(place: Path) -> TensorSource:
-    """Open the checkpoint folder `place` (a `global_stepN`), of either layout. Reads its indexes, not its tensors.
+    """Open the checkpoint folder `place` (a `global_stepN`), of either layout. Reads its indexes,
+    not its tensors.
 
-    A folder without optimizer/ is a weights-only copy. Raises CheckpointError, naming the file, when it is not a
-    checkpoint, not complete, or damaged as far as sizes and indexes tell (digests: `check_digests`).
+    A folder without optimizer/ is a weights-only copy. Raises CheckpointError, naming the file,
+    when it is not a checkpoint, not complete, or damaged as far as sizes and indexes tell (digests:
+    `check_digests`).
     """
     if has_original_layout(place):
         return open_deepspeed_layout(place)
     return StoredCheckpoint(place)
 
 
-def check_digests(place: Path, part: Part, on_bytes: Callable[[int], None] = lambda count: None) -> None:
-    """Read every byte of one part of a checkpoint with a manifest, and compare it with the manifest's digests.
+def check_digests(
+    place: Path, part: Part, on_bytes: Callable[[int], None] = lambda count: None
+) -> None:
+    """Read every byte of one part of a checkpoint with a manifest, and compare it with the
+    manifest's digests.
 
-    `on_bytes` is told the size of each file read. Raises CheckpointError with the first file that differs.
+    `on_bytes` is told the size of each file read. Raises CheckpointError with the first file that
+    differs.
     """
     for entry in _files_of(read_manifest(place), part):
         if _attempt(place / entry.path, file_digest) != entry.digest:
@@ -66,9 +74,13 @@ def part_bytes(place: Path, part: Part) -> int:
 
 
 def read_manifest(place: Path) -> Manifest:
-    """The manifest of a checkpoint's folder. Raises CheckpointError when there is none, or a damaged one."""
+    """The manifest of a checkpoint's folder. Raises CheckpointError when there is none, or a
+    damaged one.
+    """
     if not place.is_dir():
-        raise CheckpointError(f"{place} is not a folder; give the folder of a checkpoint (global_stepN)")
+        raise CheckpointError(
+            f"{place} is not a folder; give the folder of a checkpoint (global_stepN)"
+        )
     try:
         manifest = Manifest.read(place)
     except ValueError as error:
@@ -92,9 +104,13 @@ class StoredCheckpoint:
             if name == WEIGHTS or (entries and (place / name).is_dir()):
                 _check_sizes(place, entries)
                 self._parts[name] = _StoredPart(place / name)
-        cursor = _attempt(place / CURSOR_FILE, lambda path: json.loads(path.read_text(encoding="utf-8")))
+        cursor = _attempt(
+            place / CURSOR_FILE, lambda path: json.loads(path.read_text(encoding="utf-8"))
+        )
         if not isinstance(cursor, dict):
-            raise CheckpointError(f"{place / CURSOR_FILE} does not hold a JSON object; restore it or use another step")
+            raise CheckpointError(
+                f"{place / CURSOR_FILE} does not hold a JSON object; restore it or use another step"
+            )
         optimizer = self._parts.get(OPTIMIZER)
         step = optimizer.read(STEP_KEY, (), ()) if optimizer and STEP_KEY in optimizer.index else 0
         self._facts = CheckpointFacts(
@@ -121,12 +137,16 @@ class StoredCheckpoint:
 
     def read(self, part: Part, key: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
         if part not in self._parts or key not in self._parts[part].index:
-            raise CheckpointError(f"the checkpoint of step {self._facts.step} has no {key} among its {part}")
+            raise CheckpointError(
+                f"the checkpoint of step {self._facts.step} has no {key} among its {part}"
+            )
         return self._parts[part].read(key, offsets, sizes)
 
 
 class _StoredPart:
-    """One folder written by torch.distributed.checkpoint: chunks of tensors inside a few large files."""
+    """One folder written by torch.distributed.checkpoint: chunks of tensors inside a few large
+    files.
+    """
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -136,7 +156,9 @@ class _StoredPart:
         self._places: dict[MetadataIndex, Any] = metadata.storage_data
         for key, stored in self.index.items():
             if not isinstance(stored, TensorStorageMetadata):
-                raise CheckpointError(f"{path}: {key} is not a tensor; this folder was not written by tr11")
+                raise CheckpointError(
+                    f"{path}: {key} is not a tensor; this folder was not written by tr11"
+                )
             fault = tiling_fault(key, stored)
             if fault:
                 raise CheckpointError(f"{path}: {fault}; use another step")
@@ -147,7 +169,9 @@ class _StoredPart:
             begin < 0 or size < 0 or begin + size > full
             for begin, size, full in zip(offsets, sizes, stored.size, strict=True)
         ):
-            raise ValueError(f"{key} of shape {tuple(stored.size)} has no rectangle {tuple(sizes)} at {tuple(offsets)}")
+            raise ValueError(
+                f"{key} of shape {tuple(stored.size)} has no rectangle {tuple(sizes)} at {tuple(offsets)}"
+            )
         target = torch.empty(tuple(sizes), dtype=stored.properties.dtype)
         for chunk in stored.chunks:
             lows = [max(a, b) for a, b in zip(offsets, chunk.offsets, strict=True)]
@@ -155,37 +179,65 @@ class _StoredPart:
             highs = [min(a + extent, b + held) for a, extent, b, held in ends]
             if any(low >= high for low, high in zip(lows, highs, strict=True)):
                 continue
-            wanted = tuple(slice(low - at, high - at) for low, high, at in zip(lows, highs, chunk.offsets, strict=True))
-            goal = tuple(slice(low - at, high - at) for low, high, at in zip(lows, highs, offsets, strict=True))
+            wanted = tuple(
+                slice(low - at, high - at)
+                for low, high, at in zip(lows, highs, chunk.offsets, strict=True)
+            )
+            goal = tuple(
+                slice(low - at, high - at)
+                for low, high, at in zip(lows, highs, offsets, strict=True)
+            )
             place = self._places[MetadataIndex(key, chunk.offsets)]
             _attempt(
                 self._folder / place.relative_path,
                 lambda path, place=place, goal=goal, wanted=wanted, chunk=chunk: _copy_chunk(  # type: ignore[misc]
-                    path, (place.offset, place.length), tuple(chunk.sizes), wanted=wanted, target=target[goal]
+                    path,
+                    (place.offset, place.length),
+                    tuple(chunk.sizes),
+                    wanted=wanted,
+                    target=target[goal],
                 ),
             )
         return target
 
 
 def _copy_chunk(
-    path: Path, place: tuple[int, int], shape: tuple[int, ...], wanted: tuple[slice, ...], target: Tensor
+    path: Path,
+    place: tuple[int, int],
+    shape: tuple[int, ...],
+    wanted: tuple[slice, ...],
+    target: Tensor,
 ) -> None:
-    """Copy `wanted` of the chunk of `shape` that lies at `place` (offset, bytes) of a file into `target`.
+    """Copy `wanted` of the chunk of `shape` that lies at `place` (offset, bytes) of a file into
+    `target`.
 
-    torch.load under a fake mode reads the chunk's description and says where its elements begin; only the rows that
-    are wanted are then read, a few at a time when they are wanted in part.
+    torch.load under a fake mode reads the chunk's description and says where its elements begin;
+    only the rows that are wanted are then read, a few at a time when they are wanted in part.
     """
     offset, length = place
     with path.open("rb", buffering=0) as stream:
         with FakeTensorMode():
-            described = torch.load(cast(IO[bytes], _Window(stream, offset, length)), weights_only=True)
-        if tuple(described.shape) != shape or described.dtype != target.dtype or not described.is_contiguous():
-            raise CheckpointError(f"{path}: what lies at byte {offset} is not the tensor that the index describes")
+            described = torch.load(
+                cast(IO[bytes], _Window(stream, offset, length)), weights_only=True
+            )
+        if (
+            tuple(described.shape) != shape
+            or described.dtype != target.dtype
+            or not described.is_contiguous()
+        ):
+            raise CheckpointError(
+                f"{path}: what lies at byte {offset} is not the tensor that the index describes"
+            )
         begin = offset + described.untyped_storage()._checkpoint_offset
         begin += described.storage_offset() * described.element_size()
         row_bytes = math.prod(shape[1:]) * target.element_size()
-        first, last = (wanted[0].start, wanted[0].stop) if wanted else (0, 1)
-        whole_rows = all(part.stop - part.start == size for part, size in zip(wanted[1:], shape[1:], strict=True))
+        if wanted:
+            first, last = (wanted[0].start, wanted[0].stop)
+        else:
+            first, last = (0, 1)
+        whole_rows = all(
+            part.stop - part.start == size for part, size in zip(wanted[1:], shape[1:], strict=True)
+        )
         if whole_rows and target.is_contiguous():
             _read_into(stream, begin + first * row_bytes, target)
             return
@@ -198,7 +250,9 @@ def _copy_chunk(
 
 
 def _read_into(stream: io.FileIO, offset: int, target: Tensor) -> None:
-    """Fill a contiguous tensor with the bytes from `offset` on. Raises EOFError when there are too few."""
+    """Fill a contiguous tensor with the bytes from `offset` on. Raises EOFError when there are too
+    few.
+    """
     if not target.numel():
         return
     view = target.flatten().view(torch.uint8).numpy().data
@@ -225,7 +279,10 @@ class _Window(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
+        self._position = (
+            offset
+            + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
+        )
         return self._position
 
     def tell(self) -> int:
@@ -245,7 +302,9 @@ def _files_of(manifest: Manifest, part: str) -> list[FileEntry]:
 
 def _check_sizes(place: Path, entries: Sequence[FileEntry]) -> None:
     if not entries:
-        raise CheckpointError(f"{place / MANIFEST_FILE} lists no file of {WEIGHTS}/; use another step")
+        raise CheckpointError(
+            f"{place / MANIFEST_FILE} lists no file of {WEIGHTS}/; use another step"
+        )
     for entry in entries:
         path = place / entry.path
         size = _attempt(path, lambda path: path.stat().st_size)
@@ -262,7 +321,9 @@ def _attempt(path: Path, action: Callable[[Path], T]) -> T:
     except (CheckpointError, MemoryError):
         raise
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing; restore it from a backup or use another step") from None
+        raise CheckpointError(
+            f"{path} is missing; restore it from a backup or use another step"
+        ) from None
     except Exception as error:  # a damaged file makes the unpicklers beneath raise almost anything
         raise CheckpointError(
             f"{path} cannot be read ({one_line(error)}); restore it from a backup or use another step"

@@ -1,7 +1,8 @@
-"""One process writes a whole topology-free checkpoint from any source of tensors, a piece at a time.
+"""One process writes a whole topology-free checkpoint from any source of tensors, a piece at a
+time.
 
-The folder is the same as `trainer.checkpoint.store.save` makes on many ranks, and torch's own tools read it: chunks of
-logical tensors in a few files, an index of them, the manifest last, one rename.
+The folder is the same as `trainer.checkpoint.store.save` makes on many ranks, and torch's own tools
+read it: chunks of logical tensors in a few files, an index of them, the manifest last, one rename.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def write_checkpoint(
     fence: Fence | None = None,
     on_bytes: OnBytes = lambda count: None,
 ) -> Path:
-    """Write all tensors of `source` as the checkpoint of `step` below `folder` (checkpoints/VARIANT).
+    """Write all tensors of `source` as the checkpoint of `step` below `folder`
+    (checkpoints/VARIANT).
 
     Returns the checkpoint's own folder.
     Holds one chunk (CHUNK_BYTES, or one row of a tensor where that is larger) in memory at a time. A source without an
@@ -73,7 +75,13 @@ def write_checkpoint(
         entries = _write_part(partial, "weights", source, on_bytes)
         entries += _write_part(partial, "optimizer", source, on_bytes)
         entries += write_extras(partial, 0, step, extras)
-        publish(folder, partial, make_manifest(step, extras, info, tuple(entries)), latest=latest, fence=fence)
+        publish(
+            folder,
+            partial,
+            make_manifest(step, extras, info, tuple(entries)),
+            latest=latest,
+            fence=fence,
+        )
     return folder / checkpoint_name(step)
 
 
@@ -88,8 +96,11 @@ def tensor_bytes(facts: TensorFacts) -> int:
     return math.prod(facts.shape) * facts.dtype.itemsize
 
 
-def row_blocks(facts: TensorFacts, most_bytes: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Offsets and sizes of blocks of whole rows that tile a tensor in order, none above `most_bytes` unless one row is.
+def row_blocks(
+    facts: TensorFacts, most_bytes: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Offsets and sizes of blocks of whole rows that tile a tensor in order, none above
+    `most_bytes` unless one row is.
 
     A tensor without dimensions or elements is one block.
     """
@@ -111,26 +122,38 @@ class _Chunk(Record):
     sizes: tuple[int, ...]
 
 
-def _write_part(partial: Path, part: Part, source: TensorSource, on_bytes: OnBytes) -> list[FileEntry]:
+def _write_part(
+    partial: Path, part: Part, source: TensorSource, on_bytes: OnBytes
+) -> list[FileEntry]:
     """Write one folder of a checkpoint, which a source may lack; returns the entries of its files."""
     tensors = source.tensors(part)
     if not tensors:
         return []
     make_folder(partial / part)
     step = torch.tensor(source.facts.optimizer_step)
-    chunks = [_Chunk(key, facts, *block) for key, facts in tensors.items() for block in row_blocks(facts, CHUNK_BYTES)]
+    chunks = [
+        _Chunk(key, facts, *block)
+        for key, facts in tensors.items()
+        for block in row_blocks(facts, CHUNK_BYTES)
+    ]
     if part == OPTIMIZER:
         chunks.append(_Chunk(STEP_KEY, TensorFacts((), step.dtype), (), ()))
     places: dict[MetadataIndex, _StorageInfo] = {}
     entries = []
     for number, group in enumerate(_files(chunks)):
-        name = f"__0_{number}.distcp"  # how torch.distributed.checkpoint names the files of its first rank
+        # how torch.distributed.checkpoint names the files of its first rank
+        name = f"__0_{number}.distcp"
         with digesting(partial / part / name) as stream:
             for chunk in group:
                 begin = stream.tell()
-                tensor = step if chunk.key == STEP_KEY else _read(source, part, chunk)
+                if chunk.key == STEP_KEY:
+                    tensor = step
+                else:
+                    tensor = _read(source, part, chunk)
                 torch.save(tensor, cast(IO[bytes], stream))
-                places[MetadataIndex(chunk.key, chunk.offsets)] = _StorageInfo(name, begin, stream.tell() - begin)
+                places[MetadataIndex(chunk.key, chunk.offsets)] = _StorageInfo(
+                    name, begin, stream.tell() - begin
+                )
                 on_bytes(tensor.numel() * tensor.element_size())
         entries.append(stream.entry(f"{part}/{name}"))
     with digesting(partial / part / INDEX_FILE) as stream:
@@ -153,7 +176,9 @@ def _files(chunks: list[_Chunk]) -> Iterator[list[_Chunk]]:
 
 
 def _read(source: TensorSource, part: Part, chunk: _Chunk) -> Tensor:
-    """One chunk from its source, in a storage no larger than itself, because the whole storage is written."""
+    """One chunk from its source, in a storage no larger than itself, because the whole storage is
+    written.
+    """
     tensor = read_finite(source, part, chunk.key, offsets=chunk.offsets, sizes=chunk.sizes)
     if tuple(tensor.shape) != chunk.sizes or tensor.dtype != chunk.facts.dtype:
         raise CheckpointError(
@@ -162,7 +187,9 @@ def _read(source: TensorSource, part: Part, chunk: _Chunk) -> Tensor:
         )
     tensor = tensor.contiguous()
     own = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    return tensor if own else tensor.clone()
+    if own:
+        return tensor
+    return tensor.clone()
 
 
 def _metadata(chunks: list[_Chunk], places: dict[MetadataIndex, _StorageInfo]) -> Metadata:
@@ -171,7 +198,13 @@ def _metadata(chunks: list[_Chunk], places: dict[MetadataIndex, _StorageInfo]) -
     for chunk in chunks:
         stored = index.setdefault(
             chunk.key,
-            TensorStorageMetadata(TensorProperties(dtype=chunk.facts.dtype), torch.Size(chunk.facts.shape), []),
+            TensorStorageMetadata(
+                TensorProperties(dtype=chunk.facts.dtype), torch.Size(chunk.facts.shape), []
+            ),
         )
-        stored.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)))
-    return Metadata(dict(index), storage_data=places, storage_meta=StorageMeta(), version=CURRENT_DCP_VERSION)
+        stored.chunks.append(
+            ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
+        )
+    return Metadata(
+        dict(index), storage_data=places, storage_meta=StorageMeta(), version=CURRENT_DCP_VERSION
+    )

@@ -1,7 +1,8 @@
 """Who writes which pieces of a checkpoint's folder, and where in its file each of them lies.
 
-Decided once, by rank 0, before any byte is written; DCP's own planner removes duplicates and refuses overlaps. What
-follows needs no word between the ranks, so that it can go on beside the training.
+Decided once, by rank 0, before any byte is written; DCP's own planner removes duplicates and
+refuses overlaps. What follows needs no word between the ranks, so that it can go on beside the
+training.
 """
 
 from __future__ import annotations
@@ -62,14 +63,17 @@ class Envelopes:
 def _make(dtype: torch.dtype, shape: tuple[int, ...]) -> Envelope:
     size = math.prod(shape) * dtype.itemsize
     recorder = _Recorder()
-    # Uninitialised: of a large tensor one page is touched, since the recorder drops the content unread. But its first
-    # bytes are read: content that begins as a descriptor of a zip file does, as freed memory may, gets into the id.
+    # Uninitialised: of a large tensor one page is touched, since the recorder drops the content
+    # unread. But its first bytes are read: content that begins as a descriptor of a zip file does,
+    # as freed memory may, gets into the id.
     blank = torch.empty(shape, dtype=dtype)
     blank.view(-1)[:_READ_BYTES].zero_()
     with _without_crc32():
         torch.save(blank, cast(IO[bytes], recorder))
     if size > _SMALL_BYTES:
-        assert recorder.dropped == size, f"torch.save wrote {recorder.dropped} bytes for a tensor of {size}"
+        assert recorder.dropped == size, (
+            f"torch.save wrote {recorder.dropped} bytes for a tensor of {size}"
+        )
         return Envelope(recorder.before.getvalue(), recorder.after.getvalue())
     archive = recorder.before.getvalue()
     begin = _content_offset(archive)
@@ -77,11 +81,19 @@ def _make(dtype: torch.dtype, shape: tuple[int, ...]) -> Envelope:
 
 
 def _content_offset(archive: bytes) -> int:
-    """Where the tensor's bytes begin in a whole archive: behind the local header of the entry `data/0`."""
+    """Where the tensor's bytes begin in a whole archive: behind the local header of the entry
+    `data/0`.
+    """
     with zipfile.ZipFile(io.BytesIO(archive)) as opened:
         [entry] = [info for info in opened.infolist() if info.filename.endswith("/data/0")]
-    lengths = archive[entry.header_offset + 26 : entry.header_offset + 30]  # of name and extra field, little-endian
-    return entry.header_offset + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+    # of name and extra field, little-endian
+    lengths = archive[entry.header_offset + 26 : entry.header_offset + 30]
+    return (
+        entry.header_offset
+        + 30
+        + int.from_bytes(lengths[:2], "little")
+        + int.from_bytes(lengths[2:], "little")
+    )
 
 
 class _Recorder(io.RawIOBase):
@@ -128,8 +140,8 @@ class PlacedPiece(Record):
 class FolderShare(Record):
     """What one rank writes into one folder of a checkpoint.
 
-    `file`: its name in the folder. `placed`: the pieces in the order of the file. `size`: bytes of the file, 0 when
-    this rank writes none. `index`: the folder's index file, on rank 0 only.
+    `file`: its name in the folder. `placed`: the pieces in the order of the file. `size`: bytes of
+    the file, 0 when this rank writes none. `index`: the folder's index file, on rank 0 only.
     """
 
     file: str
@@ -148,7 +160,8 @@ class FolderShare(Record):
 def plan_share(pieces: Sequence[TensorPiece], ranks: RankGroup, what: str) -> FolderShare:
     """This rank's share of the folder that all ranks' pieces make up. Collective.
 
-    Raises CheckpointError, beginning with `what`, on every rank when the pieces do not tile their tensors exactly.
+    Raises CheckpointError, beginning with `what`, on every rank when the pieces do not tile their
+    tensors exactly.
     """
     items = ranks.each(what, lambda: [_write_item(piece) for piece in pieces if piece.is_owner])
     everyones = ranks.collect(items)
@@ -163,7 +176,9 @@ def plan_share(pieces: Sequence[TensorPiece], ranks: RankGroup, what: str) -> Fo
                 placed = _place(item, envelopes)
                 stored[item.index] = _StorageInfo(_file_name(rank), position, placed.bytes)
                 position += placed.bytes
-        whole = replace(metadata, storage_data=stored, storage_meta=StorageMeta(), version=CURRENT_DCP_VERSION)
+        whole = replace(
+            metadata, storage_data=stored, storage_meta=StorageMeta(), version=CURRENT_DCP_VERSION
+        )
         index = pickle.dumps(whole)
         return [(list(plan.items), None if rank else index) for rank, plan in enumerate(plans)]
 
@@ -175,7 +190,14 @@ def plan_share(pieces: Sequence[TensorPiece], ranks: RankGroup, what: str) -> Fo
 def signature(pieces: Iterable[TensorPiece]) -> tuple[object, ...]:
     """What a share depends on: equal on every rank, the shares of an earlier save still hold."""
     return tuple(
-        (piece.key, piece.global_shape, piece.offsets, piece.tensor.shape, piece.tensor.dtype, piece.is_owner)
+        (
+            piece.key,
+            piece.global_shape,
+            piece.offsets,
+            piece.tensor.shape,
+            piece.tensor.dtype,
+            piece.is_owner,
+        )
         for piece in pieces
     )
 
@@ -189,7 +211,9 @@ def _place(item: WriteItem, envelopes: Envelopes) -> PlacedPiece:
     dtype, sizes = item.tensor_data.properties.dtype, tuple(item.tensor_data.chunk.sizes)
     envelope = envelopes.of(dtype, sizes)
     return PlacedPiece(
-        item.index, envelope, len(envelope.head) + math.prod(sizes) * dtype.itemsize + len(envelope.tail)
+        item.index,
+        envelope,
+        len(envelope.head) + math.prod(sizes) * dtype.itemsize + len(envelope.tail),
     )
 
 
@@ -208,7 +232,9 @@ class _Planner(DefaultSavePlanner):
         plans, metadata = super().create_global_plan(all_plans)
         for plan in plans:
             for item in plan.items:
-                _check_alike(item, cast(TensorStorageMetadata, metadata.state_dict_metadata[item.index.fqn]))
+                _check_alike(
+                    item, cast(TensorStorageMetadata, metadata.state_dict_metadata[item.index.fqn])
+                )
         for key, stored in metadata.state_dict_metadata.items():
             fault = tiling_fault(key, cast(TensorStorageMetadata, stored))
             if fault:
@@ -218,7 +244,9 @@ class _Planner(DefaultSavePlanner):
 
 def _write_item(piece: TensorPiece) -> WriteItem:
     properties = TensorProperties(dtype=piece.tensor.dtype)
-    data = TensorWriteData(chunk=piece.chunk, properties=properties, size=torch.Size(piece.global_shape))
+    data = TensorWriteData(
+        chunk=piece.chunk, properties=properties, size=torch.Size(piece.global_shape)
+    )
     return WriteItem(index=piece.index, type=WriteItemType.SHARD, tensor_data=data)
 
 
@@ -227,4 +255,6 @@ def _check_alike(item: WriteItem, stored: TensorStorageMetadata) -> None:
     mine = (tuple(item.tensor_data.size), item.tensor_data.properties.dtype)
     if mine != (tuple(stored.size), stored.properties.dtype):
         others = f"{tuple(stored.size)} {stored.properties.dtype}"
-        raise ValueError(f"the ranks disagree on {item.index.fqn}: {mine[0]} {mine[1]} and {others}")
+        raise ValueError(
+            f"the ranks disagree on {item.index.fqn}: {mine[0]} {mine[1]} and {others}"
+        )

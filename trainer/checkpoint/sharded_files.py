@@ -1,7 +1,9 @@
-"""Rectangles of logical tensors, and how they are read from a folder by torch.distributed.checkpoint (DCP).
+"""Rectangles of logical tensors, and how they are read from a folder by
+torch.distributed.checkpoint (DCP).
 
-Each rank writes exactly what it holds, as chunks of the logical tensors, into one file (`save_plan`); nothing is
-gathered. The folder is an ordinary DCP checkpoint, so torch's own tools read it.
+Each rank writes exactly what it holds, as chunks of the logical tensors, into one file
+(`save_plan`); nothing is gathered. The folder is an ordinary DCP checkpoint, so torch's own tools
+read it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ STEP_KEY = "optimizer_step"
 
 
 class TensorPiece(Record):
-    """A rectangle of the logical tensor `key` (of `global_shape`) at `offsets`: a live view of what this rank holds."""
+    """A rectangle of the logical tensor `key` (of `global_shape`) at `offsets`: a live view of what
+    this rank holds.
+    """
 
     key: str
     global_shape: tuple[int, ...]
@@ -71,7 +75,8 @@ def weight_pieces(weights: Iterable[LocalTensor]) -> list[TensorPiece]:
 
 
 def fragment_pieces(fragments: Iterable[Fragment]) -> list[TensorPiece]:
-    """The rectangles of every fragment, under the key NAME/KIND (for instance `h.0.mlp.weight/exp_avg`).
+    """The rectangles of every fragment, under the key NAME/KIND (for instance
+    `h.0.mlp.weight/exp_avg`).
 
     Raises ValueError when a view is not 1-D, contiguous and of `numel` elements.
     """
@@ -79,13 +84,23 @@ def fragment_pieces(fragments: Iterable[Fragment]) -> list[TensorPiece]:
     for item in fragments:
         for kind, run in item.tensors.items():
             if run.shape != (item.numel,) or not run.is_contiguous():
-                raise ValueError(f"{item.name}/{kind} must be a contiguous 1-D view of {item.numel} elements")
+                raise ValueError(
+                    f"{item.name}/{kind} must be a contiguous 1-D view of {item.numel} elements"
+                )
             for block in rectangles(item.local_shape, item.start, item.numel):
-                offsets = tuple(base + inner for base, inner in zip(item.offsets, block.offsets, strict=True))
-                view = run.detach()[block.start : block.start + math.prod(block.sizes)].view(block.sizes)
+                offsets = tuple(
+                    base + inner for base, inner in zip(item.offsets, block.offsets, strict=True)
+                )
+                view = run.detach()[block.start : block.start + math.prod(block.sizes)].view(
+                    block.sizes
+                )
                 pieces.append(
                     TensorPiece(
-                        f"{item.name}/{kind}", tuple(item.global_shape), offsets, tensor=view, is_owner=item.is_owner
+                        f"{item.name}/{kind}",
+                        tuple(item.global_shape),
+                        offsets,
+                        tensor=view,
+                        is_owner=item.is_owner,
                     )
                 )
     return pieces
@@ -101,12 +116,19 @@ def by_index(pieces: Iterable[TensorPiece]) -> dict[MetadataIndex, TensorPiece]:
 
 
 def read_index(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """What a folder holds: logical name -> dtype, shape, chunks. Raises OSError or a pickle error when damaged."""
-    return cast(dict[str, TensorStorageMetadata], FileSystemReader(folder).read_metadata().state_dict_metadata)
+    """What a folder holds: logical name -> dtype, shape, chunks. Raises OSError or a pickle error
+    when damaged.
+    """
+    return cast(
+        dict[str, TensorStorageMetadata],
+        FileSystemReader(folder).read_metadata().state_dict_metadata,
+    )
 
 
 def read(folder: Path, pieces: list[TensorPiece], ranks: RankGroup) -> None:
-    """Fill the pieces from `folder`, collectively, whatever topology wrote it. Check the index first."""
+    """Fill the pieces from `folder`, collectively, whatever topology wrote it. Check the index
+    first.
+    """
     with _quiet():
         dcp_load(
             {},
@@ -121,7 +143,9 @@ def tiling_fault(key: str, stored: TensorStorageMetadata) -> str | None:
     """Why a stored tensor's chunks cannot make up the whole tensor, or None."""
     held = sum(math.prod(chunk.sizes) for chunk in stored.chunks)
     if held != math.prod(stored.size):
-        return f"{key} of shape {tuple(stored.size)} has {held} of {math.prod(stored.size)} elements"
+        return (
+            f"{key} of shape {tuple(stored.size)} has {held} of {math.prod(stored.size)} elements"
+        )
     return None
 
 
@@ -133,7 +157,10 @@ class _LoadPlanner(DefaultLoadPlanner):
         self._pieces = by_index(pieces)
 
     def set_up_planner(
-        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+        self,
+        state_dict: dict[str, Any],
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,
     ) -> None:
         self.metadata = metadata
         self.is_coordinator = is_coordinator

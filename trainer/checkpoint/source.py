@@ -26,8 +26,9 @@ class TensorFacts(Record):
 class CheckpointFacts(Record):
     """What a checkpoint says of its run besides the tensors.
 
-    `cursor`: the counters of the training (`iteration`, `consumed_samples`, `consumed_tokens`, ...). `topology`:
-    degrees under "tensor", "pipeline", "data". `model`: facts under the card's keys, such as {"model.layers": 4}.
+    `cursor`: the counters of the training (`iteration`, `consumed_samples`, `consumed_tokens`,
+    ...). `topology`: degrees under "tensor", "pipeline", "data". `model`: facts under the card's
+    keys, such as {"model.layers": 4}.
     """
 
     step: int
@@ -41,23 +42,31 @@ class CheckpointFacts(Record):
 class TensorSource(Protocol):
     """A checkpoint as logical tensors, opened by one process. Nothing large is read before `read`.
 
-    Keys of "weights" are the logical names of the model's family (`blocks.0.mlp.up.weight`); keys of "optimizer" are
-    NAME/fp32, NAME/exp_avg and NAME/exp_avg_sq, and more where the optimizer kept more. Shapes are those of the whole
-    tensor, offsets count in it.
+    Keys of "weights" are the logical names of the model's family (`blocks.0.mlp.up.weight`); keys
+    of "optimizer" are NAME/fp32, NAME/exp_avg and NAME/exp_avg_sq, and more where the optimizer
+    kept more. Shapes are those of the whole tensor, offsets count in it.
     """
 
     @property
     def facts(self) -> CheckpointFacts: ...
 
     def tensors(self, part: Part) -> Mapping[str, TensorFacts]:
-        """All tensors of a part; empty when the checkpoint holds no such part (a weights-only copy)."""
+        """All tensors of a part; empty when the checkpoint holds no such part (a weights-only
+        copy).
+        """
 
     def read(self, part: Part, key: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
-        """The rectangle at `offsets` of `sizes`, in memory of its own. Raises CheckpointError, naming the file."""
+        """The rectangle at `offsets` of `sizes`, in memory of its own. Raises CheckpointError,
+        naming the file.
+        """
 
 
-def read_finite(source: TensorSource, part: Part, key: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """`source.read`, for what becomes a checkpoint or a model: raises CheckpointError also for NaN and infinity."""
+def read_finite(
+    source: TensorSource, part: Part, key: str, offsets: Sequence[int], sizes: Sequence[int]
+) -> Tensor:
+    """`source.read`, for what becomes a checkpoint or a model: raises CheckpointError also for NaN
+    and infinity.
+    """
     values = source.read(part, key, offsets, sizes)
     if not is_finite(values):
         raise CheckpointError(
@@ -68,6 +77,8 @@ def read_finite(source: TensorSource, part: Part, key: str, offsets: Sequence[in
 
 
 def state_kinds(optimizer: Mapping[str, TensorFacts]) -> tuple[str, ...]:
-    """What the optimizer part of a checkpoint holds of each weight: masters, moments, and what else it keeps."""
+    """What the optimizer part of a checkpoint holds of each weight: masters, moments, and what else
+    it keeps.
+    """
     held = {key.rpartition("/")[2] for key in optimizer}
     return tuple(kind for kind in (MASTERS, *MOMENT_KINDS) if kind in held)

@@ -1,10 +1,11 @@
 """Host memory for the copy of a checkpoint, page-locked where it is copied to from a GPU.
 
-Torch's own pinned memory is rounded up to a power of two (33 GiB become 64) and kept when it is freed. So plain memory
-of the very size is registered with the driver, once: that takes half a second a GiB, the copy itself 0.02.
+Torch's own pinned memory is rounded up to a power of two (33 GiB become 64) and kept when it is
+freed. So plain memory of the very size is registered with the driver, once: that takes half a
+second a GiB, the copy itself 0.02.
 
-Copies from a GPU have a stream of their own, beside the computation. What they read may change once `hold` was called:
-the GPU then waits for them by itself, and the host does not.
+Copies from a GPU have a stream of their own, beside the computation. What they read may change once
+`hold` was called: the GPU then waits for them by itself, and the host does not.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from trainer.contract.units import size
 
 
 class Staging:
-    """`size` bytes in `memory`, aligned for files. `on_gpu`: what is copied lies on this thread's GPU.
+    """`size` bytes in `memory`, aligned for files. `on_gpu`: what is copied lies on this thread's
+    GPU.
 
     Raises MemoryError or RuntimeError when there is no such memory, or the driver does not lock it.
     """
@@ -44,7 +46,9 @@ class Staging:
 
     @contextmanager
     def copying(self) -> Generator[None]:
-        """Copies from a GPU in the block see what was computed before it, and run beside what comes behind it."""
+        """Copies from a GPU in the block see what was computed before it, and run beside what comes
+        behind it.
+        """
         if self._stream is None:
             yield
             return
@@ -72,7 +76,9 @@ class Staging:
 
 
 def ready_staging(size: int, gpu: int | None) -> Staging:
-    """A Staging whose pages are there, so that the first copy needs not wait for them, for what lies on that GPU."""
+    """A Staging whose pages are there, so that the first copy needs not wait for them, for what
+    lies on that GPU.
+    """
     if gpu is not None:
         torch.cuda.set_device(gpu)  # of this thread, which would lock the memory for the first one
         return Staging(size, on_gpu=True)
@@ -84,9 +90,12 @@ def ready_staging(size: int, gpu: int | None) -> Staging:
 def _lock(driver: Any, memory: Tensor) -> None:
     status = driver.cudaHostRegister(memory.data_ptr(), len(memory), 0)
     if int(status) != 0:
-        with suppress(RuntimeError):  # the refusal itself: it stays pending, and torch raises it at its next kernel
+        # the refusal itself: it stays pending, and torch raises it at its next kernel
+        with suppress(RuntimeError):
             _launch()
-        raise RuntimeError(f"the driver locks no {len(memory):,} bytes of host memory (cudaHostRegister: {status})")
+        raise RuntimeError(
+            f"the driver locks no {len(memory):,} bytes of host memory (cudaHostRegister: {status})"
+        )
 
 
 def _launch() -> None:
@@ -109,7 +118,9 @@ class MemoryNeed(Record):
 
 
 def shortage(needs: Iterable[MemoryNeed]) -> str | None:
-    """Why the ranks' copies do not fit into their hosts' memory, naming the first such host; None when they do."""
+    """Why the ranks' copies do not fit into their hosts' memory, naming the first such host; None
+    when they do.
+    """
     wanted: dict[str, int] = {}
     available: dict[str, int] = {}
     for need in needs:
@@ -118,15 +129,18 @@ def shortage(needs: Iterable[MemoryNeed]) -> str | None:
     for host, total in wanted.items():
         usable = int(available[host] * USABLE)
         if total > usable:
-            return f"{host} would need {size(total)} of memory for copies and can spare {size(usable)}"
+            return (
+                f"{host} would need {size(total)} of memory for copies and can spare {size(usable)}"
+            )
     return None
 
 
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process may still use: the least of the node's and of every enclosing cgroup's (v2).
+    """Bytes that this process may still use: the least of the node's and of every enclosing
+    cgroup's (v2).
 
-    Memory that the kernel can reclaim at once (cached files) counts as available. Raises OSError, ValueError or
-    KeyError when the kernel does not say.
+    Memory that the kernel can reclaim at once (cached files) counts as available. Raises OSError,
+    ValueError or KeyError when the kernel does not say.
     """
     node = _fields(proc / "meminfo")["MemAvailable:"] * 1024
     return min([node, *_cgroup_rooms(proc, cgroups)])

@@ -1,8 +1,10 @@
-"""Topology-free checkpoints: saved by any tensor x pipeline x data shape, loaded by any other, complete or invisible.
+"""Topology-free checkpoints: saved by any tensor x pipeline x data shape, loaded by any other,
+complete or invisible.
 
-A checkpoint is written into a hidden sibling folder, every file flushed to disk; then its manifest; then one rename
-gives it its name; then `latest` is replaced. Killed at any moment, the run has either the old state or the whole
-new one. Both `save` and `load` are collective: all ranks call them, and all succeed or all raise CheckpointError.
+A checkpoint is written into a hidden sibling folder, every file flushed to disk; then its manifest;
+then one rename gives it its name; then `latest` is replaced. Killed at any moment, the run has
+either the old state or the whole new one. Both `save` and `load` are collective: all ranks call
+them, and all succeed or all raise CheckpointError.
 """
 
 from __future__ import annotations
@@ -69,12 +71,15 @@ __all__ = [
 ]
 
 START_ANOTHER = (
-    "; use another step, or start another run from it with checkpoint.load and checkpoint.load_optimizer = false"
+    "; use another step, or start another run from it with checkpoint.load and "
+    "checkpoint.load_optimizer = false"
 )
 
 
 class SaveResult(Record):
-    """A finished save: its folder, wall seconds (all ranks wait for the slowest), bytes of all files of all ranks."""
+    """A finished save: its folder, wall seconds (all ranks wait for the slowest), bytes of all
+    files of all ranks.
+    """
 
     folder: Path
     seconds: float
@@ -84,8 +89,8 @@ class SaveResult(Record):
 class Loaded(Record):
     """What a load returns besides the tensors that it filled.
 
-    `rng` is None where this rank has no state to restore bitwise: another topology wrote the checkpoint.
-    `remarks`: lines for the log.
+    `rng` is None where this rank has no state to restore bitwise: another topology wrote the
+    checkpoint. `remarks`: lines for the log.
     """
 
     manifest: Manifest
@@ -109,7 +114,8 @@ def save(
     fence: Fence | None = None,
     report: Report = lambda line: None,
 ) -> SaveResult:
-    """Write the checkpoint of `step` below `folder` (checkpoints/VARIANT) and make `latest` name it. Collective.
+    """Write the checkpoint of `step` below `folder` (checkpoints/VARIANT) and make `latest` name
+    it. Collective.
 
     `group`: all ranks, with a CPU back-end; None is the default group, or this process alone without one.
     `save_optimizer`: without it the checkpoint is the weights alone, and only a load that does without the optimizer
@@ -123,15 +129,22 @@ def save(
     ranks = RankGroup(group)
     started = time.perf_counter()
     what = f"checkpoint of step {step} was not saved in {folder}"
-    chosen = extras if save_random_state else Extras(extras.cursor)
+    if save_random_state:
+        chosen = extras
+    else:
+        chosen = Extras(extras.cursor)
     parts = ranks.each(what, saved_parts, state, save_optimizer)
     shares = {name: plan_share(pieces, ranks, what) for name, pieces in parts.items()}
     partial = ranks.on_first(what, prepare, folder, step, names=list(parts), report=report)
     try:
-        entries = ranks.each(what, _write, partial, ranks.rank, step=step, parts=parts, shares=shares, extras=chosen)
+        entries = ranks.each(
+            what, _write, partial, ranks.rank, step=step, parts=parts, shares=shares, extras=chosen
+        )
         written = tuple(chain.from_iterable(ranks.collect(entries)))
         manifest = make_manifest(step, extras, info, written)
-        total = ranks.on_first(what, publish, folder, partial, manifest=manifest, fence=fence, report=report)
+        total = ranks.on_first(
+            what, publish, folder, partial, manifest=manifest, fence=fence, report=report
+        )
     except CheckpointError:
         if ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
@@ -140,15 +153,25 @@ def save(
 
 
 def saved_parts(state: ShardedState, save_optimizer: bool) -> dict[str, list[TensorPiece]]:
-    """The pieces of each folder that a save writes. Raises ValueError when one rank describes a place twice."""
+    """The pieces of each folder that a save writes. Raises ValueError when one rank describes a
+    place twice.
+    """
     parts = _parts(state, torch.tensor(state.optimizer_step))
-    return parts if save_optimizer else {WEIGHTS: parts[WEIGHTS]}
+    if save_optimizer:
+        return parts
+    return {WEIGHTS: parts[WEIGHTS]}
 
 
 def _share_files(
-    rank: int, step: int, parts: Mapping[str, list[TensorPiece]], shares: Mapping[str, FolderShare], extras: Extras
+    rank: int,
+    step: int,
+    parts: Mapping[str, list[TensorPiece]],
+    shares: Mapping[str, FolderShare],
+    extras: Extras,
 ) -> dict[str, Iterable[Bytes]]:
-    """All files that this rank writes, by their path in the checkpoint; tensors are read when a file's turn comes."""
+    """All files that this rank writes, by their path in the checkpoint; tensors are read when a
+    file's turn comes.
+    """
     large = {
         f"{name}/{share.file}": share.contents(sharded_files.by_index(parts[name]))
         for name, share in shares.items()
@@ -157,10 +180,16 @@ def _share_files(
     return {**large, **small_files(rank, step, shares, extras)}
 
 
-def small_files(rank: int, step: int, shares: Mapping[str, FolderShare], extras: Extras) -> dict[str, list[Bytes]]:
-    """What this rank writes besides tensors, by path in the checkpoint; most of it is rank 0's: indexes and cursor."""
+def small_files(
+    rank: int, step: int, shares: Mapping[str, FolderShare], extras: Extras
+) -> dict[str, list[Bytes]]:
+    """What this rank writes besides tensors, by path in the checkpoint; most of it is rank 0's:
+    indexes and cursor.
+    """
     indexes = {
-        f"{name}/{INDEX_FILE}": [as_bytes(share.index)] for name, share in shares.items() if share.index is not None
+        f"{name}/{INDEX_FILE}": [as_bytes(share.index)]
+        for name, share in shares.items()
+        if share.index is not None
     }
     return {**indexes, **extra_files(rank, step, extras)}
 
@@ -187,7 +216,8 @@ def load(
     group: dist.ProcessGroup | None = None,
     weights_only: bool = False,
 ) -> Loaded:
-    """Fill the tensors of `state` from the checkpoint of `step` below `folder`, whatever topology wrote it. Collective.
+    """Fill the tensors of `state` from the checkpoint of `step` below `folder`, whatever topology
+    wrote it. Collective.
 
     Everything is checked before the first tensor is touched: manifest, sizes of files, model facts, names, shapes,
     dtypes. Digests are `find_resumable`'s part. `weights_only` leaves the optimizer alone (evaluation, export, a new
@@ -200,7 +230,9 @@ def load(
     started = time.perf_counter()
     place = folder / checkpoint_name(step)
     what = f"{place} was not loaded"
-    manifest = ranks.on_first(what, _checked_manifest, folder, step, info=info, weights_only=weights_only)
+    manifest = ranks.on_first(
+        what, _checked_manifest, folder, step, info=info, weights_only=weights_only
+    )
     optimizer_step = torch.zeros((), dtype=torch.int64)
     parts = ranks.each(what, _parts, state, optimizer_step)
     if weights_only:
@@ -216,11 +248,19 @@ def load(
     cursor, rng = ranks.each(what, _read_extras, place, ranks.rank, same_topology=same)
     remarks: tuple[str, ...] = ()
     if not weights_only:  # nothing random follows from weights alone
-        remarks = () if same else (_reshaped(manifest.topology, info.topology),)
+        if same:
+            remarks = ()
+        else:
+            remarks = (_reshaped(manifest.topology, info.topology),)
         if same and rng is None:
             remarks = ("the checkpoint holds no random-number state: streams are derived again",)
     return Loaded(
-        manifest, cursor, int(optimizer_step), rng=rng, remarks=remarks, seconds=time.perf_counter() - started
+        manifest,
+        cursor,
+        int(optimizer_step),
+        rng=rng,
+        remarks=remarks,
+        seconds=time.perf_counter() - started,
     )
 
 
@@ -232,13 +272,16 @@ def find_resumable(
     group: dist.ProcessGroup | None = None,
     need: ResumeNeed | None = None,
 ) -> int | None:
-    """The search of `trainer.contract.checkpoints`, decided by rank 0 and told to all; all read digests. Collective.
+    """The search of `trainer.contract.checkpoints`, decided by rank 0 and told to all; all read
+    digests. Collective.
 
     `report` is called on rank 0 only. Raises CheckpointError on every rank.
     """
     ranks = RankGroup(group)
     if ranks.rank == 0:
-        return _lead_search(ranks, folder, verify, expect_resume=expect_resume, report=report, need=need)
+        return _lead_search(
+            ranks, folder, verify, expect_resume=expect_resume, report=report, need=need
+        )
     while True:
         order = ranks.broadcast(cast("tuple[str, Any]", ("", None)))
         if order[0] == "found":
@@ -249,7 +292,12 @@ def find_resumable(
 
 
 def _lead_search(
-    ranks: RankGroup, folder: Path, verify: Verify, expect_resume: bool, report: Report, need: ResumeNeed | None
+    ranks: RankGroup,
+    folder: Path,
+    verify: Verify,
+    expect_resume: bool,
+    report: Report,
+    need: ResumeNeed | None,
 ) -> int | None:
     def faults_of(place: Path, manifest: Manifest) -> list[str]:
         if verify == "sizes":
@@ -258,7 +306,9 @@ def _lead_search(
         return list(chain.from_iterable(ranks.gather(_share_of_faults(ranks, place, manifest))))
 
     try:
-        step = checkpoints.find_resumable(folder, verify, expect_resume, report=report, faults_of=faults_of, need=need)
+        step = checkpoints.find_resumable(
+            folder, verify, expect_resume, report=report, faults_of=faults_of, need=need
+        )
     except CheckpointError as error:
         ranks.broadcast(("refused", str(error)))
         raise
@@ -285,19 +335,27 @@ def _parts(state: ShardedState, optimizer_step: Tensor) -> dict[str, list[Tensor
     return parts
 
 
-def _checked_manifest(folder: Path, step: int, info: CheckpointInfo, weights_only: bool) -> Manifest:
+def _checked_manifest(
+    folder: Path, step: int, info: CheckpointInfo, weights_only: bool
+) -> Manifest:
     manifest = checkpoints.read_checkpoint(folder, step)
     faults = manifest_faults(folder / checkpoint_name(step), manifest, read_digests=False)
     if faults:
-        raise CheckpointError(f"it is damaged: {faults[0]}; restore it or resume from an older step")
-    lack = lack_of(manifest, ResumeNeed(info.model).for_weights() if weights_only else ResumeNeed(info.model))
+        raise CheckpointError(
+            f"it is damaged: {faults[0]}; restore it or resume from an older step"
+        )
+    lack = lack_of(
+        manifest, ResumeNeed(info.model).for_weights() if weights_only else ResumeNeed(info.model)
+    )
     if lack is not None:
         more = START_ANOTHER if lack.text == WEIGHTS_ALONE else ""
         raise CheckpointError(f"{lack.text}{more}")
     return manifest
 
 
-def _read_extras(place: Path, rank: int, same_topology: bool) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
+def _read_extras(
+    place: Path, rank: int, same_topology: bool
+) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
     cursor = json.loads((place / CURSOR_FILE).read_text(encoding="utf-8"))
     saved = place / RNG / f"rank_{rank}.pt"
     if not same_topology or not saved.exists():  # files that the manifest lists were found before
@@ -306,5 +364,7 @@ def _read_extras(place: Path, rank: int, same_topology: bool) -> tuple[dict[str,
 
 
 def _reshaped(then: Mapping[str, int], now_: Mapping[str, int]) -> str:
-    shapes = [" x ".join(f"{name} {degree}" for name, degree in shape.items()) for shape in (then, now_)]
+    shapes = [
+        " x ".join(f"{name} {degree}" for name, degree in shape.items()) for shape in (then, now_)
+    ]
     return f"saved on {shapes[0]}, loaded on {shapes[1]}: random-number streams are derived again, not restored"

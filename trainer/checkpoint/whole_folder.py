@@ -19,11 +19,13 @@ from trainer.parallel.agreement import one_line
 
 @contextmanager
 def whole_folder(target: Path, force: bool, is_own: Callable[[Path], bool]) -> Generator[Path]:
-    """A hidden folder beside `target`, to be filled; it takes the name at the end of the block, or vanishes.
+    """A hidden folder beside `target`, to be filled; it takes the name at the end of the block, or
+    vanishes.
 
-    A folder with something in it is replaced only with `force`, and only if `is_own` says that it is an earlier
-    result: `-o` with a wrong path must not cost anyone's files. What a killed predecessor left is removed first.
-    Raises CheckpointError for a refusal and for what the file system refuses, inside the block too.
+    A folder with something in it is replaced only with `force`, and only if `is_own` says that it
+    is an earlier result: `-o` with a wrong path must not cost anyone's files. What a killed
+    predecessor left is removed first. Raises CheckpointError for a refusal and for what the file
+    system refuses, inside the block too.
     """
     target = target.resolve()
     partial = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex[:12]}")
@@ -34,14 +36,17 @@ def whole_folder(target: Path, force: bool, is_own: Callable[[Path], bool]) -> G
         _settle(target)
         make_folder(partial)
         lock = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
-        with suppress(OSError):  # a file system without locks: the folder is then never taken for a leftover
+        # a file system without locks: the folder is then never taken for a leftover
+        with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield partial
         sync_folder(partial)
         check_target(target, force, is_own)
         _take_name(partial, target)
     except OSError as error:
-        raise CheckpointError(f"{target} was not written: {one_line(error)}; nothing was left of it") from error
+        raise CheckpointError(
+            f"{target} was not written: {one_line(error)}; nothing was left of it"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # gone already when it has taken the name
         if lock >= 0:
@@ -49,15 +54,21 @@ def whole_folder(target: Path, force: bool, is_own: Callable[[Path], bool]) -> G
 
 
 def check_target(target: Path, force: bool, is_own: Callable[[Path], bool]) -> None:
-    """Raise CheckpointError unless `target` is free, empty, or an earlier result that `force` allows to replace."""
+    """Raise CheckpointError unless `target` is free, empty, or an earlier result that `force`
+    allows to replace.
+    """
     if target.exists() and not target.is_dir():
         raise CheckpointError(f"{target} is a file; name a folder")
     if not target.is_dir() or not any(target.iterdir()):
         return
     if not force:
-        raise CheckpointError(f"{target} exists and is not empty; name another folder, or replace it with --force")
+        raise CheckpointError(
+            f"{target} exists and is not empty; name another folder, or replace it with --force"
+        )
     if not is_own(target):
-        raise CheckpointError(f"{target} holds something else than an earlier result, and --force does not replace it")
+        raise CheckpointError(
+            f"{target} holds something else than an earlier result, and --force does not replace it"
+        )
 
 
 def _take_name(partial: Path, target: Path) -> None:
@@ -77,7 +88,9 @@ def _take_name(partial: Path, target: Path) -> None:
 
 
 def _settle(target: Path) -> None:
-    """Remove what killed predecessors left: half-written folders, and a replaced one, which may have to come back."""
+    """Remove what killed predecessors left: half-written folders, and a replaced one, which may
+    have to come back.
+    """
     for aside in sorted(target.parent.glob(f".{escape(target.name)}.replaced-*")):
         if target.exists():
             shutil.rmtree(aside)

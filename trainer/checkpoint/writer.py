@@ -1,9 +1,11 @@
-"""Saving beside the training: a copy in host memory, then a thread that writes it while the steps go on.
+"""Saving beside the training: a copy in host memory, then a thread that writes it while the steps
+go on.
 
-No collective operation runs in the background. Each rank's thread writes that rank's files; `poll`, which all ranks
-call between steps, finds out with one small collective whether all have finished. Then rank 0's thread publishes the
-checkpoint, and a later `poll` tells all ranks the outcome. So a save that is under way when a rank is lost, a disk
-fills up or the processes are killed is a hidden folder and nothing more, which the next save removes.
+No collective operation runs in the background. Each rank's thread writes that rank's files; `poll`,
+which all ranks call between steps, finds out with one small collective whether all have finished.
+Then rank 0's thread publishes the checkpoint, and a later `poll` tells all ranks the outcome. So a
+save that is under way when a rank is lost, a disk fills up or the processes are killed is a hidden
+folder and nothing more, which the next save removes.
 """
 
 from __future__ import annotations
@@ -34,7 +36,13 @@ from trainer.checkpoint.files import (
 from trainer.checkpoint.publishing import Fence
 from trainer.checkpoint.save_plan import FolderShare, plan_share, signature
 from trainer.checkpoint.sharded_files import TensorPiece
-from trainer.checkpoint.staging import MemoryNeed, Staging, available_memory, ready_staging, shortage
+from trainer.checkpoint.staging import (
+    MemoryNeed,
+    Staging,
+    available_memory,
+    ready_staging,
+    shortage,
+)
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.errors import CheckpointError
@@ -45,16 +53,17 @@ from trainer.contract.replacing import Report
 from trainer.parallel.agreement import RankGroup, lost_a_rank
 from trainer.parallel.state import ShardedState
 
-# Written and hashed at a time beside the training. For each block threads ask the interpreter, whose lock the thread
-# that gives the GPU its work holds, some ten times.
+# Written and hashed at a time beside the training. For each block threads ask the interpreter,
+# whose lock the thread that gives the GPU its work holds, some ten times.
 BACKGROUND_BLOCK = 64 << 20
 
 
 class Finished(Record):
     """A save that has become a checkpoint.
 
-    `seconds`: from the request until this rank heard of the end. `stall`: of these, how long the training stood
-    still (in `start`, and in `wait` if that was called); `waited`: of these, for an earlier save to end.
+    `seconds`: from the request until this rank heard of the end. `stall`: of these, how long the
+    training stood still (in `start`, and in `wait` if that was called); `waited`: of these, for an
+    earlier save to end.
     """
 
     step: int
@@ -100,14 +109,17 @@ class _Flight:
 
 @dataclass
 class AsyncSaver:
-    """Saves checkpoints below `folder` (checkpoints/VARIANT) while the training goes on; one at a time.
+    """Saves checkpoints below `folder` (checkpoints/VARIANT) while the training goes on; one at a
+    time.
 
-    `report`: told, on rank 0, one line when a save cannot be asynchronous. `group`: all ranks, with a CPU back-end;
-    None is the default group, or this process alone without one. `available`: bytes of free host memory. `fence`: asked
-    on rank 0 before each publication, see `trainer.checkpoint.publishing.publish`. `is_held`: the owner calls `hold`
-    before it changes what is saved, so that copies from a GPU may run beside the next step's computation.
-    `start`, `poll`, `wait` and `save_now` are collective: all ranks call them in the same order, and all get outcomes
-    of the same saves. They raise CheckpointError only when a rank was lost; a save that fails is an outcome.
+    `report`: told, on rank 0, one line when a save cannot be asynchronous. `group`: all ranks, with
+    a CPU back-end; None is the default group, or this process alone without one. `available`: bytes
+    of free host memory. `fence`: asked on rank 0 before each publication, see
+    `trainer.checkpoint.publishing.publish`. `is_held`: the owner calls `hold` before it changes
+    what is saved, so that copies from a GPU may run beside the next step's computation. `start`,
+    `poll`, `wait` and `save_now` are collective: all ranks call them in the same order, and all get
+    outcomes of the same saves. They raise CheckpointError only when a rank was lost; a save that
+    fails is an outcome.
     """
 
     folder: Path
@@ -130,12 +142,16 @@ class AsyncSaver:
     @property
     def in_flight(self) -> int | None:
         """The step of the save under way."""
-        return None if self._flight is None else self._flight.step
+        if self._flight is None:
+            return None
+        return self._flight.step
 
     def reserve(self, state: ShardedState, *, save_optimizer: bool = True) -> None:
-        """Plan the saves of such a state, and begin to get the memory for its copies, in the background. Collective.
+        """Plan the saves of such a state, and begin to get the memory for its copies, in the
+        background. Collective.
 
-        Without it the first save does both, while the training stands still. What is in the way is told then.
+        Without it the first save does both, while the training stands still. What is in the way is
+        told then.
         """
         what = f"saves into {self.folder} cannot be planned"
         try:
@@ -147,11 +163,14 @@ class AsyncSaver:
             if lost_a_rank(fault):
                 raise
             return
-        device = torch.cuda.current_device() if on_gpu else None
+        device = None
+        if on_gpu:
+            device = torch.cuda.current_device()
         self._reserved = self._background.submit(ready_staging, size, device)
 
     def hold(self) -> None:
-        """An owner who `is_held` calls this before what the last `start` saves is changed. Not collective.
+        """An owner who `is_held` calls this before what the last `start` saves is changed. Not
+        collective.
 
         A GPU then waits for the copies; the host does not.
         """
@@ -168,17 +187,21 @@ class AsyncSaver:
         save_optimizer: bool = True,
         save_random_state: bool = True,
     ) -> None:
-        """Copy this rank's share to host memory and return; the rest happens in the background. Collective.
+        """Copy this rank's share to host memory and return; the rest happens in the background.
+        Collective.
 
-        The tensors may change as soon as this returns; of an owner who `is_held`, behind its next `hold`. A save that
-        is still under way is waited for first. Where the hosts have no memory for a copy, the save is made at once, as
-        by `save_now`. Options are those of `store.save`.
+        The tensors may change as soon as this returns; of an owner who `is_held`, behind its next
+        `hold`. A save that is still under way is waited for first. Where the hosts have no memory
+        for a copy, the save is made at once, as by `save_now`. Options are those of `store.save`.
         """
         began = time.perf_counter()
         self._finish_flight()
         waited = time.perf_counter() - began
         what = self._what(step)
-        chosen = extras if save_random_state else Extras(extras.cursor)
+        if save_random_state:
+            chosen = extras
+        else:
+            chosen = Extras(extras.cursor)
         try:
             parts = self._ranks.each(what, store.saved_parts, state, save_optimizer)
             reason = self._make_room(parts, what)
@@ -192,19 +215,33 @@ class AsyncSaver:
         if reason is not None:
             self.report(f"checkpoint of step {step} is saved while the training waits: {reason}")
             self._save_at_once(
-                step, state, chosen, info=info, save_optimizer=save_optimizer, began=began, waited=waited
+                step,
+                state,
+                chosen,
+                info=info,
+                save_optimizer=save_optimizer,
+                began=began,
+                waited=waited,
             )
             return
         written = self._copy_and_write(step, partial, parts, chosen)
         stall = time.perf_counter() - began
         self._flight = _Flight(
-            step, partial, chosen, info=info, written=written, started=began, stall=stall, waited=waited
+            step,
+            partial,
+            chosen,
+            info=info,
+            written=written,
+            started=began,
+            stall=stall,
+            waited=waited,
         )
 
     def poll(self) -> Outcome | None:
         """The outcome of a save that has ended and was not told yet; None otherwise. Collective.
 
-        To be called after every step: with nothing under way it costs nothing, else one collective of four bytes.
+        To be called after every step: with nothing under way it costs nothing, else one collective
+        of four bytes.
         """
         if self._outcomes:
             return self._outcomes.popleft()
@@ -212,10 +249,14 @@ class AsyncSaver:
         if flight is None or not self._ranks.all_true(flight.this_rank_is_done):
             return None
         self._advance(flight)
-        return self._outcomes.popleft() if self._outcomes else None
+        if self._outcomes:
+            return self._outcomes.popleft()
+        return None
 
     def wait(self) -> list[Outcome]:
-        """Finish the save under way, and return all outcomes that were not told yet, oldest first. Collective."""
+        """Finish the save under way, and return all outcomes that were not told yet, oldest first.
+        Collective.
+        """
         self._finish_flight()
         outcomes = list(self._outcomes)
         self._outcomes.clear()
@@ -231,16 +272,31 @@ class AsyncSaver:
         save_optimizer: bool = True,
         save_random_state: bool = True,
     ) -> list[Outcome]:
-        """Finish the save under way, then save while the training waits; outcomes as of `wait`. Collective."""
+        """Finish the save under way, then save while the training waits; outcomes as of `wait`.
+        Collective.
+        """
         began = time.perf_counter()
         self._finish_flight()
         waited = time.perf_counter() - began
-        chosen = extras if save_random_state else Extras(extras.cursor)
-        self._save_at_once(step, state, chosen, info=info, save_optimizer=save_optimizer, began=began, waited=waited)
+        if save_random_state:
+            chosen = extras
+        else:
+            chosen = Extras(extras.cursor)
+        self._save_at_once(
+            step,
+            state,
+            chosen,
+            info=info,
+            save_optimizer=save_optimizer,
+            began=began,
+            waited=waited,
+        )
         return self.wait()
 
     def close(self) -> None:
-        """Release memory and thread. Not collective: a save under way is abandoned, so call `wait` first."""
+        """Release memory and thread. Not collective: a save under way is abandoned, so call `wait`
+        first.
+        """
         self._background.shutdown(wait=False, cancel_futures=True)
         self._drop_staging()
 
@@ -248,7 +304,9 @@ class AsyncSaver:
     def _copy_and_write(
         self, step: int, partial: Path, parts: Mapping[str, list[TensorPiece]], extras: Extras
     ) -> Future[list[FileEntry]]:
-        """Copy, and hand over to the background. A fault of this rank alone is the future's: all hear it at a poll."""
+        """Copy, and hand over to the background. A fault of this rank alone is the future's: all
+        hear it at a poll.
+        """
         try:
             assert self._staging is not None
             images = self._copy(parts, self._staging)
@@ -266,7 +324,9 @@ class AsyncSaver:
             self._advance(self._flight)
 
     def _advance(self, flight: _Flight) -> None:
-        """From written to publishing, or from published to the end; waits for anyone who is not so far."""
+        """From written to publishing, or from published to the end; waits for anyone who is not so
+        far.
+        """
         what = self._what(flight.step)
         try:
             if not flight.publishing:
@@ -275,7 +335,9 @@ class AsyncSaver:
                 if self._ranks.rank == 0:
                     flight.published = self._background.submit(self._publish, flight, entries)
                 return
-            total = self._ranks.on_first(what, lambda: flight.published.result() if flight.published else 0)
+            total = self._ranks.on_first(
+                what, lambda: flight.published.result() if flight.published else 0
+            )
         except CheckpointError as fault:
             self._flight = None
             if self._ranks.rank == 0 and not lost_a_rank(fault):
@@ -287,14 +349,23 @@ class AsyncSaver:
         stall = flight.stall + (0.0 if flight.awaited_since is None else now - flight.awaited_since)
         place = self.folder / checkpoint_name(flight.step)
         self._outcomes.append(
-            Finished(flight.step, place, total, seconds=now - flight.started, stall=stall, waited=flight.waited)
+            Finished(
+                flight.step,
+                place,
+                total,
+                seconds=now - flight.started,
+                stall=stall,
+                waited=flight.waited,
+            )
         )
 
     def _publish(self, flight: _Flight, entries: list[list[FileEntry]]) -> int:
         """Make the written folder a checkpoint; returns its bytes. In the background of rank 0."""
         written = tuple(chain.from_iterable(entries))
         manifest = store.make_manifest(flight.step, flight.extras, flight.info, written)
-        return store.publish(self.folder, flight.partial, manifest, fence=self.fence, report=self.report)
+        return store.publish(
+            self.folder, flight.partial, manifest, fence=self.fence, report=self.report
+        )
 
     def _save_at_once(
         self,
@@ -308,14 +379,23 @@ class AsyncSaver:
     ) -> None:
         try:
             saved = store.save(
-                self.folder, step, state, extras=extras, info=info,
-                group=self.group, save_optimizer=save_optimizer, fence=self.fence, report=self.report,
-            )  # fmt: skip
+                self.folder,
+                step,
+                state,
+                extras=extras,
+                info=info,
+                group=self.group,
+                save_optimizer=save_optimizer,
+                fence=self.fence,
+                report=self.report,
+            )
         except CheckpointError as fault:
             self._fail(step, fault)
             return
         seconds = time.perf_counter() - began
-        self._outcomes.append(Finished(step, saved.folder, saved.bytes, seconds=seconds, stall=seconds, waited=waited))
+        self._outcomes.append(
+            Finished(step, saved.folder, saved.bytes, seconds=seconds, stall=seconds, waited=waited)
+        )
 
     def _fail(self, step: int, fault: CheckpointError) -> None:
         if lost_a_rank(fault):
@@ -327,15 +407,22 @@ class AsyncSaver:
 
     # ------------------------------------------------------------------ the copy
     def _make_room(self, parts: Mapping[str, list[TensorPiece]], what: str) -> str | None:
-        """Plan the save and find memory for the copy, both as in the last save if it can be; why not, or None."""
+        """Plan the save and find memory for the copy, both as in the last save if it can be; why
+        not, or None.
+        """
         self._take_reserved()
         is_planned = self._signature == _signatures(parts)
         if self._ranks.all_true(is_planned and self._staging is not None):
             return None
         size, on_gpu = self._plan(parts, what), _lies_on_gpu(parts)
-        held = -1 if self._staging is None else len(self._staging.memory)
+        if self._staging is None:
+            held = -1
+        else:
+            held = len(self._staging.memory)
         reason = self._shortage(max(0, size - held))
-        if reason is None and not self._ranks.all_true(size <= held or self._allocate(size, on_gpu)):
+        if reason is None and not self._ranks.all_true(
+            size <= held or self._allocate(size, on_gpu)
+        ):
             reason = "a rank could not allocate the memory for a copy"
         if reason is not None:
             self._drop_staging()
@@ -343,12 +430,16 @@ class AsyncSaver:
 
     def _plan(self, parts: Mapping[str, list[TensorPiece]], what: str) -> int:
         """Deal out what is to be written; the bytes that this rank copies. Collective."""
-        self._shares = {name: plan_share(pieces, self._ranks, what) for name, pieces in parts.items()}
+        self._shares = {
+            name: plan_share(pieces, self._ranks, what) for name, pieces in parts.items()
+        }
         self._signature = _signatures(parts)
         return sum(_padded(share.size) for share in self._shares.values())
 
     def _take_reserved(self) -> None:
-        """The memory that was reserved, once it is there; where there was none, a save tries again and says so."""
+        """The memory that was reserved, once it is there; where there was none, a save tries again
+        and says so.
+        """
         if self._reserved is not None:
             with suppress(MemoryError, RuntimeError):
                 self._staging = self._reserved.result()
@@ -357,7 +448,9 @@ class AsyncSaver:
     def _shortage(self, needed: int) -> str | None:
         unknown = "it is not known how much host memory is free"
         try:
-            need = self._ranks.each(unknown, lambda: MemoryNeed(host_name(), needed, self.available()))
+            need = self._ranks.each(
+                unknown, lambda: MemoryNeed(host_name(), needed, self.available())
+            )
         except CheckpointError as fault:
             if lost_a_rank(fault):
                 raise
@@ -378,7 +471,9 @@ class AsyncSaver:
         self._staging = None
 
     def _copy(self, parts: Mapping[str, list[TensorPiece]], staging: Staging) -> dict[str, Tensor]:
-        """The content of this rank's large files, by their path in the checkpoint, in the saver's own memory."""
+        """The content of this rank's large files, by their path in the checkpoint, in the saver's
+        own memory.
+        """
         images: dict[str, Tensor] = {}
         with staging.copying():
             copy_all(self._copies(parts, staging.memory, images))

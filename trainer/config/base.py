@@ -16,7 +16,8 @@ from trainer.contract.record import Record
 from trainer.contract.secret_names import is_secret_name
 from trainer.contract.secret_shapes import has_secret
 
-# Ceilings far beyond any training: they keep every derived number finite and every loop over levels or stages short.
+# Ceilings far beyond any training: they keep every derived number finite and every loop over levels
+# or stages short.
 MOST_WAYS = 100_000
 MOST_LAYERS = 100_000
 LARGEST_WIDTH = 10**7
@@ -26,8 +27,14 @@ MOST_SAMPLES = 10**15
 MOST_ITERATIONS = 10**12
 
 
-# What no message repeats, wherever in a card it was put by mistake, besides what surely is a secret.
-_DOUBTFUL_SHAPES = (r"\bhf_[A-Za-z0-9]{8,}", r":[^\s/@]{1,400}@", r"://[^\s/@]{1,400}@", r"://[^\s?]{0,2000}\?")
+# What no message repeats, wherever in a card it was put by mistake, besides what surely is a
+# secret.
+_DOUBTFUL_SHAPES = (
+    r"\bhf_[A-Za-z0-9]{8,}",
+    r":[^\s/@]{1,400}@",
+    r"://[^\s/@]{1,400}@",
+    r"://[^\s?]{0,2000}\?",
+)
 
 
 def _may_be_shown(key: str, value: object) -> bool:
@@ -39,7 +46,8 @@ def _may_be_shown(key: str, value: object) -> bool:
 
 
 class Problem(Record):
-    """One thing wrong with a card: which key, what it holds, the rule it breaks, and how to repair it.
+    """One thing wrong with a card: which key, what it holds, the rule it breaks, and how to repair
+    it.
 
     As text it does not repeat what may be a secret.
     """
@@ -53,13 +61,17 @@ class Problem(Record):
         shown = repr(self.value)
         if len(shown) > 60:
             shown = shown[:57] + "..."
-        held = f" = {shown}" if self.value is not None and _may_be_shown(self.key, self.value) else ""
+        held = ""
+        if self.value is not None and _may_be_shown(self.key, self.value):
+            held = f" = {shown}"
         line = f"{self.key}{held}: {self.rule}; {self.fix}"
         return "".join(character if character.isprintable() else " " for character in line)
 
 
 class CardError(Tr11Error, ValueError):
-    """A run card that cannot be used. `problems` holds every fault found; the text is one line for each."""
+    """A run card that cannot be used. `problems` holds every fault found; the text is one line for
+    each.
+    """
 
     exit_code = USAGE
 
@@ -73,7 +85,9 @@ class CardError(Tr11Error, ValueError):
 class Section(BaseModel):
     """A table of the card. Unknown keys are refused; values are never silently converted from text."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True
+    )
 
 
 SectionType = TypeVar("SectionType", bound=BaseModel)
@@ -82,14 +96,17 @@ SectionType = TypeVar("SectionType", bound=BaseModel)
 def left_out(schema: type[SectionType]) -> SectionType:
     """The default of a table that a card need not have: an empty one.
 
-    It is made with the card that lacks it: a table made here would cost each command a validator of its own.
+    It is made with the card that lacks it: a table made here would cost each command a validator of
+    its own.
     """
     default: Any = Field(default_factory=dict, validate_default=True)
     return cast(SectionType, default)
 
 
 def validate(schema: type[SectionType], value: Mapping[str, Any], source: str) -> SectionType:
-    """Build `schema` from plain tables; raises CardError with every problem, unknown keys with the nearest known."""
+    """Build `schema` from plain tables; raises CardError with every problem, unknown keys with the
+    nearest known.
+    """
     try:
         return schema.model_validate(value)
     except ValidationError as error:
@@ -101,17 +118,30 @@ def _problem(schema: type[BaseModel], entry: Any) -> Problem:
     context = entry.get("ctx", {})
     if entry["type"] == "extra_forbidden":
         near = nearest(str(entry["loc"][-1]), _fields_at(schema, entry["loc"][:-1]))
-        fix = f"did you mean {near!r}?" if near else "remove it"
+        if near:
+            fix = f"did you mean {near!r}?"
+        else:
+            fix = "remove it"
         return Problem(key, entry["input"], "is not a known key", fix)
     if entry["type"] == "missing":
         return Problem(key, None, "is required and missing", "add it to the card")
     if entry["type"] == "literal_error":
         return Problem(key, entry["input"], f"must be {context['expected']}", "choose one of these")
     if entry["type"] == "model_type":
-        return Problem(key, entry["input"], "must be a table", f"write [{key}] and its keys below it")
+        return Problem(
+            key, entry["input"], "must be a table", f"write [{key}] and its keys below it"
+        )
     if entry["type"] == "too_short":
-        return Problem(key, entry["input"], f"needs at least {context['min_length']} entry", "add what is missing")
-    value = None if is_private(schema, entry["loc"]) else entry["input"]
+        return Problem(
+            key,
+            entry["input"],
+            f"needs at least {context['min_length']} entry",
+            "add what is missing",
+        )
+    if is_private(schema, entry["loc"]):
+        value = None
+    else:
+        value = entry["input"]
     rule = entry["msg"][0].lower() + entry["msg"][1:]
     if entry["type"] == "string_pattern_mismatch":
         rule = f"must look like {context['pattern']} (a regular expression)"
@@ -120,7 +150,9 @@ def _problem(schema: type[BaseModel], entry: Any) -> Problem:
 
 
 def is_private(schema: type[BaseModel], location: Iterable[Any]) -> bool:
-    """Whether a key on the way is one whose value is never shown (`repr=False`): it may hold a secret by mistake."""
+    """Whether a key on the way is one whose value is never shown (`repr=False`): it may hold a
+    secret by mistake.
+    """
     current: Any = schema
     for part in location:
         field = current.model_fields.get(part)
@@ -138,21 +170,31 @@ def _fields_at(schema: type[BaseModel], location: Iterable[Any]) -> list[str]:
     """Names of the keys allowed in the table at `location`."""
     current: Any = schema
     for part in location:
-        current = section_of(current.model_fields[part].annotation) if part in current.model_fields else None
+        if part in current.model_fields:
+            current = section_of(current.model_fields[part].annotation)
+        else:
+            current = None
         if current is None:
             return []
     return list(current.model_fields)
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The table that a key of this type holds, also where it may be left out or there may be several; else None."""
+    """The table that a key of this type holds, also where it may be left out or there may be
+    several; else None.
+    """
     options = [annotation, *getattr(annotation, "__args__", ())]
-    return next((item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None)
+    return next(
+        (item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None
+    )
 
 
-def salvage(schema: type[SectionType], value: Mapping[str, Any], faulty: Collection[tuple[str, ...]]) -> SectionType:
-    """What is sound of `value`, for rules that need no more: to read a key below `faulty`, or a missing one, raises
-    AttributeError. `faulty` must name everything that `validate` refuses."""
+def salvage(
+    schema: type[SectionType], value: Mapping[str, Any], faulty: Collection[tuple[str, ...]]
+) -> SectionType:
+    """What is sound of `value`, for rules that need no more: to read a key below `faulty`, or a
+    missing one, raises AttributeError. `faulty` must name everything that `validate` refuses.
+    """
     found: dict[str, Any] = {}
     for name, field in schema.model_fields.items():
         inner = {key[1:] for key in faulty if key[:1] == (name,)}
@@ -161,11 +203,17 @@ def salvage(schema: type[SectionType], value: Mapping[str, Any], faulty: Collect
             continue
         if name not in value:
             default = field.get_default(call_default_factory=True)
-            found[name] = section() if section is not None and default == {} else default
+            if section is not None and default == {}:
+                found[name] = section()
+            else:
+                found[name] = default
         elif section is not None and isinstance(value[name], Mapping):
             found[name] = salvage(section, value[name], inner)
         elif not inner:
-            found[name] = value[name] if section is None else _sections(section, value[name])
+            if section is None:
+                found[name] = value[name]
+            else:
+                found[name] = _sections(section, value[name])
     made = schema.model_construct(**found)
     for name in set(schema.model_fields) - set(found):
         vars(made).pop(name, None)
@@ -173,7 +221,9 @@ def salvage(schema: type[SectionType], value: Mapping[str, Any], faulty: Collect
 
 
 def _sections(schema: type[BaseModel], value: Any) -> Any:
-    """A list of tables as the schema has it; anything else, such as a section that is one already, as it is."""
+    """A list of tables as the schema has it; anything else, such as a section that is one already,
+    as it is.
+    """
     if not isinstance(value, list):
         return value
     return [schema.model_validate(item) if isinstance(item, Mapping) else item for item in value]
@@ -184,4 +234,6 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     import difflib  # for a key that is not known
 
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return found[0] if found else None
+    if found:
+        return found[0]
+    return None

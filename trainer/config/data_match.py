@@ -1,9 +1,10 @@
-"""Whether a training goes on with the data that its checkpoint was trained on. Pure; standard library only.
+"""Whether a training goes on with the data that its checkpoint was trained on. Pure; standard
+library only.
 
-A checkpoint's cursor keeps, under `data`, what the card said of the data, what each data set of the mixture holds, and
-digests of some of the samples that they make. Data sets and samples decide: data that was moved elsewhere is the same,
-files that were made again under the same name may not be. What the card said explains a difference, and is all that can
-be compared before a training starts.
+A checkpoint's cursor keeps, under `data`, what the card said of the data, what each data set of the
+mixture holds, and digests of some of the samples that they make. Data sets and samples decide: data
+that was moved elsewhere is the same, files that were made again under the same name may not be.
+What the card said explains a difference, and is all that can be compared before a training starts.
 """
 
 from __future__ import annotations
@@ -23,14 +24,22 @@ OnResume = Literal["match", "switch"]
 CURSOR_KEY = "data"
 PROBES = 16  # samples whose digests are kept, spread evenly over all of them
 # With another value of one of these, the samples that follow are others, whatever the files hold.
-DECISIVE = ("run.seed", "model.sequence_length", "data.order", "data.split", "data.weights", "data.train_group")
+DECISIVE = (
+    "run.seed",
+    "model.sequence_length",
+    "data.order",
+    "data.split",
+    "data.weights",
+    "data.train_group",
+)
 # Of the families that are trained on masked words: keys that shape their samples.
 _MASKING = ("data.mask_probability", "data.short_sequence_probability")
 MASKING_KEYS = {
     "bert": (*_MASKING, "data.binary_head"),
     "t5": (*_MASKING, "model.decoder_sequence_length", "data.extra_ids"),
 }
-ORDERED = "batch.train_samples"  # that the order is made for; the key's name since before data.order_samples
+# that the order is made for; the key's name since before data.order_samples
+ORDERED = "batch.train_samples"
 MOST_SETS = 3  # that are told of by name
 _LONGEST = 60
 
@@ -38,8 +47,9 @@ _LONGEST = 60
 class DataSetIdentity(Record):
     """What one data set of the mixture holds, wherever it lies.
 
-    `lengths`: digest of the lengths of all sequences and of where documents begin. `tokens`: digest of the tokens, all
-    of them or evenly spread parts. `sample`: digest of the first sample that it gives, "" where it gives none.
+    `lengths`: digest of the lengths of all sequences and of where documents begin. `tokens`: digest
+    of the tokens, all of them or evenly spread parts. `sample`: digest of the first sample that it
+    gives, "" where it gives none.
     """
 
     name: str
@@ -57,11 +67,14 @@ class DataSetIdentity(Record):
             return "has documents of other lengths"
         if self.tokens != now.tokens:
             return "holds other tokens"
-        return "" if self.sample == now.sample else "makes other samples"
+        if self.sample == now.sample:
+            return ""
+        return "makes other samples"
 
 
 class DataRecord(Record):
-    """What a cursor keeps. `samples`: (number, digest of its tokens). `sets`: in the order of the mixture.
+    """What a cursor keeps. `samples`: (number, digest of its tokens). `sets`: in the order of the
+    mixture.
 
     No `sets`: written by a tr11 that did not keep them.
     """
@@ -103,8 +116,17 @@ def data_facts(config: TrainerConfig) -> dict[str, Any]:
         **{key: attrgetter(key)(config) for key in masking},
     }
     if data.uses_groups:
-        return {**facts, "data.train_group": data.train_group, "data.train_groups_file": data.train_groups_file}
-    return {**facts, "data.prefixes": list(data.prefixes), "data.weights": data.weights, "data.split": data.split}
+        return {
+            **facts,
+            "data.train_group": data.train_group,
+            "data.train_groups_file": data.train_groups_file,
+        }
+    return {
+        **facts,
+        "data.prefixes": list(data.prefixes),
+        "data.weights": data.weights,
+        "data.split": data.split,
+    }
 
 
 def fact_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
@@ -132,33 +154,46 @@ def compare(
     digest_of: Callable[[int], str | None],
     sets: Sequence[DataSetIdentity],
 ) -> list[str]:
-    """How the data differs from what a checkpoint was trained on, one line each; empty when it is the same.
+    """How the data differs from what a checkpoint was trained on, one line each; empty when it is
+    the same.
 
-    `digest_of`: the digest of one of the samples as they are now; None where there is no such sample any more. `sets`:
-    the data sets as they are now.
+    `digest_of`: the digest of one of the samples as they are now; None where there is no such
+    sample any more. `sets`: the data sets as they are now.
     """
     found = [*decisive_differences(record.facts, facts), *_other_sets(record.sets, sets)]
     now = [(number, digest, digest_of(number)) for number, digest in record.samples]
     others = [number for number, then, here in now if here is not None and then != here]
     if not others and not found:
         return []
-    explained = [text for key, text in fact_differences(record.facts, facts).items() if key not in DECISIVE]
+    explained = [
+        text for key, text in fact_differences(record.facts, facts).items() if key not in DECISIVE
+    ]
     lines = [*found, *(explained if others else [])]
     if others:
-        lines.append(f"{len(others)} of {len(now)} samples that were compared hold other tokens, the first {others[0]}")
+        lines.append(
+            f"{len(others)} of {len(now)} samples that were compared hold other tokens, the first {others[0]}"
+        )
     return lines
 
 
 def _other_sets(then: Sequence[DataSetIdentity], now: Sequence[DataSetIdentity]) -> list[str]:
-    """What differs between the data sets of two mixtures, by their places in it: a name may be another."""
+    """What differs between the data sets of two mixtures, by their places in it: a name may be
+    another.
+    """
     if not then:
         return []
     if len(then) != len(now):
         return [f"the mixture had {len(then)} data sets, has {len(now)}"]
-    others = [(after.name, text) for before, after in zip(then, now, strict=True) if (text := before.difference(after))]
+    others = [
+        (after.name, text)
+        for before, after in zip(then, now, strict=True)
+        if (text := before.difference(after))
+    ]
     shown = [f"{name} {text}" for name, text in others[:MOST_SETS]]
     more = len(others) - len(shown)
-    return [*shown, f"{more} more of {len(now)} data sets differ"] if more else shown
+    if more:
+        return [*shown, f"{more} more of {len(now)} data sets differ"]
+    return shown
 
 
 def decide(differences: Sequence[str], on_resume: OnResume, place: str) -> list[str]:
@@ -175,9 +210,16 @@ def decide(differences: Sequence[str], on_resume: OnResume, place: str) -> list[
 
 def probe_numbers(samples: int) -> list[int]:
     """Numbers of the samples that are kept, of `samples`."""
-    return sorted({samples * place // PROBES for place in range(PROBES)}) if samples else []
+    if samples:
+        return sorted({samples * place // PROBES for place in range(PROBES)})
+    return []
 
 
 def _shown(value: Any) -> str:
-    text = "not there" if value is None else str(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    if value is None:
+        text = "not there"
+    else:
+        text = str(value)
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST - 3]}..."

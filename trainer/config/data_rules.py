@@ -9,7 +9,8 @@ from trainer.config.card import Problem, TrainerConfig
 from trainer.config.data import data_set_name
 from trainer.config.kernel_choice import MULTIPLE, odd_sizes
 
-# Of an index with one byte more for each sequence, its mode: whole, but of data that no one here trains on.
+# Of an index with one byte more for each sequence, its mode: whole, but of data that no one here
+# trains on.
 MULTIMODAL = (
     "is of multimodal data (it ends with a mode of each sequence), which is not trained on here; make the pair again"
     " from text alone"
@@ -40,20 +41,43 @@ def _source_problems(config: TrainerConfig) -> Iterator[Problem]:
         "test": (data.test_groups, data.test_groups_file),
     }
     for name, (written, file) in groups.items():
-        key = "data.train_group" if name == "train" else f"data.{name}_groups"
+        if name == "train":
+            key = "data.train_group"
+        else:
+            key = f"data.{name}_groups"
         if written and file:
-            yield Problem(key, None, f"and data.{name}_groups_file both say the same", "keep one of the two")
+            yield Problem(
+                key, None, f"and data.{name}_groups_file both say the same", "keep one of the two"
+            )
         if name != "train" and (written or file) and not data.uses_groups:
-            yield Problem(key, None, "needs a training group too", "add data.train_group or data.train_groups_file")
+            yield Problem(
+                key,
+                None,
+                "needs a training group too",
+                "add data.train_group or data.train_groups_file",
+            )
     if data.uses_groups and data.prefixes:
-        yield Problem("data.prefixes", data.prefixes, "excludes named groups", "keep prefixes or the groups")
+        yield Problem(
+            "data.prefixes", data.prefixes, "excludes named groups", "keep prefixes or the groups"
+        )
     if not data.uses_groups and not data.prefixes:
-        yield Problem("data.prefixes", None, "is empty, and there are no groups", "name what is trained on")
+        yield Problem(
+            "data.prefixes", None, "is empty, and there are no groups", "name what is trained on"
+        )
     if data.uses_groups and data.weights is not None:
-        yield Problem("data.weights", data.weights, "belongs to data.prefixes", "remove it; groups have weights")
+        yield Problem(
+            "data.weights",
+            data.weights,
+            "belongs to data.prefixes",
+            "remove it; groups have weights",
+        )
     if data.validate_each:
         yield from _each_problems(config)
-    if data.uses_groups and config.evaluation.iterations and not (data.valid_groups or data.valid_groups_file):
+    if (
+        data.uses_groups
+        and config.evaluation.iterations
+        and not (data.valid_groups or data.valid_groups_file)
+    ):
         yield Problem(
             "data.valid_groups",
             None,
@@ -66,13 +90,20 @@ def _each_problems(config: TrainerConfig) -> Iterator[Problem]:
     """Each data set has a name of its own, and something to be validated on."""
     data = config.data
     if data.uses_groups:
-        yield Problem("data.validate_each", True, "belongs to data.prefixes", "remove it; groups are named")
+        yield Problem(
+            "data.validate_each", True, "belongs to data.prefixes", "remove it; groups are named"
+        )
         return
     names = [data_set_name(prefix) for prefix in data.prefixes]
     double = next((name for name in names if names.count(name) > 1), None)
     if not all(NAME.fullmatch(name) for name in names):
         rule = "names each validation set after its data set's folder, and one of them has no such name"
-        yield Problem("data.validate_each", True, rule, "use letters, digits, '.', '_' and '-' in names of folders")
+        yield Problem(
+            "data.validate_each",
+            True,
+            rule,
+            "use letters, digits, '.', '_' and '-' in names of folders",
+        )
     elif double is not None:
         rule = f"names each validation set after its data set's folder, and two are in folders called {double!r}"
         yield Problem("data.validate_each", True, rule, "keep each data set in a folder of its own")
@@ -85,7 +116,9 @@ def _share_problems(config: TrainerConfig) -> Iterator[Problem]:
     if data.weights is not None and len(data.weights) != len(data.prefixes):
         rule = f"needs one entry per data.prefixes ({len(data.prefixes)})"
         yield Problem("data.weights", data.weights, rule, "add or remove weights")
-    if data.weights is not None and (min(data.weights, default=0) < 0 or not 0 < sum(data.weights) < float("inf")):
+    if data.weights is not None and (
+        min(data.weights, default=0) < 0 or not 0 < sum(data.weights) < float("inf")
+    ):
         rule = "must not be negative, nor all zero, nor sum to infinity"
         yield Problem("data.weights", data.weights, rule, "give shares such as 0.7 and 0.3")
     rule = "must be three shares such as 949,50,1 (train, validation, test), the first above zero"
@@ -93,7 +126,12 @@ def _share_problems(config: TrainerConfig) -> Iterator[Problem]:
         shares = [float(part) for part in data.split.split(",")]
     except ValueError:
         shares = []
-    if len(shares) != 3 or min(shares) < 0 or not 0 < shares[0] < float("inf") or sum(shares) == float("inf"):
+    if (
+        len(shares) != 3
+        or min(shares) < 0
+        or not 0 < shares[0] < float("inf")
+        or sum(shares) == float("inf")
+    ):
         yield Problem("data.split", data.split, rule, "write three numbers with commas")
     elif config.evaluation.iterations and shares[1] == 0:
         rule = "leaves no validation data for [evaluation]"
@@ -105,7 +143,9 @@ def _document_problems(config: TrainerConfig) -> Iterator[Problem]:
     data, token = config.data, config.data.end_of_document_id
     if data.marks_documents and token is None:
         rule = "is needed by reset_position_ids, reset_attention_mask and mask_end_of_document_loss"
-        yield Problem("data.end_of_document_id", None, rule, "give the id of the token that ends a document")
+        yield Problem(
+            "data.end_of_document_id", None, rule, "give the id of the token that ends a document"
+        )
     if token is not None and token >= config.tokenizer.padded_vocabulary_size:
         rule = f"must be below tokenizer.padded_vocabulary_size ({config.tokenizer.padded_vocabulary_size})"
         yield Problem("data.end_of_document_id", token, rule, "give the id that the tokenizer uses")
@@ -134,20 +174,32 @@ def _masking_problems(config: TrainerConfig) -> Iterator[Problem]:
 def tokenizer_problems(config: TrainerConfig) -> list[Problem]:
     """Sizes of the vocabulary that do not fit together, and files that the tokenizer's type needs."""
     tokenizer, problems = config.tokenizer, []
-    size, rows, multiple = tokenizer.vocabulary_size, tokenizer.padded_vocabulary_size, tokenizer.divisible_by
+    size, rows, multiple = (
+        tokenizer.vocabulary_size,
+        tokenizer.padded_vocabulary_size,
+        tokenizer.divisible_by,
+    )
     if size is not None and rows < size:
         rule = f"must be at least tokenizer.vocabulary_size ({size})"
-        problems.append(Problem("tokenizer.padded_vocabulary_size", rows, rule, "raise it or leave it out"))
+        problems.append(
+            Problem("tokenizer.padded_vocabulary_size", rows, rule, "raise it or leave it out")
+        )
     if multiple is not None and rows % multiple:
         rule = f"must be a multiple of tokenizer.divisible_by ({multiple})"
         fix = f"use {-(-rows // multiple) * multiple}"
         problems.append(Problem("tokenizer.padded_vocabulary_size", rows, rule, fix))
-    if tokenizer.type == "gpt2_bpe" and (tokenizer.vocabulary_file is None) != (tokenizer.merges_file is None):
+    if tokenizer.type == "gpt2_bpe" and (tokenizer.vocabulary_file is None) != (
+        tokenizer.merges_file is None
+    ):
         rule = "gpt2_bpe needs both vocab.json and merges.txt"
-        problems.append(Problem("tokenizer.merges_file", tokenizer.merges_file, rule, "name both files"))
+        problems.append(
+            Problem("tokenizer.merges_file", tokenizer.merges_file, rule, "name both files")
+        )
     if tokenizer.type != "huggingface" and tokenizer.path is not None:
         rule = f"is for huggingface tokenizers, not for {tokenizer.type}"
-        problems.append(Problem("tokenizer.path", tokenizer.path, rule, "use tokenizer.vocabulary_file"))
+        problems.append(
+            Problem("tokenizer.path", tokenizer.path, rule, "use tokenizer.vocabulary_file")
+        )
     return problems
 
 
@@ -156,16 +208,29 @@ def checkpoint_problems(config: TrainerConfig) -> list[Problem]:
     checkpoint, problems = config.checkpoint, []
     if checkpoint.finetune and checkpoint.load is None:
         rule = "needs checkpoint.load: what it starts from"
-        problems.append(Problem("checkpoint.finetune", True, rule, "name the folder of checkpoints"))
+        problems.append(
+            Problem("checkpoint.finetune", True, rule, "name the folder of checkpoints")
+        )
     return problems
 
 
 def precision_problems(config: TrainerConfig) -> list[Problem]:
-    """Loss scales where nothing is scaled; 8-bit floats where the other numbers or the sizes forbid them."""
+    """Loss scales where nothing is scaled; 8-bit floats where the other numbers or the sizes forbid
+    them.
+    """
     precision = config.precision
     if precision.float8 and precision.dtype != "bf16":
-        return [Problem("precision.float8", True, f"is for bf16, not {precision.dtype}", "leave it out, or use bf16")]
-    odd = next(odd_sizes(config.model, config.parallel.tensor), None) if precision.float8 else None
+        return [
+            Problem(
+                "precision.float8",
+                True,
+                f"is for bf16, not {precision.dtype}",
+                "leave it out, or use bf16",
+            )
+        ]
+    odd = None
+    if precision.float8:
+        odd = next(odd_sizes(config.model, config.parallel.tensor), None)
     if odd is not None:
         rule = f"needs multiples of {MULTIPLE}: {odd[0]} is {odd[1]}"
         return [Problem("precision.float8", True, rule, "change that, or leave this out")]

@@ -1,4 +1,6 @@
-"""What DeepSpeed is told: its configuration, as it follows from the run card. Each setting that matters says why."""
+"""What DeepSpeed is told: its configuration, as it follows from the run card. Each setting that
+matters says why.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,13 @@ from trainer.config.card import TrainerConfig
 BUCKET_ELEMENTS = 1 << 26
 
 
-def deepspeed_settings(config: TrainerConfig, local_elements: int, for_training: bool) -> dict[str, Any]:
+def deepspeed_settings(
+    config: TrainerConfig, local_elements: int, for_training: bool
+) -> dict[str, Any]:
     """DeepSpeed's own configuration for a card. `local_elements`: of this worker's parameters.
 
-    ZeRO-1 always: without it fp32 pipelines count the tied weight twice when clipping. Not `for_training`: there is
-    nothing to shard.
+    ZeRO-1 always: without it fp32 pipelines count the tied weight twice when clipping. Not
+    `for_training`: there is nothing to shard.
     """
     batch = config.batch
     first = batch.ramp.start if batch.ramp else batch.global_batch_size
@@ -29,11 +33,13 @@ def deepspeed_settings(config: TrainerConfig, local_elements: int, for_training:
             "allgather_bucket_size": BUCKET_ELEMENTS,
         },
         "pipeline": {"pipe_partitioned": False, "grad_partitioned": False},
-        "communication_data_type": "fp32",  # by default the sums over replicas are rounded to the weights' dtype
+        # by default the sums over replicas are rounded to the weights' dtype
+        "communication_data_type": "fp32",
     }
     precision = config.precision
     if precision.dtype == "bf16":
-        settings["bf16"] = {"enabled": True, "immediate_grad_update": True}  # else a second copy in bf16 stays alive
+        # else a second copy in bf16 stays alive
+        settings["bf16"] = {"enabled": True, "immediate_grad_update": True}
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     if not for_training:
         settings["zero_optimization"] = {"stage": 0}

@@ -9,7 +9,9 @@ from trainer.config.stage_units import units_of
 
 
 def family_problems(config: TrainerConfig) -> Iterator[Problem]:
-    """Of a BERT or a T5: keys that mean something for a GPT alone. Of a GPT: what the original's layout cannot hold."""
+    """Of a BERT or a T5: keys that mean something for a GPT alone. Of a GPT: what the original's
+    layout cannot hold.
+    """
     model = config.model
     if not model.looks_ahead:
         if config.checkpoint.format == "deepspeed":
@@ -33,7 +35,9 @@ def family_problems(config: TrainerConfig) -> Iterator[Problem]:
         yield from _decoder_problems(config)
     elif config.parallel.pipeline > 1 and units_of(config.parallel.partition) is None:
         rule = f'may part what model.family = "{model.family}" has at its end'
-        yield Problem("parallel.partition", config.parallel.partition, rule, "use type:transformer|embedding")
+        yield Problem(
+            "parallel.partition", config.parallel.partition, rule, "use type:transformer|embedding"
+        )
     if config.checkpoint.format == "deepspeed":
         rule = f'has no place for the tensors of model.family = "{model.family}"'
         yield Problem("checkpoint.format", "deepspeed", rule, 'use "tr11"')
@@ -60,7 +64,12 @@ def _decoder_problems(config: TrainerConfig) -> Iterator[Problem]:
     model, parallel = config.model, config.parallel
     has_no = f'model.family = "{model.family}" has no'
     if parallel.pipeline > 1:
-        yield Problem("parallel.pipeline", parallel.pipeline, f"must be 1: {has_no} pipeline", "use tensor ranks")
+        yield Problem(
+            "parallel.pipeline",
+            parallel.pipeline,
+            f"must be 1: {has_no} pipeline",
+            "use tensor ranks",
+        )
     if parallel.sequence_parallel:
         rule = f"cannot be: {has_no} sequence parallelism"
         yield Problem("parallel.sequence_parallel", True, rule, "leave it out")

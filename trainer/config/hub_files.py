@@ -1,7 +1,8 @@
-"""Files of the Hugging Face hub by id, such as `bigscience/bloom`: from the cache on disk, else by the hub's client.
+"""Files of the Hugging Face hub by id, such as `bigscience/bloom`: from the cache on disk, else by
+the hub's client.
 
-The cache is read without the client, which takes a second to import: OWNER/NAME is `models--OWNER--NAME` there, whose
-`refs/main` names the snapshot in use.
+The cache is read without the client, which takes a second to import: OWNER/NAME is
+`models--OWNER--NAME` there, whose `refs/main` names the snapshot in use.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ def is_hub_id(text: str, folder: Path) -> bool:
 
     It has the form OWNER/NAME, and `folder` has no OWNER in it. `./OWNER/NAME` is always a path.
     """
-    return HUB_ID.fullmatch(text) is not None and not (folder / text.split("/", maxsplit=1)[0]).exists()
+    return (
+        HUB_ID.fullmatch(text) is not None
+        and not (folder / text.split("/", maxsplit=1)[0]).exists()
+    )
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
@@ -28,19 +32,25 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if environment.get(name):
             return Path(environment[name]).expanduser()
-    general = environment.get("XDG_CACHE_HOME") or f"{environment.get('HOME') or Path.home()}/.cache"
+    general = (
+        environment.get("XDG_CACHE_HOME") or f"{environment.get('HOME') or Path.home()}/.cache"
+    )
     return Path(environment.get("HF_HOME") or f"{general}/huggingface").expanduser() / "hub"
 
 
 def cached_file(hub_id: str, name: str, environment: Mapping[str, str]) -> Path | None:
-    """A file of the snapshot in use, None when the cache has none. Raises OSError when it cannot be looked at."""
+    """A file of the snapshot in use, None when the cache has none. Raises OSError when it cannot be
+    looked at.
+    """
     folder = cache_folder(environment) / f"models--{hub_id.replace('/', '--')}"
     try:
         commit = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
     path = folder / "snapshots" / commit / name
-    return path if commit and path.is_file() else None
+    if commit and path.is_file():
+        return path
+    return None
 
 
 def fetch_command(hub_id: str, names: tuple[str, ...], environment: Mapping[str, str]) -> str:
@@ -49,7 +59,8 @@ def fetch_command(hub_id: str, names: tuple[str, ...], environment: Mapping[str,
 
 
 def hub_file(hub_id: str, names: tuple[str, ...], environment: Mapping[str, str]) -> Path:
-    """The first of `names`, which must be there; the others are fetched with it where the hub has them.
+    """The first of `names`, which must be there; the others are fetched with it where the hub has
+    them.
 
     The cache goes first, so nothing is asked for twice, and nothing at all where $HF_HUB_OFFLINE or
     $TRANSFORMERS_OFFLINE is set. Raises HubFileError.
@@ -58,14 +69,19 @@ def hub_file(hub_id: str, names: tuple[str, ...], environment: Mapping[str, str]
     if found is not None:
         return found
     why = "this machine is told to be offline"
-    if not any(environment.get(name, "").lower() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
+    if not any(
+        environment.get(name, "").lower() in _TRUE
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    ):
         from huggingface_hub import hf_hub_download
 
         try:
             path = Path(hf_hub_download(hub_id, names[0], cache_dir=cache_folder(environment)))
             for name in names[1:]:
                 _fetch_if_there(hub_id, name, environment)
-        except Exception as error:  # the client's own, the network's, the file system's: one answer to all
+        except (
+            Exception
+        ) as error:  # the client's own, the network's, the file system's: one answer to all
             why = f"the hub gave none ({' '.join(str(error).split())[:160]})"
         else:
             return path

@@ -1,8 +1,10 @@
-"""Which attention kernel serves a model on a device: a pure rule, asked at launch and on the node. Free of torch.
+"""Which attention kernel serves a model on a device: a pure rule, asked at launch and on the node.
+Free of torch.
 
-What torch's kernels can do was read in its `sdp_utils`: the flash kernel takes no mask; the memory-efficient kernel
-takes a mask, and computes what it hides, too; the math kernel takes everything and keeps the scores [batch, heads,
-sequence, sequence] in memory for the backward pass. What flex attention lacks for dropout, `FlexKernel` adds.
+What torch's kernels can do was read in its `sdp_utils`: the flash kernel takes no mask; the
+memory-efficient kernel takes a mask, and computes what it hides, too; the math kernel takes
+everything and keeps the scores [batch, heads, sequence, sequence] in memory for the backward pass.
+What flex attention lacks for dropout, `FlexKernel` adds.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ DROP_IT = "change that, or drop the key"
 
 
 class Device(Record):
-    """What a worker computes on. `capability`: CUDA compute capability (AMD: what torch reports); CPUs have none."""
+    """What a worker computes on. `capability`: CUDA compute capability (AMD: what torch reports);
+    CPUs have none.
+    """
 
     kind: Literal["cpu", "cuda"]
     capability: tuple[int, int] = (0, 0)
@@ -44,7 +48,9 @@ class Device(Record):
 
 
 class KernelChoice(Record):
-    """The kernel, and why no better one serves. `refusal`: what the card forbids about it; None when it may train."""
+    """The kernel, and why no better one serves. `refusal`: what the card forbids about it; None
+    when it may train.
+    """
 
     name: KernelName
     why: str = ""
@@ -67,15 +73,24 @@ class KernelChoice(Record):
         return f"{self.name}: {self.what}" + (f" ({self.why})" if self.why else "")
 
 
-def choose_kernel(model: ModelSection, resets_attention: bool, dtype: str, device: Device) -> KernelChoice:
+def choose_kernel(
+    model: ModelSection, resets_attention: bool, dtype: str, device: Device
+) -> KernelChoice:
     """The fastest kernel that computes what the card asks for.
 
     `resets_attention`: attention stays inside a document. `dtype`: the card's `precision.dtype`.
     """
     needs_bias = resets_attention or model.looks_ahead or model.position_embedding == "alibi"
-    chosen = _on_cpu(model, needs_bias) if device.kind == "cpu" else _on_gpu(model, needs_bias, dtype, device)
+    if device.kind == "cpu":
+        chosen = _on_cpu(model, needs_bias)
+    else:
+        chosen = _on_gpu(model, needs_bias, dtype, device)
     if model.require_fused_attention and not chosen.is_fused:
-        return KernelChoice(chosen.name, chosen.why, f"no kernel serves that keeps no scores in memory: {chosen.why}")
+        return KernelChoice(
+            chosen.name,
+            chosen.why,
+            f"no kernel serves that keeps no scores in memory: {chosen.why}",
+        )
     return chosen
 
 
@@ -97,7 +112,9 @@ def _on_gpu(model: ModelSection, needs_bias: bool, dtype: str, device: Device) -
     flex = flex_obstacle(model, device)
     if flex is None:
         return KernelChoice("flex")
-    return KernelChoice("efficient", flex) if efficient is None else KernelChoice("math", f"{flex}; {efficient}")
+    if efficient is None:
+        return KernelChoice("efficient", flex)
+    return KernelChoice("math", f"{flex}; {efficient}")
 
 
 def flex_obstacle(model: ModelSection, device: Device) -> str | None:
@@ -114,17 +131,23 @@ def flex_obstacle(model: ModelSection, device: Device) -> str | None:
 
 
 def cudnn_serves(model: ModelSection, dtype: str, device: Device) -> bool:
-    """Whether cuDNN's kernel takes the place of flash: on Hopper and later, where it was measured to be faster.
+    """Whether cuDNN's kernel takes the place of flash: on Hopper and later, where it was measured
+    to be faster.
 
     Forward and backward of 32 heads of 128, 8 x 2,048 tokens, on an H100: 2.27 ms in place of 4.13.
     """
     is_known = device.maker == "nvidia" and device.capability >= HOPPER and dtype != "fp32"
-    fits = model.head_size <= LARGEST_CUDNN_HEAD and model.head_size % _head_multiple(dtype, device) == 0
+    fits = (
+        model.head_size <= LARGEST_CUDNN_HEAD
+        and model.head_size % _head_multiple(dtype, device) == 0
+    )
     return is_known and fits and model.attention_dropout == 0.0
 
 
 def flash_obstacle(model: ModelSection, dtype: str, device: Device) -> str | None:
-    """Why torch's flash kernel cannot serve this model on this GPU, where it needs no mask; None when it can."""
+    """Why torch's flash kernel cannot serve this model on this GPU, where it needs no mask; None
+    when it can.
+    """
     if device.capability < AMPERE:
         return f"flash needs compute capability {_version(AMPERE)}, this is {_version(device.capability)}"
     if dtype == "fp32":
@@ -148,8 +171,12 @@ def efficient_obstacle(model: ModelSection, dtype: str, device: Device) -> str |
 def _head_multiple(dtype: str, device: Device) -> int:
     """The head sizes that its loads are aligned to: 16 bytes where tensor cores are used."""
     if dtype != "fp32":
-        return 8 if device.capability >= TENSOR_CORES else 1
-    return 4 if device.capability >= AMPERE else 1
+        if device.capability >= TENSOR_CORES:
+            return 8
+        return 1
+    if device.capability >= AMPERE:
+        return 4
+    return 1
 
 
 def _dropout(model: ModelSection) -> str:
@@ -184,7 +211,9 @@ def float8_obstacle(device: Device) -> str | None:
 
 
 def odd_sizes(model: ModelSection, tensor: int) -> Iterator[tuple[str, int]]:
-    """What of a block's matrices, cut over `tensor` ranks, is no multiple of MULTIPLE: (what, its size)."""
+    """What of a block's matrices, cut over `tensor` ranks, is no multiple of MULTIPLE: (what, its
+    size).
+    """
     sizes = {
         "model.hidden_size": model.hidden_size,
         "attention's width on a tensor rank": model.attention_heads * model.head_size // tensor,
@@ -202,11 +231,15 @@ def compiler_obstacle(device_type: str) -> str | None:
     """What this machine lacks to compile for `device_type`; None when nothing is missing."""
     if device_type == "cpu":
         found = _first_program(os.environ.get("CXX"), CPU_COMPILERS)
-        return None if found else f"no C++ compiler is on this node: {_list(CPU_COMPILERS)}, or $CXX"
+        if found:
+            return None
+        return f"no C++ compiler is on this node: {_list(CPU_COMPILERS)}, or $CXX"
     if importlib.util.find_spec("triton") is None:
         return "the triton package is not installed"
     found = _first_program(os.environ.get("CC"), STUB_COMPILERS)
-    return None if found else f"triton needs a C compiler, and none is on this node: {_list(STUB_COMPILERS)}, or $CC"
+    if found:
+        return None
+    return f"triton needs a C compiler, and none is on this node: {_list(STUB_COMPILERS)}, or $CC"
 
 
 def _first_program(chosen: str | None, usual: Iterable[str]) -> str | None:
@@ -225,14 +258,18 @@ def recomputed_part(model: ModelSection, block: int) -> Recomputed:
     """What of block `block`, counted from 0 over the whole model."""
     if block * recomputed_blocks(model) % model.layers >= recomputed_blocks(model):
         return "nothing"
-    return "attention" if model.recompute_granularity == "selective" else "block"
+    if model.recompute_granularity == "selective":
+        return "attention"
+    return "block"
 
 
 def recomputed_blocks(model: ModelSection) -> int:
     """Blocks of the whole model that are recomputed, wholly or in part."""
     if not model.activation_checkpointing:
         return 0
-    return model.layers if model.recompute_blocks is None else model.recompute_blocks
+    if model.recompute_blocks is None:
+        return model.layers
+    return model.recompute_blocks
 
 
 def recomputed_between(model: ModelSection, first: int, count: int) -> int:
@@ -242,4 +279,6 @@ def recomputed_between(model: ModelSection, first: int, count: int) -> int:
 
 def _recomputed_before(model: ModelSection, block: int) -> int:
     chosen = recomputed_blocks(model)
-    return (block - 1) * chosen // model.layers + 1 if block and chosen else 0
+    if block and chosen:
+        return (block - 1) * chosen // model.layers + 1
+    return 0

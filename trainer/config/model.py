@@ -1,4 +1,6 @@
-"""Sections of the run card that say what is trained, and how its numbers are kept: model, precision, optimizer."""
+"""Sections of the run card that say what is trained, and how its numbers are kept: model,
+precision, optimizer.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -15,17 +17,21 @@ GATED_MULTIPLE = 256
 def gated_width(hidden_size: int) -> int:
     """The default width of a feed-forward part with a gate.
 
-    A gate's third matrix would make the part half as large again, so its width is 8/3 in place of 4 (Shazeer,
-    arXiv 2002.05202), rounded up to whole tiles as in Llama: 11,008 for 4,096.
+    A gate's third matrix would make the part half as large again, so its width is 8/3 in place of 4
+    (Shazeer, arXiv 2002.05202), rounded up to whole tiles as in Llama: 11,008 for 4,096.
     """
     return -(-8 * hidden_size // (3 * GATED_MULTIPLE)) * GATED_MULTIPLE
 
 
 class ParallelSection(Section):
-    """[parallel]: degrees of parallelism. The data-parallel degree follows from the number of workers."""
+    """[parallel]: degrees of parallelism. The data-parallel degree follows from the number of
+    workers.
+    """
 
     tensor: int = Field(default=1, gt=0, le=MOST_WAYS, description="tensor-parallel degree")
-    pipeline: int = Field(default=1, gt=0, le=MOST_WAYS, description="pipeline-parallel degree (stages)")
+    pipeline: int = Field(
+        default=1, gt=0, le=MOST_WAYS, description="pipeline-parallel degree (stages)"
+    )
     partition: str = Field(
         default="type:transformer|embedding",
         description="how layers are dealt to stages: type:REGEX, uniform, parameters",
@@ -49,7 +55,10 @@ class ParallelSection(Section):
         "micro batch comes for the first time",
     )
     step_timeout_minutes: float = Field(
-        default=10.0, gt=0, le=10_000, description="the same otherwise; saves and data keep the longer time"
+        default=10.0,
+        gt=0,
+        le=10_000,
+        description="the same otherwise; saves and data keep the longer time",
     )
 
 
@@ -61,7 +70,11 @@ class ModelSection(Section):
         description="predicts the next token; or masked tokens and the order of two sentences; or, with an encoder and "
         "a decoder, the spans that were cut out",
     )
-    layers: int = Field(gt=0, le=MOST_LAYERS, description="transformer blocks; t5: of the encoder, and of the decoder")
+    layers: int = Field(
+        gt=0,
+        le=MOST_LAYERS,
+        description="transformer blocks; t5: of the encoder, and of the decoder",
+    )
     hidden_size: int = Field(gt=0, le=LARGEST_WIDTH, description="width of the residual stream")
     attention_heads: int = Field(
         gt=0, le=LARGEST_WIDTH, description="must divide hidden_size, unless kv_channels is given"
@@ -73,12 +86,20 @@ class ModelSection(Section):
         description="heads of keys and values, each shared by as many queries' heads (grouped-query attention); must "
         "divide attention_heads; default: attention_heads",
     )
-    sequence_length: int = Field(gt=0, le=LARGEST_WIDTH, description="tokens in one sample; t5: of the encoder")
+    sequence_length: int = Field(
+        gt=0, le=LARGEST_WIDTH, description="tokens in one sample; t5: of the encoder"
+    )
     decoder_sequence_length: int = Field(
-        default=128, ge=3, le=LARGEST_WIDTH, description="t5: tokens of the decoder; longer spans are shortened"
+        default=128,
+        ge=3,
+        le=LARGEST_WIDTH,
+        description="t5: tokens of the decoder; longer spans are shortened",
     )
     kv_channels: int | None = Field(
-        default=None, gt=0, le=LARGEST_WIDTH, description="width of one head; default: hidden_size / attention_heads"
+        default=None,
+        gt=0,
+        le=LARGEST_WIDTH,
+        description="width of one head; default: hidden_size / attention_heads",
     )
     ffn_hidden_size: int | None = Field(
         default=None,
@@ -91,40 +112,65 @@ class ModelSection(Section):
         description="GELU in the tanh approximation that BLOOM was trained with, or exact; or SiLU of a third matrix's "
         "result as a gate",
     )
-    linear_biases: bool = Field(default=True, description="linear layers add a bias; must be false with swiglu")
+    linear_biases: bool = Field(
+        default=True, description="linear layers add a bias; must be false with swiglu"
+    )
     norm: Literal["layernorm", "rmsnorm"] = Field(
-        default="layernorm", description="of mean and variance, with a bias; or of the root mean square alone"
+        default="layernorm",
+        description="of mean and variance, with a bias; or of the root mean square alone",
     )
     qk_norm: bool = Field(
-        default=False, description="RMSNorm over each head of queries and keys, before positions are rotated"
+        default=False,
+        description="RMSNorm over each head of queries and keys, before positions are rotated",
     )
-    tied_embeddings: bool = Field(default=True, description="the output projection is the word embedding again")
+    tied_embeddings: bool = Field(
+        default=True, description="the output projection is the word embedding again"
+    )
     position_embedding: Literal["alibi", "absolute", "rotary"] = Field(
         default="alibi",
         description="linear biases on the attention scores, a learned table, or rotated queries and keys",
     )
     max_position_embeddings: int | None = Field(
-        default=None, gt=0, le=LARGEST_WIDTH, description="default: sequence_length; not with rotary positions"
+        default=None,
+        gt=0,
+        le=LARGEST_WIDTH,
+        description="default: sequence_length; not with rotary positions",
     )
-    rotary_base: float = Field(default=10_000.0, gt=1, description="base of the rotary wave lengths")
+    rotary_base: float = Field(
+        default=10_000.0, gt=1, description="base of the rotary wave lengths"
+    )
     rotary_factor: float = Field(
         default=1.0,
         ge=1,
         description="stretches the long rotary wave lengths by this, as Llama 3.1 does for longer texts; 1 is without",
     )
     rotary_original_length: int | None = Field(
-        default=None, gt=0, description="with rotary_factor: length of the texts before the stretch (Llama 3.1: 8192)"
+        default=None,
+        gt=0,
+        description="with rotary_factor: length of the texts before the stretch (Llama 3.1: 8192)",
     )
     rotary_low_factor: float = Field(
-        default=1.0, gt=0, description="with rotary_factor: waves longer than the original length / this are stretched"
+        default=1.0,
+        gt=0,
+        description="with rotary_factor: waves longer than the original length / this are stretched",
     )
     rotary_high_factor: float = Field(
-        default=4.0, gt=0, description="with rotary_factor: waves shorter than the original length / this are not"
+        default=4.0,
+        gt=0,
+        description="with rotary_factor: waves shorter than the original length / this are not",
     )
-    embedding_layernorm: bool = Field(default=False, description="model.norm after the word embedding")
-    layernorm_epsilon: float = Field(default=1e-5, gt=0, description="added to the variance, or to the mean square")
-    attention_dropout: float = Field(default=0.1, ge=0, lt=1, description="on the attention probabilities")
-    hidden_dropout: float = Field(default=0.1, ge=0, lt=1, description="on what each half of a block adds")
+    embedding_layernorm: bool = Field(
+        default=False, description="model.norm after the word embedding"
+    )
+    layernorm_epsilon: float = Field(
+        default=1e-5, gt=0, description="added to the variance, or to the mean square"
+    )
+    attention_dropout: float = Field(
+        default=0.1, ge=0, lt=1, description="on the attention probabilities"
+    )
+    hidden_dropout: float = Field(
+        default=0.1, ge=0, lt=1, description="on what each half of a block adds"
+    )
     z_loss: float = Field(
         default=0.0,
         ge=0,
@@ -141,7 +187,8 @@ class ModelSection(Section):
         default=False, description="recompute block activations in the backward pass"
     )
     recompute_granularity: Literal["full", "selective"] = Field(
-        default="full", description="of a recomputed block: all of it, or attention's inner part alone"
+        default="full",
+        description="of a recomputed block: all of it, or attention's inner part alone",
     )
     recompute_blocks: int | None = Field(
         default=None,
@@ -167,7 +214,9 @@ class ModelSection(Section):
 
     @property
     def has_decoder(self) -> bool:
-        """Whether a decoder of as many blocks, which attend to the encoder's result too, stands behind the blocks."""
+        """Whether a decoder of as many blocks, which attend to the encoder's result too, stands
+        behind the blocks.
+        """
         return self.family == "t5"
 
     @property
@@ -205,7 +254,9 @@ class OptimizerSection(Section):
     @classmethod
     def _take_old_names(cls, value: Any) -> Any:
         """`type = "mylamb"` and the like, by the keys that they stand for."""
-        return with_new_names(value) if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping):
+            return with_new_names(value)
+        return value
 
     type: Literal["adamw", "adam8bit", "lamb"] = Field(
         default="adamw",
@@ -213,11 +264,15 @@ class OptimizerSection(Section):
         "step of each tensor is as long as the tensor's norm says; also by old names: ptadamw, mylamb, mylamb2, "
         "mylamb3, lambtp",
     )
-    lamb_variant: Literal["paper", "nvlamb", "apex", "floored", "embedding-lr", "layer-noise"] = Field(
-        default="paper",
-        description="lamb: all tensors adapt (`nvlamb`: of clipped gradients); only those with weight decay (`apex`); "
-        "all, weights' norms at least 1e-5 an element (`floored`); also large tensors step further (`embedding-lr`); "
-        "also momentum and noise are normalised apart (`layer-noise`)",
+    lamb_variant: Literal["paper", "nvlamb", "apex", "floored", "embedding-lr", "layer-noise"] = (
+        Field(
+            default="paper",
+            description="lamb: all tensors adapt (`nvlamb`: of clipped gradients); "
+            "only those with weight decay (`apex`); "
+            "all, weights' norms at least 1e-5 an element (`floored`); "
+            "also large tensors step further (`embedding-lr`); "
+            "also momentum and noise are normalised apart (`layer-noise`)",
+        )
     )
     lamb_norms: Literal["exact", "local", "mean-weight", "stale"] = Field(
         default="exact",
@@ -225,34 +280,57 @@ class OptimizerSection(Section):
         "waits for another), of a tensor rank's slices, or the weight's a mean of the slices",
     )
     embedding_alpha: float = Field(
-        default=1.0, ge=0, le=1000, description="embedding-lr: the largest tensor steps 1 + this times as far"
+        default=1.0,
+        ge=0,
+        le=1000,
+        description="embedding-lr: the largest tensor steps 1 + this times as far",
     )
     embedding_init: Literal["normal", "xavier"] | None = Field(
-        default=None, description="how the word embedding begins; default: as model.init_method says"
+        default=None,
+        description="how the word embedding begins; default: as model.init_method says",
     )
     beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the first moment")
     beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the second moment")
     epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the second moment")
-    weight_decay: float = Field(default=0.01, ge=0, description="not applied to biases and LayerNorms")
-    clip_grad: float = Field(default=1.0, ge=0, description="largest global gradient norm; 0 = no clipping")
+    weight_decay: float = Field(
+        default=0.01, ge=0, description="not applied to biases and LayerNorms"
+    )
+    clip_grad: float = Field(
+        default=1.0, ge=0, description="largest global gradient norm; 0 = no clipping"
+    )
 
 
 class PrecisionSection(Section):
-    """[precision]: dtype of weights and activations. Gradients are always accumulated in fp32, but for fp16."""
+    """[precision]: dtype of weights and activations. Gradients are always accumulated in fp32, but
+    for fp16.
+    """
 
-    dtype: Literal["bf16", "fp32", "fp16"] = Field(default="bf16", description="of weights and activations")
+    dtype: Literal["bf16", "fp32", "fp16"] = Field(
+        default="bf16", description="of weights and activations"
+    )
     float8: bool = Field(
         default=False,
         description="bf16 only: the linear layers of the blocks multiply in 8-bit floats; weights, gradients and "
         "checkpoints stay as they are",
     )
-    loss_scale: float | None = Field(default=None, gt=0, description="fp16 only: a fixed scale; default: dynamic")
-    initial_scale_power: int = Field(default=12, ge=0, le=32, description="fp16: the dynamic scale starts at 2^this")
-    loss_scale_window: int = Field(
-        default=500, gt=0, le=MOST_ITERATIONS, description="fp16: good steps before the scale doubles"
+    loss_scale: float | None = Field(
+        default=None, gt=0, description="fp16 only: a fixed scale; default: dynamic"
     )
-    hysteresis: int = Field(default=2, gt=0, le=1000, description="fp16: overflows before the scale halves")
-    min_loss_scale: int = Field(default=1, gt=0, le=2**32, description="fp16: the scale never falls below")
+    initial_scale_power: int = Field(
+        default=12, ge=0, le=32, description="fp16: the dynamic scale starts at 2^this"
+    )
+    loss_scale_window: int = Field(
+        default=500,
+        gt=0,
+        le=MOST_ITERATIONS,
+        description="fp16: good steps before the scale doubles",
+    )
+    hysteresis: int = Field(
+        default=2, gt=0, le=1000, description="fp16: overflows before the scale halves"
+    )
+    min_loss_scale: int = Field(
+        default=1, gt=0, le=2**32, description="fp16: the scale never falls below"
+    )
 
 
 class TokenizerSection(Section):
@@ -262,12 +340,18 @@ class TokenizerSection(Section):
         default="huggingface", description="which files describe it"
     )
     path: str | None = Field(
-        default=None, description="huggingface: folder with tokenizer.json, or OWNER/NAME on the hub"
+        default=None,
+        description="huggingface: folder with tokenizer.json, or OWNER/NAME on the hub",
     )
-    vocabulary_file: str | None = Field(default=None, description="vocab.json (gpt2_bpe) or vocab.txt (bert_wordpiece)")
+    vocabulary_file: str | None = Field(
+        default=None, description="vocab.json (gpt2_bpe) or vocab.txt (bert_wordpiece)"
+    )
     merges_file: str | None = Field(default=None, description="merges.txt (gpt2_bpe)")
     vocabulary_size: int | None = Field(
-        default=None, gt=0, le=LARGEST_WIDTH, description="entries; gives the padded size when that is left out"
+        default=None,
+        gt=0,
+        le=LARGEST_WIDTH,
+        description="entries; gives the padded size when that is left out",
     )
     divisible_by: int | None = Field(
         default=None,
@@ -277,5 +361,7 @@ class TokenizerSection(Section):
         f"default then: {DEFAULT_VOCABULARY_MULTIPLE}",
     )
     padded_vocabulary_size: int = Field(
-        gt=0, le=LARGEST_WIDTH, description="rows of the embedding; may be left out when vocabulary_size is given"
+        gt=0,
+        le=LARGEST_WIDTH,
+        description="rows of the embedding; may be left out when vocabulary_size is given",
     )

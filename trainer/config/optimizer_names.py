@@ -1,4 +1,6 @@
-"""What the optimizers were called in the large-batch trainer, and the card's keys that mean the same."""
+"""What the optimizers were called in the large-batch trainer, and the card's keys that mean the
+same.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,15 @@ def with_new_names(section: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises PydanticCustomError where a key beside it says otherwise.
     """
     old = section.get("type")
-    keys = OLD_NAMES.get(old) if isinstance(old, str) else None
+    keys = None
+    if isinstance(old, str):
+        keys = OLD_NAMES.get(old)
     if keys is None:
         return section
     for key, value in keys.items():
         if key not in {"type", _FREE} and section.get(key, value) != value:
             fix = {"fix": f'leave {key} out, or write type = "{keys["type"]}"'}
-            raise PydanticCustomError("old_name", f'type = "{old}" means {key} = "{value}", not "{section[key]}"', fix)
+            raise PydanticCustomError(
+                "old_name", f'type = "{old}" means {key} = "{value}", not "{section[key]}"', fix
+            )
     return {**keys, **section, "type": keys["type"]}

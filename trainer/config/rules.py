@@ -1,4 +1,6 @@
-"""Rules of the run card that span several keys: divisibility, stages, batches, schedule, data shares."""
+"""Rules of the run card that span several keys: divisibility, stages, batches, schedule, data
+shares.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def _width_problems(config: TrainerConfig) -> Iterator[Problem]:
         rule = f"must divide model.attention_heads ({model.attention_heads})"
         yield Problem("model.key_value_heads", model.groups, rule, "choose a divisor of it")
     elif model.attention_heads % tensor == 0 and model.groups % tensor:
-        rule = f"must divide model.key_value_heads ({model.groups}): each tensor rank has whole ones"
+        rule = (
+            f"must divide model.key_value_heads ({model.groups}): each tensor rank has whole ones"
+        )
         yield Problem("parallel.tensor", tensor, rule, "choose a divisor of it")
     if model.ffn % tensor:
         rule = f"must divide model.ffn_hidden_size ({model.ffn})"
@@ -61,7 +65,12 @@ def _vocabulary_problems(config: TrainerConfig) -> Iterator[Problem]:
     vocabulary, tensor = config.tokenizer.padded_vocabulary_size, config.parallel.tensor
     if vocabulary % tensor:
         rule = f"must be divisible by parallel.tensor ({tensor})"
-        yield Problem("tokenizer.padded_vocabulary_size", vocabulary, rule, f"use {_multiples(vocabulary, tensor)}")
+        yield Problem(
+            "tokenizer.padded_vocabulary_size",
+            vocabulary,
+            rule,
+            f"use {_multiples(vocabulary, tensor)}",
+        )
 
 
 def _position_problems(config: TrainerConfig) -> Iterator[Problem]:
@@ -69,30 +78,51 @@ def _position_problems(config: TrainerConfig) -> Iterator[Problem]:
     if model.position_embedding == "rotary":
         most = model.max_position_embeddings
         if most is not None:
-            yield Problem("model.max_position_embeddings", most, "has no meaning with rotary positions", "leave it out")
+            yield Problem(
+                "model.max_position_embeddings",
+                most,
+                "has no meaning with rotary positions",
+                "leave it out",
+            )
         if model.head_size % 2:
             rule = "must be even with rotary positions"
             yield Problem("model.kv_channels", model.head_size, rule, "use an even head size")
         yield from _stretch_problems(model)
     elif model.rotary_factor > 1.0:
         rule = f'has no meaning with model.position_embedding = "{model.position_embedding}"'
-        yield Problem("model.rotary_factor", model.rotary_factor, rule, "leave it out, or use rotary positions")
+        yield Problem(
+            "model.rotary_factor",
+            model.rotary_factor,
+            rule,
+            "leave it out, or use rotary positions",
+        )
     elif model.positions < model.sequence_length:
         rule = f"must be at least model.sequence_length ({model.sequence_length})"
-        yield Problem("model.max_position_embeddings", model.positions, rule, "raise it or leave it out")
+        yield Problem(
+            "model.max_position_embeddings", model.positions, rule, "raise it or leave it out"
+        )
 
 
 def _stretch_problems(model: ModelSection) -> Iterator[Problem]:
     length = model.rotary_original_length
     if model.rotary_factor == 1.0 and length is not None:
         rule = "has no meaning without model.rotary_factor"
-        yield Problem("model.rotary_original_length", length, rule, "leave it out, or give the factor of the stretch")
+        yield Problem(
+            "model.rotary_original_length",
+            length,
+            rule,
+            "leave it out, or give the factor of the stretch",
+        )
     if model.rotary_factor > 1.0 and length is None:
         rule = "needs model.rotary_original_length, the length of the texts before the stretch"
-        yield Problem("model.rotary_factor", model.rotary_factor, rule, "set it: 8192 is Llama 3.1's")
+        yield Problem(
+            "model.rotary_factor", model.rotary_factor, rule, "set it: 8192 is Llama 3.1's"
+        )
     if model.rotary_high_factor <= model.rotary_low_factor:
         rule = f"must be above model.rotary_low_factor ({model.rotary_low_factor:g})"
-        yield Problem("model.rotary_high_factor", model.rotary_high_factor, rule, "use Llama 3.1's 1 and 4")
+        yield Problem(
+            "model.rotary_high_factor", model.rotary_high_factor, rule, "use Llama 3.1's 1 and 4"
+        )
 
 
 def _sharing_problems(config: TrainerConfig) -> Iterator[Problem]:
@@ -119,7 +149,9 @@ def _recompute_problems(config: TrainerConfig) -> Iterator[Problem]:
         rule = f"must be at most model.layers ({model.layers})"
         yield Problem("model.recompute_blocks", blocks, rule, "lower it, or leave it out for all")
     if selective and not model.activation_checkpointing:
-        yield Problem("model.recompute_granularity", "selective", needs, "switch that on, or leave this out")
+        yield Problem(
+            "model.recompute_granularity", "selective", needs, "switch that on, or leave this out"
+        )
     if selective and model.partition_activations:
         rule = "keeps no input of a block that model.partition_activations could cut"
         yield Problem("model.recompute_granularity", "selective", rule, "keep one of the two")
@@ -128,15 +160,21 @@ def _recompute_problems(config: TrainerConfig) -> Iterator[Problem]:
 def _order_problems(config: TrainerConfig) -> Iterator[Problem]:
     if config.batch.micro_batch_ramp and config.data.order == "cyclic":
         rule = "changes the order of the data with data.order = cyclic"
-        yield Problem("batch.micro_batch_ramp", None, rule, 'set data.order = "single", or leave it out')
+        yield Problem(
+            "batch.micro_batch_ramp", None, rule, 'set data.order = "single", or leave it out'
+        )
     if config.ordered_samples < config.batch.train_samples:
         rule = f"must be at least batch.train_samples ({config.batch.train_samples})"
-        yield Problem("data.order_samples", config.ordered_samples, rule, "raise it, or leave it out")
+        yield Problem(
+            "data.order_samples", config.ordered_samples, rule, "raise it, or leave it out"
+        )
 
 
 def _multiples(value: int, factor: int) -> str:
     below, above = value // factor * factor, -(-value // factor) * factor
-    return f"{below} or {above}" if below else str(above)
+    if below:
+        return f"{below} or {above}"
+    return str(above)
 
 
 def _stage_problems(config: TrainerConfig) -> list[Problem]:
@@ -162,18 +200,31 @@ def _stage_problems(config: TrainerConfig) -> list[Problem]:
             )
         ]
     counted = units_of(partition)
-    return [] if config.parallel.pipeline == 1 or counted is None else _unit_problems(config, counted)
+    if config.parallel.pipeline == 1 or counted is None:
+        return []
+    return _unit_problems(config, counted)
 
 
 def _unit_problems(config: TrainerConfig, counted: Units) -> list[Problem]:
     """Stages that would count more or fewer layers than others, or be without a block."""
-    stages, layers, units = config.parallel.pipeline, config.model.layers, counted.total(config.model.layers)
+    stages, layers, units = (
+        config.parallel.pipeline,
+        config.model.layers,
+        counted.total(config.model.layers),
+    )
     of_stages, parts = "parallel.pipeline", config.parallel.virtual_stages
     if parts > 1:
         stages, of_stages = stages * parts, f"{of_stages} x parallel.virtual_stages"
     if not counted.blocks:
         rule = "counts no transformer block, so a stage may be without one"
-        return [Problem("parallel.partition", config.parallel.partition, rule, "use type:transformer|embedding")]
+        return [
+            Problem(
+                "parallel.partition",
+                config.parallel.partition,
+                rule,
+                "use type:transformer|embedding",
+            )
+        ]
     if units % stages:
         near = [
             count
@@ -187,7 +238,9 @@ def _unit_problems(config: TrainerConfig, counted: Units) -> list[Problem]:
         rule = "leaves a stage without a transformer block"
         if parts > 1:
             rule = "leaves a part of a stage without a transformer block"
-            return [Problem("parallel.virtual_stages", parts, rule, "use fewer parts or more layers")]
+            return [
+                Problem("parallel.virtual_stages", parts, rule, "use fewer parts or more layers")
+            ]
         return [Problem("parallel.pipeline", stages, rule, "use fewer stages or more layers")]
     return []
 
@@ -211,7 +264,11 @@ def _part_problems(config: TrainerConfig) -> Iterator[Problem]:
 
 def _round_problems(config: TrainerConfig, world_size: Callable[[], int]) -> Iterator[Problem]:
     """Batches too small for stages of several parts."""
-    batch, stages, data_parallel = config.batch, config.parallel.pipeline, _replicas(config, world_size)
+    batch, stages, data_parallel = (
+        config.batch,
+        config.parallel.pipeline,
+        _replicas(config, world_size),
+    )
     if config.parallel.virtual_stages == 1 or batch_problems(batch, data_parallel):
         return
     first = "batch.ramp.start", batch.ramp.start if batch.ramp else batch.global_batch_size
@@ -223,7 +280,12 @@ def _round_problems(config: TrainerConfig, world_size: Callable[[], int]) -> Ite
         least = stages * batch.micro_batch_at(level) * data_parallel
         if level < least:
             rule = f"gives each replica fewer micro batches than stages ({stages}), for parallel.virtual_stages"
-            yield Problem(key if batch.ramp else "batch.global_batch_size", level, rule, f"use {least} or more")
+            yield Problem(
+                key if batch.ramp else "batch.global_batch_size",
+                level,
+                rule,
+                f"use {least} or more",
+            )
             return
 
 
@@ -252,7 +314,9 @@ def batch_problems(batch: BatchSection, data_parallel: int) -> list[Problem]:
     problems = []
     size = batch.micro_batch_at(batch.global_batch_size)
     chunk = size * data_parallel
-    chunk_text = f"batch.micro_batch_size x data-parallel degree ({size} x {data_parallel} = {chunk})"
+    chunk_text = (
+        f"batch.micro_batch_size x data-parallel degree ({size} x {data_parallel} = {chunk})"
+    )
     if batch.global_batch_size % chunk:
         problems.append(
             Problem(
@@ -285,7 +349,10 @@ def batch_problems(batch: BatchSection, data_parallel: int) -> list[Problem]:
         elif (batch.global_batch_size - ramp.start) // ramp.increment > MOST_RAMP_LEVELS:
             problems.append(
                 Problem(
-                    "batch.ramp.increment", ramp.increment, f"gives more than {MOST_RAMP_LEVELS} levels", "raise it"
+                    "batch.ramp.increment",
+                    ramp.increment,
+                    f"gives more than {MOST_RAMP_LEVELS} levels",
+                    "raise it",
                 )
             )
         if not batch.micro_batch_ramp:
@@ -301,16 +368,27 @@ def batch_problems(batch: BatchSection, data_parallel: int) -> list[Problem]:
                     )
     if ramp is not None and not problems:
         problems += _micro_batch_problems(batch, ramp, data_parallel)
-    first = ramp.start if ramp and ramp.samples else batch.global_batch_size
+    if ramp and ramp.samples:
+        first = ramp.start
+    else:
+        first = batch.global_batch_size
     if batch.train_samples < first:
         problems.append(
-            Problem("batch.train_samples", batch.train_samples, f"is less than one global batch ({first})", "raise it")
+            Problem(
+                "batch.train_samples",
+                batch.train_samples,
+                f"is less than one global batch ({first})",
+                "raise it",
+            )
         )
     return problems
 
 
-def _micro_batch_problems(batch: BatchSection, ramp: RampSection, data_parallel: int) -> list[Problem]:
-    """Rules of `batch.micro_batch_ramp`, where those of the batch and its ramp hold: the first that is broken.
+def _micro_batch_problems(
+    batch: BatchSection, ramp: RampSection, data_parallel: int
+) -> list[Problem]:
+    """Rules of `batch.micro_batch_ramp`, where those of the batch and its ramp hold: the first that
+    is broken.
 
     Without a ramp the full batch alone counts, so that a ramp can be switched off by itself.
     """
@@ -321,10 +399,20 @@ def _micro_batch_problems(batch: BatchSection, ramp: RampSection, data_parallel:
         if entry.from_batch not in levels or entry.from_batch <= below:
             rule = f"must be a level of the ramp above {below}: {ramp.start} + n x {ramp.increment}"
             above = [(abs(level - entry.from_batch), level) for level in levels if level > below]
-            fix = f"use {min(above)[1]}" if above else "remove it"
+            if above:
+                fix = f"use {min(above)[1]}"
+            else:
+                fix = "remove it"
             return [Problem(f"{key}.{index}.from_batch", entry.from_batch, rule, fix)]
         if entry.size <= size:
-            return [Problem(f"{key}.{index}.size", entry.size, f"must be larger than {size}, before it", "raise it")]
+            return [
+                Problem(
+                    f"{key}.{index}.size",
+                    entry.size,
+                    f"must be larger than {size}, before it",
+                    "raise it",
+                )
+            ]
         below, size = entry.from_batch, entry.size
     for level in levels:
         micro = batch.micro_batch_at(level)
@@ -351,7 +439,14 @@ def optimizer_problems(config: TrainerConfig) -> Iterator[Problem]:
             yield Problem(f"optimizer.{key}", getattr(section, key), rule, fix)
     elif "embedding_alpha" in changed and section.lamb_variant != "embedding-lr":
         rule = 'belongs to optimizer.lamb_variant = "embedding-lr"'
-        yield Problem("optimizer.embedding_alpha", section.embedding_alpha, rule, "leave it out, or use that variant")
+        yield Problem(
+            "optimizer.embedding_alpha",
+            section.embedding_alpha,
+            rule,
+            "leave it out, or use that variant",
+        )
     if section.type == "lamb" and section.lamb_variant == "nvlamb" and not section.clip_grad:
         rule = "must be above 0 for nvlamb, which adapts to clipped gradients"
-        yield Problem("optimizer.clip_grad", section.clip_grad, rule, 'use 1.0, or lamb_variant = "paper"')
+        yield Problem(
+            "optimizer.clip_grad", section.clip_grad, rule, 'use 1.0, or lamb_variant = "paper"'
+        )

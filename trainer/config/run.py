@@ -1,4 +1,6 @@
-"""Sections of the run card that say how the training runs: identity, exits, checkpoints, logs, recovery, dumps."""
+"""Sections of the run card that say how the training runs: identity, exits, checkpoints, logs,
+recovery, dumps.
+"""
 
 from typing import Literal
 
@@ -11,12 +13,19 @@ from trainer.config.data import IterationRange
 class RunSection(Section):
     """[run]: the training's identity, where it lives, and when one attempt ends."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="name of the run and of its Slurm job")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="name of the run and of its Slurm job",
+    )
     variant: str = Field(
-        default="main", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="experiment inside it"
+        default="main",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="experiment inside it",
     )
     directory: str = Field(min_length=1, description="the run directory: checkpoints, logs, state")
-    seed: int = Field(default=1234, ge=0, lt=2**32, description="seed of weights, dropout and data order")
+    seed: int = Field(
+        default=1234, ge=0, lt=2**32, description="seed of weights, dropout and data order"
+    )
     kill_switch: str | None = Field(
         default=None, description="path of the stop file; default: kill-switch in the directory"
     )
@@ -27,7 +36,10 @@ class RunSection(Section):
         " as a step, an evaluation and a save take",
     )
     exit_interval: int | None = Field(
-        default=None, gt=0, le=MOST_ITERATIONS, description="save and leave at multiples of this iteration"
+        default=None,
+        gt=0,
+        le=MOST_ITERATIONS,
+        description="save and leave at multiples of this iteration",
     )
     expect_resume: bool = Field(default=False, description="refuse to start from random weights")
     deterministic: bool = Field(
@@ -50,7 +62,9 @@ DEFAULT_INTERVAL_MINUTES = 60.0
 class CheckpointSection(Section):
     """[checkpoint]: when to save and how, and where a training starts from. May be left out."""
 
-    interval: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS, description="save every this many iterations")
+    interval: int | None = Field(
+        default=None, gt=0, le=MOST_ITERATIONS, description="save every this many iterations"
+    )
     interval_minutes: float | None = Field(
         default=None,
         gt=0,
@@ -58,33 +72,53 @@ class CheckpointSection(Section):
         description="save this long after the last save; this, interval, or both; 60 where neither is given",
     )
     format: Literal["tr11", "deepspeed"] = Field(
-        default="tr11", description="topology-free, or the layout of Megatron-DeepSpeed; both are always read"
+        default="tr11",
+        description="topology-free, or the layout of Megatron-DeepSpeed; both are always read",
     )
-    asynchronous: bool = Field(default=True, description="copy to host memory, train on, write in the background")
-    verify: Literal["digests", "sizes"] = Field(default="digests", description="what is checked before a load")
-    save_optimizer: bool = Field(default=True, description="false: weights only, which no training resumes from")
-    save_random_state: bool = Field(default=True, description="false: random streams are derived again on resume")
+    asynchronous: bool = Field(
+        default=True, description="copy to host memory, train on, write in the background"
+    )
+    verify: Literal["digests", "sizes"] = Field(
+        default="digests", description="what is checked before a load"
+    )
+    save_optimizer: bool = Field(
+        default=True, description="false: weights only, which no training resumes from"
+    )
+    save_random_state: bool = Field(
+        default=True, description="false: random streams are derived again on resume"
+    )
     load: str | None = Field(
-        default=None, description="folder of checkpoints to start from while this run has none of its own"
+        default=None,
+        description="folder of checkpoints to start from while this run has none of its own",
     )
-    finetune: bool = Field(default=False, description="with load: take the weights, start all counters at zero")
+    finetune: bool = Field(
+        default=False, description="with load: take the weights, start all counters at zero"
+    )
     load_optimizer: bool = Field(default=True, description="false: moments start at zero")
-    load_random_state: bool = Field(default=True, description="false: random streams are derived again")
+    load_random_state: bool = Field(
+        default=True, description="false: random streams are derived again"
+    )
 
 
 class LoggingSection(Section):
     """[logging]: what is written, and how often."""
 
-    interval: int = Field(default=1, gt=0, le=MOST_ITERATIONS, description="iterations per log line")
+    interval: int = Field(
+        default=1, gt=0, le=MOST_ITERATIONS, description="iterations per log line"
+    )
     folder: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,94}-logs$",
         description="name of the folder of logs in the run directory, ends in -logs; default: NAME-logs",
     )
     tensorboard: bool = Field(default=True, description="write TensorBoard events")
-    tensorboard_queue: int = Field(default=5, gt=0, le=MOST_ITERATIONS, description="events kept before a flush")
+    tensorboard_queue: int = Field(
+        default=5, gt=0, le=MOST_ITERATIONS, description="events kept before a flush"
+    )
     params_norm: bool = Field(default=False, description="log the norm of all weights")
-    zeros_in_gradient: bool = Field(default=False, description="log how many gradient elements are zero")
+    zeros_in_gradient: bool = Field(
+        default=False, description="log how many gradient elements are zero"
+    )
     layer_norms_interval: int | None = Field(
         default=None,
         gt=0,
@@ -97,20 +131,29 @@ class LoggingSection(Section):
     )
     tensorboard_timers: bool = Field(default=False, description="times of the step's parts")
     tensorboard_batch_size: bool = Field(default=True, description="the global batch size")
-    tensorboard_validation_perplexity: bool = Field(default=True, description="perplexity beside validation loss")
+    tensorboard_validation_perplexity: bool = Field(
+        default=True, description="perplexity beside validation loss"
+    )
     tensorboard_learning_rate: bool = Field(default=True, description="the learning rate")
     tensorboard_loss_scale: bool = Field(default=True, description="the loss scale of fp16")
 
 
 class RecoverySection(Section):
-    """[recovery]: what a loss spike does. A spike is a gradient norm or a loss far above its own median."""
+    """[recovery]: what a loss spike does. A spike is a gradient norm or a loss far above its own
+    median.
+    """
 
     on_spike: Literal["flag", "roll_back", "off"] = Field(
-        default="flag", description="say so in the log, or also go back and pass over the data, or do not look"
+        default="flag",
+        description="say so in the log, or also go back and pass over the data, or do not look",
     )
-    gradient_factor: float = Field(default=10.0, gt=1, description="gradient norm over its median, two steps in a row")
+    gradient_factor: float = Field(
+        default=10.0, gt=1, description="gradient norm over its median, two steps in a row"
+    )
     loss_factor: float = Field(default=2.0, gt=1, description="loss over its median")
-    window: int = Field(default=100, ge=10, le=100_000, description="steps that the medians are taken over")
+    window: int = Field(
+        default=100, ge=10, le=100_000, description="steps that the medians are taken over"
+    )
     roll_backs: int = Field(
         default=2, ge=0, le=1000, description="roll-backs of the whole run; then spikes are flagged"
     )
@@ -121,7 +164,10 @@ class RecoverySection(Section):
         description="steps in a row that are not finite and change nothing, after which the training stops; 0 = never",
     )
     skip_margin: int = Field(
-        default=10, ge=0, le=MOST_ITERATIONS, description="iterations passed over beyond the spike, on each side"
+        default=10,
+        ge=0,
+        le=MOST_ITERATIONS,
+        description="iterations passed over beyond the spike, on each side",
     )
 
 
@@ -129,8 +175,10 @@ class DebugSection(Section):
     """[debug]: dumps of every parameter around a step, for `tr11 checkpoints diff`."""
 
     dump: Literal["off", "full", "fingerprint"] = Field(
-        default="off", description="whole tensors, or their least, largest and mean value, norm and digest"
+        default="off",
+        description="whole tensors, or their least, largest and mean value, norm and digest",
     )
     iterations: list[IterationRange] = Field(
-        default=[], description='iterations that are dumped, both ends included: "805-806"; default: all'
+        default=[],
+        description='iterations that are dumped, both ends included: "805-806"; default: all',
     )

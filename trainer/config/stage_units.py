@@ -8,7 +8,8 @@ from typing import Any
 
 from trainer.contract.record import Record
 
-# Names of the classes that the engine deals, by which DeepSpeed counts. The head is the embedding again.
+# Names of the classes that the engine deals, by which DeepSpeed counts. The head is the embedding
+# again.
 EMBEDDING, BLOCK = "VocabularyParallelEmbedding", "TransformerBlock"
 OTHERS = ("LearnedPositions", "LayerNorm", "RMSNorm", "Dropout", "TokenTypes", "PretrainingHeads")
 
@@ -24,7 +25,8 @@ class Units(Record):
 
 
 def units_of(partition: str) -> Units | None:
-    """What the partition counts; None for one that is no `type:REGEX`, or that counts other layers too.
+    """What the partition counts; None for one that is no `type:REGEX`, or that counts other layers
+    too.
 
     As DeepSpeed reads it: in lower case, what stands between the first colon and the next.
     """
@@ -32,17 +34,23 @@ def units_of(partition: str) -> Units | None:
         return None
     expression = partition.lower().split(":")[1]
     ends, blocks, *others = (
-        re.search(expression, name, re.IGNORECASE) is not None for name in (EMBEDDING, BLOCK, *OTHERS)
+        re.search(expression, name, re.IGNORECASE) is not None
+        for name in (EMBEDDING, BLOCK, *OTHERS)
     )
-    return None if any(others) else Units(ends, blocks)
+    if any(others):
+        return None
+    return Units(ends, blocks)
 
 
 UNCUT_FAMILIES = ("t5",)
 """Of whose two sequences, side by side in one tensor, no rank could have an even stretch."""
 
 
-def is_cut_by_default(parallel: Mapping[str, Any], model: Mapping[str, Any], curriculum: Mapping[str, Any]) -> bool:
-    """Sequence parallelism of a card without `parallel.sequence_parallel`, given its sections as plain keys.
+def is_cut_by_default(
+    parallel: Mapping[str, Any], model: Mapping[str, Any], curriculum: Mapping[str, Any]
+) -> bool:
+    """Sequence parallelism of a card without `parallel.sequence_parallel`, given its sections as
+    plain keys.
 
     False too where a value is of a wrong kind, which the schema refuses.
     """
@@ -58,15 +66,22 @@ def uneven_lengths(
     tensor: int, model: Mapping[str, Any], curriculum: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, object]]:
     """Section, key and value of the lengths that `tensor` ranks cannot cut evenly."""
-    lengths: list[tuple[str, str, Any]] = [("model", "sequence_length", model.get("sequence_length"))]
+    lengths: list[tuple[str, str, Any]] = [
+        ("model", "sequence_length", model.get("sequence_length"))
+    ]
     if curriculum.get("kind") == "discrete":
         given = curriculum.get("lengths")
-        lengths += [("curriculum", "lengths", item) for item in (given if isinstance(given, list) else [given])]
+        lengths += [
+            ("curriculum", "lengths", item)
+            for item in (given if isinstance(given, list) else [given])
+        ]
     elif curriculum:
         lengths.append(("curriculum", "step", curriculum.get("step", 8)))
     return (entry for entry in lengths if type(entry[2]) is not int or entry[2] % tensor)
 
 
 def sends_shares(pipeline: int, tensor: int, sequence_parallel: bool, hidden_size: int) -> bool:
-    """Whether each tensor rank sends the next stage a share of the hidden states: all hold the same, in any length."""
+    """Whether each tensor rank sends the next stage a share of the hidden states: all hold the
+    same, in any length.
+    """
     return pipeline > 1 and tensor > 1 and not sequence_parallel and hidden_size % tensor == 0

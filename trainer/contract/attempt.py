@@ -21,10 +21,11 @@ HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # while a child of a
 
 
 class AttemptIdentity(Record):
-    """Who started this trainer: read from the environment that the node agent (or a person) gave it.
+    """Who started this trainer: read from the environment that the node agent (or a person) gave
+    it.
 
-    `stop_request` is a file whose existence asks for save-and-exit: unlike a signal it cannot come before a worker has
-    installed its handler.
+    `stop_request` is a file whose existence asks for save-and-exit: unlike a signal it cannot come
+    before a worker has installed its handler.
     """
 
     job_id: str
@@ -34,7 +35,11 @@ class AttemptIdentity(Record):
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], paths: RunPaths) -> AttemptIdentity:
         """Under a bare launcher the attempt is named after the launcher's process."""
-        job_id = environment.get("TR11_JOB_ID") or environment.get("SLURM_JOB_ID") or f"pid-{os.getppid()}"
+        job_id = (
+            environment.get("TR11_JOB_ID")
+            or environment.get("SLURM_JOB_ID")
+            or f"pid-{os.getppid()}"
+        )
         return cls(job_id, int(environment.get("TR11_LAUNCH", "1")), paths.stop_request(job_id))
 
 
@@ -45,7 +50,8 @@ def request_stop(path: Path, who: str) -> None:
 
 
 def hear_signals() -> None:
-    """Let the signals come that a parent held back for the start of this process (`tr11ops.cli.trainer_child`).
+    """Let the signals come that a parent held back for the start of this process
+    (`tr11ops.cli.trainer_child`).
 
     Called where a handler waits for them: what came while the interpreter started is raised here.
     """
@@ -53,7 +59,9 @@ def hear_signals() -> None:
 
 
 def tell(line: str, stream: TextIO | None = None) -> None:
-    """Print a line (default: stdout). A launcher makes the stream a file, and a full disk must not end a training."""
+    """Print a line (default: stdout). A launcher makes the stream a file, and a full disk must not
+    end a training.
+    """
     with suppress(OSError):
         print(line, file=stream or sys.stdout, flush=True)
 

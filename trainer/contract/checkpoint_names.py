@@ -1,4 +1,5 @@
-"""What a checkpoint is called: its folder, `global_stepN`, and the file `latest`, which holds the name of one.
+"""What a checkpoint is called: its folder, `global_stepN`, and the file `latest`, which holds the
+name of one.
 
 The names of the files inside it: `trainer.checkpoint.deepspeed.file_names`. Standard library only.
 """
@@ -24,7 +25,9 @@ def checkpoint_name(step: int) -> str:
 def checkpoint_step(name: str) -> int | None:
     """The step that a checkpoint folder's name says, or None if it is not such a name."""
     match = re.fullmatch(r"global_step(\d+)", name)
-    return int(match.group(1)) if match else None
+    if match:
+        return int(match.group(1))
+    return None
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
@@ -37,9 +40,15 @@ def checkpoint_steps(folder: Path) -> list[int]:
 
 
 def read_latest(folder: Path) -> int | None:
-    """The step that `latest` names, or None when there is no such file. Raises ValueError when it is garbled."""
+    """The step that `latest` names, or None when there is no such file. Raises ValueError when it
+    is garbled.
+    """
     try:
-        text = read_bytes(folder / LATEST_FILE, LARGEST_LATEST).decode("utf-8", errors="replace").strip()
+        text = (
+            read_bytes(folder / LATEST_FILE, LARGEST_LATEST)
+            .decode("utf-8", errors="replace")
+            .strip()
+        )
     except FileNotFoundError:
         return None
     except OSError as error:

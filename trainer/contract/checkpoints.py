@@ -1,4 +1,5 @@
-"""Which checkpoint to resume from: the one that `latest` names, else the newest that is resumable, never none.
+"""Which checkpoint to resume from: the one that `latest` names, else the newest that is resumable,
+never none.
 
 Standard library and the contract only, so that tools without torch can ask the same question.
 """
@@ -16,7 +17,12 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps, read_latest
+from trainer.contract.checkpoint_names import (
+    LATEST_FILE,
+    checkpoint_name,
+    checkpoint_steps,
+    read_latest,
+)
 from trainer.contract.errors import CheckpointError
 from trainer.contract.lease import Lease
 from trainer.contract.lease import refusal as kept_out
@@ -45,7 +51,9 @@ _HALF_WRITTEN = re.compile(rf"\.{LATEST_FILE}\..+")  # what write_atomically had
 
 
 def refusal_code(error: BaseException) -> int | None:
-    """The operating system's error, where one node alone may meet it; None for another fault, or for want of room."""
+    """The operating system's error, where one node alone may meet it; None for another fault, or
+    for want of room.
+    """
     refused = error if isinstance(error, OSError) else error.__cause__
     if not isinstance(refused, OSError) or refused.errno in _EVERYONES:
         return None
@@ -58,7 +66,9 @@ def partial_path(folder: Path, step: int, nonce: str) -> Path:
 
 
 def remove_leftovers(folder: Path) -> list[str]:
-    """Delete what killed saves left behind; returns the names. Only the run's own trainer may call it."""
+    """Delete what killed saves left behind; returns the names. Only the run's own trainer may call
+    it.
+    """
     folders, files = _hidden(folder, _PARTIAL), _hidden(folder, _HALF_WRITTEN)
     for entry in folders:
         shutil.rmtree(entry)
@@ -68,7 +78,8 @@ def remove_leftovers(folder: Path) -> list[str]:
 
 
 def take_run(lease: Lease | None, paths: RunPaths) -> str:
-    """Make sure that no other trainer works on this run, and that one that is frozen publishes no more; rank 0 only.
+    """Make sure that no other trainer works on this run, and that one that is frozen publishes no
+    more; rank 0 only.
 
     Why a living trainer keeps this one out, in one line; "" where none does.
     """
@@ -83,8 +94,9 @@ def take_run(lease: Lease | None, paths: RunPaths) -> str:
 def fence_off(folder: Path) -> list[str]:
     """Take away what a superseded trainer could still publish, one rename each; returns the names.
 
-    Called by the new holder of the run's lease before it reads anything: the other's next rename then fails. Folders
-    are removed as far as that goes (its writers may still fill them); the next save removes the rest.
+    Called by the new holder of the run's lease before it reads anything: the other's next rename
+    then fails. Folders are removed as far as that goes (its writers may still fill them); the next
+    save removes the rest.
     """
     folders, files = _hidden(folder, _PARTIAL), _hidden(folder, _HALF_WRITTEN)
     for file in files:
@@ -106,7 +118,9 @@ def _hidden(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
 
 
 def read_checkpoint(folder: Path, step: int) -> Manifest:
-    """The manifest of one step's checkpoint. Raises CheckpointError when there is none, or a damaged or foreign one."""
+    """The manifest of one step's checkpoint. Raises CheckpointError when there is none, or a
+    damaged or foreign one.
+    """
     found = read_whole(folder, step)
     if isinstance(found, ResumeFault):
         raise CheckpointError(found.text)
@@ -114,11 +128,14 @@ def read_checkpoint(folder: Path, step: int) -> Manifest:
 
 
 def verify_share(folder: Path, manifest: Manifest, rank: int, world: int) -> list[str]:
-    """Faults in this rank's share of a checkpoint's files, sizes and digests; the shares of all ranks cover all files.
+    """Faults in this rank's share of a checkpoint's files, sizes and digests; the shares of all
+    ranks cover all files.
 
     `folder` is the checkpoint's own. Files are dealt so that every rank reads about as many bytes.
     """
-    return manifest_faults(folder, replace(manifest, files=_share(manifest.files, rank, world)), True)
+    return manifest_faults(
+        folder, replace(manifest, files=_share(manifest.files, rank, world)), True
+    )
 
 
 def _share(files: tuple[FileEntry, ...], rank: int, world: int) -> tuple[FileEntry, ...]:
@@ -141,28 +158,35 @@ def find_resumable(
 ) -> int | None:
     """The step to resume from, or None when this is the run's first start.
 
-    `folder`: checkpoints/VARIANT. `verify`: "digests" reads every byte, "sizes" does not. `expect_resume`: None is
-    not an acceptable answer. `report`: told, one line at a time, what was found wrong and what was taken instead.
-    `faults_of`: replaces the check of one checkpoint's files (see `trainer.checkpoint.store.find_resumable`, which
-    spreads it over all ranks). `need`: what makes one resumable (see `trainer.contract.resumable`).
+    `folder`: checkpoints/VARIANT. `verify`: "digests" reads every byte, "sizes" does not.
+    `expect_resume`: None is not an acceptable answer. `report`: told, one line at a time, what was
+    found wrong and what was taken instead. `faults_of`: replaces the check of one checkpoint's
+    files (see `trainer.checkpoint.store.find_resumable`, which spreads it over all ranks). `need`:
+    what makes one resumable (see `trainer.contract.resumable`).
 
-    `latest` decides, so a person may point it to an older step. If what it names is not resumable, the newest
-    checkpoint before it that is gets taken, and one after it only when there is no other. Puts a half-replaced
-    checkpoint back, so only the owner of the run calls it.
+    `latest` decides, so a person may point it to an older step. If what it names is not resumable,
+    the newest checkpoint before it that is gets taken, and one after it only when there is no
+    other. Puts a half-replaced checkpoint back, so only the owner of the run calls it.
 
-    Raises CheckpointError when there are checkpoints but none is resumable, when one that is not this run's to judge
-    (of a newer tr11, of another model) is newer than the one that is, when `latest` exists but no checkpoint does, when
-    none is there and `expect_resume` says that one must be, or when the folder cannot be read.
+    Raises CheckpointError when there are checkpoints but none is resumable, when one that is not
+    this run's to judge (of a newer tr11, of another model) is newer than the one that is, when
+    `latest` exists but no checkpoint does, when none is there and `expect_resume` says that one
+    must be, or when the folder cannot be read.
     """
     if faults_of is None:
-        faults_of = size_faults if verify == "sizes" else bind(manifest_faults, read_digests=True)
+        if verify == "sizes":
+            faults_of = size_faults
+        else:
+            faults_of = bind(manifest_faults, read_digests=True)
     try:
         for line in settle_replaced(folder):
             report(line)
         steps = checkpoint_steps(folder)
         latest = _latest(folder, steps, report)
     except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read ({error.strerror or error}); repair that first") from None
+        raise CheckpointError(
+            f"{folder} cannot be read ({error.strerror or error}); repair that first"
+        ) from None
     if not steps:
         _check_first_start(folder, expect_resume)
         return None
@@ -181,7 +205,9 @@ def find_resumable(
 
 
 def refusal(folder: Path, steps: Sequence[int], found: ResumeSearch) -> str:
-    """Why nothing may be resumed although there are checkpoints; empty when something may. One line, with the fix."""
+    """Why nothing may be resumed although there are checkpoints; empty when something may. One
+    line, with the fix.
+    """
     if found.step is None:
         step, fault = found.passed[0]
         listed = ", ".join(checkpoint_name(step) for step in steps[-3:])
@@ -200,7 +226,9 @@ def refusal(folder: Path, steps: Sequence[int], found: ResumeSearch) -> str:
 
 
 def _latest(folder: Path, steps: list[int], report: Report) -> int | None:
-    """The step that `latest` names, whether or not it exists; None, after a report, when there is no usable file."""
+    """The step that `latest` names, whether or not it exists; None, after a report, when there is
+    no usable file.
+    """
     try:
         latest = read_latest(folder)
     except (ValueError, IsADirectoryError) as error:
@@ -212,7 +240,9 @@ def _latest(folder: Path, steps: list[int], report: Report) -> int | None:
         report(f"{folder / LATEST_FILE} names {checkpoint_name(latest)}, which does not exist")
     newer = [step for step in steps if latest is not None and step > latest]
     if newer and latest in steps:
-        report(f"{checkpoint_name(newer[-1])} is newer than {checkpoint_name(latest)}, which {LATEST_FILE} names")
+        report(
+            f"{checkpoint_name(newer[-1])} is newer than {checkpoint_name(latest)}, which {LATEST_FILE} names"
+        )
     return latest
 
 

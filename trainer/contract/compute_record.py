@@ -1,4 +1,6 @@
-"""Each rank's own compute time, in a small file of the attempt: which rank is slow, and not only that all are."""
+"""Each rank's own compute time, in a small file of the attempt: which rank is slow, and not only
+that all are.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ LARGEST_BYTES = 16 << 10
 
 
 class RankPosition(Record):
-    """Where a rank stands: its pipeline stage, and its part of the layers there. Ranks of one place do equal work."""
+    """Where a rank stands: its pipeline stage, and its part of the layers there. Ranks of one place
+    do equal work.
+    """
 
     stage: int
     part: int
@@ -37,15 +41,17 @@ class RankPosition(Record):
 
 
 class ComputeTimes(Record):
-    """A rank's mean seconds of a step in each part, over the `steps` up to `iteration`, waiting excluded.
+    """A rank's mean seconds of a step in each part, over the `steps` up to `iteration`, waiting
+    excluded.
 
-    `longest`: seconds of the longest of these steps, in all parts. `stage` and `part`: see `RankPosition`. `processor`:
-    mean seconds of a step that processors worked for this rank's process, all its threads; far below `seconds` on a CPU
-    where others use it too, or the process is stopped. The four are None in a file of an earlier version. `recent`:
-    seconds of each of the last steps, 20 at most, in all parts, oldest first; empty in a file of an earlier version.
-    `usual`: median seconds of steps 11 to 50 of the launch, in all parts; None before, and in a file of an earlier
-    version. `windows`: median seconds of a step in each of the last whole tens of steps, 60 at most, oldest first;
-    empty in a file of an earlier version.
+    `longest`: seconds of the longest of these steps, in all parts. `stage` and `part`: see
+    `RankPosition`. `processor`: mean seconds of a step that processors worked for this rank's
+    process, all its threads; far below `seconds` on a CPU where others use it too, or the process
+    is stopped. The four are None in a file of an earlier version. `recent`: seconds of each of the
+    last steps, 20 at most, in all parts, oldest first; empty in a file of an earlier version.
+    `usual`: median seconds of steps 11 to 50 of the launch, in all parts; None before, and in a
+    file of an earlier version. `windows`: median seconds of a step in each of the last whole tens
+    of steps, 60 at most, oldest first; empty in a file of an earlier version.
     """
 
     rank: int
@@ -82,13 +88,19 @@ class ComputeTimes(Record):
 
 
 class ComputeRecord:
-    """Replaces `state/attempts/JOB/compute/rank-R.json` after the first step and every 10 iterations, with the mean of
-    the last 10 steps, and each of the last 20. No clock decides when: records of one iteration are of the same steps on
-    all ranks.
+    """Replaces `state/attempts/JOB/compute/rank-R.json` after the first step and every 10
+    iterations, with the mean of the last 10 steps, and each of the last 20. No clock decides when:
+    records of one iteration are of the same steps on all ranks.
     """
 
-    def __init__(self, paths: RunPaths, attempt: AttemptIdentity, rank: int, position: RankPosition):
-        self._path, self._launch, self._rank = paths.compute(attempt.job_id, rank), attempt.launch, rank
+    def __init__(
+        self, paths: RunPaths, attempt: AttemptIdentity, rank: int, position: RankPosition
+    ):
+        self._path, self._launch, self._rank = (
+            paths.compute(attempt.job_id, rank),
+            attempt.launch,
+            rank,
+        )
         self._position, self._host = position, host_name()
         self._steps: deque[Mapping[str, float]] = deque(maxlen=EVERY_STEPS)
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
@@ -99,7 +111,9 @@ class ComputeRecord:
         self._complained = False
 
     def forget(self) -> None:
-        """Leave out a step that was traced, and all before it: what follows is compared with its like alone."""
+        """Leave out a step that was traced, and all before it: what follows is compared with its
+        like alone.
+        """
         self._steps.clear()
         self._recent.clear()
         self._windows.clear()
@@ -109,10 +123,13 @@ class ComputeRecord:
         """Whether the record is written after this iteration."""
         return self._is_first or iteration % EVERY_STEPS == 0
 
-    def add(self, iteration: int, *steps: Mapping[str, float], processor: Iterable[float] = ()) -> None:
+    def add(
+        self, iteration: int, *steps: Mapping[str, float], processor: Iterable[float] = ()
+    ) -> None:
         """Count the steps up to `iteration`. A file system that refuses the file is said once.
 
-        `processor`: seconds that processors worked for this process, of each step, where that is known.
+        `processor`: seconds that processors worked for this process, of each step, where that is
+        known.
         """
         self._steps.extend(steps)
         self._recent.extend(round(math.fsum(step.values()), 6) for step in steps)
@@ -129,15 +146,28 @@ class ComputeRecord:
             self._windows.append(round(median(math.fsum(step.values()) for step in self._steps), 6))
         parts = sorted({part for step in self._steps for part in step})
         count = len(self._steps)
-        mean = {part: round(math.fsum(step.get(part, 0.0) for step in self._steps) / count, 6) for part in parts}
+        mean = {
+            part: round(math.fsum(step.get(part, 0.0) for step in self._steps) / count, 6)
+            for part in parts
+        }
         longest = round(max(math.fsum(step.values()) for step in self._steps), 6)
         position, worked = self._position, self._processor
         found = ComputeTimes(
-            self._rank, self._host, self._launch, time.time(), iteration, count, mean, longest,
-            position.stage, position.part,
-            round(math.fsum(worked) / len(worked), 6) if worked else None, tuple(self._recent),
-            round(median(self._early), 6) if len(self._early) == USUAL_STEPS else None, tuple(self._windows),
-        )  # fmt: skip
+            self._rank,
+            self._host,
+            self._launch,
+            time.time(),
+            iteration,
+            count,
+            mean,
+            longest,
+            position.stage,
+            position.part,
+            round(math.fsum(worked) / len(worked), 6) if worked else None,
+            tuple(self._recent),
+            round(median(self._early), 6) if len(self._early) == USUAL_STEPS else None,
+            tuple(self._windows),
+        )
         try:
             write_unflushed(self._path, document(found), os.getpid())
         except OSError as error:

@@ -1,7 +1,9 @@
-"""Silent corruption: which worker computes something else than the others do, decided from what each has computed.
+"""Silent corruption: which worker computes something else than the others do, decided from what
+each has computed.
 
-A processor that is wrong now and then says nothing of it: the loss gets a little worse, on every worker. So all
-compute the same micro batch (`trainer.spikes.corruption_check`), and what they found is judged here. Pure.
+A processor that is wrong now and then says nothing of it: the loss gets a little worse, on every
+worker. So all compute the same micro batch (`trainer.spikes.corruption_check`), and what they found
+is judged here. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ WORDS: dict[How, str] = {
 class WorkerDigests(Record):
     """What one worker computed, as digests in the order in which it did: `first` and `second` time.
 
-    `stage`, `replica` and `part` are its pipeline, data and tensor coordinates. `fault`: why it could not compute.
+    `stage`, `replica` and `part` are its pipeline, data and tensor coordinates. `fault`: why it
+    could not compute.
     """
 
     rank: int
@@ -52,10 +55,11 @@ class Suspect(Record):
 def judge(outcomes: Sequence[WorkerDigests]) -> tuple[Suspect, ...]:
     """The suspects, by rank; none where all results agree, or where nothing could be compared.
 
-    A worker that differs from itself is one, whatever the others say, and its replica is not asked about others. Else
-    the most replicas that agree are right: no two go wrong in the same bits. Where no number of them is the largest
-    (two replicas, two results), all that differ are suspects. Tensor ranks share their sums, so that one wrong
-    worker changes the results of all: of them only those are suspects whose results differ first.
+    A worker that differs from itself is one, whatever the others say, and its replica is not asked
+    about others. Else the most replicas that agree are right: no two go wrong in the same bits.
+    Where no number of them is the largest (two replicas, two results), all that differ are
+    suspects. Tensor ranks share their sums, so that one wrong worker changes the results of all: of
+    them only those are suspects whose results differ first.
     """
     able = [outcome for outcome in outcomes if not outcome.fault]
     found: list[tuple[WorkerDigests, int, How]] = []
@@ -74,30 +78,50 @@ def judge(outcomes: Sequence[WorkerDigests]) -> tuple[Suspect, ...]:
 
 
 def _compared(replicas: Sequence[WorkerDigests]) -> list[tuple[WorkerDigests, int, How]]:
-    """Those of the same place in their replicas that do not agree with the most of them, and where they differ."""
+    """Those of the same place in their replicas that do not agree with the most of them, and where
+    they differ.
+    """
     counts = Counter(outcome.first for outcome in replicas).most_common()
     if len(counts) < 2:
         return []
     reference, votes = counts[0]
-    how: How = "minority" if votes > counts[1][1] else "undecided"
+    how: How = "undecided"
+    if votes > counts[1][1]:
+        how = "minority"
     found: list[tuple[WorkerDigests, int, How]] = []
     for outcome in replicas:
-        others = [reference] if how == "minority" else [first for first, _ in counts]
-        places = [place for first in others if (place := _first_difference(outcome.first, first)) is not None]
+        if how == "minority":
+            others = [reference]
+        else:
+            others = [first for first, _ in counts]
+        places = [
+            place
+            for first in others
+            if (place := _first_difference(outcome.first, first)) is not None
+        ]
         if places:
             found.append((outcome, min(places), how))
     return found
 
 
-def _earliest(found: Iterable[tuple[WorkerDigests, int, How]]) -> list[tuple[WorkerDigests, int, How]]:
+def _earliest(
+    found: Iterable[tuple[WorkerDigests, int, How]],
+) -> list[tuple[WorkerDigests, int, How]]:
     """Of the tensor ranks of one stage and replica, those that differ first."""
     groups: dict[tuple[int, int], list[tuple[WorkerDigests, int, How]]] = {}
     for entry in found:
         groups.setdefault((entry[0].stage, entry[0].replica), []).append(entry)
-    return [entry for group in groups.values() for entry in group if entry[1] == min(place for _, place, _ in group)]
+    return [
+        entry
+        for group in groups.values()
+        for entry in group
+        if entry[1] == min(place for _, place, _ in group)
+    ]
 
 
 def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     if len(one) != len(other):
         return min(len(one), len(other))
-    return next((place for place, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None
+    )

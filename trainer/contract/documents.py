@@ -1,7 +1,8 @@
 """Records as JSON documents: one way to read them, one to write them.
 
-A document is read strictly by the annotations of its record: another type, a missing field or a number that no count,
-size or moment can be is an error that names the place (`$.nodes[2]`). What a newer tr11 wrote beside is left out.
+A document is read strictly by the annotations of its record: another type, a missing field or a
+number that no count, size or moment can be is an error that names the place (`$.nodes[2]`). What a
+newer tr11 wrote beside is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ LARGEST_NUMBER = 1 << 62  # beyond it no count, size or moment is meant
 
 
 def record_of(kind: type[T], value: Any) -> T:
-    """The record of class `kind` that a JSON object holds; or a tuple or dict of records, by such a type.
+    """The record of class `kind` that a JSON object holds; or a tuple or dict of records, by such a
+    type.
 
     Raises ValueError, which names the place and the fault.
     """
@@ -36,7 +38,9 @@ def record_of(kind: type[T], value: Any) -> T:
 
 
 def record_of_text(kind: type[T], text: bytes | str) -> T:
-    """The record of class `kind` in a line, or in all that a file says. Raises ValueError for anything else."""
+    """The record of class `kind` in a line, or in all that a file says. Raises ValueError for
+    anything else.
+    """
     try:
         value = json.loads(text)
     except RecursionError:
@@ -49,9 +53,11 @@ def record_of_text(kind: type[T], text: bytes | str) -> T:
 def read_record(
     kind: type[T], path: Path, what: str, schema: int | None = None, largest: int = LARGEST_BYTES
 ) -> T | None:
-    """The record in a file; None where there is none. `what` it is, in words; `schema`: the newest that is understood.
+    """The record in a file; None where there is none. `what` it is, in words; `schema`: the newest
+    that is understood.
 
-    Raises DamagedFile where the file holds something else, NewerFormat where its schema is above `schema`, OSError.
+    Raises DamagedFile where the file holds something else, NewerFormat where its schema is above
+    `schema`, OSError.
     """
     value = read_json(path, largest)
     if value is None:
@@ -84,7 +90,9 @@ def _decoded(kind: type[Any], value: Any) -> Any:
 
 
 def _encoded(value: Any) -> str | int | float:
-    """What other libraries have in place of a plain value: versions that are text, numbers of NumPy."""
+    """What other libraries have in place of a plain value: versions that are text, numbers of
+    NumPy.
+    """
     if isinstance(value, PurePath | str):
         return str(value)
     if isinstance(value, Integral):

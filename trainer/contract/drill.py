@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-PHASES = ("starting", "training", "evaluating", "saving", "data-wait")  # as the heartbeat names them
+# as the heartbeat names them
+PHASES = ("starting", "training", "evaluating", "saving", "data-wait")
 
 
 VARIABLE = "TR11_DRILL"  # the phases to drill, one for each task of an array: "starting,training"

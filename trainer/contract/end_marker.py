@@ -9,10 +9,11 @@ from trainer.contract.record import Finite, Record
 
 
 class EndMarker(Record):
-    """The trainer's own word on how it ended. Its absence after a job ended means: it did not end by itself.
+    """The trainer's own word on how it ended. Its absence after a job ended means: it did not end
+    by itself.
 
-    `reason` is one of END_REASONS; `restart` says whether the next array task should go on training. `node`: the
-    one at fault for an error, where all ranks know that it is one's alone.
+    `reason` is one of END_REASONS; `restart` says whether the next array task should go on
+    training. `node`: the one at fault for an error, where all ranks know that it is one's alone.
     """
 
     reason: str
@@ -46,8 +47,9 @@ END_REASONS = {
 BAD_REASONS = frozenset({"error", "refused"})  # after these something must be repaired
 
 
-# What the trainer's process returns, and the batch script. After 2 and 3 no other task may start before a person has
-# looked: 2, the input is bad; 3 (of the batch script alone), the fault would come again, and queued jobs are held.
+# What the trainer's process returns, and the batch script. After 2 and 3 no other task may start
+# before a person has looked: 2, the input is bad; 3 (of the batch script alone), the fault would
+# come again, and queued jobs are held.
 EXIT_FINE = 0
 
 

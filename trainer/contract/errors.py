@@ -1,4 +1,5 @@
-"""Every error that the trainer and the operation raise for a reason of theirs: one base, and the trainer's own.
+"""Every error that the trainer and the operation raise for a reason of theirs: one base, and the
+trainer's own.
 
 The exit code is 1 (needs a person), or the one that stands beside the name.
 
@@ -23,8 +24,8 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
       NotFiniteError
       ProbeFailure
 
-`trainer.config.base.CardError` is one of them too; the operation's are in `tr11ops.base.errors`. The text of each is
-one line: what, where, the rule, the fix. Standard library only.
+`trainer.config.base.CardError` is one of them too; the operation's are in `tr11ops.base.errors`.
+The text of each is one line: what, where, the rule, the fix. Standard library only.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ UNOBSERVED = 3
 
 
 class Tr11Error(Exception):
-    """What went wrong, in words fit to be shown. `exit_code`: what a command that ends with it returns."""
+    """What went wrong, in words fit to be shown. `exit_code`: what a command that ends with it
+    returns.
+    """
 
     exit_code = NEEDS_PERSON
 
@@ -50,13 +53,24 @@ class Tr11Error(Exception):
 
 
 _NO_ACCESS = frozenset(
-    {errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EHOSTDOWN}
+    {
+        errno.EIO,
+        errno.ESTALE,
+        errno.ENOTCONN,
+        errno.ESHUTDOWN,
+        errno.EREMOTEIO,
+        errno.ETIMEDOUT,
+        errno.EHOSTDOWN,
+    }
 )
 
 
-# ----------------------------------------------------------------------------- run directory and checkpoints
+# ----------------------------------------------------------------------------- run directory and
+# checkpoints
 class DamagedFile(Tr11Error, ValueError):
-    """A state file is there and is not what belongs there. One line: its path, and what is wrong with it."""
+    """A state file is there and is not what belongs there. One line: its path, and what is wrong
+    with it.
+    """
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"{path} {what}")
@@ -73,16 +87,21 @@ class LeaseLost(Tr11Error, ValueError):
 
 
 class CheckpointError(Tr11Error, ValueError):
-    """A checkpoint that cannot be written, found or loaded: one line with what, where, the rule and the fix."""
+    """A checkpoint that cannot be written, found or loaded: one line with what, where, the rule and
+    the fix.
+    """
 
 
 class NodeFilesError(CheckpointError):
-    """The file system refused some nodes what it gave others at the same moment, in the same folder.
+    """The file system refused some nodes what it gave others at the same moment, in the same
+    folder.
 
     `failed` and `served`: the nodes' names. `codes`: the errors of the operating system.
     """
 
-    def __init__(self, text: str, failed: Sequence[str], served: Sequence[str], codes: Sequence[int]) -> None:
+    def __init__(
+        self, text: str, failed: Sequence[str], served: Sequence[str], codes: Sequence[int]
+    ) -> None:
         super().__init__(text)
         self.failed = tuple(failed)
         self.served = tuple(served)
@@ -90,9 +109,13 @@ class NodeFilesError(CheckpointError):
 
     @property
     def node_without_access(self) -> str:
-        """The one node that does not reach the files; "" where there are several, or it is a file that is missing."""
+        """The one node that does not reach the files; "" where there are several, or it is a file
+        that is missing.
+        """
         is_access = all(code in _NO_ACCESS for code in self.codes)
-        return self.failed[0] if len(self.failed) == 1 and is_access else ""
+        if len(self.failed) == 1 and is_access:
+            return self.failed[0]
+        return ""
 
 
 class LatestStays(Tr11Error):
@@ -107,19 +130,27 @@ class CheckpointUsageError(Tr11Error):
 
 # ----------------------------------------------------------------------------- data
 class DataError(Tr11Error, ValueError):
-    """Data, or a request about data, that cannot be used. The text is one line: what, where, rule, fix."""
+    """Data, or a request about data, that cannot be used. The text is one line: what, where, rule,
+    fix.
+    """
 
 
 class LostWorkerError(DataError):
-    """A data worker that was killed, ended or does not answer: of this node now, and no fault of the data."""
+    """A data worker that was killed, ended or does not answer: of this node now, and no fault of
+    the data.
+    """
 
 
 class InputFault(DataError):
-    """A DataError that lies in the input itself: the same command fails again until the input is another."""
+    """A DataError that lies in the input itself: the same command fails again until the input is
+    another.
+    """
 
 
 class DataMismatch(Tr11Error, ValueError):
-    """The data is not what the checkpoint was trained on, and no one said that it shall be. One line."""
+    """The data is not what the checkpoint was trained on, and no one said that it shall be. One
+    line.
+    """
 
 
 class DataUsageError(Tr11Error):
@@ -132,9 +163,12 @@ class HubFileError(Tr11Error, ValueError):
     """A file of the hub that is neither in the cache nor to be had. The text says what to type."""
 
 
-# ----------------------------------------------------------------------------- the course of a training
+# ----------------------------------------------------------------------------- the course of a
+# training
 class ScheduleMismatch(Tr11Error, ValueError):
-    """The card's schedule is not the checkpoint's, and no one said which one counts; one line for each value."""
+    """The card's schedule is not the checkpoint's, and no one said which one counts; one line for
+    each value.
+    """
 
 
 class RangeError(Tr11Error, ValueError):

@@ -20,9 +20,11 @@ from trainer.contract.sharing import make_shared, open_shared
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o664) -> None:
-    """Replace `path` by `text` in one step: written beside it, flushed to disk, renamed, by default group-writable.
+    """Replace `path` by `text` in one step: written beside it, flushed to disk, renamed, by default
+    group-writable.
 
-    Raises OSError as the file system does (disk full, read-only, missing rights); the old file is then intact.
+    Raises OSError as the file system does (disk full, read-only, missing rights); the old file is
+    then intact.
     """
     temporary = write_beside(path, text, mode)
     try:
@@ -35,8 +37,8 @@ def write_atomically(path: Path, text: str, mode: int = 0o664) -> None:
 def write_beside(path: Path, text: str, mode: int = 0o664) -> Path:
     """Write what is to become `path` into a hidden file beside it, flushed; returns that file.
 
-    No one else can read it before it is whole and has its `mode`. Raises OSError as the file system does; nothing is
-    then left.
+    No one else can read it before it is whole and has its `mode`. Raises OSError as the file system
+    does; nothing is then left.
     """
     make_shared(path.parent)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -59,13 +61,16 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def write_unflushed(path: Path, value: Mapping[str, Any], pid: int) -> None:
-    """Replace a small JSON file in one step, without waiting for the disk. `pid`: of the one process that writes it.
+    """Replace a small JSON file in one step, without waiting for the disk. `pid`: of the one
+    process that writes it.
 
     Raises OSError as the file system does.
     """
     make_shared(path.parent)
     temporary = path.with_name(f".{path.name}.{pid}")
-    with os.fdopen(open_shared(temporary, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as stream:
+    with os.fdopen(
+        open_shared(temporary, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8"
+    ) as stream:
         stream.write(json.dumps(value))
     state_file.put_in_place(temporary, path)
 
@@ -77,11 +82,17 @@ def now() -> float:
 
 def host_name() -> str:
     """This node's name; the scheduler's own name for it where one machine plays many nodes."""
-    return os.environ.get("TR11_NODE_NAME") or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return (
+        os.environ.get("TR11_NODE_NAME")
+        or os.environ.get("SLURMD_NODENAME")
+        or socket.gethostname()
+    )
 
 
 def login_name() -> str:
-    """The user that this process runs as, or the user's number where no name is known, as in some containers."""
+    """The user that this process runs as, or the user's number where no name is known, as in some
+    containers.
+    """
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -89,12 +100,15 @@ def login_name() -> str:
 
 
 def append_line(path: Path, text: str) -> None:
-    """Append a whole line, or several, in a single write: on a local disk writers never interleave inside one.
+    """Append a whole line, or several, in a single write: on a local disk writers never interleave
+    inside one.
 
-    A line that was cut before it, as on a full disk, is ended first. Raises OSError, also where a part did not fit.
+    A line that was cut before it, as on a full disk, is ended first. Raises OSError, also where a
+    part did not fit.
     """
     make_shared(path.parent)
-    descriptor = open_shared(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)  # a pipe fails at once
+    # a pipe fails at once
+    descriptor = open_shared(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
     try:
         start = "\n" if _ends_cut(path, os.fstat(descriptor)) else ""
         data = f"{start}{text}\n".encode(errors="replace")

@@ -12,8 +12,8 @@ from trainer.contract.record import Finite, Record
 class Heartbeat(Record):
     """Where one rank is: written at every change of phase and every step, replaced atomically.
 
-    `request` is the number of the last request (see `trainer.contract.requests`) that this rank has honoured; 0: none
-    yet.
+    `request` is the number of the last request (see `trainer.contract.requests`) that this rank has
+    honoured; 0: none yet.
     """
 
     rank: int

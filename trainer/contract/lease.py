@@ -1,11 +1,13 @@
-"""Who may train in a run directory: a lease that one trainer holds, with a number that fences off those before it.
+"""Who may train in a run directory: a lease that one trainer holds, with a number that fences off
+those before it.
 
     state/lease/N.json     the claim of epoch N: who, where, since when, and a counter that its owner raises
     state/lease.json       a link to the newest claim, for people; nothing is decided by it
 
-The owner of the highest epoch holds the lease, and no one else ever does (see `numbered_files.py`). Claims are never
-taken back: who was passed by a higher epoch finds that out at its next look, and publishes nothing. A newcomer judges a
-holder by its counter and its own clock alone; no two nodes' clocks are compared.
+The owner of the highest epoch holds the lease, and no one else ever does (see `numbered_files.py`).
+Claims are never taken back: who was passed by a higher epoch finds that out at its next look, and
+publishes nothing. A newcomer judges a holder by its counter and its own clock alone; no two nodes'
+clocks are compared.
 
 Standard library only: tools without torch read it too.
 """
@@ -59,29 +61,48 @@ class LeaseClaim(Record):
     @classmethod
     def of_this_process(cls, job_id: str, launch: int) -> LeaseClaim:
         """A claim in this process's name; it gets its epoch when it is made."""
-        return cls(job_id, launch, host_name(), os.getpid(), login_name(), time.time(), secrets.token_hex(8))
+        return cls(
+            job_id,
+            launch,
+            host_name(),
+            os.getpid(),
+            login_name(),
+            time.time(),
+            secrets.token_hex(8),
+        )
 
     def __str__(self) -> str:
         return f"job {self.job_id} (launch {self.launch}) of {self.user} on {self.host}, process {self.pid}"
 
     def is_earlier_launch_of(self, other: LeaseClaim) -> bool:
-        """Whether `other` is a later launch of the same attempt: its controller has seen this one end."""
+        """Whether `other` is a later launch of the same attempt: its controller has seen this one
+        end.
+        """
         return self.job_id == other.job_id and self.launch < other.launch
 
 
 def read_lease(paths: RunPaths) -> LeaseClaim | None:
-    """The newest claim on a run, living or not; None when there is none or it cannot be read as one. Raises OSError."""
+    """The newest claim on a run, living or not; None when there is none or it cannot be read as
+    one. Raises OSError.
+    """
     epoch, content = LeaseFolder(paths).newest()
-    return _parse(epoch, content) if epoch else None
+    if epoch:
+        return _parse(epoch, content)
+    return None
 
 
 def living_claim(paths: RunPaths, *clocks: float) -> LeaseClaim | None:
-    """The claim of the trainer that holds the lease and lives: it was renewed a moment ago, by any of `clocks`.
+    """The claim of the trainer that holds the lease and lives: it was renewed a moment ago, by any
+    of `clocks`.
 
-    One that cannot be read is someone's (without a token) as long as it is that young. Raises OSError.
+    One that cannot be read is someone's (without a token) as long as it is that young. Raises
+    OSError.
     """
     folder, claim = LeaseFolder(paths), read_lease(paths)
-    epoch = claim.epoch if claim is not None else folder.newest()[0]
+    if claim is not None:
+        epoch = claim.epoch
+    else:
+        epoch = folder.newest()[0]
     if not epoch or (claim is not None and not claim.held):
         return None
     renewed = (folder.path / f"{epoch}.json").stat().st_mtime
@@ -91,7 +112,8 @@ def living_claim(paths: RunPaths, *clocks: float) -> LeaseClaim | None:
 
 
 def file_system_time(folder: Path) -> tuple[float, float]:
-    """This machine's time and the file system's, of one moment, by a file in `folder` that is gone when this returns.
+    """This machine's time and the file system's, of one moment, by a file in `folder` that is gone
+    when this returns.
 
     Raises OSError where none can be made.
     """
@@ -101,7 +123,8 @@ def file_system_time(folder: Path) -> tuple[float, float]:
     except OSError as error:
         if isinstance(error, FileNotFoundError | PermissionError):
             raise
-        probe = folder / f".clock-{secrets.token_hex(6)}"  # network file systems have no files without names
+        # network file systems have no files without names
+        probe = folder / f".clock-{secrets.token_hex(6)}"
         descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o664)
     try:
         before = time.time()
@@ -117,7 +140,8 @@ def file_system_time(folder: Path) -> tuple[float, float]:
 
 
 def clocks_of(paths: RunPaths, now: float) -> tuple[float, ...]:
-    """`now`, by this host's clock, and what time it is by the file server that stamps the claims, if that can be asked.
+    """`now`, by this host's clock, and what time it is by the file server that stamps the claims,
+    if that can be asked.
 
     A holder is dead when all of them say so: then one clock that is wrong ends no life.
     """
@@ -128,14 +152,23 @@ def clocks_of(paths: RunPaths, now: float) -> tuple[float, ...]:
 
 
 def trained_into(folder: Path, now: float) -> str:
-    """Why `latest` in a folder of checkpoints must be left alone: its run is being trained; "" when it is not.
+    """Why `latest` in a folder of checkpoints must be left alone: its run is being trained; "" when
+    it is not.
 
-    A folder that is no run's (by its place) is no one's. `now`: seconds since the epoch, by this host; the file server
-    is asked too. Raises OSError.
+    A folder that is no run's (by its place) is no one's. `now`: seconds since the epoch, by this
+    host; the file server is asked too. Raises OSError.
     """
-    places = dict.fromkeys((folder.absolute(), folder.resolve()))  # a link may lie between run and folder
+    # a link may lie between run and folder
+    places = dict.fromkeys((folder.absolute(), folder.resolve()))
     runs = [paths for place in places if (paths := RunPaths.of_checkpoints(place)) is not None]
-    claim = next((found for paths in runs if (found := living_claim(paths, *clocks_of(paths, now))) is not None), None)
+    claim = next(
+        (
+            found
+            for paths in runs
+            if (found := living_claim(paths, *clocks_of(paths, now))) is not None
+        ),
+        None,
+    )
     if claim is None:
         return ""
     return (
@@ -146,30 +179,35 @@ def trained_into(folder: Path, now: float) -> str:
 
 # ----------------------------------------------------------------------------- the files
 class LeaseFolder(NumberedFiles):
-    """The claims below `state/NAME`. Each method is one step of the protocol; between two, anything may happen."""
+    """The claims below `state/NAME`. Each method is one step of the protocol; between two, anything
+    may happen.
+    """
 
     def __init__(self, paths: RunPaths, name: str = "lease"):
         super().__init__(paths.state / name)
         self._shown = paths.state / f"{name}.json"
 
     def newest(self, most_bytes: int = LARGEST_CLAIM) -> tuple[int, bytes]:
-        """The highest epoch and its claim's bytes; (0, b"") when no one ever claimed. Raises OSError."""
+        """The highest epoch and its claim's bytes; (0, b"") when no one ever claimed. Raises
+        OSError.
+        """
         return super().newest(most_bytes)
 
     def claim(self, epoch: int, claim: LeaseClaim) -> bool:
         """Try to become the owner of an epoch; False when another is. Raises OSError.
 
-        Without hard links a claim may be seen unfinished, and then counts as a silent holder's. It is not flushed to
-        disk: after a power cut no one holds the lease.
+        Without hard links a claim may be seen unfinished, and then counts as a silent holder's. It
+        is not flushed to disk: after a power cut no one holds the lease.
         """
         return self.make(epoch, _written(claim), is_flushed=False)
 
     def renew(self, epoch: int, count: int, held: bool = True) -> None:
         """Show life, or let go: overwrite the claim's end in place. Raises OSError.
 
-        In place, because a file that is replaced can look unchanged for half a minute from another NFS client; and
-        opened again each time, because closing is what makes the change visible there. It is not flushed to disk: a
-        flush waits for gigabytes of a checkpoint, and after a power cut no one holds the lease.
+        In place, because a file that is replaced can look unchanged for half a minute from another
+        NFS client; and opened again each time, because closing is what makes the change visible
+        there. It is not flushed to disk: a flush waits for gigabytes of a checkpoint, and after a
+        power cut no one holds the lease.
         """
         with self.file(epoch).open("r+b") as stream:
             stream.seek(-_TAIL_BYTES, os.SEEK_END)
@@ -193,21 +231,28 @@ _TAIL_BYTES = len(_tail(0, True))
 def _written(claim: LeaseClaim) -> bytes:
     words = document(claim)
     del words["held"], words["renewed"]
-    return json.dumps(words, separators=(",", ":")).removesuffix("}").encode() + _tail(claim.renewed, claim.held)
+    return json.dumps(words, separators=(",", ":")).removesuffix("}").encode() + _tail(
+        claim.renewed, claim.held
+    )
 
 
 def _parse(epoch: int, content: bytes) -> LeaseClaim | None:
-    """The claim in a file; None when it is unfinished or torn: it says no name, but its epoch counts."""
+    """The claim in a file; None when it is unfinished or torn: it says no name, but its epoch
+    counts.
+    """
     try:
         return replace(record_of_text(LeaseClaim, content), epoch=epoch)
     except ValueError:
         return None
 
 
-# ----------------------------------------------------------------------------- a newcomer's judgement
+# ----------------------------------------------------------------------------- a newcomer's
+# judgement
 @dataclass
 class HolderWatch:
-    """What a newcomer has seen of a holder, by its own clock. `changes`: how often the claim's bytes were new."""
+    """What a newcomer has seen of a holder, by its own clock. `changes`: how often the claim's
+    bytes were new.
+    """
 
     epoch: int
     content: bytes
@@ -230,13 +275,17 @@ class HolderWatch:
             return True
         if now - self.changed >= WATCH_SECONDS:
             return True
-        return False if self.changes >= SIGNS_OF_LIFE else None
+        if self.changes >= SIGNS_OF_LIFE:
+            return False
+        return None
 
 
 class Lease:
-    """This trainer's part in the lease; of rank 0 alone. `begin` early, `take` before anything is loaded or written.
+    """This trainer's part in the lease; of rank 0 alone. `begin` early, `take` before anything is
+    loaded or written.
 
-    After `take` a thread shows life, whatever the training does: a long save or evaluation is no silence.
+    After `take` a thread shows life, whatever the training does: a long save or evaluation is no
+    silence.
     """
 
     def __init__(
@@ -260,13 +309,16 @@ class Lease:
 
     @classmethod
     def begin(cls, paths: RunPaths, job_id: str, launch: int) -> Lease:
-        """Begin to watch the one who holds the lease, in a thread: the watch passes while this trainer starts."""
+        """Begin to watch the one who holds the lease, in a thread: the watch passes while this
+        trainer starts.
+        """
         lease = cls(paths, LeaseClaim.of_this_process(job_id, launch))
         threading.Thread(target=lease._look_on, name="lease-watch", daemon=True).start()
         return lease
 
     def take(self) -> LeaseClaim | None:
-        """Take the lease, unless a living trainer holds it: then its claim is returned. Raises OSError.
+        """Take the lease, unless a living trainer holds it: then its claim is returned. Raises
+        OSError.
 
         Takes at most a few seconds, less what has passed since `begin`.
         """
@@ -285,7 +337,9 @@ class Lease:
             self._decided.set()
 
     def check(self) -> None:
-        """Make sure that this trainer still holds the lease. Raises LeaseLost, or OSError when that is not known."""
+        """Make sure that this trainer still holds the lease. Raises LeaseLost, or OSError when that
+        is not known.
+        """
         if not self.lost and self.folder.is_newest(self.me.epoch):
             return
         self.lost = True
@@ -302,15 +356,21 @@ class Lease:
                 "hand); nothing more is published here"
             )
         new = self.superseded_by
-        by = f": {new} has taken over (epoch {new.epoch}, ours was {self.me.epoch})" if new is not None else ""
+        by = ""
+        if new is not None:
+            by = f": {new} has taken over (epoch {new.epoch}, ours was {self.me.epoch})"
         return f"another trainer holds this run's lease{by}; nothing more is published here"
 
     def lost_to_own_job(self) -> bool:
-        """Whether a later launch of this very attempt has taken over: the attempt's records are then the other's."""
+        """Whether a later launch of this very attempt has taken over: the attempt's records are
+        then the other's.
+        """
         return self.superseded_by is not None and self.superseded_by.job_id == self.me.job_id
 
     def release(self) -> None:
-        """Let go, so that the next trainer need not watch. Idempotent; without effect when it was never taken."""
+        """Let go, so that the next trainer need not watch. Idempotent; without effect when it was
+        never taken.
+        """
         self._decided.set()
         with self._writing:
             if self._over.is_set():
@@ -344,8 +404,9 @@ class Lease:
         return True
 
     def _keep(self) -> None:
-        """Show life until it is over. What cannot be written is said once: the training goes on, and may be taken for
-        dead, but then the next look says so."""
+        """Show life until it is over. What cannot be written is said once: the training goes on,
+        and may be taken for dead, but then the next look says so.
+        """
         count, complained = 0, False
         while not self._over.wait(RENEW_SECONDS):
             count += 1
@@ -360,7 +421,11 @@ class Lease:
             except OSError as error:
                 if not complained:
                     complained = True
-                    print(f"tr11: WARNING: the lease cannot be renewed: {error}", file=sys.stderr, flush=True)
+                    print(
+                        f"tr11: WARNING: the lease cannot be renewed: {error}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
 
 
 def _nameless(epoch: int) -> LeaseClaim:

@@ -17,9 +17,11 @@ LOSS_SUFFIX = "_loss"
 
 
 class StepRecord(Record):
-    """What one training step (or the mean over a log interval) measured. Times in seconds, lengths in tokens.
+    """What one training step (or the mean over a log interval) measured. Times in seconds, lengths
+    in tokens.
 
-    `other_losses`: name and mean of what is learned beside the words, such as BERT's order of sentences ("sop").
+    `other_losses`: name and mean of what is learned beside the words, such as BERT's order of
+    sentences ("sop").
     """
 
     iteration: int
@@ -43,7 +45,9 @@ class StepRecord(Record):
 
     def values(self) -> dict[str, Any]:
         """Every number by its key in `metrics.jsonl`; another loss is NAME_loss."""
-        found = {name: getattr(self, name) for name in self.__struct_fields__ if name != "other_losses"}
+        found = {
+            name: getattr(self, name) for name in self.__struct_fields__ if name != "other_losses"
+        }
         return found | {f"{name}{LOSS_SUFFIX}": loss for name, loss in self.other_losses}
 
 
@@ -81,12 +85,16 @@ def format_step(record: StepRecord) -> str:
 
 
 def _scientific(value: float) -> str:
-    return f"{value:.6E}" if math.isfinite(value) else f"{value}"
+    if math.isfinite(value):
+        return f"{value:.6E}"
+    return f"{value}"
 
 
 def perplexity_of(loss: float) -> float:
     """As the original has it: of a loss above 20 that of 20."""
-    return math.exp(min(20.0, loss)) if math.isfinite(loss) else math.nan
+    if math.isfinite(loss):
+        return math.exp(min(20.0, loss))
+    return math.nan
 
 
 def format_validation(
@@ -96,7 +104,9 @@ def format_validation(
     other_losses: Mapping[str, float] | None = None,
     scores: Mapping[str, float] | None = None,
 ) -> str:
-    """The three lines that report one validation group (dashes, values, dashes). `scores`: shares, by name."""
+    """The three lines that report one validation group (dashes, values, dashes). `scores`: shares,
+    by name.
+    """
     line = f" {name} loss at iteration {iteration} |"
     for key, value in {"lm": loss, **(other_losses or {})}.items():
         line += f" {key} loss value: {_scientific(value)} | {key} loss PPL: {_scientific(perplexity_of(value))} |"

@@ -25,7 +25,9 @@ DIGEST_ALGORITHM = "sha256"
 
 
 class FileEntry(Record):
-    """One file of a checkpoint: path relative to the checkpoint's folder, bytes, SHA-256 in hexadecimal."""
+    """One file of a checkpoint: path relative to the checkpoint's folder, bytes, SHA-256 in
+    hexadecimal.
+    """
 
     path: str
     bytes: Count
@@ -58,7 +60,9 @@ class Manifest(Record):
         return STAND_IN in self.versions
 
     def write(self, folder: Path) -> None:
-        """Write the manifest into the checkpoint's folder. Call it when every other file is on disk."""
+        """Write the manifest into the checkpoint's folder. Call it when every other file is on
+        disk.
+        """
         write_record(folder / MANIFEST_FILE, self)
 
     @classmethod
@@ -71,14 +75,20 @@ class Manifest(Record):
             value = read_json(folder / MANIFEST_FILE)
         except OSError as error:
             raise ValueError(f"{folder / MANIFEST_FILE} cannot be read: {error}") from None
-        return None if value is None else cls.of(value, folder)
+        if value is None:
+            return None
+        return cls.of(value, folder)
 
     @classmethod
     def of(cls, value: dict[str, Any], folder: Path) -> Manifest:
-        """The manifest of `folder` from its JSON object. Raises ValueError (none), NewerFormat (of a newer tr11)."""
+        """The manifest of `folder` from its JSON object. Raises ValueError (none), NewerFormat (of
+        a newer tr11).
+        """
         schema = value.get("schema", 0)
         if not isinstance(schema, int):
-            raise ValueError(f"{folder / MANIFEST_FILE} is not a manifest: its schema is {schema!r}")
+            raise ValueError(
+                f"{folder / MANIFEST_FILE} is not a manifest: its schema is {schema!r}"
+            )
         if schema > MANIFEST_SCHEMA:
             raise NewerFormat(f"{folder} was written by a newer tr11 (manifest schema {schema})")
         try:

@@ -22,8 +22,10 @@ from trainer.contract.record import Record
 from trainer.contract.state_file import open_for_reading
 
 STEP, VALIDATION = "step", "validation"
-SAVE_FAILED = "save-failed"  # no checkpoint came about: `step`, `why`, and `node` where one alone is at fault
-LAYERS = "layers"  # norms of each layer at a step: `layers` are names, and each of LAYER_NUMBERS a list beside it
+# no checkpoint came about: `step`, `why`, and `node` where one alone is at fault
+SAVE_FAILED = "save-failed"
+# norms of each layer at a step: `layers` are names, and each of LAYER_NUMBERS a list beside it
+LAYERS = "layers"
 LAYER_NUMBERS = ("gradient", "update", "weight", "output")
 LONGEST_LINE = 1 << 20  # bytes; a record has some 600
 LARGEST = 1e18  # of a count: beyond all that a training counts
@@ -36,8 +38,8 @@ _MAY_BE_ABSENT = ("grad_norm", "loss_scale", "params_norm")
 class LayerMeasure(Record):
     """Of a step, one number for each of `layers` (`embedding`, `blocks.0`, ..., `final_norm`).
 
-    Euclidean norms of the gradients before clipping, of the change of the fp32 masters, and of these after it.
-    `output`: root mean square of what a block hands on; NaN for what is no block.
+    Euclidean norms of the gradients before clipping, of the change of the fp32 masters, and of
+    these after it. `output`: root mean square of what a block hands on; NaN for what is no block.
     """
 
     layers: tuple[str, ...]
@@ -48,7 +50,9 @@ class LayerMeasure(Record):
 
 
 class MetricsRecord(Record):
-    """One line. `time` (seconds since the epoch) is None where it is no finite number; `values` are all its keys."""
+    """One line. `time` (seconds since the epoch) is None where it is no finite number; `values` are
+    all its keys.
+    """
 
     kind: str
     time: float | None
@@ -66,28 +70,42 @@ class MetricsRecord(Record):
     def number(self, name: str) -> float:
         """A finite number, or NaN for everything else."""
         value = self.values.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST_NUMBER:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not abs(value) < LARGEST_NUMBER
+        ):
             return math.nan
         return float(value)
 
     def integer(self, name: str) -> int | None:
         """A whole number from 0; None for everything else."""
         value = self.values.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LARGEST:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 <= value < LARGEST
+        ):
             return None
         return int(value)
 
     def other_losses(self) -> dict[str, float]:
         """The losses beside `lm_loss`, by name."""
         names = (key.removesuffix(LOSS_SUFFIX) for key in self.values if key.endswith(LOSS_SUFFIX))
-        return {name: self.number(f"{name}{LOSS_SUFFIX}") for name in names if name not in ("", "lm")}
+        return {
+            name: self.number(f"{name}{LOSS_SUFFIX}") for name in names if name not in ("", "lm")
+        }
 
     def step(self) -> StepRecord | None:
-        """What a step measured. None for another kind, for a step that lacks one of the trainer's counters, and for
-        one that holds something else than a number: it is of no trainer.
+        """What a step measured. None for another kind, for a step that lacks one of the trainer's
+        counters, and for one that holds something else than a number: it is of no trainer.
         """
         counts = {name: self.integer(name) for name in ("iteration", *_COUNTS)}
-        if self.kind != STEP or None in counts.values() or not all(map(self._may_be_number, _MEASURED)):
+        if (
+            self.kind != STEP
+            or None in counts.values()
+            or not all(map(self._may_be_number, _MEASURED))
+        ):
             return None
         numbers = {name: self.number(name) for name in _NUMBERS}
         optional = {name: self.number(name) for name in _MAY_BE_ABSENT}
@@ -95,7 +113,9 @@ class MetricsRecord(Record):
             **counts,
             **numbers,
             **{name: None if math.isnan(value) else value for name, value in optional.items()},
-            "num_zeros": self.number("num_zeros") if self.values.get("num_zeros") is not None else 0.0,
+            "num_zeros": self.number("num_zeros")
+            if self.values.get("num_zeros") is not None
+            else 0.0,
             "curriculum_length": self.integer("curriculum_length"),
             "skipped_iterations": self.integer("skipped_iterations") or 0,
             "nan_iterations": self.integer("nan_iterations") or 0,
@@ -124,11 +144,15 @@ def parse_record(line: str | bytes) -> MetricsRecord | None:
         return None
     if isinstance(time, bool) or not isinstance(time, int | float) or not abs(time) < LARGEST:
         time = None
-    return MetricsRecord(kind, None if time is None else float(time), str(value.get("job_id", "")), value)
+    return MetricsRecord(
+        kind, None if time is None else float(time), str(value.get("job_id", "")), value
+    )
 
 
 def records(path: Path) -> Iterator[MetricsRecord]:
-    """Every record of a file, one line in memory at a time; none of no file. Raises OSError as the file system does."""
+    """Every record of a file, one line in memory at a time; none of no file. Raises OSError as the
+    file system does.
+    """
     try:
         stream = open_for_reading(path)
     except FileNotFoundError:

@@ -1,8 +1,10 @@
-"""Files with a number, each made by one of many hosts: claims on something shared, and versions of a file.
+"""Files with a number, each made by one of many hosts: claims on something shared, and versions of
+a file.
 
-A file is finished beside its place and gets its name by a hard link: the file server lets exactly one of many succeed,
-so no lock is needed, and none that a file system may lack is used. The highest number fences off those below it: who
-slept while others went on finds out by it. Standard library only.
+A file is finished beside its place and gets its name by a hard link: the file server lets exactly
+one of many succeed, so no lock is needed, and none that a file system may lack is used. The highest
+number fences off those below it: who slept while others went on finds out by it. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -22,12 +24,16 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 
 class NumberedFiles:
-    """The files PREFIX NUMBER SUFFIX of one folder, numbers from 1 on with at least `digits` digits.
+    """The files PREFIX NUMBER SUFFIX of one folder, numbers from 1 on with at least `digits`
+    digits.
 
-    Each method is one step; between two, anything may happen. Every method raises OSError as the file system does.
+    Each method is one step; between two, anything may happen. Every method raises OSError as the
+    file system does.
     """
 
-    def __init__(self, path: Path, prefix: str = "", suffix: str = ".json", digits: int = 1) -> None:
+    def __init__(
+        self, path: Path, prefix: str = "", suffix: str = ".json", digits: int = 1
+    ) -> None:
         self.path = path
         self._prefix, self._suffix, self._digits = prefix, suffix, digits
         self._name = re.compile(rf"{re.escape(prefix)}(\d{{{digits},}}){re.escape(suffix)}")
@@ -56,11 +62,14 @@ class NumberedFiles:
                 continue
         raise OSError(errno.EAGAIN, "the claims change all the time", str(self.path))
 
-    def make(self, number: int, content: bytes, *, is_flushed: bool = True, is_signed: bool = True) -> bool:
+    def make(
+        self, number: int, content: bytes, *, is_flushed: bool = True, is_signed: bool = True
+    ) -> bool:
         """Make a number; False when another has. The folder is made where there is none.
 
-        `is_signed`: no one else writes the same content, and where the file system has no hard links the file may be
-        seen unfinished; else that is an error. `is_flushed`: it survives a power cut.
+        `is_signed`: no one else writes the same content, and where the file system has no hard
+        links the file may be seen unfinished; else that is an error. `is_flushed`: it survives a
+        power cut.
         """
         target = self.file(number)
         make_shared(self.path)
@@ -74,7 +83,8 @@ class NumberedFiles:
             draft.chmod(0o664)
             os.link(draft, target)
         except FileExistsError:
-            # Over NFS the answer to a link that succeeded can be lost, and the repetition fails: look whose it is.
+            # Over NFS the answer to a link that succeeded can be lost, and the repetition fails:
+            # look whose it is.
             return draft.stat().st_nlink > 1 or (is_signed and content_of(target) == content)
         except OSError as error:
             if error.errno not in _NO_LINKS or not is_signed:
@@ -96,27 +106,34 @@ class NumberedFiles:
     def is_newest(self, number: int, surely: bool = True) -> bool:
         """Whether the number is there and the highest.
 
-        `surely`: also against what an NFS client remembers of the folder, which a change made by this node corrects.
+        `surely`: also against what an NFS client remembers of the folder, which a change made by
+        this node corrects.
         """
         if surely:
             refresh(self.path)
         return max(self.numbers(), default=0) == number
 
     def age(self, number: int) -> float:
-        """Seconds since the file was written, by the clock of the file server, which stamps a new file now."""
+        """Seconds since the file was written, by the clock of the file server, which stamps a new
+        file now.
+        """
         with _probe(self.path) as probe:
             return probe.stat().st_mtime - self.file(number).stat().st_mtime
 
     def clear(self, kept: int) -> None:
         """Remove all but the highest ones. What cannot be removed harms no one: the highest counts."""
         for number in self.numbers()[:-kept]:
-            with suppress(OSError):  # another user's, in a folder with the sticky bit, or a folder of that name
+            # another user's, in a folder with the sticky bit, or a folder of that name
+            with suppress(OSError):
                 self.file(number).unlink(missing_ok=True)
 
 
 def refresh(folder: Path) -> None:
-    """Make an NFS client forget what it remembers of a folder: a change that it makes itself does that."""
-    with suppress(OSError), _probe(folder):  # a full disk, or not ours to write to: then what is listed must do
+    """Make an NFS client forget what it remembers of a folder: a change that it makes itself does
+    that.
+    """
+    # a full disk, or not ours to write to: then what is listed must do
+    with suppress(OSError), _probe(folder):
         pass
 
 

@@ -1,8 +1,10 @@
-"""Where the weights of a training came from: the checkpoint of another run that it began with. Standard library only.
+"""Where the weights of a training came from: the checkpoint of another run that it began with.
+Standard library only.
 
 state/checkpoints/VARIANT/origin.json    written by the trainer when it has loaded it; none for random weights
 
-Each checkpoint's cursor holds it too, from which the record is made again where a run directory was restored.
+Each checkpoint's cursor holds it too, from which the record is made again where a run directory was
+restored.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ ORIGIN_KEY = "origin"  # of a cursor
 
 
 class Origin(Record):
-    """The checkpoint that a variant's training began with. `run`: NAME/VARIANT, "" where its folder is no run's.
+    """The checkpoint that a variant's training began with. `run`: NAME/VARIANT, "" where its folder
+    is no run's.
 
-    `takes_weights`: its optimizer was left alone. `is_fresh`: all counters began at zero. `time`: seconds since the
-    epoch, when attempt `job_id` loaded it. `before`: in words, what that run had begun with, nearest first.
+    `takes_weights`: its optimizer was left alone. `is_fresh`: all counters began at zero. `time`:
+    seconds since the epoch, when attempt `job_id` loaded it. `before`: in words, what that run had
+    begun with, nearest first.
     """
 
     folder: str
@@ -56,13 +60,17 @@ class Origin(Record):
         return str(Path(self.folder) / checkpoint_name(self.step))
 
     def write(self, paths: RunPaths) -> None:
-        """Keep it as the origin of the variant whose paths these are. Raises OSError as the file system does."""
+        """Keep it as the origin of the variant whose paths these are. Raises OSError as the file
+        system does.
+        """
         make_shared(paths.origin.parent)
         write_record(paths.origin, self)
 
     @classmethod
     def read(cls, paths: RunPaths) -> Origin | None:
-        """The origin of a variant; None where none is kept. Raises OSError, and ValueError where it is malformed."""
+        """The origin of a variant; None where none is kept. Raises OSError, and ValueError where it
+        is malformed.
+        """
         return cls.of_file(paths.origin)
 
     @classmethod
@@ -88,14 +96,23 @@ def run_of_checkpoints(folder: Path) -> str:
         name = (read_json(paths.run_record) or {}).get("run")
     except (OSError, ValueError):
         return ""
-    return f"{name}/{paths.variant}" if isinstance(name, str) and name else ""
+    if isinstance(name, str) and name:
+        return f"{name}/{paths.variant}"
+    return ""
 
 
 def lineage_before(folder: Path) -> tuple[str, ...]:
-    """What the run whose checkpoints lie in `folder` had begun with, nearest first; empty where that is not kept."""
+    """What the run whose checkpoints lie in `folder` had begun with, nearest first; empty where
+    that is not kept.
+    """
     paths = RunPaths.of_checkpoints(folder)
     try:
-        origin = None if paths is None else Origin.read(paths)
+        if paths is None:
+            origin = None
+        else:
+            origin = Origin.read(paths)
     except (OSError, ValueError):
         return ()
-    return () if origin is None else (origin.name, *origin.before)
+    if origin is None:
+        return ()
+    return (origin.name, *origin.before)

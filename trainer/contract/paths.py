@@ -1,6 +1,8 @@
-"""Where everything lies in a run directory that the trainer writes and the operations toolkit reads.
+"""Where everything lies in a run directory that the trainer writes and the operations toolkit
+reads.
 
-Standard library only. All of it is part of the run-directory contract: a changed literal changes the contract.
+Standard library only. All of it is part of the run-directory contract: a changed literal changes
+the contract.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ EXIT_TIME_FILE = "exit-time.json"
 class RunPaths(Record):
     """Every path below a run's root that the trainer touches.
 
-    `root` is the run directory, `name` the run's name, `variant` the experiment inside it (usually `main`).
-    `logs_folder` is the name of the folder of logs; "" means NAME-logs.
+    `root` is the run directory, `name` the run's name, `variant` the experiment inside it (usually
+    `main`). `logs_folder` is the name of the folder of logs; "" means NAME-logs.
     """
 
     root: Path
@@ -32,9 +34,13 @@ class RunPaths(Record):
 
     @classmethod
     def of_checkpoints(cls, folder: Path) -> RunPaths | None:
-        """The run whose checkpoints lie in `folder` (its name is not known), if it is a run's; by its place alone."""
+        """The run whose checkpoints lie in `folder` (its name is not known), if it is a run's; by
+        its place alone.
+        """
         paths = cls(folder.parent.parent, "", folder.name)
-        return paths if paths.checkpoints == folder else None
+        if paths.checkpoints == folder:
+            return paths
+        return None
 
     @property
     def checkpoints(self) -> Path:
@@ -112,7 +118,9 @@ class RunPaths(Record):
 
     @property
     def origin(self) -> Path:
-        """The checkpoint of another run that this variant began with: see `trainer.contract.origin`."""
+        """The checkpoint of another run that this variant began with: see
+        `trainer.contract.origin`.
+        """
         return self.state / "checkpoints" / self.variant / "origin.json"
 
     @property
@@ -138,7 +146,9 @@ class RunPaths(Record):
         return self.attempt(job_id) / END_MARKER_FILE
 
     def flight_records(self, job_id: str) -> Path:
-        """The last operations between the ranks, at a time-out or on request: see `trainer.debug.flight_recorder`."""
+        """The last operations between the ranks, at a time-out or on request: see
+        `trainer.debug.flight_recorder`.
+        """
         return self.attempt(job_id) / "flight-recorder"
 
     def profiles(self, job_id: str) -> Path:
@@ -146,12 +156,16 @@ class RunPaths(Record):
         return self.attempt(job_id) / "profile"
 
     def compute(self, job_id: str, rank: int) -> Path:
-        """A rank's own seconds in forward, backward and optimizer: see `trainer.contract.compute_record`."""
+        """A rank's own seconds in forward, backward and optimizer: see
+        `trainer.contract.compute_record`.
+        """
         return self.attempt(job_id) / "compute" / f"rank-{rank}.json"
 
     @property
     def corruptions(self) -> Path:
-        """One file for each check in which workers' results differed: see `trainer.contract.corruption`."""
+        """One file for each check in which workers' results differed: see
+        `trainer.contract.corruption`.
+        """
         return self.state / "corruption"
 
     def stop_request(self, job_id: str) -> Path:
@@ -159,11 +173,15 @@ class RunPaths(Record):
         return self.attempt(job_id) / STOP_REQUEST_FILE
 
     def exit_time(self, job_id: str) -> Path:
-        """When this attempt leaves by the clock, as its job's limit is now: see `trainer.contract.exit_time`."""
+        """When this attempt leaves by the clock, as its job's limit is now: see
+        `trainer.contract.exit_time`.
+        """
         return self.attempt(job_id) / EXIT_TIME_FILE
 
     def phases(self, job_id: str) -> Path:
-        """Each change of phase of an attempt's trainer, one line each (see `trainer.contract.phases`)."""
+        """Each change of phase of an attempt's trainer, one line each (see
+        `trainer.contract.phases`).
+        """
         return self.attempt(job_id) / PHASES_FILE
 
 

@@ -1,9 +1,10 @@
-"""The phases of one attempt, in order: rank 0 appends a line at each change, so that no one has to guess later.
+"""The phases of one attempt, in order: rank 0 appends a line at each change, so that no one has to
+guess later.
 
     {"time": 1790000000.25, "phase": "saving", "iteration": 300, "launch": 2}
 
-The heartbeat says where a training is now; this file says where it was. A phase lasts until the next line, or until its
-launch ended. Standard library only.
+The heartbeat says where a training is now; this file says where it was. A phase lasts until the
+next line, or until its launch ended. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,14 +19,27 @@ from trainer.contract.record import Finite, Record
 from trainer.contract.sharing import make_shared, open_shared
 from trainer.contract.state_file import read_bytes
 
-# What the trainer reports, in the order of a launch. `compiling`: a step of a kind that this launch does for the first
-# time, whose code is made in it. `data-wait`: the next step's data are not there yet.
-PHASES = ("starting", "loading", "compiling", "training", "data-wait", "saving", "evaluating", "ending", "ended")
+# What the trainer reports, in the order of a launch. `compiling`: a step of a kind that this launch
+# does for the first time, whose code is made in it. `data-wait`: the next step's data are not there
+# yet.
+PHASES = (
+    "starting",
+    "loading",
+    "compiling",
+    "training",
+    "data-wait",
+    "saving",
+    "evaluating",
+    "ending",
+    "ended",
+)
 STEPPING = ("training", "compiling")  # in which a step is done
 
 
 class PhaseRecord(Record):
-    """The begin of a phase: seconds since the epoch, the iteration that was done by then, the launch it belongs to."""
+    """The begin of a phase: seconds since the epoch, the iteration that was done by then, the
+    launch it belongs to.
+    """
 
     time: Finite
     phase: str
@@ -43,7 +57,8 @@ class PhaseWriter:
         self._path, self._launch, self._complain = path, launch, complain
         self._phase = ""
         self._complained = False
-        self._may_be_torn = True  # by the launch before, which may have been killed in the middle of a line
+        # by the launch before, which may have been killed in the middle of a line
+        self._may_be_torn = True
 
     def enter(self, phase: str, iteration: int, now: float) -> None:
         """Record the phase, unless the training is in it already."""
@@ -77,7 +92,8 @@ class PhaseWriter:
 
 
 def read_phases(path: Path) -> tuple[PhaseRecord, ...]:
-    """All records in the order they were written; none when there is no file. Raises OSError as the file system does.
+    """All records in the order they were written; none when there is no file. Raises OSError as the
+    file system does.
 
     A line that was cut, or is no record, is left out.
     """

@@ -1,8 +1,10 @@
-"""`state/recovery.json`: the roll-backs of a run, so that no restart forgets what was skipped or discarded.
+"""`state/recovery.json`: the roll-backs of a run, so that no restart forgets what was skipped or
+discarded.
 
-Written before the trainer goes back, so a fault in between repeats the roll-back and loses nothing. The ranges are
-data; skipping itself is `trainer.schedule.skip`'s, a pure function of the iteration. What a person's roll-back (or its
-undo) renames is written here first too: see `trainer.contract.rollback`.
+Written before the trainer goes back, so a fault in between repeats the roll-back and loses nothing.
+The ranges are data; skipping itself is `trainer.schedule.skip`'s, a pure function of the iteration.
+What a person's roll-back (or its undo) renames is written here first too: see
+`trainer.contract.rollback`.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ SpikeKind = Literal["gradient norm", "loss", "not finite"]
 
 
 class Spike(Record):
-    """What a detector saw at `iteration`. `first_sign` is the earliest step that was out of the ordinary.
+    """What a detector saw at `iteration`. `first_sign` is the earliest step that was out of the
+    ordinary.
 
-    `median` is NaN when too few steps were seen. `lasting` is False for a single non-finite step whose update was
-    dropped: the weights are clean.
+    `median` is NaN when too few steps were seen. `lasting` is False for a single non-finite step
+    whose update was dropped: the weights are clean.
     """
 
     iteration: int
@@ -42,14 +45,18 @@ class Spike(Record):
     def line(self) -> str:
         """One line for the log."""
         if self.kind == "not finite":
-            found = f"loss or gradient norm {self.value}" + ("" if self.lasting else ", its update was dropped")
+            found = f"loss or gradient norm {self.value}" + (
+                "" if self.lasting else ", its update was dropped"
+            )
         else:
             found = f"{self.kind} {self.value:.4g}, its median is {self.median:.4g}"
         return f"tr11: SPIKE at iteration {self.iteration}: {found}"
 
 
 class RollBack(Record):
-    """Go back to the checkpoint of `to_step`, train again up to the skipped range, pass over it, and train on."""
+    """Go back to the checkpoint of `to_step`, train again up to the skipped range, pass over it,
+    and train on.
+    """
 
     spike: Spike
     to_step: int
@@ -57,9 +64,8 @@ class RollBack(Record):
 
     @property
     def line(self) -> str:
-        return (
-            f"{self.spike.line}; back to step {self.to_step}, iterations {self.skip.first} to {self.skip.last} skipped"
-        )
+        skipped = f"iterations {self.skip.first} to {self.skip.last} skipped"
+        return f"{self.spike.line}; back to step {self.to_step}, {skipped}"
 
 
 class IterationRange(Record, order=True):
@@ -79,14 +85,17 @@ SCHEMA = 1
 RECOVERY_FILE = "recovery.json"
 BY_HAND = "by hand"  # the kind of a roll-back that a person asked for
 
-Moves = tuple[tuple[str, str], ...]  # (name before, name after) in the folder of checkpoints, in the order of renaming
+# (name before, name after) in the folder of checkpoints, in the order of renaming
+Moves = tuple[tuple[str, str], ...]
 
 
 class RecoveryEvent(Record):
-    """One roll-back: what was seen where, the step gone back to, and the iterations skipped since. `time`: epoch.
+    """One roll-back: what was seen where, the step gone back to, and the iterations skipped since.
+    `time`: epoch.
 
-    `moved` are the checkpoints that it set aside. Of a roll-back by hand: `latest` is what that file named before,
-    `who` asked for it; an empty range (`skip_last` before `skip_first`) skips nothing.
+    `moved` are the checkpoints that it set aside. Of a roll-back by hand: `latest` is what that
+    file named before, `who` asked for it; an empty range (`skip_last` before `skip_first`) skips
+    nothing.
     """
 
     kind: str
@@ -115,9 +124,11 @@ class RecoveryEvent(Record):
 
 
 class PendingMoves(Record):
-    """Renames that were decided and may not be done yet. `latest`: what that file names then, "" to leave it.
+    """Renames that were decided and may not be done yet. `latest`: what that file names then, "" to
+    leave it.
 
-    `note`: the record of another kind that `metrics.jsonl` gets when all is done, for those who read its steps.
+    `note`: the record of another kind that `metrics.jsonl` gets when all is done, for those who
+    read its steps.
     """
 
     moves: Moves
@@ -129,7 +140,9 @@ class PendingMoves(Record):
 
 
 class RecoveryRecord(Record):
-    """All roll-backs of one variant of a run, in the order they were made. `pending`: what is not finished of them."""
+    """All roll-backs of one variant of a run, in the order they were made. `pending`: what is not
+    finished of them.
+    """
 
     events: tuple[RecoveryEvent, ...] = ()
     pending: PendingMoves | None = None
@@ -145,20 +158,28 @@ class RecoveryRecord(Record):
         return sum(event.kind != BY_HAND for event in self.events)
 
     def usable(self, steps: Iterable[int]) -> list[int]:
-        """`steps` without the checkpoints that a roll-back discarded: those from a first sign to its range's end.
+        """`steps` without the checkpoints that a roll-back discarded: those from a first sign to
+        its range's end.
 
-        No later training saves there but at the very end of the range, as soon as it has passed over it: such a
-        checkpoint counts. The old one of that step is one of the `moves` of the roll-back.
+        No later training saves there but at the very end of the range, as soon as it has passed
+        over it: such a checkpoint counts. The old one of that step is one of the `moves` of the
+        roll-back.
         """
-        leaving = {checkpoint_step(name) for name, _ in self.pending.moves} if self.pending is not None else set()
+        if self.pending is not None:
+            leaving = {checkpoint_step(name) for name, _ in self.pending.moves}
+        else:
+            leaving = set()
         return [
             step
             for step in steps
-            if step not in leaving and not any(event.first_sign <= step < event.skip_last for event in self.events)
+            if step not in leaving
+            and not any(event.first_sign <= step < event.skip_last for event in self.events)
         ]
 
     def with_roll_back(self, roll_back: RollBack, time: float, moves: Moves = ()) -> RecoveryRecord:
-        """The record with one more roll-back of the trainer's own. `moves`: checkpoints that it is to set aside."""
+        """The record with one more roll-back of the trainer's own. `moves`: checkpoints that it is
+        to set aside.
+        """
         spike, skip = roll_back.spike, roll_back.skip
         event = RecoveryEvent(
             kind=spike.kind,
@@ -172,7 +193,9 @@ class RecoveryRecord(Record):
             time=time,
             moved=moves,
         )
-        return RecoveryRecord((*self.events, event), PendingMoves(moves, checkpoint_name(roll_back.to_step)))
+        return RecoveryRecord(
+            (*self.events, event), PendingMoves(moves, checkpoint_name(roll_back.to_step))
+        )
 
 
 def recovery_path(paths: RunPaths) -> Path:
@@ -181,12 +204,16 @@ def recovery_path(paths: RunPaths) -> Path:
 
 
 def read_recovery(paths: RunPaths) -> RecoveryRecord:
-    """The variant's roll-backs; none when there is no file. Raises ValueError when it is damaged or of a newer tr11."""
+    """The variant's roll-backs; none when there is no file. Raises ValueError when it is damaged or
+    of a newer tr11.
+    """
     variants, pending = _tables(recovery_path(paths))
     try:
         events = tuple(_event(entry) for entry in variants.get(paths.variant, []))
         unfinished = pending.get(paths.variant)
-        return RecoveryRecord(events, None if unfinished is None else record_of(PendingMoves, unfinished))
+        return RecoveryRecord(
+            events, None if unfinished is None else record_of(PendingMoves, unfinished)
+        )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{recovery_path(paths)} is damaged ({error}): restore it, or note its ranges in the card's "
@@ -195,14 +222,18 @@ def read_recovery(paths: RunPaths) -> RecoveryRecord:
 
 
 def write_recovery(paths: RunPaths, record: RecoveryRecord) -> None:
-    """Replace the variant's roll-backs, atomically. Raises OSError as the disk does, ValueError for a damaged file."""
+    """Replace the variant's roll-backs, atomically. Raises OSError as the disk does, ValueError for
+    a damaged file.
+    """
     path = recovery_path(paths)
     variants, pending = _tables(path)
     variants[paths.variant] = [_entry(event) for event in record.events]
     pending.pop(paths.variant, None)
     if record.pending is not None:
         pending[paths.variant] = document(record.pending)
-    write_json(path, {"schema": SCHEMA, "variants": variants, **({"pending": pending} if pending else {})})
+    write_json(
+        path, {"schema": SCHEMA, "variants": variants, **({"pending": pending} if pending else {})}
+    )
 
 
 def _tables(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

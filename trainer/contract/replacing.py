@@ -1,4 +1,5 @@
-"""What becomes of the folder that bears the name of a step which is saved again: a save deletes nothing of worth.
+"""What becomes of the folder that bears the name of a step which is saved again: a save deletes
+nothing of worth.
 
     not this training's (of a newer tr11, of another model, weights alone, without a manifest, a link)
                                         becomes global_stepN.set-aside
@@ -6,9 +7,10 @@
     this training's, files lost or cut  is deleted, too: no training resumes from it
     this training's, another content    becomes global_stepN.superseded: its weights may be nowhere else
 
-Another content is what a training leaves that went on from an older checkpoint: because a person pointed `latest`
-there, or because a newer one could not be used for a while. What a roll-back gives up never comes here: it was renamed
-to global_stepN.discarded before (see `trainer.contract.rollback`). Standard library and the contract only.
+Another content is what a training leaves that went on from an older checkpoint: because a person
+pointed `latest` there, or because a newer one could not be used for a while. What a roll-back gives
+up never comes here: it was renamed to global_stepN.discarded before (see
+`trainer.contract.rollback`). Standard library and the contract only.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ from pathlib import Path
 
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.manifest import Manifest, manifest_faults
-from trainer.contract.resumable import ResumeFault, ResumeNeed, lack_of, model_fault, read_whole, unnamed_files
+from trainer.contract.resumable import (
+    ResumeFault,
+    ResumeNeed,
+    lack_of,
+    model_fault,
+    read_whole,
+    unnamed_files,
+)
 
 Report = Callable[[str], None]
 
@@ -44,10 +53,11 @@ def free_name(folder: Path, name: str) -> Path:
 
 
 def take_place(folder: Path, partial: Path, manifest: Manifest, report: Report) -> Path | None:
-    """Give a fully written folder the name of its step; returns an older one of this training, for `retire`, if any.
+    """Give a fully written folder the name of its step; returns an older one of this training, for
+    `retire`, if any.
 
-    Anything else that bears the name is set aside under a visible name and stays. Raises OSError; the old folder then
-    has its name.
+    Anything else that bears the name is set aside under a visible name and stays. Raises OSError;
+    the old folder then has its name.
     """
     home = folder / checkpoint_name(manifest.step)
     if not os.path.lexists(home):
@@ -66,12 +76,16 @@ def take_place(folder: Path, partial: Path, manifest: Manifest, report: Report) 
         raise
     if is_ours:
         return aside
-    report(f"tr11: WARNING: {home.name} was another checkpoint: it was not replaced, and is now {aside}")
+    report(
+        f"tr11: WARNING: {home.name} was another checkpoint: it was not replaced, and is now {aside}"
+    )
     return None
 
 
 def is_replaceable(folder: Path, manifest: Manifest) -> bool:
-    """Whether what lies below `folder` under the name of the manifest's step is a checkpoint of the same training."""
+    """Whether what lies below `folder` under the name of the manifest's step is a checkpoint of the
+    same training.
+    """
     if (folder / checkpoint_name(manifest.step)).is_symlink():
         return False
     old = read_whole(folder, manifest.step)
@@ -82,7 +96,8 @@ def is_replaceable(folder: Path, manifest: Manifest) -> bool:
 
 
 def retire(folder: Path, aside: Path, report: Report) -> str:
-    """End a replacement: delete the old folder, or keep it as superseded and `report` that; returns what was done.
+    """End a replacement: delete the old folder, or keep it as superseded and `report` that; returns
+    what was done.
 
     Where neither can be done, nothing is: the next save or search tries again.
     """
@@ -104,11 +119,13 @@ def retire(folder: Path, aside: Path, report: Report) -> str:
 
 
 def is_dispensable(old: Path, new: Path) -> bool:
-    """Whether nothing is lost with the folder `old` once `new` has its place; by what is there, not by a record of it.
+    """Whether nothing is lost with the folder `old` once `new` has its place; by what is there, not
+    by a record of it.
 
-    Both are checkpoints' own folders. Nothing goes that a person put there, nor what cannot be read at the moment. The
-    same content: every file has a digest, and the same one in both manifests. What has no manifest had one when it was
-    moved aside: its deletion was begun, and is gone on with.
+    Both are checkpoints' own folders. Nothing goes that a person put there, nor what cannot be read
+    at the moment. The same content: every file has a digest, and the same one in both manifests.
+    What has no manifest had one when it was moved aside: its deletion was begun, and is gone on
+    with.
     """
     try:
         before, after = Manifest.read(old), Manifest.read(new)
@@ -131,8 +148,8 @@ def _content(manifest: Manifest) -> frozenset[tuple[str, int, str]]:
 
 
 def _sizes(place: Path) -> dict[str, int]:
-    """The size of every file below a folder, and of every link to a folder: only a person makes one. Raises OSError
-    where one cannot be seen.
+    """The size of every file below a folder, and of every link to a folder: only a person makes
+    one. Raises OSError where one cannot be seen.
     """
 
     def fail(error: OSError) -> None:
@@ -147,10 +164,12 @@ def _sizes(place: Path) -> dict[str, int]:
 
 
 def settle_replaced(folder: Path, report: Report = lambda line: None) -> list[str]:
-    """Finish or undo a replacement that was killed half-way; returns one line for each. Only for the run's trainer.
+    """Finish or undo a replacement that was killed half-way; returns one line for each. Only for
+    the run's trainer.
 
-    A save over an existing step moves the old folder aside, the new one in, then retires the old. Killed between the
-    first two, the step has no folder: the old one is moved back. `report`: see `retire`.
+    A save over an existing step moves the old folder aside, the new one in, then retires the old.
+    Killed between the first two, the step has no folder: the old one is moved back. `report`: see
+    `retire`.
     """
     lines = []
     for aside in _replaced(folder):

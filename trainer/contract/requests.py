@@ -1,4 +1,5 @@
-"""What people ask of a training through files in its run directory: rights to write there are all that it takes.
+"""What people ask of a training through files in its run directory: rights to write there are all
+that it takes.
 
     kill-switch                          save and stop, or (kind "kill-now") end within seconds without saving
     state/requests/checkpoint-now.json   save at the next step and go on
@@ -7,8 +8,9 @@
     state/requests/compute-check.json    compute one micro batch twice on every rank, and compare
     state/requests/operations.json       every rank writes what it did last with the others, even while it hangs
 
-A file counts by its existence; what it says is who asked and why, and a number. A rank that has honoured the request
-says so by writing that number into its heartbeat. A file made by hand (`touch`) has no number, and no receipts.
+A file counts by its existence; what it says is who asked and why, and a number. A rank that has
+honoured the request says so by writing that number into its heartbeat. A file made by hand
+(`touch`) has no number, and no receipts.
 
 Standard library only.
 """
@@ -33,7 +35,15 @@ from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 Kind = Literal["kill", "kill-now", "checkpoint", "pause", "profile", "operations", "compute-check"]
-KINDS: tuple[Kind, ...] = ("kill", "kill-now", "checkpoint", "pause", "profile", "operations", "compute-check")
+KINDS: tuple[Kind, ...] = (
+    "kill",
+    "kill-now",
+    "checkpoint",
+    "pause",
+    "profile",
+    "operations",
+    "compute-check",
+)
 MOST_PROFILED_STEPS = 10
 BY_HAND = 0  # the number of a request that has none
 LARGEST_NUMBER = 2**31 - 1
@@ -42,9 +52,11 @@ WATCH_SECONDS = 1.0
 
 
 class Request(Record):
-    """One request. `id`: 1 to 2**31 - 1, so that the ranks can tell each other. `directory`: the run that is meant.
+    """One request. `id`: 1 to 2**31 - 1, so that the ranks can tell each other. `directory`: the
+    run that is meant.
 
-    `exempt` is the attempt (a job's number) that a pause lets train to its end. `steps` and `rank`: of a profile.
+    `exempt` is the attempt (a job's number) that a pause lets train to its end. `steps` and `rank`:
+    of a profile.
     """
 
     kind: Kind
@@ -63,22 +75,40 @@ class Request(Record):
         write_record(path, self)
 
     def __str__(self) -> str:
-        by = f"{self.who} on {self.host}" if self.who and self.host else self.who or "someone, by hand"
-        return f"{by} ({self.why})" if self.why else by
+        if self.who and self.host:
+            by = f"{self.who} on {self.host}"
+        else:
+            by = self.who or "someone, by hand"
+        if self.why:
+            return f"{by} ({self.why})"
+        return by
 
 
 def new_request(kind: Kind, who: str, why: str, directory: Path, exempt: str = "") -> Request:
     """A request with a number that no other has, but by an accident of one in two thousand million."""
-    return Request(kind, 1 + secrets.randbelow(2**31 - 1), who, host_name(), time.time(), why, str(directory), exempt)
+    return Request(
+        kind,
+        1 + secrets.randbelow(2**31 - 1),
+        who,
+        host_name(),
+        time.time(),
+        why,
+        str(directory),
+        exempt,
+    )
 
 
 def read_request(path: Path, kind: Kind) -> Request | None:
-    """The request at `path`; None when nothing lies there. What cannot be read is a request of `kind`, by hand."""
+    """The request at `path`; None when nothing lies there. What cannot be read is a request of
+    `kind`, by hand.
+    """
     if not os.path.lexists(path):
         return None
     try:
         value = read_json(path) or {}
-        known: dict[str, Any] = {name: value[name] for name in Request.__struct_fields__ if name in value}
+        known: dict[str, Any] = {
+            name: value[name] for name in Request.__struct_fields__ if name in value
+        }
         request = Request(**{"kind": kind, **known})
     except (OSError, ValueError, TypeError):
         return Request(kind)
@@ -92,19 +122,27 @@ def read_request(path: Path, kind: Kind) -> Request | None:
 
 
 def _number(value: object, otherwise: int) -> int:
-    """What the ranks can tell each other, 0 to 2**31 - 1; `otherwise` for anything else that a file says."""
-    return value if type(value) is int and 0 <= value <= LARGEST_NUMBER else otherwise
+    """What the ranks can tell each other, 0 to 2**31 - 1; `otherwise` for anything else that a file
+    says.
+    """
+    if type(value) is int and 0 <= value <= LARGEST_NUMBER:
+        return value
+    return otherwise
 
 
 def pause_of(paths: RunPaths, job_id: str) -> Request | None:
-    """The pause that keeps this attempt from training; None when there is none, or when it lets this attempt train."""
+    """The pause that keeps this attempt from training; None when there is none, or when it lets
+    this attempt train.
+    """
     request = read_request(paths.pause, "pause")
-    return None if request is None or (request.exempt and request.exempt == job_id) else request
+    if request is None or (request.exempt and request.exempt == job_id):
+        return None
+    return request
 
 
 class RequestAnswer(Record):
-    """What became of a request: `step` is the checkpoint's, the last profiled or the checked one; None where there is
-    none, or where results differ.
+    """What became of a request: `step` is the checkpoint's, the last profiled or the checked one;
+    None where there is none, or where results differ.
     """
 
     id: int
@@ -115,7 +153,9 @@ class RequestAnswer(Record):
 
     @classmethod
     def read(cls, path: Path) -> RequestAnswer | None:
-        """The answer in `path`; None when there is none yet. Raises ValueError when it is malformed."""
+        """The answer in `path`; None when there is none yet. Raises ValueError when it is
+        malformed.
+        """
         return read_record(cls, path, "an answer")
 
 
@@ -130,10 +170,11 @@ def leave_answer(paths: RunPaths, answer: RequestAnswer) -> None:
 def watch_for_kill_now(
     kill_switch: Path, leave: Callable[[Request], object], also: Callable[[], object] = lambda: None
 ) -> None:
-    """Look for a `kill-now` from a thread of its own, and call `leave` with it: whatever the training waits for.
+    """Look for a `kill-now` from a thread of its own, and call `leave` with it: whatever the
+    training waits for.
 
-    Every rank looks for itself: none could rely on another one that hangs. `also` is called at each look; where it
-    fails, that is said once for each reason, and the looking goes on.
+    Every rank looks for itself: none could rely on another one that hangs. `also` is called at each
+    look; where it fails, that is said once for each reason, and the looking goes on.
     """
 
     def watch() -> None:

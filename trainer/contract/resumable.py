@@ -1,8 +1,10 @@
-"""Whether a training can resume from a checkpoint: one rule, for the trainer and for every tool beside it.
+"""Whether a training can resume from a checkpoint: one rule, for the trainer and for every tool
+beside it.
 
-A checkpoint is resumable when its save has ended (a manifest of this step, in a format that this tr11 reads), its files
-are there in their sizes (with their digests, where these are read or a reading is on record), it holds weights,
-optimizer and cursor, and it is of this run's model. Standard library and the contract only.
+A checkpoint is resumable when its save has ended (a manifest of this step, in a format that this
+tr11 reads), its files are there in their sizes (with their digests, where these are read or a
+reading is on record), it holds weights, optimizer and cursor, and it is of this run's model.
+Standard library and the contract only.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import field
 
-from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps, read_latest
+from trainer.contract.checkpoint_names import (
+    LATEST_FILE,
+    checkpoint_name,
+    checkpoint_steps,
+    read_latest,
+)
 from trainer.contract.errors import NewerFormat
 from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
 from trainer.contract.paths import MANIFEST_FILE, RunPaths
@@ -24,10 +31,20 @@ from trainer.contract.state_file import read_bytes, read_json
 if TYPE_CHECKING:
     from trainer.config.card import TrainerConfig
 
-Kind = Literal["missing", "incomplete", "unreadable", "newer format", "other step", "other model", "partial", "damaged"]
+Kind = Literal[
+    "missing",
+    "incomplete",
+    "unreadable",
+    "newer format",
+    "other step",
+    "other model",
+    "partial",
+    "damaged",
+]
 FaultsOf = Callable[[Path, Manifest], list[str]]
 
-# The names in a checkpoint of ours: folders of each part, and the file that says where the training stood.
+# The names in a checkpoint of ours: folders of each part, and the file that says where the training
+# stood.
 WEIGHTS, OPTIMIZER, RNG = "weights", "optimizer", "rng"
 CURSOR_FILE = "cursor.json"
 OPTIMIZER_SUMS = "optimizer_sums"  # of a cursor: what some optimizers keep of each whole tensor
@@ -49,8 +66,9 @@ WEIGHTS_ALONE = "it holds weights alone, from which no training resumes"
 class ResumeNeed(Record):
     """What a training needs of the checkpoint that it starts from.
 
-    `model`: facts under the card's keys; those that both sides know must agree. `optimizer`: False where the weights
-    are enough (`checkpoint.load` without `checkpoint.load_optimizer`, or with `checkpoint.finetune`).
+    `model`: facts under the card's keys; those that both sides know must agree. `optimizer`: False
+    where the weights are enough (`checkpoint.load` without `checkpoint.load_optimizer`, or with
+    `checkpoint.finetune`).
     """
 
     model: Mapping[str, Any] = field(default_factory=dict)
@@ -63,7 +81,10 @@ class ResumeNeed(Record):
 
     def for_weights(self) -> ResumeNeed:
         """What a start from the weights alone needs: they may be saved in another precision."""
-        return ResumeNeed({key: fact for key, fact in self.model.items() if key != "precision.dtype"}, optimizer=False)
+        return ResumeNeed(
+            {key: fact for key, fact in self.model.items() if key != "precision.dtype"},
+            optimizer=False,
+        )
 
 
 class ResumeFault(Record):
@@ -78,12 +99,16 @@ class ResumeFault(Record):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it may be sound, for another tr11 or another model: not this run's to judge, nor to replace."""
+        """Whether it may be sound, for another tr11 or another model: not this run's to judge, nor
+        to replace.
+        """
         return self.kind in {"newer format", "other model"}
 
 
 class ResumeSearch(Record):
-    """What a search for a resumable checkpoint came to. `passed`: those tried before the one that was found."""
+    """What a search for a resumable checkpoint came to. `passed`: those tried before the one that
+    was found.
+    """
 
     step: int | None
     manifest: Manifest | None
@@ -91,14 +116,21 @@ class ResumeSearch(Record):
 
     @property
     def barrier(self) -> tuple[int, ResumeFault] | None:
-        """A newer checkpoint that is not this run's to judge: training on below it would reach and replace it."""
+        """A newer checkpoint that is not this run's to judge: training on below it would reach and
+        replace it.
+        """
         if self.step is None:
             return None
-        return next(((step, fault) for step, fault in self.passed if fault.is_foreign and step > self.step), None)
+        return next(
+            ((step, fault) for step, fault in self.passed if fault.is_foreign and step > self.step),
+            None,
+        )
 
 
 def model_facts(config: TrainerConfig) -> dict[str, Any]:
-    """What decides whether a checkpoint is of the card's model, under the card's keys; every checkpoint holds it."""
+    """What decides whether a checkpoint is of the card's model, under the card's keys; every
+    checkpoint holds it.
+    """
     model = config.model
     facts: dict[str, Any] = {
         "model.layers": model.layers,
@@ -131,10 +163,18 @@ def model_facts(config: TrainerConfig) -> dict[str, Any]:
     return facts
 
 
-def model_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Keys on which both sides have a value and disagree: (saved, wanted). What no checkpoint named once is known."""
+def model_differences(
+    saved: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Keys on which both sides have a value and disagree: (saved, wanted). What no checkpoint named
+    once is known.
+    """
     known = with_unnamed(saved)
-    return {key: (known[key], value) for key, value in wanted.items() if key in known and known[key] != value}
+    return {
+        key: (known[key], value)
+        for key, value in wanted.items()
+        if key in known and known[key] != value
+    }
 
 
 def with_unnamed(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,12 +186,18 @@ def with_unnamed(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lack_of(manifest: Manifest, need: ResumeNeed) -> ResumeFault | None:
-    """Why no training resumes from what a manifest describes, all its files being there; None if one does."""
-    lacking = [name for name, prefixes in _needed(manifest, need) if not _holds(manifest.files, prefixes)]
+    """Why no training resumes from what a manifest describes, all its files being there; None if
+    one does.
+    """
+    lacking = [
+        name for name, prefixes in _needed(manifest, need) if not _holds(manifest.files, prefixes)
+    ]
     if lacking == ["optimizer"]:
         return ResumeFault("partial", WEIGHTS_ALONE)
     if lacking:
-        return ResumeFault("partial", f"it holds no {lacking[0]}, without which no training resumes")
+        return ResumeFault(
+            "partial", f"it holds no {lacking[0]}, without which no training resumes"
+        )
     return model_fault(manifest.model, need.model)
 
 
@@ -178,12 +224,16 @@ def _holds(files: Iterable[FileEntry], prefixes: tuple[str, ...]) -> bool:
 
 
 def is_universal(place: Path) -> bool:
-    """True when the folder holds parameters in DeepSpeed's universal form: each whole, in a folder of its own name."""
+    """True when the folder holds parameters in DeepSpeed's universal form: each whole, in a folder
+    of its own name.
+    """
     return next((place / "zero").glob("*/fp32.pt"), None) is not None
 
 
 def has_original_layout(place: Path) -> bool:
-    """True when the folder holds weights of the original layout, in its plain or its universal form, and not ours."""
+    """True when the folder holds weights of the original layout, in its plain or its universal
+    form, and not ours.
+    """
     if (place / WEIGHTS).is_dir():
         return False
     plain = place.is_dir() and next(place.glob("layer_*-model_*-model_states.pt"), None) is not None
@@ -191,8 +241,10 @@ def has_original_layout(place: Path) -> bool:
 
 
 def foreign_step(folder: Path) -> int | None:
-    """The step that `latest` in `folder` names (else the newest), when no checkpoint there has a manifest and one is
-    of the original layout: another tool wrote them. Raises OSError as the file system does."""
+    """The step that `latest` in `folder` names (else the newest), when no checkpoint there has a
+    manifest and one is of the original layout: another tool wrote them. Raises OSError as the file
+    system does.
+    """
     steps = checkpoint_steps(folder)
     if any((folder / checkpoint_name(step) / MANIFEST_FILE).exists() for step in steps):
         return None
@@ -203,11 +255,15 @@ def foreign_step(folder: Path) -> int | None:
         named = read_latest(folder)
     except ValueError:
         named = None
-    return named if named in usable else max(usable)
+    if named in usable:
+        return named
+    return max(usable)
 
 
 def read_whole(folder: Path, step: int) -> Manifest | ResumeFault:
-    """The manifest of one step's checkpoint below `folder` (checkpoints/VARIANT), or why it is not to be used."""
+    """The manifest of one step's checkpoint below `folder` (checkpoints/VARIANT), or why it is not
+    to be used.
+    """
     place = folder / checkpoint_name(step)
     try:
         manifest = Manifest.read(place)
@@ -218,17 +274,22 @@ def read_whole(folder: Path, step: int) -> Manifest | ResumeFault:
     if manifest is None:
         if not place.is_dir():
             return ResumeFault("missing", f"{place} does not exist; use another step")
-        return ResumeFault("incomplete", f"{place} has no {MANIFEST_FILE}, so it is not complete; use another step")
+        return ResumeFault(
+            "incomplete", f"{place} has no {MANIFEST_FILE}, so it is not complete; use another step"
+        )
     if manifest.step != step:
         text = f"{place} holds the manifest of step {manifest.step}: it was renamed; give its name back"
         return ResumeFault("other step", text)
     return manifest
 
 
-def judge(folder: Path, step: int, need: ResumeNeed, faults_of: FaultsOf) -> tuple[Manifest | None, ResumeFault | None]:
+def judge(
+    folder: Path, step: int, need: ResumeNeed, faults_of: FaultsOf
+) -> tuple[Manifest | None, ResumeFault | None]:
     """The manifest of one checkpoint, and why no training resumes from it; no fault where one does.
 
-    `faults_of` compares the files with the manifest (`size_faults`, or all digests); it is asked last.
+    `faults_of` compares the files with the manifest (`size_faults`, or all digests); it is asked
+    last.
     """
     found = read_whole(folder, step)
     if isinstance(found, ResumeFault):
@@ -242,7 +303,9 @@ def judge(folder: Path, step: int, need: ResumeNeed, faults_of: FaultsOf) -> tup
         faults = [one_line(error)]
     if not faults:
         return found, None
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    more = ""
+    if len(faults) > 1:
+        more = f" (and {len(faults) - 1} more)"
     return found, ResumeFault("damaged", f"{faults[0]}{more}")
 
 
@@ -254,7 +317,9 @@ def search(
     faults_of: FaultsOf,
     report: Callable[[int, ResumeFault], None] = lambda step, fault: None,
 ) -> ResumeSearch:
-    """Try `steps` in the order of `resume_order`, down to the first resumable one. `report` hears of each fault."""
+    """Try `steps` in the order of `resume_order`, down to the first resumable one. `report` hears
+    of each fault.
+    """
     passed: list[tuple[int, ResumeFault]] = []
     for step in resume_order(steps, latest):
         manifest, fault = judge(folder, step, need, faults_of)
@@ -266,11 +331,19 @@ def search(
 
 
 def moves_back(folder: Path, step: int, need: ResumeNeed) -> str:
-    """Why `latest` in `folder` must not come to name `step`: a training could go on from a newer one; "" if none could.
+    """Why `latest` in `folder` must not come to name `step`: a training could go on from a newer
+    one; "" if none could.
 
-    From an older one it would replace the newer in time. Going back is `tr11 rollback`'s, which sets the newer aside.
+    From an older one it would replace the newer in time. Going back is `tr11 rollback`'s, which
+    sets the newer aside.
     """
-    newer = search(folder, [other for other in checkpoint_steps(folder) if other > step], None, need, size_faults).step
+    newer = search(
+        folder,
+        [other for other in checkpoint_steps(folder) if other > step],
+        None,
+        need,
+        size_faults,
+    ).step
     if newer is None:
         return ""
     return (
@@ -280,12 +353,17 @@ def moves_back(folder: Path, step: int, need: ResumeNeed) -> str:
 
 
 def has_resumable(folder: Path) -> bool:
-    """Whether a training of any model could resume from a checkpoint below `folder`, by the sizes of its files."""
-    return search(folder, checkpoint_steps(folder), None, ResumeNeed(), size_faults).step is not None
+    """Whether a training of any model could resume from a checkpoint below `folder`, by the sizes
+    of its files.
+    """
+    return (
+        search(folder, checkpoint_steps(folder), None, ResumeNeed(), size_faults).step is not None
+    )
 
 
 def resume_order(steps: Iterable[int], latest: int | None) -> list[int]:
-    """Steps in the order in which they are tried: what `latest` names, then older ones, newest first, then newer ones.
+    """Steps in the order in which they are tried: what `latest` names, then older ones, newest
+    first, then newer ones.
 
     So a person may point `latest` to an older step. Without it: the newest first.
     """
@@ -294,25 +372,36 @@ def resume_order(steps: Iterable[int], latest: int | None) -> list[int]:
 
 # ----------------------------------------------------------------------------- the files
 def size_faults(place: Path, manifest: Manifest) -> list[str]:
-    """What sizes show, and what the last reading of all bytes found, if it found damage in this very checkpoint."""
+    """What sizes show, and what the last reading of all bytes found, if it found damage in this
+    very checkpoint.
+    """
     faults = manifest_faults(place, manifest, read_digests=False)
     if faults:
         return faults
     bad = recorded_damage(place)
-    return [f"{bad[0]} (as tr11 checkpoints verify found)", *bad[1:]] if bad else []
+    if bad:
+        return [f"{bad[0]} (as tr11 checkpoints verify found)", *bad[1:]]
+    return []
 
 
 def unnamed_files(manifest: Manifest, there: Iterable[str]) -> list[str]:
-    """Of the files that are there, those that no manifest names; not what a network file system keeps for itself."""
+    """Of the files that are there, those that no manifest names; not what a network file system
+    keeps for itself.
+    """
     named = {entry.path for entry in manifest.files} | {MANIFEST_FILE}
-    return sorted(path for path in there if path not in named and not path.rpartition("/")[2].startswith(".nfs"))
+    return sorted(
+        path
+        for path in there
+        if path not in named and not path.rpartition("/")[2].startswith(".nfs")
+    )
 
 
 def recorded_damage(place: Path) -> tuple[str, ...]:
-    """What a reading of all bytes of the checkpoint at `place` (its own folder) found wrong; empty when nothing.
+    """What a reading of all bytes of the checkpoint at `place` (its own folder) found wrong; empty
+    when nothing.
 
-    The record counts for the checkpoint that was read alone, not for a later one of the same step. One that cannot be
-    read says nothing: the bytes decide, wherever they are read.
+    The record counts for the checkpoint that was read alone, not for a later one of the same step.
+    One that cannot be read says nothing: the bytes decide, wherever they are read.
     """
     paths = RunPaths.of_checkpoints(place.parent)
     if paths is None:
@@ -325,7 +414,9 @@ def recorded_damage(place: Path) -> tuple[str, ...]:
     except (OSError, ValueError):
         return ()
     bad = record["bad"]
-    return tuple(map(str, bad)) if isinstance(bad, list) and record.get("identity") == identity else ()
+    if isinstance(bad, list) and record.get("identity") == identity:
+        return tuple(map(str, bad))
+    return ()
 
 
 def one_line(error: BaseException) -> str:

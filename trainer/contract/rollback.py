@@ -1,8 +1,10 @@
-"""Setting checkpoints aside, and naming another one in `latest`: what every roll-back does to the folder. No torch.
+"""Setting checkpoints aside, and naming another one in `latest`: what every roll-back does to the
+folder. No torch.
 
-A roll-back by a person is decided and recorded first (`RecoveryRecord.pending`), then done rename by rename; a kill in
-between leaves a record that the next start of a training, or the next `tr11 rollback`, finishes. Each step looks at
-what is there: doing it twice, or two at once, changes nothing.
+A roll-back by a person is decided and recorded first (`RecoveryRecord.pending`), then done rename
+by rename; a kill in between leaves a record that the next start of a training, or the next `tr11
+rollback`, finishes. Each step looks at what is there: doing it twice, or two at once, changes
+nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +17,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps, read_latest
+from trainer.contract.checkpoint_names import (
+    LATEST_FILE,
+    checkpoint_name,
+    checkpoint_steps,
+    read_latest,
+)
 from trainer.contract.files import append_line, now, write_atomically
 from trainer.contract.paths import MANIFEST_FILE, RunPaths
 from trainer.contract.recovery import Moves, RecoveryRecord, write_recovery
@@ -25,7 +32,8 @@ DISCARDED_SUFFIX = ".discarded"
 
 
 def settle(paths: RunPaths, record: RecoveryRecord) -> RecoveryRecord:
-    """Finish what a roll-back that was cut off began; returns the record as it is then. Raises OSError.
+    """Finish what a roll-back that was cut off began; returns the record as it is then. Raises
+    OSError.
 
     Only for who holds the run's lease: a training that starts.
     """
@@ -34,8 +42,11 @@ def settle(paths: RunPaths, record: RecoveryRecord) -> RecoveryRecord:
     return finished
 
 
-def finish(paths: RunPaths, record: RecoveryRecord, fence: Callable[[], None] = lambda: None) -> RecoveryRecord:
-    """Do the renames of a record that are not done, and strike them off it. `fence` is asked before each; it raises.
+def finish(
+    paths: RunPaths, record: RecoveryRecord, fence: Callable[[], None] = lambda: None
+) -> RecoveryRecord:
+    """Do the renames of a record that are not done, and strike them off it. `fence` is asked before
+    each; it raises.
 
     Raises OSError as the file system does: the record then still says what is left.
     """
@@ -43,7 +54,8 @@ def finish(paths: RunPaths, record: RecoveryRecord, fence: Callable[[], None] = 
     if pending is None:
         return record
     folder = paths.checkpoints
-    _point(folder, pending.latest)  # before the first rename, so that `latest` never names what has gone
+    # before the first rename, so that `latest` never names what has gone
+    _point(folder, pending.latest)
     for source, target in pending.moves:
         fence()
         _rename(folder / source, folder / target)
@@ -58,7 +70,8 @@ def finish(paths: RunPaths, record: RecoveryRecord, fence: Callable[[], None] = 
 
 
 def set_aside(folder: Path, record: RecoveryRecord) -> list[str]:
-    """Rename checkpoints that roll-backs discarded to NAME.discarded, and let `latest` name the newest kept one.
+    """Rename checkpoints that roll-backs discarded to NAME.discarded, and let `latest` name the
+    newest kept one.
 
     They are kept for anyone who studies the spike. Returns their new names. Raises OSError.
     """
@@ -76,18 +89,33 @@ def set_aside(folder: Path, record: RecoveryRecord) -> list[str]:
 
 
 def moves_of(folder: Path, first: int, last: int | None = None) -> Moves:
-    """The renames that set the checkpoints from `first` to `last` aside (None: to the end); the newest goes first."""
-    steps = [step for step in checkpoint_steps(folder) if step >= first and (last is None or step <= last)]
-    return tuple((checkpoint_name(step), quarantine_name(folder, step)) for step in sorted(steps, reverse=True))
+    """The renames that set the checkpoints from `first` to `last` aside (None: to the end); the
+    newest goes first.
+    """
+    steps = [
+        step
+        for step in checkpoint_steps(folder)
+        if step >= first and (last is None or step <= last)
+    ]
+    return tuple(
+        (checkpoint_name(step), quarantine_name(folder, step))
+        for step in sorted(steps, reverse=True)
+    )
 
 
 def complete_steps(folder: Path) -> list[int]:
     """Steps below `folder` that have a manifest."""
-    return [step for step in checkpoint_steps(folder) if (folder / checkpoint_name(step) / MANIFEST_FILE).is_file()]
+    return [
+        step
+        for step in checkpoint_steps(folder)
+        if (folder / checkpoint_name(step) / MANIFEST_FILE).is_file()
+    ]
 
 
 def quarantine_name(folder: Path, step: int) -> str:
-    """A free name for the checkpoint of a step that is set aside: global_stepN.discarded, or with a number behind."""
+    """A free name for the checkpoint of a step that is set aside: global_stepN.discarded, or with a
+    number behind.
+    """
     return free_name(folder, f"{checkpoint_name(step)}{DISCARDED_SUFFIX}").name
 
 

@@ -1,9 +1,11 @@
-"""Which names say that what they name is a secret: of a variable, an option or a key. One rule, for cards and for text.
+"""Which names say that what they name is a secret: of a variable, an option or a key. One rule, for
+cards and for text.
 
-A name is judged by its words, not by a list of names: PGPASSWORD, GITHUB_PAT, azureStorageKey and db-dsn are all made
-of a few words, and the next service's variable will be too. Some of these words mean much else beside a training: a
-token of a text, a key of attention, a pass over the data. They count by their neighbours (`eos_token` is none), and in
-text what they name must also look like a secret. Standard library only, pure.
+A name is judged by its words, not by a list of names: PGPASSWORD, GITHUB_PAT, azureStorageKey and
+db-dsn are all made of a few words, and the next service's variable will be too. Some of these words
+mean much else beside a training: a token of a text, a key of attention, a pass over the data. They
+count by their neighbours (`eos_token` is none), and in text what they name must also look like a
+secret. Standard library only, pure.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# A word of a name that says it by itself, and what words end in that people write together. Expressions are text: `re`
-# compiles each at its first use.
+# A word of a name that says it by itself, and what words end in that people write together.
+# Expressions are text: `re` compiles each at its first use.
 _SURE_WORDS = _words(
     """
     authorization connstr credential credentials creds passcode passphrase passwd passwort password psk pwd secret
@@ -84,9 +86,8 @@ _LAST = _words(
 )
 _SHORT_ENDS = r"(?!(?:com|by)pass$)\w{2,}pass|(?!old)\w{2,}pwd"  # smtppass, mysqlpwd
 _WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+"  # camelCase, CAPITALS_WITH_LINES and any-other
-_PLAIN = (  # a choice, a number, a place, a mark of a vocabulary: nothing that anyone keeps to himself
-    r"(?i:|true|false|yes|no|on|off|none|null|auto|default|[0-9.]{1,6}|[/~.][^\s:@]*|<[^<>]*>|\[[^\[\]]*\])"
-)
+# a choice, a number, a place, a mark of a vocabulary: nothing that anyone keeps to himself
+_PLAIN = r"(?i:|true|false|yes|no|on|off|none|null|auto|default|[0-9.]{1,6}|[/~.][^\s:@]*|<[^<>]*>|\[[^\[\]]*\])"
 _WEB_ADDRESS = r"(?i:https?)://[^\s@?]*"
 _REFERENCE = r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})"
 
@@ -97,7 +98,9 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_surely_secret_name(name: str) -> bool:
-    """Whether a name says so by itself; of others (`x_token`, `key`) it takes a look at the value too, in text."""
+    """Whether a name says so by itself; of others (`x_token`, `key`) it takes a look at the value
+    too, in text.
+    """
     return _weight(name) == SURE or (name.isupper() and is_secret_name(name))
 
 
@@ -120,9 +123,13 @@ def _weight_at(words: list[str], place: int) -> int:
     before, after = words[:place], words[place + 1 :]
     if "access" in before and word == "key":
         return SURE  # access_key_id
-    if (before and before[-1] in _OF_DATA) or (after and (after[0] in _ABOUT or _is_number_of(word, before, after))):
+    if (before and before[-1] in _OF_DATA) or (
+        after and (after[0] in _ABOUT or _is_number_of(word, before, after))
+    ):
         return NO
-    return SURE if before and before[-1] in _OF_SERVICES else MAYBE
+    if before and before[-1] in _OF_SERVICES:
+        return SURE
+    return MAYBE
 
 
 def _is_number_of(word: str, before: list[str], after: list[str]) -> bool:
@@ -131,38 +138,54 @@ def _is_number_of(word: str, before: list[str], after: list[str]) -> bool:
 
 
 def names_a_secret(text: str) -> bool:
-    """Whether a text assigns anything to the name of a secret: `Name=...;Key=...`, or a header's `Name: ...`."""
-    return any(is_secret_name(name) for name in re.findall(r"([A-Za-z][A-Za-z0-9_-]{0,100})\s{0,3}[=:]", text))
+    """Whether a text assigns anything to the name of a secret: `Name=...;Key=...`, or a header's
+    `Name: ...`.
+    """
+    return any(
+        is_secret_name(name)
+        for name in re.findall(r"([A-Za-z][A-Za-z0-9_-]{0,100})\s{0,3}[=:]", text)
+    )
 
 
 def is_plain(value: str) -> bool:
-    """Whether a value can be no secret, whatever its name: a choice, a small number, a path, an address."""
+    """Whether a value can be no secret, whatever its name: a choice, a small number, a path, an
+    address.
+    """
     return re.fullmatch(_PLAIN, value) is not None or re.fullmatch(_WEB_ADDRESS, value) is not None
 
 
 def reference_of(value: str) -> str:
-    """The variable that a value is a reference to, all of it: `$NAME` or `${NAME}`; "" for any other value."""
+    """The variable that a value is a reference to, all of it: `$NAME` or `${NAME}`; "" for any
+    other value.
+    """
     match = re.fullmatch(_REFERENCE, value)
-    return "" if match is None else match[1] or match[2]
+    if match is None:
+        return ""
+    return match[1] or match[2]
 
 
-# ----------------------------------------------------------------------------- what is beside a name, in text
+# ----------------------------------------------------------------------------- what is beside a
+# name, in text
 _SAID = (  # what says what is wanted, or that there is none
     r"(?i:none|null|nil|true|false|yes|no|on|off|auto|default|unset|empty|required|optional|missing|invalid|expired"
     r"|incorrect|wrong|enabled|disabled|hidden|redacted|masked|undefined|unknown|given|present|string|str|bytes|secretstr"
     r"|\*{1,200}|\.{3,200})(?![A-Za-z0-9_-]).*"
     r"|(?:Optional|Union)\b.*"
 )
-_REFERS = r"\$.*|<.*|\{{1,2}\s?[A-Za-z_].*|%\(.*|%[A-Za-z_]{1,60}%"  # to a variable, a field, a place to fill in
+# to a variable, a field, a place to fill in
+_REFERS = r"\$.*|<.*|\{{1,2}\s?[A-Za-z_].*|%\(.*|%[A-Za-z_]{1,60}%"
 _PLACE = r"~?/\w{1,200}/.*|[/~.]{1,3}(?:[A-Za-z_-]{1,60}[0-9]{0,9}[/.]?){1,20}"
 _CODE = r"(?:[A-Za-z_]\w{0,60}\.){1,9}[A-Za-z_]\w{0,60}"
 _NUMBER = r"[+-]?(?:0x[0-9a-fA-F]{1,16}|[0-9][0-9.,:_]{0,40}(?:e[+-]?[0-9]{1,3})?[A-Za-z%]{0,3})"
-_WORDY = r"[A-Za-z]{0,60}[0-9]{0,20}(?:[^A-Za-z0-9][A-Za-z]{0,60}[0-9]{0,20}){0,60}"  # words, each with its number
+# words, each with its number
+_WORDY = r"[A-Za-z]{0,60}[0-9]{0,20}(?:[^A-Za-z0-9][A-Za-z]{0,60}[0-9]{0,20}){0,60}"
 _TOKEN_LIKE = r"[A-Za-z0-9_.~+/=:%-]{8,}"
 
 
 def is_said(name: str, value: str) -> bool:
-    """Whether what stands beside a name in text can be no secret: a word about it, a reference, a place, a name."""
+    """Whether what stands beside a name in text can be no secret: a word about it, a reference, a
+    place, a name.
+    """
     if any(re.fullmatch(shape, value, re.DOTALL) for shape in (_SAID, _REFERS, _PLACE)):
         return True
     if value.isupper() and re.fullmatch(r"[A-Z0-9_]+", value) and is_secret_name(value):
@@ -180,5 +203,10 @@ def looks_random(value: str) -> bool:
 
 
 def is_plain_word(value: str) -> bool:
-    """Whether a value is a word, or words that are joined, or a number: what most options are given."""
-    return re.fullmatch(_NUMBER, value) is not None or re.fullmatch(r"[A-Za-z_./-]+", value) is not None
+    """Whether a value is a word, or words that are joined, or a number: what most options are
+    given.
+    """
+    return (
+        re.fullmatch(_NUMBER, value) is not None
+        or re.fullmatch(r"[A-Za-z_./-]+", value) is not None
+    )

@@ -1,12 +1,14 @@
-"""What a secret looks like in text: one table, for cards, messages (`tr11ops.base.redact`) and logs (`hub.masking`).
+"""What a secret looks like in text: one table, for cards, messages (`tr11ops.base.redact`) and logs
+(`hub.masking`).
 
-The forms of many services' tokens are data, `secret_rules.json`, taken from gitleaks; those here are of what people
-print beside: assignments, options of commands, headers, addresses. A shape has words, one of which is in each text that
-it fits, in capitals where that matters, so that most lines are never looked at with an expression. What it hides is the
-group of its expression that matched, or all of it; where the expression ends with a name, what stands behind it, if
-name and value are a secret's (`secret_names`). No expression crosses a line, and each takes a number of steps that
-grows as the text does: no repeat but the last has no bound. Private keys, which have many lines, are found by
-`hub.masking`. Standard library only, pure but for the reading of the data.
+The forms of many services' tokens are data, `secret_rules.json`, taken from gitleaks; those here
+are of what people print beside: assignments, options of commands, headers, addresses. A shape has
+words, one of which is in each text that it fits, in capitals where that matters, so that most lines
+are never looked at with an expression. What it hides is the group of its expression that matched,
+or all of it; where the expression ends with a name, what stands behind it, if name and value are a
+secret's (`secret_names`). No expression crosses a line, and each takes a number of steps that grows
+as the text does: no repeat but the last has no bound. Private keys, which have many lines, are
+found by `hub.masking`. Standard library only, pure but for the reading of the data.
 """
 
 from __future__ import annotations
@@ -35,8 +37,11 @@ from trainer.contract.secret_names import (
 RULES_FILE = Path(__file__).with_name("secret_rules.json")
 _QUOTE = r"(?:\\{0,7}[\"'`]|&quot;|%22)"
 _SIGN = r"[^\s\"'`,;&<>(){}\[\]\\]"  # of a value without quotes
-_NO_VALUE = r"(?!(?:none|null|true|false|unset|required|\*{1,200})(?![A-Za-z0-9_-])|<|\$|/\w{1,200}/|\.{3})"
-# A value as it stands behind its name: SecretStr("..."), b'...', \"...\", or bare, without what is called or indexed.
+_NO_VALUE = (
+    r"(?!(?:none|null|true|false|unset|required|\*{1,200})(?![A-Za-z0-9_-])|<|\$|/\w{1,200}/|\.{3})"
+)
+# A value as it stands behind its name: SecretStr("..."), b'...', \"...\", or bare, without what is
+# called or indexed.
 _VALUE = (
     rf"(?:[A-Za-z_][\w.]{{0,40}}\(\s?)?[bBrRuUfF]{{0,2}}(?:\"((?:[^\"\\\n]|\\[^\n]){{4,400}})\"|'((?:[^'\\\n]|\\[^\n]){{4,400}})'"
     rf"|(?:\\{{1,7}}[\"']|&quot;|%22)([^\"'\\&\n]{{4,400}}))"
@@ -51,25 +56,61 @@ _ASSIGNED = (
     rf"(?:{_ANNOTATED}|{_QUOTE}?\]?(?:\s{{0,3}}(?:=>|->|:=|=|:|%3[DA])\s{{0,3}}|>|\s{{1,3}}\.{{3,100}}\s{{1,3}}"
     rf"|\s{{0,3}},?\s{{0,3}}{_QUOTE}?value{_QUOTE}?\s?[=:]\s?))"
 )
-# What names are written of, before what stands between a name and its value: so most lines need no second look.
+# What names are written of, before what stands between a name and its value: so most lines need no
+# second look.
 _STEM_WORDS = "token key auth cred pass pwd pat pw sas dsn jwt psk bearer cookie webhook"
 _STEMS = _STEM_WORDS.split()
 _BEHIND_STEMS = ("=", " =", ":", " :", "'", '"', "\\", "`", " ..", " -", ">", "&", "%")
 _NAMING = (
-    "passw", "passphrase", "passcode", "secret", "credential", "creds", "api_key", "apikey", "api-key", "access_key",
-    "access-key", "accesskey", "accountkey", "account_key", "auth_token", "access_token", "private_key", "hf_token",
-    "hub_token", "connection_string", "connectionstring", "connstr", "sharedaccess",
-    "TOKEN", "KEY", "PASS", "PWD", "PAT", "DSN", "SAS", "AUTH", "CRED", "COOKIE", "WEBHOOK", "JWT", "_PW", "PSK",
-    "BEARER", *(stem + sign for stem in _STEMS for sign in _BEHIND_STEMS),
-)  # fmt: skip
+    "passw",
+    "passphrase",
+    "passcode",
+    "secret",
+    "credential",
+    "creds",
+    "api_key",
+    "apikey",
+    "api-key",
+    "access_key",
+    "access-key",
+    "accesskey",
+    "accountkey",
+    "account_key",
+    "auth_token",
+    "access_token",
+    "private_key",
+    "hf_token",
+    "hub_token",
+    "connection_string",
+    "connectionstring",
+    "connstr",
+    "sharedaccess",
+    "TOKEN",
+    "KEY",
+    "PASS",
+    "PWD",
+    "PAT",
+    "DSN",
+    "SAS",
+    "AUTH",
+    "CRED",
+    "COOKIE",
+    "WEBHOOK",
+    "JWT",
+    "_PW",
+    "PSK",
+    "BEARER",
+    *(stem + sign for stem in _STEMS for sign in _BEHIND_STEMS),
+)
 
 
 class SecretShape(Record, dict=True):
     """One kind of secret. `kind` is what a person reads.
 
-    `entropy`: bits a character below which what fits is none: a word, a placeholder. `is_sure`: it is one wherever it
-    stands, in a card as well. `after_name` is for expressions that end with a name and what joins it to its value:
-    "field", "option" of a command line, or "list", whose members may be names alone.
+    `entropy`: bits a character below which what fits is none: a word, a placeholder. `is_sure`: it
+    is one wherever it stands, in a card as well. `after_name` is for expressions that end with a
+    name and what joins it to its value: "field", "option" of a command line, or "list", whose
+    members may be names alone.
     """
 
     kind: str
@@ -130,7 +171,9 @@ class SecretShape(Record, dict=True):
             if not self._is_of(_text(match["name"]), _text(value[value.lastindex]), is_bare):
                 continue
             start, seen = value.span(value.lastindex)
-            longer = rest.match(text, seen) if is_bare else None
+            longer = None
+            if is_bare:
+                longer = rest.match(text, seen)
             if longer is not None:
                 seen = longer.end()
             yield start, seen
@@ -160,12 +203,16 @@ def _value_patterns(of_text: bool) -> tuple[re.Pattern[Any], re.Pattern[Any]]:
 
 
 def _is_named_alone(name: str) -> bool:
-    """Whether an option of this name gives a secret, whatever it is given: --password, --hub_token, --token."""
+    """Whether an option of this name gives a secret, whatever it is given: --password, --hub_token,
+    --token.
+    """
     return is_surely_secret_name(name) or name.lower() in ("token", "pass")
 
 
 def bits_a_character(text: str) -> float:
-    """How evenly a text uses its characters: 0 for one that repeats one, 4 for random hexadecimal digits."""
+    """How evenly a text uses its characters: 0 for one that repeats one, 4 for random hexadecimal
+    digits.
+    """
     if not text:
         return 0.0
     shares = [count / len(text) for count in Counter(text).values()]
@@ -173,7 +220,9 @@ def bits_a_character(text: str) -> float:
 
 
 def _text(found: str | bytes) -> str:
-    return found if isinstance(found, str) else found.decode("latin-1")
+    if isinstance(found, str):
+        return found
+    return found.decode("latin-1")
 
 
 SHAPES = (
@@ -190,12 +239,21 @@ SHAPES = (
         r"(?i:aws[a-z0-9_ .-]{0,30}(?:key|secret|token)|secret[_ ]?access[_ ]?key|session[_ ]?token|AKIA[A-Z0-9]{16})"
         r"[\"']?[^A-Za-z0-9/+\n]{0,8}(?<![A-Za-z0-9/+])([A-Za-z0-9/+]{40,4000}={0,2})",
     ),
-    SecretShape("password in an address", ("://",), r"(?<=[A-Za-z0-9])://([!#-&(-.0-9;=?A-~]{0,200}:[!#-&(-.0-;=?A-~]{1,400})@"),
+    SecretShape(
+        "password in an address",
+        ("://",),
+        r"(?<=[A-Za-z0-9])://([!#-&(-.0-9;=?A-~]{0,200}:[!#-&(-.0-;=?A-~]{1,400})@",
+    ),
     SecretShape(  # or only a user's name, which many addresses have
-        "token in an address", ("://",), r"(?<=[A-Za-z0-9])://([!#-&(-.0-9;=?A-~]{1,400})@", is_sure=False
+        "token in an address",
+        ("://",),
+        r"(?<=[A-Za-z0-9])://([!#-&(-.0-9;=?A-~]{1,400})@",
+        is_sure=False,
     ),
     SecretShape(
-        "JSON web token", ("eyj",), r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,4000}(?:\.[A-Za-z0-9_-]{0,4000}){1,4}"
+        "JSON web token",
+        ("eyj",),
+        r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,4000}(?:\.[A-Za-z0-9_-]{0,4000}){1,4}",
     ),
     SecretShape(
         "GitHub or GitLab token",
@@ -226,15 +284,28 @@ SHAPES = (
         ("signature=", "sig=", "token="),
         r"(?i:[?&](?:x-(?:amz|goog)-(?:signature|security-token)|signature|sig|(?:access_)?token)=)([^\s&\"'<>]{6,})",
     ),
-    SecretShape(  # name=value of a shell, 'name': 'value' of Python and JSON, name: value of YAML, name ..... value
-        "value of a secret's name", _NAMING, rf"{_BEFORE_NAME}{_NAME}{_ASSIGNED}", after_name="field"
+    # name=value of a shell, 'name': 'value' of Python and JSON, name: value of YAML, name .....
+    # value
+    SecretShape(
+        "value of a secret's name",
+        _NAMING,
+        rf"{_BEFORE_NAME}{_NAME}{_ASSIGNED}",
+        after_name="field",
     ),
     SecretShape(  # ('NAME', 'value'), | name | value |
         "value beside a secret's name",
         tuple(
             stem + sign
-            for stem in (*_STEMS, "password", "passwd", "passphrase", "secret", "credential", "credentials")
-            for sign in ("',", "\",", " |", "  ", " \u2502", " \u2503")
+            for stem in (
+                *_STEMS,
+                "password",
+                "passwd",
+                "passphrase",
+                "secret",
+                "credential",
+                "credentials",
+            )
+            for sign in ("',", '",', " |", "  ", " \u2502", " \u2503")
         ),
         rf"{_BEFORE_NAME}{_NAME}(?:{_QUOTE},\s{{0,3}}(?=b?[\"'])|\s{{1,60}}(?:\||[^\x00-\x7f]{{1,3}})\s{{1,60}})",
         after_name="list",
@@ -247,7 +318,17 @@ SHAPES = (
     ),
     SecretShape(
         "variable that is set",
-        ("setenv ", "putenv ", "ENV ", "ARG ", "set -", "config set ", "configure set ", "config -", "configure -"),
+        (
+            "setenv ",
+            "putenv ",
+            "ENV ",
+            "ARG ",
+            "set -",
+            "config set ",
+            "configure set ",
+            "config -",
+            "configure -",
+        ),
         r"(?i:\b(?:setenv|putenv|env|arg|set\s-[a-z]{1,3}|config(?:ure)?(?:\s--?[a-z]{1,20})?\sset)\s{1,3})"
         r"(?P<name>[A-Za-z_][A-Za-z0-9_.-]{1,60})\s{1,3}(?![=:])",
         after_name="field",
@@ -262,17 +343,64 @@ SHAPES = (
     ),
     SecretShape(
         "option of a command",
-        ("-pass", "-pwd", "-token", "-secret", "-key", "-auth", "-cred", "-pat", "-cookie", "-dsn", "-webhook", "-sas",
-         "-oauth", "-bearer", "-api", "_secret", "_passw", "_creds", ".secret", ".passw",
-         *(f"{sign}{stem}{end}" for sign in "_.-" for stem in _STEMS for end in " ='\"")),
+        (
+            "-pass",
+            "-pwd",
+            "-token",
+            "-secret",
+            "-key",
+            "-auth",
+            "-cred",
+            "-pat",
+            "-cookie",
+            "-dsn",
+            "-webhook",
+            "-sas",
+            "-oauth",
+            "-bearer",
+            "-api",
+            "_secret",
+            "_passw",
+            "_creds",
+            ".secret",
+            ".passw",
+            *(f"{sign}{stem}{end}" for sign in "_.-" for stem in _STEMS for end in " ='\""),
+        ),
         rf"(?<![A-Za-z0-9_-])--?(?P<name>[A-Za-z][A-Za-z0-9_.-]{{1,60}})(?:=|\s{{1,3}}|{_QUOTE},\s{{0,3}}(?=b?[\"']))",
         after_name="option",
     ),
     SecretShape(  # what follows the user's name, or a letter
         "user and password of a command",
-        ("curl", "wget", "http ", "https ", "sshpass", "docker", "podman", "nerdctl", "helm ", "mysql", "mariadb",
-         "ldap", "smbclient", "lftp", "redis-cli", "wandb login", "wandb.login", "az login", "mongo", "openssl", "7z",
-         "zip -p", "-creds", "vault login", "password-stdin", "sudo -s", "kinit", "rclone"),
+        (
+            "curl",
+            "wget",
+            "http ",
+            "https ",
+            "sshpass",
+            "docker",
+            "podman",
+            "nerdctl",
+            "helm ",
+            "mysql",
+            "mariadb",
+            "ldap",
+            "smbclient",
+            "lftp",
+            "redis-cli",
+            "wandb login",
+            "wandb.login",
+            "az login",
+            "mongo",
+            "openssl",
+            "7z",
+            "zip -p",
+            "-creds",
+            "vault login",
+            "password-stdin",
+            "sudo -s",
+            "kinit",
+            "rclone",
+        ),
         r"\b(?:curl|https?|smbclient|lftp|wget)\b.{0,300}?\s(?:-u|-U|-a|--user|--proxy-user|--auth)(?:\s{1,3}|=)[\"']?"
         r"[^\s:%,\"']{1,100}[:%,](?![$<])([^\s\"']{1,200})"
         r"|--(?:src-|dest-)?creds(?:\s{1,3}|=)[\"']?[^\s:\"']{1,100}:(?![$<])([^\s\"']{1,200})"
@@ -306,16 +434,42 @@ SHAPES = (
     ),
     SecretShape(  # services that the data lacks, or knows in one length alone
         "API key",
-        ("nvapi-", "dckr_", "npm_", "hvs.", "hvb.", "hvr.", "sk_live", "rk_live", "sk_test", "whsec_", "xai-", "gsk_",
-         "pk_live", "pk_test", "rk_test", "r8_", "lsv2_", "tskey-", "dop_v1_", "glsa_", "dapi", "csk-", "pcsk_", "sq0",
-         "tvly-", "wandb_v1_", "rpa_"),
+        (
+            "nvapi-",
+            "dckr_",
+            "npm_",
+            "hvs.",
+            "hvb.",
+            "hvr.",
+            "sk_live",
+            "rk_live",
+            "sk_test",
+            "whsec_",
+            "xai-",
+            "gsk_",
+            "pk_live",
+            "pk_test",
+            "rk_test",
+            "r8_",
+            "lsv2_",
+            "tskey-",
+            "dop_v1_",
+            "glsa_",
+            "dapi",
+            "csk-",
+            "pcsk_",
+            "sq0",
+            "tvly-",
+            "wandb_v1_",
+            "rpa_",
+        ),
         r"(?<![A-Za-z0-9])(?:nvapi-[A-Za-z0-9_-]{20,}|dckr_(?:pat|oat)_[A-Za-z0-9_-]{16,}|npm_[A-Za-z0-9]{20,}"
         r"|hv[sbr]\.[A-Za-z0-9_-]{16,}|[srp]k_(?:live|test)_[A-Za-z0-9]{10,}|whsec_[A-Za-z0-9+/=]{16,}|xai-[A-Za-z0-9]{20,}"
         r"|gsk_[A-Za-z0-9]{20,}|r8_[A-Za-z0-9]{20,}|lsv2_(?:pt|sk)_[A-Za-z0-9_]{20,}|tskey-[a-z]{2,12}-[A-Za-z0-9-]{10,}"
         r"|dop_v1_[a-f0-9]{32,}|glsa_[A-Za-z0-9_]{20,}|dapi[a-f0-9]{32}|pcsk_[A-Za-z0-9_]{20,}|tvly-[A-Za-z0-9-]{20,}"
         r"|wandb_v1_[A-Za-z0-9_]{20,}|rpa_[A-Z0-9]{20,}|csk-[a-z0-9]{20,}|sq0[a-z]{3}-[A-Za-z0-9_-]{20,})",
     ),
-)  # fmt: skip
+)
 
 
 @functools.cache
@@ -324,18 +478,27 @@ def all_shapes() -> tuple[SecretShape, ...]:
     rules = json.loads(RULES_FILE.read_text(encoding="utf-8"))["rules"]
     return SHAPES + tuple(
         SecretShape(
-            rule["id"].replace("-", " "), tuple(rule["words"]), rule["pattern"], rule.get("entropy", 0.0), is_sure=True
+            rule["id"].replace("-", " "),
+            tuple(rule["words"]),
+            rule["pattern"],
+            rule.get("entropy", 0.0),
+            is_sure=True,
         )
         for rule in rules
     )
 
 
 def has_secret(text: str) -> bool:
-    """Whether a text has the form of a token, a private key, or an address with a password or a signature in it."""
+    """Whether a text has the form of a token, a private key, or an address with a password or a
+    signature in it.
+    """
     lowered = text.lower()
     if "private key" in lowered and re.search(_PRIVATE_KEY, text):
         return True
-    return any(shape.is_sure and shape.may_fit(text, lowered) and shape.fits(text) for shape in all_shapes())
+    return any(
+        shape.is_sure and shape.may_fit(text, lowered) and shape.fits(text)
+        for shape in all_shapes()
+    )
 
 
 def without_secrets(text: str, instead: str = "***") -> str:
@@ -348,12 +511,15 @@ def without_secrets(text: str, instead: str = "***") -> str:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether what a name names is a secret: by the form of the value, or by the name where the value can be one."""
+    """Whether what a name names is a secret: by the form of the value, or by the name where the
+    value can be one.
+    """
     if has_secret(value):
         return True
     if not is_secret_name(name) or reference_of(value):
         return False
-    return not is_plain(value) or ("webhook" in name.lower() and "://" in value)  # whose address is the secret
+    # whose address is the secret
+    return not is_plain(value) or ("webhook" in name.lower() and "://" in value)
 
 
 _PRIVATE_KEY = r"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY"

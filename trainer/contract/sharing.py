@@ -1,6 +1,8 @@
-"""How folders and files of a run directory are made: for the run's whole group, whatever the umask is.
+"""How folders and files of a run directory are made: for the run's whole group, whatever the umask
+is.
 
-Anyone of the group must be able to stop the run, go on with it, and clean up. Standard library only.
+Anyone of the group must be able to stop the run, go on with it, and clean up. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ _FILE_BITS = stat.S_IRGRP | stat.S_IWGRP
 
 
 def make_shared(folder: Path) -> None:
-    """Make a folder, and its missing parents, that the whole group may write to, whatever the umask is.
+    """Make a folder, and its missing parents, that the whole group may write to, whatever the umask
+    is.
 
-    Its setgid bit gives all that is made in it the folder's group, no matter who makes it. A folder that is there
-    already keeps its rights. Raises OSError as the file system does.
+    Its setgid bit gives all that is made in it the folder's group, no matter who makes it. A folder
+    that is there already keeps its rights. Raises OSError as the file system does.
     """
     missing = []
     while not folder.exists():
@@ -36,7 +39,9 @@ def share_folder(folder: Path) -> None:
 
 
 def open_shared(path: Path, flags: int) -> int:
-    """`os.open` with a file that it makes readable and writable for the group. Raises OSError as `os.open` does."""
+    """`os.open` with a file that it makes readable and writable for the group. Raises OSError as
+    `os.open` does.
+    """
     descriptor = os.open(path, flags | os.O_CREAT, 0o664)
     try:
         share_file(descriptor)

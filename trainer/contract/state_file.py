@@ -1,8 +1,10 @@
-"""How every small file of a run directory is read: without waiting, within a bound, and with its path in each error.
+"""How every small file of a run directory is read: without waiting, within a bound, and with its
+path in each error.
 
-Whatever someone left at the name of a state file (an empty file, a torn one, a folder, a pipe, a link that leads back
-to itself, a gigabyte) is named with its path: for a small file that is a `DamagedFile`. What the file system refuses
-(no rights, no answer) is its OSError: the content may be fine.
+Whatever someone left at the name of a state file (an empty file, a torn one, a folder, a pipe, a
+link that leads back to itself, a gigabyte) is named with its path: for a small file that is a
+`DamagedFile`. What the file system refuses (no rights, no answer) is its OSError: the content may
+be fine.
 
 Standard library only.
 """
@@ -24,7 +26,9 @@ _FOR_GOOD = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EFBIG, errn
 
 
 def is_damage(error: OSError) -> bool:
-    """Whether an error of reading is of what lies at the path, so that no later look would find something else."""
+    """Whether an error of reading is of what lies at the path, so that no later look would find
+    something else.
+    """
     return error.errno in _FOR_GOOD
 
 
@@ -51,16 +55,22 @@ def open_for_reading(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:
-    """What a file of at most `largest` bytes holds. Raises OSError as `descriptor_of` does, and for a larger one."""
+    """What a file of at most `largest` bytes holds. Raises OSError as `descriptor_of` does, and for
+    a larger one.
+    """
     with open_for_reading(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > largest:
-            raise OSError(errno.EFBIG, f"has {size:,} bytes, more than any such file has", str(path))
+            raise OSError(
+                errno.EFBIG, f"has {size:,} bytes, more than any such file has", str(path)
+            )
         return stream.read(largest + 1)
 
 
 def content_of(path: Path, largest: int = LARGEST_BYTES) -> bytes:
-    """As `read_bytes`; nothing where something else than such a file has its name, which then counts for its name."""
+    """As `read_bytes`; nothing where something else than such a file has its name, which then
+    counts for its name.
+    """
     try:
         return read_bytes(path, largest)
     except OSError as error:
@@ -70,9 +80,11 @@ def content_of(path: Path, largest: int = LARGEST_BYTES) -> bytes:
 
 
 def set_aside(path: Path) -> Path:
-    """Move what lies at a state file's path out of the way; returns where it is now. Nothing is removed.
+    """Move what lies at a state file's path out of the way; returns where it is now. Nothing is
+    removed.
 
-    The new name ends as no state file's does, so that nothing reads it. Raises OSError as the file system does.
+    The new name ends as no state file's does, so that nothing reads it. Raises OSError as the file
+    system does.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     for number in range(100):
@@ -93,20 +105,26 @@ def put_in_place(draft: Path, path: Path) -> None:
 
 
 def read_text(path: Path, largest: int = LARGEST_BYTES) -> str:
-    """What a state file says. Raises DamagedFile where that is no text, and OSError where it cannot be seen."""
+    """What a state file says. Raises DamagedFile where that is no text, and OSError where it cannot
+    be seen.
+    """
     try:
         return read_bytes(path, largest).decode("utf-8")
     except OSError as error:
         if not is_damage(error):
             raise
-        what = "is a link that leads back to itself" if error.errno == errno.ELOOP else error.strerror
+        what = (
+            "is a link that leads back to itself" if error.errno == errno.ELOOP else error.strerror
+        )
         raise DamagedFile(path, str(what)) from None
     except UnicodeDecodeError as error:
         raise DamagedFile(path, f"is not UTF-8 text (byte {error.start + 1})") from None
 
 
 def read_json(path: Path, largest: int = LARGEST_BYTES) -> dict[str, Any] | None:
-    """The JSON object in `path`; None when it does not exist. Raises DamagedFile when it is no such object, OSError."""
+    """The JSON object in `path`; None when it does not exist. Raises DamagedFile when it is no such
+    object, OSError.
+    """
     try:
         text = read_text(path, largest)
     except FileNotFoundError:

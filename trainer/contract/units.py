@@ -7,6 +7,8 @@ def size(count: float) -> str:
     """Bytes in binary units: `512 B`, `327.8 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+            if unit == "B":
+                return f"{count:.0f} {unit}"
+            return f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:,.1f} TiB"

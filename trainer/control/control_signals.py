@@ -1,4 +1,5 @@
-"""What may stop or steer a running training: rank 0 looks, all ranks agree in one small collective a step.
+"""What may stop or steer a running training: rank 0 looks, all ranks agree in one small collective
+a step.
 
 No torch here: who has ranks of another kind brings their collective.
 """
@@ -31,7 +32,14 @@ from trainer.contract.requests import (
     pause_of,
     read_request,
 )
-from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, StopConditions, StopDecision, decide, look
+from trainer.control.lifecycle import (
+    HeartbeatWriter,
+    SignalFlag,
+    StopConditions,
+    StopDecision,
+    decide,
+    look,
+)
 
 LONGEST_SECONDS = 300.0  # a drill whose signal never comes goes on after this
 LOOK_SECONDS = 0.05
@@ -49,7 +57,9 @@ class PhaseHold:
     _until: float | None = None
 
     def enter(self, phase: str, iteration: int) -> None:
-        """Called when a phase begins, and again with every step in it. A training has done a step when it is held."""
+        """Called when a phase begins, and again with every step in it. A training has done a step
+        when it is held.
+        """
         if phase == "training" and self._first is None:
             self._first = iteration
         if phase != self.phase or (phase == "training" and iteration == self._first):
@@ -58,7 +68,9 @@ class PhaseHold:
             self.pause(LOOK_SECONDS)
 
     def keeps_data_away(self, iteration: int) -> bool:
-        """Whether the data of the next step are to be waited for; after a first step, so that there is a state."""
+        """Whether the data of the next step are to be waited for; after a first step, so that there
+        is a state.
+        """
         if self.phase != "data-wait" or self._first is None or iteration == self._first:
             return False
         return not self._is_over()
@@ -70,7 +82,9 @@ class PhaseHold:
 
 
 def hold_from(environment: Mapping[str, str], stop_is_seen: Callable[[], bool]) -> PhaseHold | None:
-    """The hold that this job's environment asks for: the phase of its array task, counted from 1; None without one."""
+    """The hold that this job's environment asks for: the phase of its array task, counted from 1;
+    None without one.
+    """
     phases = [phase for phase in environment.get(VARIABLE, "").split(",") if phase in PHASES]
     task = environment.get("SLURM_ARRAY_TASK_ID", "1")
     if not phases or not task.isdecimal() or not 1 <= int(task) <= len(phases):
@@ -78,7 +92,8 @@ def hold_from(environment: Mapping[str, str], stop_is_seen: Callable[[], bool]) 
     return PhaseHold(phases[int(task) - 1], stop_is_seen)
 
 
-# Places in the vector that all ranks agree on; the first three are those of `trainer.control.lifecycle.look`.
+# Places in the vector that all ranks agree on; the first three are those of
+# `trainer.control.lifecycle.look`.
 KILL, SIGNAL, DURATION, SUPERSEDED, PAUSED, SAVE, WAITING, STOP_REQUEST, SAVE_REQUEST = range(9)
 PROFILE, PROFILED_STEPS, PROFILED_RANK, CHECK, PLACES = range(9, 14)
 WITHOUT_SAVING = 2  # a kill switch that asks for the end at once
@@ -86,7 +101,8 @@ EXIT_TIME_SECONDS = 2.0  # between two looks at when the attempt leaves by the c
 
 
 class Agreed(Record):
-    """What all ranks do next. `save`: at the next chance; `waits`: some rank's data are not here yet.
+    """What all ranks do next. `save`: at the next chance; `waits`: some rank's data are not here
+    yet.
 
     `check`: the number of a request to check the arithmetic, 0 for none.
     """
@@ -99,10 +115,11 @@ class Agreed(Record):
 
 
 class ControlSignals:
-    """Kill switch, pause, requests for checkpoints, signals, limits and lease of one attempt; the same on all ranks.
+    """Kill switch, pause, requests for checkpoints, signals, limits and lease of one attempt; the
+    same on all ranks.
 
-    `lease` is rank 0's; None elsewhere, and then it is never asked. `largest` is the collective: given this rank's
-    values, it returns for each place the largest of all ranks.
+    `lease` is rank 0's; None elsewhere, and then it is never asked. `largest` is the collective:
+    given this rank's values, it returns for each place the largest of all ranks.
     """
 
     def __init__(
@@ -121,18 +138,28 @@ class ControlSignals:
         self._heartbeat, self.lease, self._clock = heartbeat, lease, clock
         self._largest, self._is_first = largest, is_first
         self._honoured: set[int] = set()
-        self._asked: list[tuple[int, int]] = []  # requests for checkpoints, each with the iteration that answers it
+        # requests for checkpoints, each with the iteration that answers it
+        self._asked: list[tuple[int, int]] = []
         self._exit_time, self._exit_time_looked_at = limits.exit_time, float("-inf")
-        self._hold = hold_from(os.environ, self._stop_is_seen) if self._is_first else None
+        if self._is_first:
+            self._hold = hold_from(os.environ, self._stop_is_seen)
+        else:
+            self._hold = None
 
     # ------------------------------------------------------------------ agreeing
-    def agree(self, iteration: int, trained: bool, save_is_due: bool = False, waits: bool = False) -> Agreed:
-        """One small collective: each rank's largest value counts for all. Rank 0's looks are files, no rank's waiting.
+    def agree(
+        self, iteration: int, trained: bool, save_is_due: bool = False, waits: bool = False
+    ) -> Agreed:
+        """One small collective: each rank's largest value counts for all. Rank 0's looks are files,
+        no rank's waiting.
 
         `trained`: whether this attempt has done a step. `waits`: this rank's data are not here yet.
         """
         now, own = self._clock(), [0] * PLACES
-        own[SIGNAL], own[WAITING] = int(self._flag.received or 0), int(waits or self._data_are_held(iteration))
+        own[SIGNAL], own[WAITING] = (
+            int(self._flag.received or 0),
+            int(waits or self._data_are_held(iteration)),
+        )
         if self._is_first:
             self._look(own, trained, save_is_due, now)
         signals = self._largest(own)
@@ -145,7 +172,12 @@ class ControlSignals:
         decision = self._decide(signals, iteration, trained, now)
         ask = None
         if signals[PROFILE]:
-            ask = Request("profile", signals[PROFILE], steps=signals[PROFILED_STEPS], rank=signals[PROFILED_RANK])
+            ask = Request(
+                "profile",
+                signals[PROFILE],
+                steps=signals[PROFILED_STEPS],
+                rank=signals[PROFILED_RANK],
+            )
         saves = bool(signals[SAVE] or signals[SAVE_REQUEST])
         return Agreed(decision, saves, bool(signals[WAITING]), profile=ask, check=signals[CHECK])
 
@@ -173,7 +205,9 @@ class ControlSignals:
             own[STOP_REQUEST] = own[STOP_REQUEST] or (pause.id if pause else BY_HAND)
 
     def _look_at_exit_time(self, now: float) -> None:
-        """Follow the limit of the job as it is now, where someone watches it. What cannot be read changes nothing."""
+        """Follow the limit of the job as it is now, where someone watches it. What cannot be read
+        changes nothing.
+        """
         if 0 <= now - self._exit_time_looked_at < EXIT_TIME_SECONDS:
             return
         self._exit_time_looked_at = now
@@ -199,12 +233,15 @@ class ControlSignals:
     def _look_for_profile(self, own: list[int]) -> None:
         request = self._take_request(self._paths.profile_request, "profile")
         if request is not None:
-            # The other ranks' zeros are larger than no rank; this many there never are, so the profiler refuses it.
+            # The other ranks' zeros are larger than no rank; this many there never are, so the
+            # profiler refuses it.
             rank = LARGEST_NUMBER if request.rank == NO_RANK else request.rank
             own[PROFILE], own[PROFILED_STEPS], own[PROFILED_RANK] = request.id, request.steps, rank
 
     def _take_request(self, path: Path, kind: Kind) -> Request | None:
-        """A request that no one has honoured yet, removed; None where there is none, or only one by hand."""
+        """A request that no one has honoured yet, removed; None where there is none, or only one by
+        hand.
+        """
         if not os.path.lexists(path):
             return None
         request = read_request(path, kind) or Request(kind)
@@ -216,22 +253,37 @@ class ControlSignals:
         tell(f"tr11: a {kind} was asked for by {request}")
         return request
 
-    def _decide(self, signals: list[int], iteration: int, trained: bool, now: float) -> StopDecision | None:
+    def _decide(
+        self, signals: list[int], iteration: int, trained: bool, now: float
+    ) -> StopDecision | None:
         if signals[SUPERSEDED]:
-            words = self.lease.words() if self.lease is not None else "another trainer holds this run's lease"
+            if self.lease is not None:
+                words = self.lease.words()
+            else:
+                words = "another trainer holds this run's lease"
             return StopDecision("superseded", False, f"tr11: {words}", save=False)
         if signals[PAUSED] and not signals[KILL]:
-            return StopDecision("pause", False, f"tr11: this run is paused ({self._paths.pause}): leaving untrained")
-        decision = decide(signals[: DURATION + 1], self._limits, iteration, trained=trained, now=now)
+            return StopDecision(
+                "pause", False, f"tr11: this run is paused ({self._paths.pause}): leaving untrained"
+            )
+        decision = decide(
+            signals[: DURATION + 1], self._limits, iteration, trained=trained, now=now
+        )
         if decision is not None and signals[KILL] == WITHOUT_SAVING:
-            return replace(decision, save=False, line=decision.line.replace("Exiting]", "Exiting without saving]"))
+            return replace(
+                decision,
+                save=False,
+                line=decision.line.replace("Exiting]", "Exiting without saving]"),
+            )
         return decision
 
     # ------------------------------------------------------------------ answering
     def settle(self, was_saved: Callable[[int], bool | None], is_last: bool = False) -> None:
-        """Answer each request for a checkpoint whose save has ended. Costs nothing while there is none.
+        """Answer each request for a checkpoint whose save has ended. Costs nothing while there is
+        none.
 
-        `was_saved`: see `Saver.was_saved`. `is_last`: no save follows, so what was not saved has failed.
+        `was_saved`: see `Saver.was_saved`. `is_last`: no save follows, so what was not saved has
+        failed.
         """
         waiting = []
         for number, iteration in self._asked:
@@ -239,17 +291,24 @@ class ControlSignals:
             if fine is None and not is_last:
                 waiting.append((number, iteration))
             elif self._is_first and number != BY_HAND:
-                text = f"checkpoint of iteration {iteration}" if fine else f"the save at iteration {iteration} failed"
+                if fine:
+                    text = f"checkpoint of iteration {iteration}"
+                else:
+                    text = f"the save at iteration {iteration} failed"
                 step = iteration if fine else None
                 leave_answer(
-                    self._paths, RequestAnswer(number, step, text, time=self._clock(), job_id=self._attempt.job_id)
+                    self._paths,
+                    RequestAnswer(
+                        number, step, text, time=self._clock(), job_id=self._attempt.job_id
+                    ),
                 )
         self._asked = waiting
 
     # ------------------------------------------------------------------ drills
     def enter(self, phase: str, iteration: int) -> None:
         """Report a phase, and wait in it where this is a drill of that phase."""
-        self._heartbeat.beat(phase, iteration, at_once=self._hold is not None)  # a drill waits for the very iteration
+        # a drill waits for the very iteration
+        self._heartbeat.beat(phase, iteration, at_once=self._hold is not None)
         if self._hold is not None:
             self._hold.enter(phase, iteration)
 

@@ -1,6 +1,8 @@
-"""`python -m trainer.control.evaluate CARD.json ...`: the loss of a checkpoint on given data, on any topology.
+"""`python -m trainer.control.evaluate CARD.json ...`: the loss of a checkpoint on given data, on
+any topology.
 
-Started with torchrun (`tr11 eval` does that). Holds weights alone: no gradients, masters or moments.
+Started with torchrun (`tr11 eval` does that). Holds weights alone: no gradients, masters or
+moments.
 """
 
 from __future__ import annotations
@@ -66,10 +68,11 @@ class TokenWindows(Record):
 
 
 class Evaluation(Record):
-    """What an evaluation found. `loss`: mean over the windows, in nats per token; `losses`: one per window.
+    """What an evaluation found. `loss`: mean over the windows, in nats per token; `losses`: one per
+    window.
 
-    `parts`: means of the losses of which it is the sum, and of scores, for a family that has them; `perplexity` is then
-    that of the predicted words alone.
+    `parts`: means of the losses of which it is the sum, and of scores, for a family that has them;
+    `perplexity` is then that of the predicted words alone.
     """
 
     checkpoint: str
@@ -86,13 +89,19 @@ class Evaluation(Record):
 
 
 def read_windows(path: Path, sequence_length: int, rows: int) -> TokenWindows:
-    """Windows from an .npy file. Raises DataError: not integers [n, sequence_length + 1] below `rows`."""
+    """Windows from an .npy file. Raises DataError: not integers [n, sequence_length + 1] below
+    `rows`.
+    """
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read as an .npy array ({error}); save it with numpy.save") from None
+        raise DataError(
+            f"{path}: cannot be read as an .npy array ({error}); save it with numpy.save"
+        ) from None
     if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer) or len(tokens) == 0:
-        raise DataError(f"{path}: holds {tokens.dtype} {tokens.shape}; give integers [windows, {sequence_length + 1}]")
+        raise DataError(
+            f"{path}: holds {tokens.dtype} {tokens.shape}; give integers [windows, {sequence_length + 1}]"
+        )
     if tokens.shape[1] != sequence_length + 1:
         raise DataError(
             f"{path}: windows have {tokens.shape[1]} tokens, and model.sequence_length + 1 is {sequence_length + 1}; "
@@ -107,7 +116,9 @@ def read_windows(path: Path, sequence_length: int, rows: int) -> TokenWindows:
     return TokenWindows(tokens)
 
 
-def evaluate(engine: Engine, windows: Windows, count: int, report: Callable[[int], None]) -> list[Measured]:
+def evaluate(
+    engine: Engine, windows: Windows, count: int, report: Callable[[int], None]
+) -> list[Measured]:
     """Each of the first `count` windows, the same list on every rank. Collective.
 
     `engine` must have a micro batch of one. `report` hears how many windows are done.
@@ -158,7 +169,9 @@ def run(options: argparse.Namespace) -> None:
     windows, count, source = _windows(config, options, mesh, engine)
     step = load_weights(config, mesh, engine, place=options.checkpoint, say=say)
     length = config.model.sequence_length
-    measured = evaluate(engine, windows, count, lambda done: say(f"evaluated {done} of {count} windows"))
+    measured = evaluate(
+        engine, windows, count, lambda done: say(f"evaluated {done} of {count} windows")
+    )
     mean = Measured.mean(measured)
     if rank == 0:
         perplexity = perplexity_of(mean.parts.get(LM, mean.loss))
@@ -179,19 +192,26 @@ def run(options: argparse.Namespace) -> None:
     engine.close()
 
 
-def _for_evaluation(config: TrainerConfig, options: argparse.Namespace, world_size: int) -> TrainerConfig:
+def _for_evaluation(
+    config: TrainerConfig, options: argparse.Namespace, world_size: int
+) -> TrainerConfig:
     """The card with a micro batch of one, whole pipeline stages, and enough validation samples.
 
-    No more than the training's own number where that suffices: the maps, and so the samples, are then the training's.
-    One micro batch at a time gains nothing by stages of several parts.
+    No more than the training's own number where that suffices: the maps, and so the samples, are
+    then the training's. One micro batch at a time gains nothing by stages of several parts.
     """
     data_parallel = max(1, config.data_parallel(world_size))
     value = config.model_dump(mode="json")
     own = config.evaluation.iterations * config.batch.global_batch_size
     wanted = max(own, options.samples or 0)
-    value["batch"].update(micro_batch_size=1, micro_batch_ramp=[], ramp=None, global_batch_size=data_parallel)
+    value["batch"].update(
+        micro_batch_size=1, micro_batch_ramp=[], ramp=None, global_batch_size=data_parallel
+    )
     value["parallel"]["virtual_stages"] = 1
-    value["evaluation"]["iterations"] = -(-wanted // data_parallel) if options.split else 0
+    if options.split:
+        value["evaluation"]["iterations"] = -(-wanted // data_parallel)
+    else:
+        value["evaluation"]["iterations"] = 0
     value["curriculum"] = None
     # The batch is another one, so what is counted in steps is another length; no step is made here.
     value["batch"]["train_iterations"] = None
@@ -205,15 +225,26 @@ def _windows(
     """What is evaluated, how many windows of it, and its name. Collective. Raises DataError."""
     if options.tokens is not None:
         if config.model.family != "gpt":
-            raise DataError(f"{options.tokens}: windows of tokens are a GPT's samples, not a {config.model.family}'s")
-        windows = read_windows(options.tokens, config.model.sequence_length, config.tokenizer.padded_vocabulary_size)
+            raise DataError(
+                f"{options.tokens}: windows of tokens are a GPT's samples, not a {config.model.family}'s"
+            )
+        windows = read_windows(
+            options.tokens, config.model.sequence_length, config.tokenizer.padded_vocabulary_size
+        )
         count = min(options.samples or len(windows), len(windows))
         return windows, count, str(options.tokens)
-    samples = open_samples(config, mesh, engine.needs_data, test=options.split not in {"train", "valid"})
+    samples = open_samples(
+        config, mesh, engine.needs_data, test=options.split not in {"train", "valid"}
+    )
     names = [*samples.roles["train"], *samples.valid_groups(), *samples.test_groups()]
-    name = samples.roles["train"][0] if options.split == "train" else options.split
+    if options.split == "train":
+        name = samples.roles["train"][0]
+    else:
+        name = options.split
     if name not in names:
-        raise DataError(f"--split {options.split}: there is no such data; this card has {', '.join(names)}")
+        raise DataError(
+            f"--split {options.split}: there is no such data; this card has {', '.join(names)}"
+        )
     if not engine.needs_data:
         nothing = TokenWindows(np.empty((0, config.model.sequence_length + 1), np.int64))
         return nothing, options.samples or _default_count(config), name
@@ -227,12 +258,20 @@ def _default_count(config: TrainerConfig) -> int:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m trainer.control.evaluate", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.control.evaluate", description=__doc__.split("\n\n")[0]
+    )
     parser.add_argument("card", type=Path, help="a resolved run card (JSON)")
     parser.add_argument("--checkpoint", type=Path, required=True, help="a global_stepN folder")
     parser.add_argument("--split", help="train, valid, test, or the name of a group")
-    parser.add_argument("--samples", type=int, help="windows to evaluate; default: all, of a split the card's number")
-    parser.add_argument("--tokens", type=Path, help=".npy with integers [windows, sequence_length + 1]")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        help="windows to evaluate; default: all, of a split the card's number",
+    )
+    parser.add_argument(
+        "--tokens", type=Path, help=".npy with integers [windows, sequence_length + 1]"
+    )
     parser.add_argument("--output", type=Path, required=True, help="JSON file for the result")
     options = parser.parse_args(arguments)
     if (options.split is None) == (options.tokens is None):
@@ -243,9 +282,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status 0 also when the input was refused: the output file then says why, under "refused".
+    """Exit status 0 also when the input was refused: the output file then says why, under
+    "refused".
 
-    Every rank meets the same refusal and leaves by itself; a failing exit would make the launcher speak of deaths.
+    Every rank meets the same refusal and leaves by itself; a failing exit would make the launcher
+    speak of deaths.
     """
     options = parse(arguments)
     try:

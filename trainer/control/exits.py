@@ -1,4 +1,6 @@
-"""The ways out that do not pass through the loop: an end at once, because someone asked for it, and failures."""
+"""The ways out that do not pass through the loop: an end at once, because someone asked for it, and
+failures.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,15 @@ LOOK_AGAIN_SECONDS = (0.1, 0.4, 1.5)
 
 
 def end_now(
-    paths: RunPaths, attempt: AttemptIdentity, heartbeat: HeartbeatWriter, rank: int, request: Request
+    paths: RunPaths,
+    attempt: AttemptIdentity,
+    heartbeat: HeartbeatWriter,
+    rank: int,
+    request: Request,
 ) -> NoReturn:
-    """End this rank at once, from any thread and without saving, because the request says just that."""
+    """End this rank at once, from any thread and without saving, because the request says just
+    that.
+    """
     heartbeat.end_now(request.id)
     if rank == 0:
         line = f"tr11: ended at once, without saving, as asked by {request}"
@@ -43,9 +51,15 @@ def end_now(
 
 
 def end_if_asked(
-    kill_switch: Path, paths: RunPaths, attempt: AttemptIdentity, heartbeat: HeartbeatWriter, rank: int
+    kill_switch: Path,
+    paths: RunPaths,
+    attempt: AttemptIdentity,
+    heartbeat: HeartbeatWriter,
+    rank: int,
 ) -> None:
-    """After a failure: end as asked where an end at once was asked for, since the other ranks may have gone already."""
+    """After a failure: end as asked where an end at once was asked for, since the other ranks may
+    have gone already.
+    """
     request = read_request(kill_switch, "kill")
     if request is not None and request.kind == "kill-now":
         end_now(paths, attempt, heartbeat, rank=rank, request=request)
@@ -65,17 +79,26 @@ def record_failure(
         write_failure(paths, attempt, rank, error=error, iteration=iteration, refusal=refusal)
         if reason == "refused":
             write_end_marker(
-                paths, attempt, reason, restart=False, iteration=iteration, checkpoint_step=None, message=str(error)
+                paths,
+                attempt,
+                reason,
+                restart=False,
+                iteration=iteration,
+                checkpoint_step=None,
+                message=str(error),
             )
     except OSError as problem:
         tell(f"tr11: the failure could not be recorded: {problem}", sys.stderr)
 
 
-def refusal_elsewhere(paths: RunPaths, attempt: AttemptIdentity, rank: int) -> tuple[str, str] | None:
-    """The end reason of another rank of this launch for which one line of its own says all, and a line that says so.
+def refusal_elsewhere(
+    paths: RunPaths, attempt: AttemptIdentity, rank: int
+) -> tuple[str, str] | None:
+    """The end reason of another rank of this launch for which one line of its own says all, and a
+    line that says so.
 
-    For a rank that has lost others. Who refuses writes it before it goes; on a shared file system it may be seen a
-    moment later. Of several the first is meant.
+    For a rank that has lost others. Who refuses writes it before it goes; on a shared file system
+    it may be seen a moment later. Of several the first is meant.
     """
     for patience in (*LOOK_AGAIN_SECONDS, None):
         found = list(_refusals(paths.attempt(attempt.job_id) / "failures", attempt.launch, rank))
@@ -83,7 +106,9 @@ def refusal_elsewhere(paths: RunPaths, attempt: AttemptIdentity, rank: int) -> t
             first = min(found, key=operator.itemgetter("time"))
             word = "refused" if first["refusal"] == "refused" else "stopped"
             where = f"rank {first['rank']} on {first['host']}"
-            return first["refusal"], f"tr11: ended with {where}, which {word}: its own line says why"
+            return first[
+                "refusal"
+            ], f"tr11: ended with {where}, which {word}: its own line says why"
         if patience is not None:
             time.sleep(patience)
     return None

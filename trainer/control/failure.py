@@ -7,18 +7,27 @@ import traceback
 from torch.distributed import DistError
 
 from trainer.config.card import CardError
-from trainer.contract.errors import CheckpointError, DataError, LostWorkerError, NodeFilesError, NotFiniteError
+from trainer.contract.errors import (
+    CheckpointError,
+    DataError,
+    LostWorkerError,
+    NodeFilesError,
+    NotFiniteError,
+)
 from trainer.parallel.agreement import LostRanksError, lost_a_rank
 
 REFUSALS = (CardError, CheckpointError, DataError)
 
 
 def is_refusal(error: Exception, steps_done: int) -> bool:
-    """Bad input, which the next try would meet again: not a rank or data worker that was lost, nor what follows steps.
+    """Bad input, which the next try would meet again: not a rank or data worker that was lost, nor
+    what follows steps.
 
     The difference matters: after a refusal no later array task trains.
     """
-    if isinstance(error, LostWorkerError) or (isinstance(error, NodeFilesError) and error.node_without_access):
+    if isinstance(error, LostWorkerError) or (
+        isinstance(error, NodeFilesError) and error.node_without_access
+    ):
         return False
     return isinstance(error, REFUSALS) and steps_done == 0 and not lost_a_rank(error)
 
@@ -34,10 +43,18 @@ def says_all(error: Exception) -> bool:
 
 
 def is_of_others(error: Exception) -> bool:
-    """Whether it may say no more than that another rank has gone: gloo's errors have no type of their own."""
-    return type(error) is RuntimeError or isinstance(error, DistError | LostRanksError) or lost_a_rank(error)
+    """Whether it may say no more than that another rank has gone: gloo's errors have no type of
+    their own.
+    """
+    return (
+        type(error) is RuntimeError
+        or isinstance(error, DistError | LostRanksError)
+        or lost_a_rank(error)
+    )
 
 
 def failure_text(error: Exception) -> str:
     """What people read of a failure."""
-    return f"tr11: stopped: {error}" if says_all(error) else traceback.format_exc().rstrip()
+    if says_all(error):
+        return f"tr11: stopped: {error}"
+    return traceback.format_exc().rstrip()

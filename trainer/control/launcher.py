@@ -1,8 +1,10 @@
-"""`python -m trainer.control.launcher ...`: torchrun with one line for each failed worker, and without tracebacks.
+"""`python -m trainer.control.launcher ...`: torchrun with one line for each failed worker, and
+without tracebacks.
 
-The line comes before torchrun ends the others: that takes half a minute where one of them hears no signal, and the node
-agent, which does not wait so long, would never learn who failed. A torchrun that fails itself has a line too: a taken
-port shows in its own rendezvous, before there is any worker.
+The line comes before torchrun ends the others: that takes half a minute where one of them hears no
+signal, and the node agent, which does not wait so long, would never learn who failed. A torchrun
+that fails itself has a line too: a taken port shows in its own rendezvous, before there is any
+worker.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ from trainer.control.loading import without_collections
 with without_collections():
     from torch.distributed import DistError
     from torch.distributed.elastic.agent.server import api
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, PContext, SignalException
+    from torch.distributed.elastic.multiprocessing.api import (
+        DefaultLogsSpecs,
+        PContext,
+        SignalException,
+    )
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
 
@@ -36,7 +42,10 @@ _reify = DefaultLogsSpecs.reify
 def _tell(rank: int, pid: int, code: int) -> None:
     if pid not in _told:
         _told.add(pid)
-        how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        if code < 0:
+            how = f"ended by {signal.Signals(-code).name}"
+        else:
+            how = f"exit status {code}"
         print(f"tr11: worker {rank} (process {pid}) failed: {how}", file=sys.stderr, flush=True)
 
 
@@ -50,22 +59,29 @@ def _tell_and_close(context: PContext, *arguments: Any, **options: Any) -> None:
 
 
 def _reify_shared(specs: DefaultLogsSpecs, envs: dict[int, dict[str, str]]) -> Any:
-    """Takes the place of torchrun's way to make the folders of the workers' output: it keeps the group out of them."""
+    """Takes the place of torchrun's way to make the folders of the workers' output: it keeps the
+    group out of them.
+    """
     destination = _reify(specs, envs)
     for file in destination.error_files.values() if specs.root_log_dir != os.devnull else ():
         with suppress(OSError):  # their lines are in the run's own logs too
-            for folder in list(Path(file).parents)[:3]:  # of the rank, of torchrun's attempt, of the launch
+            # of the rank, of torchrun's attempt, of the launch
+            for folder in list(Path(file).parents)[:3]:
                 share_folder(folder)
     return destination
 
 
 def _is_worth_telling(record: logging.LogRecord) -> bool:
-    """Workers have ended: their agent waits for the others at the store of node 0, whose agent may have gone first."""
+    """Workers have ended: their agent waits for the others at the store of node 0, whose agent may
+    have gone first.
+    """
     return not str(record.msg).startswith("Error waiting on exit barrier")
 
 
 def run(arguments: list[str]) -> int:
-    """Run torchrun with its own command line; returns 0, 1 when a worker failed, 128 + n after signal n."""
+    """Run torchrun with its own command line; returns 0, 1 when a worker failed, 128 + n after
+    signal n.
+    """
     setattr(PContext, "close", _tell_and_close)  # noqa: B010  a method of torchrun's own, for this process
     setattr(DefaultLogsSpecs, "reify", _reify_shared)  # noqa: B010
     api.logger.addFilter(_is_worth_telling)

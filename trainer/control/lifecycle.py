@@ -1,7 +1,9 @@
-"""When a trainer stops, and what it leaves behind: kill switch, signals, limits, heartbeat, end marker.
+"""When a trainer stops, and what it leaves behind: kill switch, signals, limits, heartbeat, end
+marker.
 
-No torch here. Rank 0 looks for signals (`look`), all ranks hear what it saw (`trainer.control.control_signals`), and
-`decide` turns that into the same decision on every rank: so none can leave while another goes on.
+No torch here. Rank 0 looks for signals (`look`), all ranks hear what it saw
+(`trainer.control.control_signals`), and `decide` turns that into the same decision on every rank:
+so none can leave while another goes on.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ HEARTBEAT_SECONDS = 1.0
 
 
 class StopConditions(Record):
-    """The stop conditions of one attempt. `start_time` is the earliest rank's start, seconds since the epoch."""
+    """The stop conditions of one attempt. `start_time` is the earliest rank's start, seconds since
+    the epoch.
+    """
 
     kill_switch: Path
     exit_duration_minutes: float | None
@@ -42,14 +46,17 @@ class StopConditions(Record):
 
     @property
     def exit_time(self) -> float | None:
-        """When the card has the attempt leave, in seconds since the epoch; None where it does not say."""
+        """When the card has the attempt leave, in seconds since the epoch; None where it does not
+        say.
+        """
         if self.exit_duration_minutes is None:
             return None
         return self.start_time + 60 * self.exit_duration_minutes
 
 
 class StopDecision(Record):
-    """Why the training stops now, and the line that says so in the log. `save`: whether to save first.
+    """Why the training stops now, and the line that says so in the log. `save`: whether to save
+    first.
 
     `node`: the one at fault for it.
     """
@@ -70,13 +77,17 @@ class Stopped(Exception):
 
 
 class SignalFlag:
-    """Remembers the first stop signal. The handler only sets a flag: the loop acts at its next safe point."""
+    """Remembers the first stop signal. The handler only sets a flag: the loop acts at its next safe
+    point.
+    """
 
     def __init__(self) -> None:
         self.received: int | None = None
 
     def install(self) -> None:
-        """Take over USR1, TERM and INT. Call it before slow imports: their default action ends the process."""
+        """Take over USR1, TERM and INT. Call it before slow imports: their default action ends the
+        process.
+        """
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
 
@@ -89,12 +100,18 @@ KILL_SWITCH, SIGNAL, DURATION = range(3)
 
 
 def look(
-    limits: StopConditions, flag: SignalFlag, stop_request: Path, exit_time: float | None, now: float
+    limits: StopConditions,
+    flag: SignalFlag,
+    stop_request: Path,
+    exit_time: float | None,
+    now: float,
 ) -> tuple[int, int, int]:
-    """What rank 0 sees: (kill switch, signal, duration), zero meaning no. Two file look-ups, nothing is opened.
+    """What rank 0 sees: (kill switch, signal, duration), zero meaning no. Two file look-ups,
+    nothing is opened.
 
-    The second is the signal's number, so that the log can name it; a stop request counts as USR1. `exit_time`: when
-    the attempt leaves by the clock, in seconds since the epoch; None: no clock ends it.
+    The second is the signal's number, so that the log can name it; a stop request counts as USR1.
+    `exit_time`: when the attempt leaves by the clock, in seconds since the epoch; None: no clock
+    ends it.
     """
     kill = int(os.path.lexists(limits.kill_switch))
     asked = flag.received or (signal.SIGUSR1 if os.path.lexists(stop_request) else 0)
@@ -107,41 +124,58 @@ def decide(
 ) -> StopDecision | None:
     """The one decision that follows from what rank 0 saw; None: go on.
 
-    `trained` says whether this attempt has done a step: the exit interval counts only then, or a resume at a multiple
-    would leave at once. The strongest reason wins: a kill switch also keeps later tasks from training.
+    `trained` says whether this attempt has done a step: the exit interval counts only then, or a
+    resume at a multiple would leave at once. The strongest reason wins: a kill switch also keeps
+    later tasks from training.
     """
     stamp = datetime.fromtimestamp(now).strftime("%Y-%m-%d %H:%M:%S")
     if signals[KILL_SWITCH]:
         return StopDecision(
-            "kill-switch", False, f"[Detected kill switch at {limits.kill_switch}. Exiting] datetime: {stamp} "
+            "kill-switch",
+            False,
+            f"[Detected kill switch at {limits.kill_switch}. Exiting] datetime: {stamp} ",
         )
     if signals[SIGNAL]:
         name = signal.Signals(signals[SIGNAL]).name
         return StopDecision(
-            "signal", True, f"[exiting program on signal {name} at iteration {iteration}] datetime: {stamp} "
+            "signal",
+            True,
+            f"[exiting program on signal {name} at iteration {iteration}] datetime: {stamp} ",
         )
     if signals[DURATION]:
         minutes = (now - limits.start_time) / 60
-        return StopDecision("exit-duration", True, f"[exiting program after {minutes} minutes] datetime: {stamp} ")
+        return StopDecision(
+            "exit-duration", True, f"[exiting program after {minutes} minutes] datetime: {stamp} "
+        )
     if trained and limits.exit_interval is not None and iteration % limits.exit_interval == 0:
-        return StopDecision("exit-interval", True, f"[exiting program at iteration {iteration}] datetime: {stamp} ")
+        return StopDecision(
+            "exit-interval", True, f"[exiting program at iteration {iteration}] datetime: {stamp} "
+        )
     return None
 
 
 def steady_clock() -> Callable[[], float]:
-    """A clock in seconds since the epoch that starts at the time of day and from then on never jumps."""
+    """A clock in seconds since the epoch that starts at the time of day and from then on never
+    jumps.
+    """
     offset = time.time() - time.monotonic()
     return lambda: time.monotonic() + offset
 
 
 class HeartbeatWriter:
-    """Writes this rank's heartbeat: at once when the phase changes, else at most every HEARTBEAT_SECONDS.
+    """Writes this rank's heartbeat: at once when the phase changes, else at most every
+    HEARTBEAT_SECONDS.
 
     On rank 0 each change of phase is also kept, as a phase of `launch`.
     """
 
     def __init__(
-        self, paths: RunPaths, rank: int, job_id: str, clock: Callable[[], float] = time.time, launch: int = 1
+        self,
+        paths: RunPaths,
+        rank: int,
+        job_id: str,
+        clock: Callable[[], float] = time.time,
+        launch: int = 1,
     ):
         self._path = paths.heartbeat(rank)
         self._rank = rank
@@ -175,7 +209,9 @@ class HeartbeatWriter:
         self._write(now)
 
     def acknowledge(self, request: int) -> None:
-        """Report at once that this rank honours a request: its receipt. Nothing for one without a number."""
+        """Report at once that this rank honours a request: its receipt. Nothing for one without a
+        number.
+        """
         if request and request != self._request:
             self._request = request
             self._write(self._clock())
@@ -218,7 +254,9 @@ def write_end_marker(
     message: str,
     node: str = "",
 ) -> EndMarker:
-    """Write the attempt's end marker (one rank only, after the last save). Raises OSError when it cannot be written."""
+    """Write the attempt's end marker (one rank only, after the last save). Raises OSError when it
+    cannot be written.
+    """
     marker = EndMarker(
         reason=decision_reason,
         iteration=iteration,
@@ -236,9 +274,15 @@ def write_end_marker(
 
 
 def write_failure(
-    paths: RunPaths, attempt: AttemptIdentity, rank: int, error: BaseException, iteration: int, refusal: str = ""
+    paths: RunPaths,
+    attempt: AttemptIdentity,
+    rank: int,
+    error: BaseException,
+    iteration: int,
+    refusal: str = "",
 ) -> None:
-    """Keep one rank's failure: `state/attempts/JOB/failures/rank-R.json`, the evidence for "who failed first".
+    """Keep one rank's failure: `state/attempts/JOB/failures/rank-R.json`, the evidence for "who
+    failed first".
 
     `refusal`: the end reason, where one line of this rank's own says all.
     """
@@ -259,7 +303,8 @@ def write_failure(
 
 
 def exit_process(code: int, close: Callable[[], None], patience_seconds: float = 20.0) -> NoReturn:
-    """End this process for certain: try `close`, but whatever thread or library hangs, leave within the patience.
+    """End this process for certain: try `close`, but whatever thread or library hangs, leave within
+    the patience.
 
     The original sometimes stayed after its clean exit and held 384 GPUs; `os._exit` cannot.
     """
@@ -268,7 +313,9 @@ def exit_process(code: int, close: Callable[[], None], patience_seconds: float =
     timer.start()
     try:
         close()
-    except Exception as error:  # the work is saved and the verdict written: a failing clean-up changes neither
+    except (
+        Exception
+    ) as error:  # the work is saved and the verdict written: a failing clean-up changes neither
         tell(f"clean-up failed: {error}")
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

@@ -1,4 +1,6 @@
-"""Load torch and DeepSpeed without garbage collections: nothing of what they make as they load is garbage."""
+"""Load torch and DeepSpeed without garbage collections: nothing of what they make as they load is
+garbage.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """No collection inside; what is there at the end stays out of every later one, each of which would walk it all."""
+    """No collection inside; what is there at the end stays out of every later one, each of which
+    would walk it all.
+    """
     gc.disable()
     try:
         yield

@@ -1,4 +1,6 @@
-"""What a training starts from: this run's newest checkpoint, another run's, or nothing; in either layout."""
+"""What a training starts from: this run's newest checkpoint, another run's, or nothing; in either
+layout.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from trainer.contract.errors import CheckpointError
 from trainer.contract.files import now
 from trainer.contract.origin import ORIGIN_KEY, Origin, lineage_before, run_of_checkpoints
 from trainer.contract.record import Record
-from trainer.contract.resumable import OPTIMIZER_SUMS, foreign_step, has_original_layout, model_facts
+from trainer.contract.resumable import (
+    OPTIMIZER_SUMS,
+    foreign_step,
+    has_original_layout,
+    model_facts,
+)
 from trainer.engine import Engine
 from trainer.parallel.agreement import RankGroup
 from trainer.parallel.mesh import Mesh
@@ -32,10 +39,11 @@ Say = Callable[[str], None]
 
 
 class ResumePosition(Record):
-    """Where the training stands, and the learning rate that it follows. `own_step`: this run's checkpoint, if any.
+    """Where the training stands, and the learning rate that it follows. `own_step`: this run's
+    checkpoint, if any.
 
-    `place` and `cursor`: the checkpoint that was loaded and goes on; None and empty where all begins at zero. `origin`:
-    what the run had begun with, if that was another's checkpoint.
+    `place` and `cursor`: the checkpoint that was loaded and goes on; None and empty where all
+    begins at zero. `origin`: what the run had begun with, if that was another's checkpoint.
     """
 
     progress: Progress
@@ -47,13 +55,16 @@ class ResumePosition(Record):
     origin: Origin | None = None
 
 
-def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say, job_id: str = "") -> ResumePosition:
-    """Resume from the newest complete checkpoint, or from `checkpoint.load`, or start at zero. Collective.
+def load_newest(
+    config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say, job_id: str = ""
+) -> ResumePosition:
+    """Resume from the newest complete checkpoint, or from `checkpoint.load`, or start at zero.
+    Collective.
 
     Keeps on record, as done by `job_id`, which checkpoint of another run was the start.
 
-    Raises CheckpointError when there are checkpoints and none can be used, when the run must resume and cannot, or
-    when the checkpoint's settings are not the card's and no one said which count.
+    Raises CheckpointError when there are checkpoints and none can be used, when the run must resume
+    and cannot, or when the checkpoint's settings are not the card's and no one said which count.
     """
     own, ranks = own_source(config), RankGroup(mesh.cpu_group)
     step = _find(config, own, say, ranks)
@@ -85,7 +96,9 @@ def load_newest(config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say, job
 
 
 def _origin_of(config: TrainerConfig, cursor: Mapping[str, Any], say: Say) -> Origin | None:
-    """What the run had begun with: by its own record, else by its checkpoint, as in a directory that was restored."""
+    """What the run had begun with: by its own record, else by its checkpoint, as in a directory
+    that was restored.
+    """
     try:
         origin = Origin.read(config.paths)
     except (OSError, ValueError) as error:
@@ -98,7 +111,9 @@ def _origin_of(config: TrainerConfig, cursor: Mapping[str, Any], say: Say) -> Or
 
 
 def _keep_origin(config: TrainerConfig, origin: Origin | None, say: Say) -> Origin | None:
-    """Keep what the training began with, on rank 0; what cannot be written keeps no one from training."""
+    """Keep what the training began with, on rank 0; what cannot be written keeps no one from
+    training.
+    """
     try:
         if origin is None:
             config.paths.origin.unlink(missing_ok=True)
@@ -110,29 +125,48 @@ def _keep_origin(config: TrainerConfig, origin: Origin | None, say: Say) -> Orig
 
 
 def load_step(
-    config: TrainerConfig, mesh: Mesh, engine: Engine, step: int, say: Say, source: StartSource | None = None
+    config: TrainerConfig,
+    mesh: Mesh,
+    engine: Engine,
+    step: int,
+    say: Say,
+    source: StartSource | None = None,
 ) -> ResumePosition:
-    """Load the checkpoint of `step` from this run's folder, or from another run's `source`. Collective."""
+    """Load the checkpoint of `step` from this run's folder, or from another run's `source`.
+    Collective.
+    """
     source = source or own_source(config)
     place = source.folder / checkpoint_name(step)
-    cursor, rng = _read(config, mesh, engine, place=place, weights_only=source.takes_weights, say=say)
+    cursor, rng = _read(
+        config, mesh, engine, place=place, weights_only=source.takes_weights, say=say
+    )
     agreed = agreed_settings(config, source, cursor, str(place))
     for remark in agreed.remarks:
         say(remark)
-    if rng is not None and not source.is_fresh and (source.is_own or config.checkpoint.load_random_state):
+    if (
+        rng is not None
+        and not source.is_fresh
+        and (source.is_own or config.checkpoint.load_random_state)
+    ):
         randomness.restore(rng)
     if not source.takes_weights:
         engine.restore_scaler(cursor.get("loss_scaler", {}))
         engine.restore_optimizer_sums(cursor.get(OPTIMIZER_SUMS, {}))
-    say(f"  successfully loaded checkpoint from {place.parent} at iteration {int(cursor['iteration'])}")
+    say(
+        f"  successfully loaded checkpoint from {place.parent} at iteration {int(cursor['iteration'])}"
+    )
     if source.is_fresh:
         say("checkpoint.finetune: its weights are used, all counters start at zero")
         return ResumePosition(Progress(), agreed.plan, None, True)
-    return ResumePosition(Progress.from_cursor(cursor), agreed.plan, None, was_loaded=True, place=place, cursor=cursor)
+    return ResumePosition(
+        Progress.from_cursor(cursor), agreed.plan, None, was_loaded=True, place=place, cursor=cursor
+    )
 
 
 def load_weights(config: TrainerConfig, mesh: Mesh, engine: Engine, place: Path, say: Say) -> int:
-    """Fill an engine's weights from the `global_stepN` folder `place`; returns its step. Collective."""
+    """Fill an engine's weights from the `global_stepN` folder `place`; returns its step.
+    Collective.
+    """
     cursor, _ = _read(config, mesh, engine, place=place, weights_only=True, say=say)
     return int(cursor["iteration"])
 
@@ -140,7 +174,9 @@ def load_weights(config: TrainerConfig, mesh: Mesh, engine: Engine, place: Path,
 def _read(
     config: TrainerConfig, mesh: Mesh, engine: Engine, place: Path, weights_only: bool, say: Say
 ) -> tuple[Mapping[str, Any], dict[str, torch.Tensor] | None]:
-    """Fill the engine from a checkpoint of either layout; returns its cursor, and this rank's random state."""
+    """Fill the engine from a checkpoint of either layout; returns its cursor, and this rank's
+    random state.
+    """
     state, info = engine.sharded_state(), checkpoint_info(config, mesh, "", "")
     ranks = RankGroup(mesh.cpu_group)
     if ranks.on_first(f"{place} was not loaded", has_original_layout, place):
@@ -148,8 +184,12 @@ def _read(
     else:
         step = checkpoint_step(place.name)
         if step is None:
-            raise CheckpointError(f"{place} is not a checkpoint's folder: its name must be global_stepN")
-        loaded = store.load(place.parent, step, state, info, group=mesh.cpu_group, weights_only=weights_only)
+            raise CheckpointError(
+                f"{place} is not a checkpoint's folder: its name must be global_stepN"
+            )
+        loaded = store.load(
+            place.parent, step, state, info, group=mesh.cpu_group, weights_only=weights_only
+        )
     optimizer_step = loaded.optimizer_step
     for remark in loaded.remarks:
         say(remark)
@@ -173,13 +213,17 @@ def _find(config: TrainerConfig, source: StartSource, say: Say, ranks: RankGroup
     if foreign is not None:
         return foreign
     must = source.must and source.is_own
-    step = store.find_resumable(folder, config.checkpoint.verify, must, report=say, group=ranks.group, need=source.need)
+    step = store.find_resumable(
+        folder, config.checkpoint.verify, must, report=say, group=ranks.group, need=source.need
+    )
     if step is None and source.must:
         raise CheckpointError(ranks.on_first(f"{folder} could not be searched", no_start, source))
     return step
 
 
-def checkpoint_info(config: TrainerConfig, mesh: Mesh, card_hash: str, job_id: str) -> CheckpointInfo:
+def checkpoint_info(
+    config: TrainerConfig, mesh: Mesh, card_hash: str, job_id: str
+) -> CheckpointInfo:
     """What a checkpoint of this run says of it."""
     return CheckpointInfo(
         topology=mesh.degrees(),

@@ -33,9 +33,10 @@ from trainer.schedule.start import optimizer_facts
 class Saver:
     """Saves this run's checkpoints. `save`, `poll` and `wait` are collective.
 
-    `saved_step` is the newest complete checkpoint that is known of; one that is still being written is not. `fence` is
-    asked before anything is published, see `trainer.checkpoint.publishing.publish`. `data`: see
-    `trainer.config.data_match`. `note`: told of each failed save, for those who watch. `origin`: kept in each of them.
+    `saved_step` is the newest complete checkpoint that is known of; one that is still being written
+    is not. `fence` is asked before anything is published, see
+    `trainer.checkpoint.publishing.publish`. `data`: see `trainer.config.data_match`. `note`: told
+    of each failed save, for those who watch. `origin`: kept in each of them.
     """
 
     def __init__(
@@ -56,14 +57,20 @@ class Saver:
         self.saved_step = saved_step
         self._config, self._mesh, self._engine, self._say = config, mesh, engine, say
         self._info = checkpoint_info(config, mesh, card_hash, job_id)
-        self._writer = AsyncSaver(config.paths.checkpoints, say, mesh.cpu_group, fence=fence, is_held=True)
+        self._writer = AsyncSaver(
+            config.paths.checkpoints, say, mesh.cpu_group, fence=fence, is_held=True
+        )
         engine.before_update(self._writer.hold)
         self._fence = fence
         self._data = data
         self._note = note
         self._origin = origin
         self._failed: list[int] = []
-        self._ended = {} if saved_step is None else {saved_step: True}  # how each save that is told of ended
+        # how each save that is told of ended
+        if saved_step is None:
+            self._ended = {}
+        else:
+            self._ended = {saved_step: True}
         self._fault: CheckpointError | None = None
         self.failed_saves = FailedSaves()  # in a row, on one node alone
         self._last_save = now
@@ -78,7 +85,9 @@ class Saver:
         return self._ended.get(step)
 
     def minutes_are_over(self, now: float) -> bool:
-        """Whether `checkpoint.interval_minutes` have passed since the last save began (or since the start)."""
+        """Whether `checkpoint.interval_minutes` have passed since the last save began (or since the
+        start).
+        """
         minutes = self._config.checkpoint.interval_minutes
         return minutes is not None and now - self._last_save >= minutes * 60
 
@@ -87,18 +96,23 @@ class Saver:
         self.saved_step, self._ended = step, {step: True}
 
     def reserve(self) -> None:
-        """Begin to get the memory for saves in the background, for which the first would stand still. Collective."""
+        """Begin to get the memory for saves in the background, for which the first would stand
+        still. Collective.
+        """
         settings = self._config.checkpoint
         if settings.asynchronous and settings.format != "deepspeed":
-            self._writer.reserve(self._engine.sharded_state(), save_optimizer=settings.save_optimizer)
+            self._writer.reserve(
+                self._engine.sharded_state(), save_optimizer=settings.save_optimizer
+            )
 
     def save(self, progress: Progress, plan: LearningRatePlan, now: float) -> float:
-        """Save this iteration unless it is saved; returns the seconds that the training stood still. Collective.
+        """Save this iteration unless it is saved; returns the seconds that the training stood
+        still. Collective.
 
-        A save that cannot be written (disk full, no rights) is told and remembered; the older checkpoints are then
-        untouched, all ranks know the same, and the training may go on. Raises RuntimeError when copies of a parameter
-        differ between ranks, NotFiniteError when a weight or moment is NaN or infinite, CheckpointError when a rank was
-        lost.
+        A save that cannot be written (disk full, no rights) is told and remembered; the older
+        checkpoints are then untouched, all ranks know the same, and the training may go on. Raises
+        RuntimeError when copies of a parameter differ between ranks, NotFiniteError when a weight
+        or moment is NaN or infinite, CheckpointError when a rank was lost.
         """
         self._last_save = now
         step = progress.iteration
@@ -113,7 +127,10 @@ class Saver:
         state = self._engine.sharded_state()
         broken = self._engine.not_finite(state)
         if broken:
-            newest = "no checkpoint" if self.saved_step is None else f"step {self.saved_step}"
+            if self.saved_step is None:
+                newest = "no checkpoint"
+            else:
+                newest = f"step {self.saved_step}"
             raise NotFiniteError(
                 f"nothing was saved at iteration {step}: not finite are {len(broken)} parameters, the first "
                 f"{broken[0]}; the newest to resume from is {newest}"
@@ -125,7 +142,10 @@ class Saver:
             self._tell([self._save_original_layout(state, progress, plan)])
             return time.perf_counter() - began
         extras = self._extras(progress, plan)
-        options = {"save_optimizer": settings.save_optimizer, "save_random_state": settings.save_random_state}
+        options = {
+            "save_optimizer": settings.save_optimizer,
+            "save_random_state": settings.save_random_state,
+        }
         if settings.asynchronous:
             self._writer.start(step, state, extras, self._info, **options)
         else:
@@ -133,13 +153,17 @@ class Saver:
         return time.perf_counter() - began
 
     def poll(self) -> None:
-        """After a step: tell how a save in the background has ended. Costs nothing while none is under way."""
+        """After a step: tell how a save in the background has ended. Costs nothing while none is
+        under way.
+        """
         outcome = self._writer.poll()
         if outcome is not None:
             self._tell([outcome])
 
     def wait(self) -> CheckpointError | None:
-        """Let the save that is under way end; the fault of the newest one, if it failed. Collective."""
+        """Let the save that is under way end; the fault of the newest one, if it failed.
+        Collective.
+        """
         self._tell(self._writer.wait())
         return self._fault
 
@@ -147,8 +171,14 @@ class Saver:
         """Release memory and thread; a save that is under way is abandoned."""
         self._writer.close()
 
-    def _save_original_layout(self, state: ShardedState, progress: Progress, plan: LearningRatePlan) -> Outcome:
-        folder, step, began = self._config.paths.checkpoints, progress.iteration, time.perf_counter()
+    def _save_original_layout(
+        self, state: ShardedState, progress: Progress, plan: LearningRatePlan
+    ) -> Outcome:
+        folder, step, began = (
+            self._config.paths.checkpoints,
+            progress.iteration,
+            time.perf_counter(),
+        )
         try:
             saved = save_deepspeed(
                 folder,
@@ -192,7 +222,10 @@ class Saver:
             **({CURSOR_KEY: self._data} if self._data is not None else {}),
             **({ORIGIN_KEY: document(self._origin)} if self._origin is not None else {}),
         }
-        return Extras(cursor=cursor, rng=randomness.capture() if self._config.checkpoint.save_random_state else {})
+        return Extras(
+            cursor=cursor,
+            rng=randomness.capture() if self._config.checkpoint.save_random_state else {},
+        )
 
     def _tell(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
@@ -204,16 +237,25 @@ class Saver:
     def _succeeded(self, save: Finished) -> None:
         self.saved_step, self._fault, self._ended[save.step] = save.step, None, True
         self.failed_saves = FailedSaves()
-        self._say(f"  successfully saved checkpoint at iteration {save.step:7d} to {self._config.paths.checkpoints}")
-        stall = f" (the training stood still for {save.stall * 1000:.2f})" if save.stall < save.seconds else ""
+        self._say(
+            f"  successfully saved checkpoint at iteration {save.step:7d} to {self._config.paths.checkpoints}"
+        )
+        stall = ""
+        if save.stall < save.seconds:
+            stall = f" (the training stood still for {save.stall * 1000:.2f})"
         self._say(f"time (ms) | save-checkpoint: {save.seconds * 1000:.2f}{stall}")
         if self._failed:  # said again: where the disk was full, the log could not take the warning
             missing = ", ".join(map(str, self._failed))
-            self._say(f"tr11: WARNING: saves failed before this one, at iteration {missing}; they work again")
+            self._say(
+                f"tr11: WARNING: saves failed before this one, at iteration {missing}; they work again"
+            )
             self._failed.clear()
 
     def _failed_at(self, save: Failed) -> None:
-        newest = "there is none yet" if self.saved_step is None else f"the newest is of step {self.saved_step}"
+        if self.saved_step is None:
+            newest = "there is none yet"
+        else:
+            newest = f"the newest is of step {self.saved_step}"
         self._fault, self._ended[save.step] = save.fault, False
         self._failed.append(save.step)
         self._say(f"tr11: WARNING: SAVE FAILED at iteration {save.step}, {newest}: {save.fault}")
@@ -221,4 +263,6 @@ class Saver:
         if self._note is not None:
             self._note(SAVE_FAILED, self.failed_saves.event(save.step, save.fault))
         if self.failed_saves.node and not self.failed_saves.unable:
-            self._say(f"tr11: WARNING: {self.failed_saves}: if the next fails there too, the training leaves that node")
+            self._say(
+                f"tr11: WARNING: {self.failed_saves}: if the next fails there too, the training leaves that node"
+            )

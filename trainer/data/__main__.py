@@ -1,4 +1,6 @@
-"""`python -m trainer.data`: make, index and look at training data. Progress on stderr, one line of result on stdout."""
+"""`python -m trainer.data`: make, index and look at training data. Progress on stderr, one line of
+result on stdout.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ EXIT_USAGE = 2
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line; the same commands and options as `tr11 data`."""
-    from trainer.data import commands_look, commands_make  # seconds, in which an interrupt is heard already
+    # seconds, in which an interrupt is heard already
+    from trainer.data import commands_look, commands_make
 
     parser = argparse.ArgumentParser(prog="python -m trainer.data", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -32,7 +35,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0 fine, 1 needs a person, 2 wrong usage; refusal or interrupt are a line on stderr."""
+    """Run one command. Returns 0 fine, 1 needs a person, 2 wrong usage; refusal or interrupt are a
+    line on stderr.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
@@ -46,7 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     try:
         result = options.run(options)
-        shown = json.dumps(result, ensure_ascii=False) if options.json else options.sentence(result)
+        if options.json:
+            shown = json.dumps(result, ensure_ascii=False)
+        else:
+            shown = options.sentence(result)
         sys.stdout.write(shown + "\n")
         sys.stdout.flush()
         if not getattr(options, "is_fine", lambda result: True)(result):
@@ -56,7 +64,8 @@ def _run(options: argparse.Namespace) -> int:
     except DataError as error:
         return _refuse(f"tr11 data: {error}", EXIT_NEEDS_PERSON)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone: say nothing more to it
+        # the reader is gone: say nothing more to it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_NEEDS_PERSON
     return EXIT_FINE
 
@@ -67,7 +76,9 @@ def _refuse(line: str, code: int) -> int:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """End as an interrupt from the keyboard does: workers are ended, and nothing is left half-written."""
+    """End as an interrupt from the keyboard does: workers are ended, and nothing is left
+    half-written.
+    """
     raise KeyboardInterrupt
 
 

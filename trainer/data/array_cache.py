@@ -1,4 +1,6 @@
-"""Arrays on disk that one process computes and many read: named after their inputs, complete or absent, checked."""
+"""Arrays on disk that one process computes and many read: named after their inputs, complete or
+absent, checked.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 from trainer.data.errors import explain_os_errors
 
-# How long a process that did not compute them waits for the files to appear: shared file systems show them late.
+# How long a process that did not compute them waits for the files to appear: shared file systems
+# show them late.
 APPEARANCE_SECONDS = 30.0
 
 
@@ -39,11 +42,15 @@ class CacheKey(Record):
 
 def key_digest(key: CacheKey) -> str:
     """A digest of all fields of a key, for its stem."""
-    return hashlib.blake2b(json.dumps(asdict(key), sort_keys=True).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(
+        json.dumps(asdict(key), sort_keys=True).encode(), digest_size=8
+    ).hexdigest()
 
 
 class ArrayCache(Record):
-    """A folder of arrays: one `.npy` for each part of a key and, written last, one `.json` with sizes and digests."""
+    """A folder of arrays: one `.npy` for each part of a key and, written last, one `.json` with
+    sizes and digests.
+    """
 
     folder: Path
 
@@ -55,22 +62,32 @@ class ArrayCache(Record):
         """The file of one part."""
         return self.folder / f"{key.stem}_{part}_idx.npy"
 
-    def load(self, key: CacheKey, parts: tuple[str, ...], check_digests: bool) -> tuple[npt.NDArray[Any], ...] | None:
-        """The memory-mapped parts; None when they are absent or damaged in any way, and so must be computed.
+    def load(
+        self, key: CacheKey, parts: tuple[str, ...], check_digests: bool
+    ) -> tuple[npt.NDArray[Any], ...] | None:
+        """The memory-mapped parts; None when they are absent or damaged in any way, and so must be
+        computed.
 
-        Sizes, types and shapes are always compared with the record; contents only when `check_digests`.
+        Sizes, types and shapes are always compared with the record; contents only when
+        `check_digests`.
         """
         try:
             record = read_json(self.record_path(key))
             if record is None or record.get("key") != json.loads(json.dumps(asdict(key))):
                 return None
-            return tuple(self._load_part(key, part, record["files"][part], check_digests) for part in parts)
+            return tuple(
+                self._load_part(key, part, record["files"][part], check_digests) for part in parts
+            )
         except (OSError, ValueError, KeyError, TypeError, EOFError):
             return None
 
-    def _load_part(self, key: CacheKey, part: str, entry: dict[str, Any], check_digest: bool) -> npt.NDArray[Any]:
+    def _load_part(
+        self, key: CacheKey, part: str, entry: dict[str, Any], check_digest: bool
+    ) -> npt.NDArray[Any]:
         path = self.part_path(key, part)
-        if path.stat().st_size != entry["bytes"] or (check_digest and file_digest(path) != entry["digest"]):
+        if path.stat().st_size != entry["bytes"] or (
+            check_digest and file_digest(path) != entry["digest"]
+        ):
             raise ValueError(f"{path} is not the file that was written")
         array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         if list(array.shape) != entry["shape"] or str(array.dtype) != entry["dtype"]:
@@ -82,7 +99,10 @@ class ArrayCache(Record):
         with explain_os_errors("writing index maps to", self.folder):
             make_shared(self.folder)
             self.record_path(key).unlink(missing_ok=True)
-            files = {part: self._write_part(self.part_path(key, part), array) for part, array in arrays.items()}
+            files = {
+                part: self._write_part(self.part_path(key, part), array)
+                for part, array in arrays.items()
+            }
             write_json(self.record_path(key), {"key": asdict(key), "files": files})
 
     def _write_part(self, path: Path, array: npt.NDArray[Any]) -> dict[str, Any]:
@@ -117,7 +137,9 @@ class ArrayCache(Record):
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place when the block ends well, and goes away when it does not."""
+    """A temporary file beside `path` that takes its place when the block ends well, and goes away
+    when it does not.
+    """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(descriptor)
     temporary = Path(name)

@@ -1,4 +1,6 @@
-"""Which data set each sample comes from, and which part of a data set belongs to training, validation and test."""
+"""Which data set each sample comes from, and which part of a data set belongs to training,
+validation and test.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +15,33 @@ import numpy.typing as npt
 from trainer.contract.errors import DataError
 from trainer.data.groups import parse_number
 
-# The greedy rule of mixtures, stepped for many columns at once: whichever member is furthest behind is taken next.
+# The greedy rule of mixtures, stepped for many columns at once: whichever member is furthest behind
+# is taken next.
 #
-# A column is a moment of one mixture: how often each member was taken before some sample. At sample i the member with
-# the largest weight * max(i, 1) - count is taken, the first of equals, in the arithmetic of float64 as Megatron does it.
+# A column is a moment of one mixture: how often each member was taken before some sample. At sample
+# i the member with the largest weight * max(i, 1) - count is taken, the first of equals, in the
+# arithmetic of float64 as Megatron does it.
 #
-# Steps are made in tiles, first in 32-bit integers, which is faster for more than a few members. There a member's key is
-# how far it is behind, in fixed point, above its code; so the largest key says which member is taken, and the next
-# largest how clear that was. Wherever it was not clear beyond every error that fixed point may have, the column's tile
-# is made again in float64, so the choices are those of float64 throughout.
+# Steps are made in tiles, first in 32-bit integers, which is faster for more than a few members.
+# There a member's key is how far it is behind, in fixed point, above its code; so the largest key
+# says which member is taken, and the next largest how clear that was. Wherever it was not clear
+# beyond every error that fixed point may have, the column's tile is made again in float64, so the
+# choices are those of float64 throughout.
 
 TILE = 64  # steps that are kept in a cache before they are written to where they belong
-FEW_MEMBERS = 48  # with more, half as many, since the keys of many members hold fewer bits and drift apart sooner
+# with more, half as many, since the keys of many members hold fewer bits and drift apart sooner
+FEW_MEMBERS = 48
 LINE = 64  # bytes of a cache line
-KEY_BITS = 29  # of a key for one whole sample, so that a member may be less than 4 samples behind or ahead
+# of a key for one whole sample, so that a member may be less than 4 samples behind or ahead
+KEY_BITS = 29
 MOST_BEHIND = 2.5
 MOST_MEMBERS_WITH_KEYS = 255
-# A float64 between 0 and 2^51 plus this is rounded to a whole number, which is then in its lowest bits.
+# A float64 between 0 and 2^51 plus this is rounded to a whole number, which is then in its lowest
+# bits.
 ROUNDING = 1.5 * 2.0**52
 ROUNDING_BITS = int(np.float64(ROUNDING).view(np.int64))
-# Where more columns than this are unclear, the keys only cost time, and are left out for some tiles.
+# Where more columns than this are unclear, the keys only cost time, and are left out for some
+# tiles.
 MOST_UNCLEAR, TILES_WITHOUT_KEYS = 0.2, 15
 
 FloatArray = npt.NDArray[np.float64]
@@ -46,16 +55,26 @@ def advance(
     sets: npt.NDArray[Any] | None = None,
     numbers: npt.NDArray[np.int64] | None = None,
 ) -> None:
-    """Let the rule make `steps` choices from sample `positions` [columns] on; changes `counts` [members, columns].
+    """Let the rule make `steps` choices from sample `positions` [columns] on; changes `counts`
+    [members, columns].
 
-    Writes the members that were chosen, and how often each had been before, to `sets` and `numbers` [columns, steps].
+    Writes the members that were chosen, and how often each had been before, to `sets` and `numbers`
+    [columns, steps].
     """
     members, columns = counts.shape
-    chosen, taken = _rows_apart(columns, np.uint8 if members < 255 else np.uint16), _rows_apart(columns, np.int64)
-    keys = _Keys(shares, columns) if members <= MOST_MEMBERS_WITH_KEYS else None
+    chosen, taken = (
+        _rows_apart(columns, np.uint8 if members < 255 else np.uint16),
+        _rows_apart(columns, np.int64),
+    )
+    keys = None
+    if members <= MOST_MEMBERS_WITH_KEYS:
+        keys = _Keys(shares, columns)
     exact = _Exactly(shares, columns, chosen.dtype)
     exact_until = 0
-    height = TILE if members <= FEW_MEMBERS else TILE // 2
+    if members <= FEW_MEMBERS:
+        height = TILE
+    else:
+        height = TILE // 2
     for first in range(0, steps, height):
         tile = slice(first, min(first + height, steps))
         rows = tile.stop - first
@@ -69,7 +88,10 @@ def advance(
             exact.advance(counts, samples, chosen[:rows], taken[:rows])
         elif unclear.any():
             part = np.ascontiguousarray(counts[:, unclear])
-            again = np.empty((rows, part.shape[1]), chosen.dtype), np.empty((rows, part.shape[1]), np.int64)
+            again = (
+                np.empty((rows, part.shape[1]), chosen.dtype),
+                np.empty((rows, part.shape[1]), np.int64),
+            )
             _Exactly(shares, part.shape[1], chosen.dtype).advance(part, samples[unclear], *again)
             counts[:, unclear], chosen[:rows, unclear], taken[:rows, unclear] = part, *again
         if sets is not None and numbers is not None:
@@ -89,9 +111,13 @@ class _Exactly:
         shape = (len(self.shares), self.columns)
         self.behind, self.is_most = np.empty(shape), np.empty(shape, dtype=np.bool_)
         self.most, self.before = np.empty(self.columns), np.empty(self.columns)
-        # Every member has a code, the first the largest, so the largest code among equals is that of the first.
+        # Every member has a code, the first the largest, so the largest code among equals is that
+        # of the first.
         self.codes = np.arange(shape[0], 0, -1, dtype=self.kind)[:, None]
-        self.marks = self.is_most.view(np.uint8) if self.kind == np.uint8 else np.empty(shape, dtype=self.kind)
+        if self.kind == np.uint8:
+            self.marks = self.is_most.view(np.uint8)
+        else:
+            self.marks = np.empty(shape, dtype=self.kind)
         self.ends = shape[0] * self.columns + np.arange(self.columns)
         self.place = np.empty(self.columns, dtype=np.intp)
 
@@ -102,7 +128,9 @@ class _Exactly:
         chosen: npt.NDArray[Any],
         taken: npt.NDArray[np.int64],
     ) -> None:
-        """One tile: fills `chosen` and `taken` [rows, columns], changes `counts`, which is contiguous."""
+        """One tile: fills `chosen` and `taken` [rows, columns], changes `counts`, which is
+        contiguous.
+        """
         flat, place, before = counts.reshape(-1), self.place, self.before
         weights = self.shares[:, None]
         x = np.maximum(samples, 1).astype(np.float64)
@@ -144,7 +172,10 @@ class _Keys:
         self.code, self.place = (np.empty(self.columns, dtype=np.intp) for _ in range(2))
         self.lower = np.empty(self.columns, dtype=np.int32)
         self.due, self.ahead = np.empty(self.columns), np.empty(self.columns)
-        self.top, self.second = _rows_apart(self.columns, np.int32), _rows_apart(self.columns, np.int32)
+        self.top, self.second = (
+            _rows_apart(self.columns, np.int32),
+            _rows_apart(self.columns, np.int32),
+        )
 
     def advance(
         self,
@@ -153,7 +184,9 @@ class _Keys:
         chosen: npt.NDArray[Any],
         taken: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.bool_]:
-        """One tile: fills `chosen` and `taken`, changes `counts`; not in unclear columns, which are returned."""
+        """One tile: fills `chosen` and `taken`, changes `counts`; not in unclear columns, which are
+        returned.
+        """
         rows, members = len(chosen), len(self.shares)
         weights, one, mask = self.shares[:, None], 1 << KEY_BITS, (1 << self.bits) - 1
         x = samples.astype(np.float64)
@@ -197,21 +230,26 @@ class _Keys:
     def _tolerance(self, rows: int, last: float) -> int:
         """The distance of two keys up to which it is not certain which member is further behind.
 
-        Each is off by half a unit where it begins and at every step, and weight * i by half of its last bit.
+        Each is off by half a unit where it begins and at every step, and weight * i by half of its
+        last bit.
         """
         units = rows + 2 + 2 * int(np.ceil(last * self.scale * 2.0**-52))
         return (units + 1) << self.bits
 
 
 def _rows_apart(columns: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An array [TILE, columns] whose rows do not begin at the same lines of a cache, to be read by columns."""
+    """An array [TILE, columns] whose rows do not begin at the same lines of a cache, to be read by
+    columns.
+    """
     return np.empty((TILE, columns + LINE // np.dtype(kind).itemsize), dtype=kind)[:, :columns]
 
 
-# A member of a blend is asked for this much more than its share, so that rounding never runs it dry.
+# A member of a blend is asked for this much more than its share, so that rounding never runs it
+# dry.
 BLEND_MARGIN = 1.005
-# Samples of a mixture that are chosen together at most; the segments that they are cut into at most, and fewer for many
-# members, so that what a step looks at stays in the caches; the choices by which a segment runs ahead of its beginning.
+# Samples of a mixture that are chosen together at most; the segments that they are cut into at
+# most, and fewer for many members, so that what a step looks at stays in the caches; the choices by
+# which a segment runs ahead of its beginning.
 BLEND_BLOCK = 1 << 24
 BLEND_SEGMENTS = 1 << 14
 BLEND_CELLS = 1 << 18
@@ -220,10 +258,14 @@ REACH = 8  # segments run again after a wrong one; times as many each time
 
 
 def parse_split(split: str) -> tuple[float, float, float]:
-    """Shares of training, validation and test from `949,50,1`; they need not sum to anything. Raises DataError."""
+    """Shares of training, validation and test from `949,50,1`; they need not sum to anything.
+    Raises DataError.
+    """
     shares = [parse_number(part, f"split {split!r}") for part in split.split(",")]
     if not 1 <= len(shares) <= 3 or any(share < 0 for share in shares) or sum(shares) <= 0:
-        raise DataError(f"split {split!r} must be one to three numbers, none negative, such as 949,50,1")
+        raise DataError(
+            f"split {split!r} must be one to three numbers, none negative, such as 949,50,1"
+        )
     shares += [0.0] * (3 - len(shares))
     total = sum(shares)
     return (shares[0] / total, shares[1] / total, shares[2] / total)
@@ -232,8 +274,8 @@ def parse_split(split: str) -> tuple[float, float, float]:
 def split_documents(split: str, count: int) -> tuple[range, range, range]:
     """The sequences of training, validation and test among `count`.
 
-    Each boundary is the one before plus the rounded share; what is too many or too few at the end is taken from every
-    boundary but the first. Raises DataError for a malformed split.
+    Each boundary is the one before plus the rounded share; what is too many or too few at the end
+    is taken from every boundary but the first. Raises DataError for a malformed split.
     """
     bounds = [0]
     for share in parse_split(split):
@@ -246,25 +288,34 @@ def split_documents(split: str, count: int) -> tuple[range, range, range]:
 def normalised(weights: Sequence[float]) -> tuple[float, ...]:
     """Weights divided by their sum. Raises DataError unless all are finite and positive."""
     if not weights or any(not math.isfinite(weight) or weight <= 0 for weight in weights):
-        raise DataError(f"weights of the data must be positive numbers, got {', '.join(map(str, weights)) or 'none'}")
+        raise DataError(
+            f"weights of the data must be positive numbers, got {', '.join(map(str, weights)) or 'none'}"
+        )
     total = 0.0
-    for weight in weights:  # one by one: `sum` is compensated from Python 3.12 on, and the last bit decides ties
+    # one by one: `sum` is compensated from Python 3.12 on, and the last bit decides ties
+    for weight in weights:
         total += weight
     return tuple(weight / total for weight in weights)
 
 
 def member_samples(weights: Sequence[float], samples: int) -> tuple[int, ...]:
-    """Samples to prepare of each member for a mixture of `samples`: its share and half a percent more."""
+    """Samples to prepare of each member for a mixture of `samples`: its share and half a percent
+    more.
+    """
     if len(weights) == 1:
         return (samples,)
     return tuple(math.ceil(samples * weight * BLEND_MARGIN) for weight in normalised(weights))
 
 
-def build_blend(weights: Sequence[float], samples: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """For each sample of the mixture, the member it comes from and its number there: two arrays [samples].
+def build_blend(
+    weights: Sequence[float], samples: int
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """For each sample of the mixture, the member it comes from and its number there: two arrays
+    [samples].
 
-    Greedy, as Megatron does it: at sample i the member that is furthest behind weight * max(i, 1) is taken, the first
-    of equals. The beginning does not depend on `samples`, so a longer mixture only appends.
+    Greedy, as Megatron does it: at sample i the member that is furthest behind weight * max(i, 1)
+    is taken, the first of equals. The beginning does not depend on `samples`, so a longer mixture
+    only appends.
     """
     shares = np.asarray(normalised(weights), dtype=np.float64)
     shares /= np.sum(shares)  # again, as the original does: it decides the last bit, and so ties
@@ -279,16 +330,21 @@ def build_blend(weights: Sequence[float], samples: int) -> tuple[npt.NDArray[Any
 
 
 def _choose(
-    shares: FloatArray, counts: FloatArray, first: int, sets: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
+    shares: FloatArray,
+    counts: FloatArray,
+    first: int,
+    sets: npt.NDArray[Any],
+    numbers: npt.NDArray[np.int64],
 ) -> int:
     """Make the greedy choices for some of samples `first`, `first + 1`, ...; returns for how many.
 
     `counts` is how often each member was taken before, and is brought up to date.
 
-    The greedy rule forgets its past quickly: from any plausible counts it soon makes the same choices. So the block is
-    cut into segments that run side by side, each from guessed counts and some choices ahead of its beginning. Wherever
-    a segment did not begin with the counts that the one before it ended with, it is run again from those, and with it
-    more and more of its successors, from better guesses. At the end every segment continues its predecessor, and the
+    The greedy rule forgets its past quickly: from any plausible counts it soon makes the same
+    choices. So the block is cut into segments that run side by side, each from guessed counts and
+    some choices ahead of its beginning. Wherever a segment did not begin with the counts that the
+    one before it ended with, it is run again from those, and with it more and more of its
+    successors, from better guesses. At the end every segment continues its predecessor, and the
     first began right, so the result is the sequential one.
     """
     warm_up = max(BLEND_WARM_UP, 4 * len(shares))
@@ -296,7 +352,8 @@ def _choose(
     segments = max(1, min(most, len(sets) // (4 * warm_up)))
     length = len(sets) // segments
     if segments > 1:
-        length -= 1 - length % 2  # odd, so that the segments' places do not all share a few lines of the caches
+        # odd, so that the segments' places do not all share a few lines of the caches
+        length -= 1 - length % 2
     done = segments * length
     begins = np.empty((len(shares), segments))
     begins[:, 0] = counts
@@ -308,7 +365,9 @@ def _choose(
     ends = begins.copy()
     chosen = sets[:done].reshape(segments, length)
     taken = numbers[:done].reshape(segments, length)
-    advance(shares, ends, first + length * np.arange(segments), steps=length, sets=chosen, numbers=taken)
+    advance(
+        shares, ends, first + length * np.arange(segments), steps=length, sets=chosen, numbers=taken
+    )
     reach = REACH
     while len(wrong := 1 + np.flatnonzero(np.any(begins[:, 1:] != ends[:, :-1], axis=0))):
         rows, owner = _followers(wrong, segments, reach)
@@ -322,7 +381,8 @@ def _choose(
             (np.empty((len(rows), length), sets.dtype), np.empty((len(rows), length), np.int64)),
         )
         advance(shares, state, first + length * rows, length, *again)
-        # Of what follows a segment that was run again, only what continues it is better than what was there.
+        # Of what follows a segment that was run again, only what continues it is better than what
+        # was there.
         breaks = np.append(True, np.any(tried[:, 1:] != state[:, :-1], axis=0))
         breaks[heads] = False
         broken = np.cumsum(breaks)
@@ -338,10 +398,12 @@ def _choose(
 def _followers(
     wrong: npt.NDArray[np.int64], segments: int, reach: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Each of the segments `wrong` with the next ones, `reach` in all but none of the next wrong one's, in order.
+    """Each of the segments `wrong` with the next ones, `reach` in all but none of the next wrong
+    one's, in order.
 
-    Where a rare member was taken is not found in a few steps, so that many segments in a row may have begun wrong.
-    Returns the segments, and for each of them the place in `wrong` of the one that it follows.
+    Where a rare member was taken is not found in a few steps, so that many segments in a row may
+    have begun wrong. Returns the segments, and for each of them the place in `wrong` of the one
+    that it follows.
     """
     every = np.arange(segments)
     owner = np.searchsorted(wrong, every, side="right") - 1
@@ -349,10 +411,14 @@ def _followers(
     return every[near], owner[near]
 
 
-def _guess(shares: FloatArray, positions: npt.NDArray[np.int64], at_least: FloatArray | float = 0.0) -> FloatArray:
-    """Plausible counts [members, positions], which sum to the positions; `at_least`: of each member, known before.
+def _guess(
+    shares: FloatArray, positions: npt.NDArray[np.int64], at_least: FloatArray | float = 0.0
+) -> FloatArray:
+    """Plausible counts [members, positions], which sum to the positions; `at_least`: of each
+    member, known before.
 
-    Rare members come late, since one that is overdue is taken soon, and one that came early would stay so for long.
+    Rare members come late, since one that is overdue is taken soon, and one that came early would
+    stay so for long.
     """
     members = len(shares)
     late = np.where(shares * (8 * members) < 1.0, 1.5, 1.0)

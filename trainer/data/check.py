@@ -1,7 +1,8 @@
-"""Is a data set fit to be trained on? Storms of one symbol, duplicates, empty and overlong documents, foreign tokens.
+"""Is a data set fit to be trained on? Storms of one symbol, duplicates, empty and overlong
+documents, foreign tokens.
 
-Works on indexed pairs, token by token, and on JSON lines before they are tokenized, character by character. Memory is
-a few pieces of data for each worker, whatever the size of the whole.
+Works on indexed pairs, token by token, and on JSON lines before they are tokenized, character by
+character. Memory is a few pieces of data for each worker, whatever the size of the whole.
 """
 
 from __future__ import annotations
@@ -27,12 +28,22 @@ from trainer.contract.record import Record
 from trainer.data.check_rules import DocumentLimits, find_storms, outside
 from trainer.data.errors import explain_os_errors
 from trainer.data.indexed import IndexedDataset
-from trainer.data.lines import MAX_LINE_MIB, MIB, PIECE_BYTES, BadLine, LineBlock, piece_size, read_pieces, texts_of
+from trainer.data.lines import (
+    MAX_LINE_MIB,
+    MIB,
+    PIECE_BYTES,
+    BadLine,
+    LineBlock,
+    piece_size,
+    read_pieces,
+    texts_of,
+)
 from trainer.data.pool import PIECES_IN_FLIGHT, map_in_order
 from trainer.data.text_file import TextFile
 from trainer.data.tokenizer import EFFECT, FIX
 
-# Duplicates among any number of documents in little memory: digests go to files by their first byte.
+# Duplicates among any number of documents in little memory: digests go to files by their first
+# byte.
 
 DIGEST_BYTES = 16
 BUCKETS = 64  # each holds a 64th of the documents when duplicates are looked for
@@ -41,14 +52,18 @@ KEPT_RECORDS = 4096  # of each bucket, before they are written
 
 
 class Copies(Record):
-    """Documents that are equal: the first of them, and the others, as (number of the source, number in it)."""
+    """Documents that are equal: the first of them, and the others, as (number of the source, number
+    in it).
+    """
 
     first: tuple[int, int]
     others: tuple[tuple[int, int], ...]
 
 
 class DigestStore:
-    """Digests of documents, by source and number. A context manager: its files go away when it is left."""
+    """Digests of documents, by source and number. A context manager: its files go away when it is
+    left.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         with explain_os_errors("making a temporary folder in", folder or "the temporary folder"):
@@ -57,7 +72,9 @@ class DigestStore:
         self._streams: dict[int, BinaryIO] = {}
 
     def add(self, source: int, documents: npt.NDArray[np.int64], digests: bytes) -> None:
-        """Remember the digests, back to back, of some documents. Raises DataError when the disk is full."""
+        """Remember the digests, back to back, of some documents. Raises DataError when the disk is
+        full.
+        """
         records = np.empty(len(documents), dtype=RECORD)
         halves = np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
         records["high"], records["low"] = halves[:, 0], halves[:, 1]
@@ -94,7 +111,10 @@ class DigestStore:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for stream in self._streams.values():
             stream.close()
@@ -102,8 +122,12 @@ class DigestStore:
 
 
 def _copies_in(records: npt.NDArray[np.void]) -> Iterator[Copies]:
-    ordered = records[np.lexsort((records["document"], records["source"], records["low"], records["high"]))]
-    same = (ordered["high"][1:] == ordered["high"][:-1]) & (ordered["low"][1:] == ordered["low"][:-1])
+    ordered = records[
+        np.lexsort((records["document"], records["source"], records["low"], records["high"]))
+    ]
+    same = (ordered["high"][1:] == ordered["high"][:-1]) & (
+        ordered["low"][1:] == ordered["low"][:-1]
+    )
     edges = np.flatnonzero(np.diff(np.concatenate(([0], same.astype(np.int8), [0]))))
     for begin, end in edges.reshape(-1, 2).tolist():
         places: Sequence[tuple[int, int]] = [
@@ -115,12 +139,21 @@ def _copies_in(records: npt.NDArray[np.void]) -> Iterator[Copies]:
 PIECE_TOKENS = 2_000_000
 EXAMPLES = 5  # of each kind of finding
 UNREADABLE, EMPTY, OVERLONG, STORM, FOREIGN, DUPLICATE, BAD_LINE, END_TOKEN = (
-    "unreadable", "empty", "overlong", "storm", "outside_vocabulary", "duplicate", "bad_line", "end_token_in_text",
-)  # fmt: skip
+    "unreadable",
+    "empty",
+    "overlong",
+    "storm",
+    "outside_vocabulary",
+    "duplicate",
+    "bad_line",
+    "end_token_in_text",
+)
 
 
 class DataFinding(Record):
-    """One example of what was found: in which data set, at which document or line (from 0; lines from 1)."""
+    """One example of what was found: in which data set, at which document or line (from 0; lines
+    from 1).
+    """
 
     kind: str
     source: str
@@ -129,7 +162,9 @@ class DataFinding(Record):
 
 
 class CheckReport(Record):
-    """What a check found. `counts`: documents of each kind of finding; `examples`: the first few of each."""
+    """What a check found. `counts`: documents of each kind of finding; `examples`: the first few of
+    each.
+    """
 
     sources: tuple[str, ...]
     documents: int
@@ -145,7 +180,9 @@ class CheckReport(Record):
 
 
 class Examined(Record):
-    """What one piece of a source holds. `numbers` and `digests` are of its documents that are not empty."""
+    """What one piece of a source holds. `numbers` and `digests` are of its documents that are not
+    empty.
+    """
 
     source: int
     documents: int
@@ -170,7 +207,8 @@ class _Notes:
             self.examples.append((kind, place, detail))
 
 
-# ---------------------------------------------------------------------------------------------------------- documents
+# ----------------------------------------------------------------------------------------------------------
+# documents
 def _examine(
     source: int,
     documents: Sequence[tuple[int, npt.NDArray[Any]]],
@@ -199,8 +237,14 @@ def _examine(
             notes.add(STORM, int(places[storm.document]), what)
         if vocabulary_size is not None:
             for document, first, count in outside(whole, starts, vocabulary_size):
-                notes.add(FOREIGN, int(places[document]), f"{count:,} tokens such as {first}, of {vocabulary_size:,}")
-    digests = b"".join(hashlib.blake2b(body.tobytes(), digest_size=DIGEST_BYTES).digest() for body in bodies)
+                notes.add(
+                    FOREIGN,
+                    int(places[document]),
+                    f"{count:,} tokens such as {first}, of {vocabulary_size:,}",
+                )
+    digests = b"".join(
+        hashlib.blake2b(body.tobytes(), digest_size=DIGEST_BYTES).digest() for body in bodies
+    )
     return Examined(
         source,
         len(documents),
@@ -213,7 +257,8 @@ def _examine(
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- pairs
+# --------------------------------------------------------------------------------------------------------------
+# pairs
 class _PairState(Record):
     pairs: dict[int, IndexedDataset]
     limits: DocumentLimits
@@ -223,16 +268,24 @@ class _PairState(Record):
 
 
 def _open_pairs(
-    prefixes: dict[int, str], limits: DocumentLimits, vocabulary_size: int | None, end_token: int | None
+    prefixes: dict[int, str],
+    limits: DocumentLimits,
+    vocabulary_size: int | None,
+    end_token: int | None,
 ) -> _PairState:
     pairs = {number: IndexedDataset(prefix) for number, prefix in prefixes.items()}
     # Equal documents are equal whatever type holds them.
-    widest = np.result_type(*{pair.dtype for pair in pairs.values()}) if pairs else np.dtype(np.int64)
+    if pairs:
+        widest = np.result_type(*{pair.dtype for pair in pairs.values()})
+    else:
+        widest = np.dtype(np.int64)
     return _PairState(pairs, limits, vocabulary_size, end_token=end_token, widest=widest)
 
 
 def _check_sequences(state: _PairState, piece: tuple[int, int, int]) -> Examined:
-    """Examine sequences `first` to `end` - 1 of one pair. A single last end-of-document token does not count."""
+    """Examine sequences `first` to `end` - 1 of one pair. A single last end-of-document token does
+    not count.
+    """
     number, first, end = piece
     data = state.pairs[number]
     documents = []
@@ -244,7 +297,11 @@ def _check_sequences(state: _PairState, piece: tuple[int, int, int]) -> Examined
                 tokens = tokens[:-1]
             inside = int(np.count_nonzero(tokens == state.end_token))
             if inside:
-                notes.add(END_TOKEN, sequence, f"token {state.end_token}, which ends a document, {inside:,} times")
+                notes.add(
+                    END_TOKEN,
+                    sequence,
+                    f"token {state.end_token}, which ends a document, {inside:,} times",
+                )
         documents.append((sequence, tokens.astype(state.widest, copy=False)))
     size = int(np.sum(data.sizes[first:end], dtype=np.int64)) * data.dtype.itemsize
     return _examine(
@@ -262,7 +319,9 @@ def _pieces_of(number: int, data: IndexedDataset) -> Iterator[tuple[int, int, in
     ends = np.cumsum(data.sizes, dtype=np.int64)
     first = 0
     while first < len(ends):
-        before = int(ends[first - 1]) if first else 0
+        before = 0
+        if first:
+            before = int(ends[first - 1])
         end = max(first + 1, int(np.searchsorted(ends, before + PIECE_TOKENS, side="right")))
         yield number, first, end
         first = end
@@ -278,7 +337,8 @@ def check_pairs(
     temporary: Path | None = None,
     on_bytes: Callable[[int], None] = lambda count: None,
 ) -> CheckReport:
-    """Read every token of some pairs once. Pairs that cannot be opened are findings, and the others are still checked.
+    """Read every token of some pairs once. Pairs that cannot be opened are findings, and the others
+    are still checked.
 
     Duplicates are looked for over all of them together; tokens outside the vocabulary when its size is given.
     Digests of documents go to files in `temporary` (28 bytes for each document).
@@ -307,7 +367,8 @@ def check_pairs(
     return _report(tuple(prefixes), notes, examined, temporary=temporary, on_bytes=on_bytes)
 
 
-# ----------------------------------------------------------------------------------------------------------- raw text
+# -----------------------------------------------------------------------------------------------------------
+# raw text
 class _RawState(Record):
     source: int
     json_key: str
@@ -349,7 +410,8 @@ def check_raw(
     temporary: Path | None = None,
     on_bytes: Callable[[int], None] = lambda count: None,
 ) -> CheckReport:
-    """Read JSON lines once, and examine their texts; `end_tokens` are spellings that a text should not hold.
+    """Read JSON lines once, and examine their texts; `end_tokens` are spellings that a text should
+    not hold.
 
     Raises DataError when the file is absent, damaged or no JSON lines, or as `check_pairs`.
     """
@@ -368,7 +430,8 @@ def check_raw(
         return _report((str(path),), [], examined, temporary=temporary, on_bytes=on_bytes)
 
 
-# ------------------------------------------------------------------------------------------------------------- report
+# -------------------------------------------------------------------------------------------------------------
+# report
 def _report(
     sources: tuple[str, ...],
     notes: list[DataFinding],
@@ -406,11 +469,16 @@ def _report(
     )
 
 
-def _duplicate(sources: tuple[str, ...], first: tuple[int, int], others: tuple[tuple[int, int], ...]) -> DataFinding:
+def _duplicate(
+    sources: tuple[str, ...], first: tuple[int, int], others: tuple[tuple[int, int], ...]
+) -> DataFinding:
     places = ", ".join(
-        str(place) if source == first[0] else f"{place} of {sources[source]}" for source, place in others[:EXAMPLES]
+        str(place) if source == first[0] else f"{place} of {sources[source]}"
+        for source, place in others[:EXAMPLES]
     )
-    more = f" and {len(others) - EXAMPLES:,} more" if len(others) > EXAMPLES else ""
+    more = ""
+    if len(others) > EXAMPLES:
+        more = f" and {len(others) - EXAMPLES:,} more"
     return DataFinding(DUPLICATE, sources[first[0]], first[1], f"the same as {places}{more}")
 
 
@@ -424,10 +492,18 @@ def describe_check(result: dict[str, Any]) -> str:
     what = f"{result['documents']:,} documents, {result['symbols']:,} symbols of {', '.join(result['sources'])}"
     if result["clean"]:
         return f"{what}: nothing found"
-    lines = [what, *(f"{kind.replace('_', ' ')}: {count:,}" for kind, count in result["counts"].items())]
+    lines = [
+        what,
+        *(f"{kind.replace('_', ' ')}: {count:,}" for kind, count in result["counts"].items()),
+    ]
     for found in result["examples"]:
-        place = "" if found["place"] is None else f", {found['place']}"
-        lines.append(f"  {found['kind'].replace('_', ' ')}: {found['source']}{place}: {found['detail']}")
+        if found["place"] is None:
+            place = ""
+        else:
+            place = f", {found['place']}"
+        lines.append(
+            f"  {found['kind'].replace('_', ' ')}: {found['source']}{place}: {found['detail']}"
+        )
     if END_TOKEN in result["counts"]:
         lines.append(f"A token in a text that ends documents: {EFFECT}; {FIX}.")
     return "\n".join(lines)

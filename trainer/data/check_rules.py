@@ -1,6 +1,8 @@
-"""What makes a document suspicious, as pure functions of arrays of symbols: token ids, or characters of a text.
+"""What makes a document suspicious, as pure functions of arrays of symbols: token ids, or
+characters of a text.
 
-Documents are laid end to end in one array; `starts` are where they begin, ascending, the first one 0, none empty.
+Documents are laid end to end in one array; `starts` are where they begin, ascending, the first one
+0, none empty.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ Starts = npt.NDArray[np.int64]
 class DocumentLimits(Record):
     """Beyond which a document is reported. Lengths in symbols.
 
-    A storm is a document of at least `storm_length` of which more than half is one symbol, or one that holds the same
-    symbol `storm_run` times in a row. `longest` is the length from which on a document is overlong.
+    A storm is a document of at least `storm_length` of which more than half is one symbol, or one
+    that holds the same symbol `storm_run` times in a row. `longest` is the length from which on a
+    document is overlong.
     """
 
     storm_length: int = 64
@@ -55,11 +58,14 @@ def find_storms(symbols: Symbols, starts: Starts, limits: DocumentLimits) -> lis
     return [found[document] for document in sorted(found)]
 
 
-def _candidates(symbols: Symbols, starts: Starts, lengths: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int64]:
-    """Documents of at least `least` symbols that may be mostly one symbol: all that are, and few others.
+def _candidates(
+    symbols: Symbols, starts: Starts, lengths: npt.NDArray[np.int64], least: int
+) -> npt.NDArray[np.int64]:
+    """Documents of at least `least` symbols that may be mostly one symbol: all that are, and few
+    others.
 
-    Where one symbol stands at more than half of n places, at least (n - 1) / 4 of the ways from one of them to the next
-    are of one or two steps.
+    Where one symbol stands at more than half of n places, at least (n - 1) / 4 of the ways from one
+    of them to the next are of one or two steps.
     """
     near = np.zeros(len(symbols) + 1, dtype=np.uint8)
     near[2:] = symbols[1:] == symbols[:-1]
@@ -70,12 +76,16 @@ def _candidates(symbols: Symbols, starts: Starts, lengths: npt.NDArray[np.int64]
 
 
 def majority_symbol(symbols: Symbols) -> int:
-    """The symbol that is more than half of a document, if there is one; otherwise any number: its median."""
+    """The symbol that is more than half of a document, if there is one; otherwise any number: its
+    median.
+    """
     return int(np.partition(symbols, len(symbols) // 2)[len(symbols) // 2])
 
 
 def _long_runs(symbols: Symbols, starts: Starts, least: int) -> list[tuple[int, int, int]]:
-    """(document, symbol, length) of every run of at least `least` equal symbols inside one document."""
+    """(document, symbol, length) of every run of at least `least` equal symbols inside one
+    document.
+    """
     if len(symbols) < least:
         return []
     begins = np.empty(len(symbols), dtype=bool)
@@ -85,16 +95,24 @@ def _long_runs(symbols: Symbols, starts: Starts, least: int) -> list[tuple[int, 
     lengths = np.diff(np.append(at, len(symbols)))
     chosen = at[lengths >= least]
     documents = np.searchsorted(starts, chosen, side="right") - 1
-    return list(zip(documents.tolist(), symbols[chosen].tolist(), lengths[lengths >= least].tolist(), strict=True))
+    return list(
+        zip(
+            documents.tolist(),
+            symbols[chosen].tolist(),
+            lengths[lengths >= least].tolist(),
+            strict=True,
+        )
+    )
 
 
 def outside(symbols: Symbols, starts: Starts, size: int) -> list[tuple[int, int, int]]:
-    """(document, first such symbol, how many) for each document with symbols that are not in 0 to `size` - 1."""
-    wrong = (
-        np.flatnonzero((symbols < 0) | (symbols >= size))
-        if symbols.dtype.kind == "i"
-        else np.flatnonzero(symbols >= size)
-    )
+    """(document, first such symbol, how many) for each document with symbols that are not in 0 to
+    `size` - 1.
+    """
+    if symbols.dtype.kind == "i":
+        wrong = np.flatnonzero((symbols < 0) | (symbols >= size))
+    else:
+        wrong = np.flatnonzero(symbols >= size)
     if len(wrong) == 0:
         return []
     documents = np.searchsorted(starts, wrong, side="right") - 1

@@ -30,14 +30,17 @@ from trainer.data.progress import Commands, count, inclusive_range, positive, pr
 from trainer.data.sources import SPLITS
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer, spelled_end_tokens
 
-# Shares of data sets: the groups of a training from a list of ratios, and ratios from the sizes of data sets.
+# Shares of data sets: the groups of a training from a list of ratios, and ratios from the sizes of
+# data sets.
 #
-# A list of ratios is a JSON list of `{"dataset_path": PREFIX, "ratio": NUMBER}`. The folder of a prefix is named after
-# the language of its text.
+# A list of ratios is a JSON list of `{"dataset_path": PREFIX, "ratio": NUMBER}`. The folder of a
+# prefix is named after the language of its text.
 
-# Shares of every data set that training, validation and test read: none for a test, unless one is asked for.
+# Shares of every data set that training, validation and test read: none for a test, unless one is
+# asked for.
 SHARES, SHARES_WITH_TEST = "950,50,0", "949,50,1"
-# Sums of published lists differ from 1 by up to 1e-11; more than this is a list that was edited by hand.
+# Sums of published lists differ from 1 by up to 1e-11; more than this is a list that was edited by
+# hand.
 SUM_TOLERANCE = 1e-6
 
 
@@ -68,20 +71,35 @@ def read_ratios(path: str | Path) -> tuple[Ratio, ...]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON ({error}); repair it") from None
     if not isinstance(entries, list) or not entries:
-        raise DataError(f'{path} must hold a list of {{"dataset_path": ..., "ratio": ...}}, with at least one entry')
-    return tuple(_ratio(entry, f"{path}, entry {number}") for number, entry in enumerate(entries, 1))
+        raise DataError(
+            f'{path} must hold a list of {{"dataset_path": ..., "ratio": ...}}, with at least one entry'
+        )
+    return tuple(
+        _ratio(entry, f"{path}, entry {number}") for number, entry in enumerate(entries, 1)
+    )
 
 
 def _ratio(entry: Any, where: str) -> Ratio:
     if not isinstance(entry, dict) or "dataset_path" not in entry or "ratio" not in entry:
-        raise DataError(f'{where} is not of the form {{"dataset_path": ..., "ratio": ...}}; repair it')
+        raise DataError(
+            f'{where} is not of the form {{"dataset_path": ..., "ratio": ...}}; repair it'
+        )
     path, ratio = entry["dataset_path"], entry["ratio"]
     if not isinstance(path, str) or not path:
         raise DataError(f"{where}: dataset_path {path!r} is not a path; repair it")
     if any(character.isspace() or character in ',"' for character in path):
-        raise DataError(f"{where}: dataset_path {path!r} holds a space, a comma or a quote; rename the data set")
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not math.isfinite(ratio) or ratio <= 0:
-        raise DataError(f"{where}: ratio {ratio!r} of {path} is not a number above 0; repair it, or take the entry out")
+        raise DataError(
+            f"{where}: dataset_path {path!r} holds a space, a comma or a quote; rename the data set"
+        )
+    if (
+        isinstance(ratio, bool)
+        or not isinstance(ratio, int | float)
+        or not math.isfinite(ratio)
+        or ratio <= 0
+    ):
+        raise DataError(
+            f"{where}: ratio {ratio!r} of {path} is not a number above 0; repair it, or take the entry out"
+        )
     return Ratio(path, ratio)
 
 
@@ -94,11 +112,15 @@ def sum_warning(ratios: Sequence[Ratio]) -> str | None:
 
 
 def range_of(split: str, shares: str) -> str:
-    """Which part START:END of every data set a split reads. Raises DataError when its share is zero."""
+    """Which part START:END of every data set a split reads. Raises DataError when its share is
+    zero.
+    """
     parts = parse_split(shares)
     place = SPLITS.index(split)
     if parts[place] == 0:
-        raise DataError(f"--shares {shares} leaves {split} no part of the data; give it a share, such as 949,50,1")
+        raise DataError(
+            f"--shares {shares} leaves {split} no part of the data; give it a share, such as 949,50,1"
+        )
     return f"{_bound(sum(parts[:place]))}:{_bound(sum(parts[: place + 1]))}"
 
 
@@ -106,15 +128,19 @@ def _bound(value: float) -> str:
     """A fraction as the original wrote it: three digits where they are enough."""
     value = round(value, 12)
     if value in (0, 1):
-        return "0" if value == 0 else "1.0"
-    return f"{value:.3f}" if round(value, 3) == value else repr(value)
+        if value == 0:
+            return "0"
+        return "1.0"
+    if round(value, 3) == value:
+        return f"{value:.3f}"
+    return repr(value)
 
 
 def groups_line(ratios: Sequence[Ratio], split: str, shares: str = SHARES) -> str:
     """The line of a file of groups: the mixture, and for `valid` each data set by itself as well.
 
-    `shares` of training, validation and test, as `949,50,1`. Raises DataError for a split without a share, and when two
-    data sets would share a name.
+    `shares` of training, validation and test, as `949,50,1`. Raises DataError for a split without a
+    share, and when two data sets would share a name.
     """
     part = range_of(split, shares)
     mixture = ", ".join(f"{ratio.ratio} {part} {ratio.dataset_path}" for ratio in ratios)
@@ -126,9 +152,11 @@ def groups_line(ratios: Sequence[Ratio], split: str, shares: str = SHARES) -> st
 
 
 def write_groups(ratios: Sequence[Ratio], split: str, output: Path, shares: str = SHARES) -> bool:
-    """Write the file of groups in one step; False when it is there already, byte for byte. Raises DataError.
+    """Write the file of groups in one step; False when it is there already, byte for byte. Raises
+    DataError.
 
-    Any number of processes may do so at once: a reader finds one whole file or another, and never a mixture.
+    Any number of processes may do so at once: a reader finds one whole file or another, and never a
+    mixture.
     """
     line = groups_line(ratios, split, shares)
     with explain_os_errors("writing", output):
@@ -141,13 +169,17 @@ def write_groups(ratios: Sequence[Ratio], split: str, output: Path, shares: str 
 def sampling_probabilities(prefixes: Sequence[str], alpha: float) -> tuple[Ratio, ...]:
     """Share of each data set: its part p of all tokens, raised to `alpha`, and normalised.
 
-    An alpha below 1 lifts small data sets; 1 keeps their sizes, 0 makes all equal. Raises DataError.
+    An alpha below 1 lifts small data sets; 1 keeps their sizes, 0 makes all equal. Raises
+    DataError.
     """
     if not math.isfinite(alpha) or alpha < 0:
         raise DataError(f"alpha {alpha} must be a number of at least 0; 0.3 to 1 is usual")
     tokens = [IndexedDataset(prefix).token_count for prefix in prefixes]
     powers = [(count / sum(tokens)) ** alpha for count in tokens]
-    return tuple(Ratio(prefix, power / math.fsum(powers)) for prefix, power in zip(prefixes, powers, strict=True))
+    return tuple(
+        Ratio(prefix, power / math.fsum(powers))
+        for prefix, power in zip(prefixes, powers, strict=True)
+    )
 
 
 def write_ratios(ratios: Sequence[Ratio], output: Path) -> None:
@@ -163,7 +195,9 @@ TOKENS_SHOWN = 32  # of a sequence
 
 
 class Peek(Record):
-    """The beginning of one sequence: number, length, first token ids, and their text if it was asked for."""
+    """The beginning of one sequence: number, length, first token ids, and their text if it was
+    asked for.
+    """
 
     sequence: int
     tokens: int
@@ -190,7 +224,9 @@ class Inspection(Record):
     peeks: tuple[Peek, ...]
 
 
-def inspect_pair(prefix: str | Path, tokenizer: Tokenizer | None = None, sequences: int = 3) -> Inspection:
+def inspect_pair(
+    prefix: str | Path, tokenizer: Tokenizer | None = None, sequences: int = 3
+) -> Inspection:
     """Open a pair, with all its checks, and describe it; reads every token once for the largest.
 
     Raises DataError for a damaged pair, or a token outside the tokenizer's vocabulary.
@@ -199,7 +235,10 @@ def inspect_pair(prefix: str | Path, tokenizer: Tokenizer | None = None, sequenc
     largest = int(data.tokens[0])
     for at in range(0, data.token_count, 1 << 22):
         largest = max(largest, int(data.tokens[at : at + (1 << 22)].max()))
-        foreign = None if tokenizer is None else data.foreign_token(at, at + (1 << 22), tokenizer.vocabulary_size)
+        if tokenizer is None:
+            foreign = None
+        else:
+            foreign = data.foreign_token(at, at + (1 << 22), tokenizer.vocabulary_size)
         if tokenizer is not None and foreign is not None:
             raise DataError(
                 f"{foreign}; the vocabulary of {tokenizer.path} has {tokenizer.vocabulary_size}: the data was made with"
@@ -209,7 +248,14 @@ def inspect_pair(prefix: str | Path, tokenizer: Tokenizer | None = None, sequenc
     peeks = []
     for number in range(min(sequences, len(data))):
         ids = tuple(int(token) for token in data.get(number)[:TOKENS_SHOWN])
-        peeks.append(Peek(number, int(sizes[number]), ids, None if tokenizer is None else tokenizer.decode(ids)))
+        peeks.append(
+            Peek(
+                number,
+                int(sizes[number]),
+                ids,
+                None if tokenizer is None else tokenizer.decode(ids),
+            )
+        )
     return Inspection(
         prefix=str(prefix),
         kind=data.kind,
@@ -233,15 +279,22 @@ def describe(inspection: Inspection) -> str:
     facts = document(inspection)
     facts.pop("peeks")
     width = max(map(len, facts))
-    lines = [f"{name.replace('_', ' '):<{width}}  {_grouped(value)}" for name, value in facts.items()]
+    lines = [
+        f"{name.replace('_', ' '):<{width}}  {_grouped(value)}" for name, value in facts.items()
+    ]
     for peek in inspection.peeks:
-        shown = repr(peek.text) if peek.text is not None else " ".join(map(str, peek.ids))
+        if peek.text is not None:
+            shown = repr(peek.text)
+        else:
+            shown = " ".join(map(str, peek.ids))
         lines.append(f"sequence {peek.sequence} ({peek.tokens:,} tokens): {shown}")
     return "\n".join(lines)
 
 
 def _grouped(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int | float) else str(value)
+    if isinstance(value, int | float):
+        return f"{value:,}"
+    return str(value)
 
 
 def add_commands(commands: Commands) -> None:
@@ -252,7 +305,9 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--tokenizer", type=Path)
     command.add_argument("--sequences", type=count, default=3)
 
-    command = commands.add_parser("check", help="storms, duplicates, empty and overlong documents, foreign tokens")
+    command = commands.add_parser(
+        "check", help="storms, duplicates, empty and overlong documents, foreign tokens"
+    )
     command.set_defaults(run=check, sentence=describe_check, is_fine=lambda result: result["clean"])
     command.add_argument("prefixes", nargs="+", metavar="PREFIX")
     command.add_argument("--raw", action="store_true")
@@ -275,14 +330,20 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--iterations", metavar="FIRST-LAST")
     command.add_argument("--ids", "--tokens", dest="tokens", action="store_true")
 
-    command = commands.add_parser("ratios", help="the file of groups of a training from a list of ratios")
-    command.set_defaults(run=make_groups, sentence=lambda made: f"{made['output']}: {made['groups']} group(s)")
+    command = commands.add_parser(
+        "ratios", help="the file of groups of a training from a list of ratios"
+    )
+    command.set_defaults(
+        run=make_groups, sentence=lambda made: f"{made['output']}: {made['groups']} group(s)"
+    )
     command.add_argument("--dataset-ratios-path", type=Path, required=True, metavar="JSON")
     command.add_argument("--split", choices=SPLITS, required=True)
     command.add_argument("--shares", metavar="A,B,C")
     command.add_argument("--output", type=Path, required=True)
 
-    command = commands.add_parser("probabilities", help="shares of data sets by their sizes, small ones lifted")
+    command = commands.add_parser(
+        "probabilities", help="shares of data sets by their sizes, small ones lifted"
+    )
     command.set_defaults(run=make_probabilities, sentence=_probabilities)
     command.add_argument("prefixes", nargs="+", metavar="PREFIX")
     command.add_argument("--alpha", type=float, required=True)
@@ -291,18 +352,25 @@ def add_commands(commands: Commands) -> None:
 
 def show_pair(options: argparse.Namespace) -> dict[str, Any]:
     """Describe a pair."""
-    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer is not None else None
+    tokenizer = None
+    if options.tokenizer is not None:
+        tokenizer = load_tokenizer(options.tokenizer)
     return document(inspect_pair(options.prefix, tokenizer, options.sequences))
 
 
 def _inspection(result: dict[str, Any]) -> str:
-    return describe(Inspection(**{**result, "peeks": tuple(Peek(**peek) for peek in result["peeks"])}))
+    return describe(
+        Inspection(**{**result, "peeks": tuple(Peek(**peek) for peek in result["peeks"])})
+    )
 
 
 def check(options: argparse.Namespace) -> dict[str, Any]:
     """Check pairs, or one file of JSON lines."""
     spec = tokenizer_spec(options)
-    tokenizer = None if spec is None else load_tokenizer(spec)
+    if spec is None:
+        tokenizer = None
+    else:
+        tokenizer = load_tokenizer(spec)
     size = options.vocab_size if tokenizer is None else tokenizer.vocabulary_size
     shared: dict[str, Any] = {
         "limits": DocumentLimits(options.storm_length, options.storm_run, options.longest),
@@ -363,12 +431,18 @@ def show_text(options: argparse.Namespace) -> dict[str, Any]:
     tokenizer = None
     if not options.tokens:
         if named.path is None and named.vocabulary_file is None:
-            raise DataError("the card names no tokenizer, so there is no text; set tokenizer.path, or use --tokens")
-        tokenizer = load_tokenizer(TokenizerSpec(named.type, named.path, named.vocabulary_file, named.merges_file))
+            raise DataError(
+                "the card names no tokenizer, so there is no text; set tokenizer.path, or use --tokens"
+            )
+        tokenizer = load_tokenizer(
+            TokenizerSpec(named.type, named.path, named.vocabulary_file, named.merges_file)
+        )
     wanted = wanted_data(config)
     name = wanted.roles["train"][0]
     source = plan_data(config, wanted)[name].open()
-    samples = read_samples(config, source, first, last, replicas=options.replicas, tokenizer=tokenizer)
+    samples = read_samples(
+        config, source, first, last, replicas=options.replicas, tokenizer=tokenizer
+    )
     return {"first": first, "last": last, "samples": [document(sample) for sample in samples]}
 
 
@@ -377,7 +451,10 @@ def _texts(result: dict[str, Any]) -> str:
     for sample in result["samples"]:
         documents = ", ".join(map(str, sample["documents"]))
         head = f"=== sample {sample['consumed']}, {sample['data_set']}, document(s) {documents}"
-        body = " ".join(map(str, sample["tokens"])) if sample["text"] is None else sample["text"]
+        if sample["text"] is None:
+            body = " ".join(map(str, sample["tokens"]))
+        else:
+            body = sample["text"]
         blocks.append(f"{head}\n{body}")
     return "\n".join(blocks)
 
@@ -397,8 +474,16 @@ def make_groups(options: argparse.Namespace) -> dict[str, Any]:
     written = write_groups(ratios, options.split, options.output, shares)
     if not written:
         say(f"{options.output} is up to date")
-    groups = 1 + len(ratios) if options.split == "valid" else 1
-    return {"output": str(options.output), "groups": groups, "warning": warning, "already_complete": not written}
+    if options.split == "valid":
+        groups = 1 + len(ratios)
+    else:
+        groups = 1
+    return {
+        "output": str(options.output),
+        "groups": groups,
+        "warning": warning,
+        "already_complete": not written,
+    }
 
 
 def make_probabilities(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""The commands of `python -m trainer.data` that make something: corpus, tokenizer, indexed pairs, index maps."""
+"""The commands of `python -m trainer.data` that make something: corpus, tokenizer, indexed pairs,
+index maps.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,14 @@ from trainer.data.learn_tokenizer import (
     train_tokenizer,
 )
 from trainer.data.lines import MAX_LINE_MIB, MIB, BadLine, read_pieces, texts_of
-from trainer.data.made import begin_record, check_pair, end_record, pair_record, recorded_pair, was_interrupted
+from trainer.data.made import (
+    begin_record,
+    check_pair,
+    end_record,
+    pair_record,
+    recorded_pair,
+    was_interrupted,
+)
 from trainer.data.pair_work import SAVE_SECONDS, PairWork
 from trainer.data.progress import Commands, count, positive, progress_bar, say
 from trainer.data.sources import ReadOptions, open_splits
@@ -58,7 +67,8 @@ def merge(
     tell: Callable[[str], None] = lambda line: None,
     save_seconds: float = SAVE_SECONDS,
 ) -> int:
-    """Join pairs, in the given order, into one; returns its tokens. All inputs are checked before any writing.
+    """Join pairs, in the given order, into one; returns its tokens. All inputs are checked before
+    any writing.
 
     A pair at `output` that neither this function nor `preprocess` made is replaced with `force` alone. What is
     finished is brought to disk every `save_seconds`; after an interruption of any kind the same merge goes on from
@@ -96,7 +106,9 @@ def merge(
     return _finish(output, described, half, report)
 
 
-def _finish(output: Path | str, described: Mapping[str, Any], half: HalfMade, report: Mapping[str, Any]) -> int:
+def _finish(
+    output: Path | str, described: Mapping[str, Any], half: HalfMade, report: Mapping[str, Any]
+) -> int:
     end_record(pair_record(output), described, report)
     half.remove()
     return int(report["tokens"])
@@ -106,7 +118,9 @@ def _sources(prefixes: Sequence[Path | str], output: Path | str) -> list[Indexed
     if not prefixes:
         raise DataError("nothing to merge: name at least one prefix")
     if Path(output) in {Path(prefix) for prefix in prefixes}:
-        raise DataError(f"{output} is both an input and the output of the merge; choose another output prefix")
+        raise DataError(
+            f"{output} is both an input and the output of the merge; choose another output prefix"
+        )
     sources = [IndexedDataset(prefix) for prefix in prefixes]
     for source in sources:
         if source.dtype != sources[0].dtype:
@@ -135,11 +149,15 @@ def _check_space(sources: Sequence[IndexedDataset], output: Path | str) -> None:
         free += half_made.stat().st_size if half_made.is_file() else 0
     needed = sum(source.bytes for source in sources)
     if free < needed:
-        raise DataError(f"{output} needs {needed} bytes and the disk has {free}; free space or choose another folder")
+        raise DataError(
+            f"{output} needs {needed} bytes and the disk has {free}; free space or choose another folder"
+        )
 
 
 def _blocks(sources: Sequence[IndexedDataset], done: int) -> Iterator[Block]:
-    """What is behind the first `done` sequences of all: some MiB of whole sequences at a time. Raises DataError."""
+    """What is behind the first `done` sequences of all: some MiB of whole sequences at a time.
+    Raises DataError.
+    """
     for source in sources:
         if done < len(source):
             yield from _blocks_of(source, done)
@@ -151,14 +169,20 @@ def _blocks_of(source: IndexedDataset, first: int) -> Iterator[Block]:
     documents = np.asarray(source.documents[1:])
     width = source.dtype.itemsize
     with explain_os_errors("reading", source.path), source.path.open("rb") as stream:
-        begin = int(ends[first - 1]) if first else 0
+        begin = 0
+        if first:
+            begin = int(ends[first - 1])
         stream.seek(begin * width)
         while first < len(source):
-            stop = max(first + 1, int(np.searchsorted(ends, begin + COPY_BYTES // width, side="right")))
+            stop = max(
+                first + 1, int(np.searchsorted(ends, begin + COPY_BYTES // width, side="right"))
+            )
             size = (int(ends[stop - 1]) - begin) * width
             tokens = stream.read(size)
             if len(tokens) != size:
-                raise DataError(f"{source.path} became shorter while it was read; make the pair again")
+                raise DataError(
+                    f"{source.path} became shorter while it was read; make the pair again"
+                )
             # Documents without a sequence at the very beginning belong to the first block.
             low, high = np.searchsorted(documents, [first, stop], side="right")
             ended = documents[low if first else 0 : high] - first
@@ -172,10 +196,14 @@ TOKENIZER_TYPES = ("huggingface", "gpt2_bpe", "bert_wordpiece", "bert_wordpiece_
 
 def add_commands(commands: Commands) -> None:
     """Declare the commands."""
-    command = commands.add_parser("corpus", help="a real corpus from this Python installation's own text")
+    command = commands.add_parser(
+        "corpus", help="a real corpus from this Python installation's own text"
+    )
     command.set_defaults(
         run=make_corpus,
-        sentence=lambda made: f"{made['path']}: {made['documents']:,} documents, {made['text_bytes']:,} bytes of text",
+        sentence=lambda made: (
+            f"{made['path']}: {made['documents']:,} documents, {made['text_bytes']:,} bytes of text"
+        ),
     )
     command.add_argument("--output", "-o", "--out", dest="out", type=Path, required=True)
     command.add_argument("--min-bytes", type=positive, default=DEFAULT_MIN_BYTES)
@@ -197,7 +225,9 @@ def add_commands(commands: Commands) -> None:
     add_line_limit(command)
     command.add_argument("--force", action="store_true")
 
-    command = commands.add_parser("preprocess", help="tokenize JSON lines into PREFIX_KEY_document.bin and .idx")
+    command = commands.add_parser(
+        "preprocess", help="tokenize JSON lines into PREFIX_KEY_document.bin and .idx"
+    )
     command.set_defaults(run=make_pair, sentence=_pair_sentence)
     command.add_argument("--input", type=Path, required=True)
     add_tokenizer_options(command)
@@ -214,7 +244,9 @@ def add_commands(commands: Commands) -> None:
     command = commands.add_parser("merge", help="join pairs of one token type into one")
     command.set_defaults(
         run=merge_pairs,
-        sentence=lambda made: f"{made['prefix']}.bin, .idx: {made['tokens']:,} tokens of {made['inputs']} pairs",
+        sentence=lambda made: (
+            f"{made['prefix']}.bin, .idx: {made['tokens']:,} tokens of {made['inputs']} pairs"
+        ),
     )
     command.add_argument("prefixes", nargs="+", metavar="PREFIX")
     command.add_argument("--output-prefix", required=True)
@@ -247,17 +279,34 @@ def add_tokenizer_options(command: argparse.ArgumentParser) -> None:
 
 
 def tokenizer_spec(options: argparse.Namespace) -> TokenizerSpec | None:
-    """The tokenizer that the options name; None when they name none. Raises UsageError when they do not fit."""
+    """The tokenizer that the options name; None when they name none. Raises UsageError when they do
+    not fit.
+    """
     if options.tokenizer_type == "huggingface":
         if options.vocab_file or options.merge_file:
-            raise DataUsageError("--vocab-file and --merge-file need --tokenizer-type gpt2_bpe or bert_wordpiece")
-        return None if options.tokenizer is None else TokenizerSpec(path=str(options.tokenizer))
+            raise DataUsageError(
+                "--vocab-file and --merge-file need --tokenizer-type gpt2_bpe or bert_wordpiece"
+            )
+        if options.tokenizer is None:
+            return None
+        return TokenizerSpec(path=str(options.tokenizer))
     if options.tokenizer is not None:
-        raise DataUsageError(f"--tokenizer is for the type huggingface; {options.tokenizer_type} needs --vocab-file")
-    if options.vocab_file is None or (options.tokenizer_type == "gpt2_bpe" and options.merge_file is None):
-        files = "--vocab-file and --merge-file" if options.tokenizer_type == "gpt2_bpe" else "--vocab-file"
+        raise DataUsageError(
+            f"--tokenizer is for the type huggingface; {options.tokenizer_type} needs --vocab-file"
+        )
+    if options.vocab_file is None or (
+        options.tokenizer_type == "gpt2_bpe" and options.merge_file is None
+    ):
+        files = (
+            "--vocab-file and --merge-file"
+            if options.tokenizer_type == "gpt2_bpe"
+            else "--vocab-file"
+        )
         raise DataUsageError(f"--tokenizer-type {options.tokenizer_type} needs {files}")
-    merges = None if options.merge_file is None else str(options.merge_file)
+    if options.merge_file is None:
+        merges = None
+    else:
+        merges = str(options.merge_file)
     return TokenizerSpec(options.tokenizer_type, None, str(options.vocab_file), merges)
 
 
@@ -267,7 +316,9 @@ def _pair_sentence(made: dict[str, Any]) -> str:
 
 
 def _index_sentence(made: dict[str, Any]) -> str:
-    return "index maps are ready: " + ", ".join(f"{count:,} {name} samples" for name, count in made["samples"].items())
+    return "index maps are ready: " + ", ".join(
+        f"{count:,} {name} samples" for name, count in made["samples"].items()
+    )
 
 
 def make_corpus(options: argparse.Namespace) -> dict[str, Any]:
@@ -275,16 +326,22 @@ def make_corpus(options: argparse.Namespace) -> dict[str, Any]:
     _tell_of_interruption(record_path(options.out))
     with progress_bar() as bar:
         task = bar.add_task("corpus", total=options.min_bytes)
-        report = build_corpus(options.out, options.min_bytes, options.force, on_bytes=partial(bar.advance, task))
+        report = build_corpus(
+            options.out, options.min_bytes, options.force, on_bytes=partial(bar.advance, task)
+        )
         bar.update(task, completed=report.text_bytes, total=report.text_bytes)
     if report.already_complete:
-        say(f"{options.out} is complete already ({report.text_bytes:,} bytes of text); --force builds it again")
+        say(
+            f"{options.out} is complete already ({report.text_bytes:,} bytes of text); --force builds it again"
+        )
     return document(report)
 
 
 def _tell_of_interruption(record: Path) -> None:
     if was_interrupted(record):
-        say("an earlier run was interrupted, and has nothing finished to go on from: starting from the beginning")
+        say(
+            "an earlier run was interrupted, and has nothing finished to go on from: starting from the beginning"
+        )
 
 
 def make_tokenizer(options: argparse.Namespace) -> dict[str, Any]:
@@ -335,7 +392,9 @@ def make_tokenizer(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _texts(corpus: Path, json_key: str, max_line_mib: int, on_bytes: Callable[[int], None]) -> Iterator[str]:
+def _texts(
+    corpus: Path, json_key: str, max_line_mib: int, on_bytes: Callable[[int], None]
+) -> Iterator[str]:
     with TextFile(corpus) as stream:
         for piece in read_pieces(stream, max_line_bytes=max_line_mib * MIB):
             on_bytes(piece.file_bytes)
@@ -363,7 +422,9 @@ def make_pair(options: argparse.Namespace) -> dict[str, Any]:
         max_line_mib=options.max_line_mib,
     )
     total = options.input.stat().st_size if options.input.is_file() else None
-    with progress_bar("{task.fields[documents]:,} documents", "{task.fields[rate]:,.0f} tokens/s") as bar:
+    with progress_bar(
+        "{task.fields[documents]:,} documents", "{task.fields[rate]:,.0f} tokens/s"
+    ) as bar:
         task = bar.add_task("tokenizing", total=total, documents=0, rate=0.0)
         done = {"documents": 0, "tokens": 0}
 
@@ -371,16 +432,25 @@ def make_pair(options: argparse.Namespace) -> dict[str, Any]:
             done["documents"] += documents
             done["tokens"] += tokens
             seconds = bar.tasks[task].elapsed or 1e-9
-            bar.update(task, advance=input_bytes, documents=done["documents"], rate=done["tokens"] / seconds)
+            bar.update(
+                task,
+                advance=input_bytes,
+                documents=done["documents"],
+                rate=done["tokens"] / seconds,
+            )
 
         report = preprocess(request, options.force, on_progress, tell=_teller(bar))
         if report.already_complete:
-            bar.update(task, completed=total, documents=report.documents, rate=report.tokens_per_second)
+            bar.update(
+                task, completed=total, documents=report.documents, rate=report.tokens_per_second
+            )
     if report.already_complete:
         say(f"{report.prefix} is up to date ({report.tokens:,} tokens); --force makes it again")
     for fault in report.bad_line_reports:
         say(f"left out: {fault}")
-    warning = end_token_warning(report.end_token, report.documents_with_end_token, report.end_token_lines)
+    warning = end_token_warning(
+        report.end_token, report.documents_with_end_token, report.end_token_lines
+    )
     if warning is not None:
         say(f"tr11 data: WARNING: {options.input}: {warning}")
     return document(report)
@@ -420,10 +490,17 @@ def make_index(options: argparse.Namespace) -> dict[str, Any]:
     splits = open_splits(
         prefixes,
         options.split,
-        {"train": options.train_samples, "valid": options.valid_samples, "test": options.test_samples},
+        {
+            "train": options.train_samples,
+            "valid": options.valid_samples,
+            "test": options.test_samples,
+        },
         ReadOptions(options.seq_length, options.seed, options.vocab_size, options.cache_dir),
     )
-    return {"sequence_length": options.seq_length, "samples": {name: len(source) for name, source in splits.items()}}
+    return {
+        "sequence_length": options.seq_length,
+        "samples": {name: len(source) for name, source in splits.items()},
+    }
 
 
 def _weighted(words: Sequence[str]) -> list[tuple[float, str | Path]]:

@@ -1,7 +1,9 @@
-"""A real corpus from text that every Python installation carries: documentation, docstrings and sources.
+"""A real corpus from text that every Python installation carries: documentation, docstrings and
+sources.
 
-No text is taken twice: a module's docstrings become one document and its code, with the docstrings cut out, another.
-Documents are ordered by their digest, so that every part of the file, and so every split of it, is a fair mixture.
+No text is taken twice: a module's docstrings become one document and its code, with the docstrings
+cut out, another. Documents are ordered by their digest, so that every part of the file, and so
+every split of it, is a fair mixture.
 """
 
 from __future__ import annotations
@@ -34,11 +36,15 @@ SHORTEST_TEXT = 64  # characters; shorter documents teach nothing
 LONGEST_FILE = 2_000_000  # bytes; longer sources are generated tables
 TEST_FOLDERS = {"test", "tests", "idle_test"}
 # The topics are taken as text; the build's own configuration differs from machine to machine.
-LEFT_OUT = re.compile(r"(^|/)(__pycache__|pydoc_data|site-packages|dist-packages|lib2to3)(/|$)|(^|/)_sysconfigdata")
+LEFT_OUT = re.compile(
+    r"(^|/)(__pycache__|pydoc_data|site-packages|dist-packages|lib2to3)(/|$)|(^|/)_sysconfigdata"
+)
 
 
 class Document(Record):
-    """One text, and where it comes from: `topics/NAME`, or a file of a library with `#docstrings` or `#code`."""
+    """One text, and where it comes from: `topics/NAME`, or a file of a library with `#docstrings`
+    or `#code`.
+    """
 
     text: str
     source: str
@@ -68,7 +74,9 @@ def topics() -> Iterator[Document]:
 
 
 def library_files(library: Path, tests: bool) -> Iterator[str]:
-    """Paths (relative, sorted) of the Python sources below a library; those of its tests, or all but those."""
+    """Paths (relative, sorted) of the Python sources below a library; those of its tests, or all
+    but those.
+    """
     found = []
     for folder, names, files in os.walk(library):
         below = Path(folder).relative_to(library)
@@ -87,7 +95,8 @@ def cut_module(source: str) -> tuple[str, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # old escapes in strings are no concern of ours
         tree = ast.parse(source)
-    lines: list[str | None] = list(source.split("\n"))  # not splitlines: a form feed ends no line of Python
+    # not splitlines: a form feed ends no line of Python
+    lines: list[str | None] = list(source.split("\n"))
     docstrings = []
     for name, node in _documented(tree, ""):
         text = ast.get_docstring(node)
@@ -114,8 +123,12 @@ def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _documented(child, f"{name}.")
 
 
-def library_documents(library: Path, label: str, tests: bool, on_unreadable: Callable[[], None]) -> Iterator[Document]:
-    """Docstrings and code of every module of a library; what cannot be read or parsed is counted and left out."""
+def library_documents(
+    library: Path, label: str, tests: bool, on_unreadable: Callable[[], None]
+) -> Iterator[Document]:
+    """Docstrings and code of every module of a library; what cannot be read or parsed is counted
+    and left out.
+    """
     for name in library_files(library, tests):
         path = library / name
         try:
@@ -132,7 +145,9 @@ def library_documents(library: Path, label: str, tests: bool, on_unreadable: Cal
 
 
 def all_documents(on_unreadable: Callable[[], None]) -> Iterator[Document]:
-    """Every document of this installation, best first: topics, standard library, its tests, installed packages."""
+    """Every document of this installation, best first: topics, standard library, its tests,
+    installed packages.
+    """
     yield from topics()
     standard = Path(sysconfig.get_path("stdlib"))
     yield from library_documents(standard, "stdlib", False, on_unreadable)
@@ -148,7 +163,8 @@ def build_corpus(
     force: bool = False,
     on_bytes: Callable[[int], None] = lambda count: None,
 ) -> CorpusReport:
-    """Write `output`, one JSON object `{"text", "source"}` a line, with at least `min_bytes` of UTF-8 text.
+    """Write `output`, one JSON object `{"text", "source"}` a line, with at least `min_bytes` of
+    UTF-8 text.
 
     Deterministic for one installation; written whole or not at all. A complete corpus of the same recipe is kept unless
     `force`, and a file that this function did not make is replaced with `force` alone. `on_bytes` hears of the text
@@ -159,11 +175,16 @@ def build_corpus(
     if min_bytes < 1:
         raise DataError(f"a corpus of at least {min_bytes} bytes was asked; ask for at least 1")
     request = {"min_bytes": min_bytes, "python": sys.version, "recipe": RECIPE_REVISION}
-    done = None if force else _complete(output, request)
+    if force:
+        done = None
+    else:
+        done = _complete(output, request)
     if done is not None:
         return done
     record = record_path(output)
-    check_replaceable([output], record, lambda report: output.stat().st_size == report["file_bytes"], force)
+    check_replaceable(
+        [output], record, lambda report: output.stat().st_size == report["file_bytes"], force
+    )
     chosen: dict[bytes, Document] = {}
     origins: dict[str, int] = {}
     gathered = duplicates = unreadable = 0
@@ -213,7 +234,9 @@ def _origin(source: str) -> str:
     if label == "topics":
         return label
     kind = source.rpartition("#")[2]
-    return f"{label} tests {kind}" if TEST_FOLDERS & set(Path(name).parts[:-1]) else f"{label} {kind}"
+    if TEST_FOLDERS & set(Path(name).parts[:-1]):
+        return f"{label} tests {kind}"
+    return f"{label} {kind}"
 
 
 def _write_lines(output: Path, documents: list[Document]) -> None:

@@ -15,7 +15,9 @@ from trainer.data.rows import NextTokenRow, RowFormat
 
 
 class SampleSource(Protocol):
-    """Samples by number, each a row of int64. `row` says what it holds: a GPT's, tokens that follow each other."""
+    """Samples by number, each a row of int64. `row` says what it holds: a GPT's, tokens that follow
+    each other.
+    """
 
     row: RowFormat
 
@@ -46,9 +48,13 @@ def read_rows(source: SampleSource, numbers: npt.NDArray[np.int64]) -> npt.NDArr
 
 
 class GPTDataset:
-    """Samples of one data set, or of a range of its documents, in shuffled order. See `trainer.data.index`."""
+    """Samples of one data set, or of a range of its documents, in shuffled order. See
+    `trainer.data.index`.
+    """
 
-    def __init__(self, tokens: IndexedDataset, maps: IndexMaps, sequence_length: int, samples: int) -> None:
+    def __init__(
+        self, tokens: IndexedDataset, maps: IndexMaps, sequence_length: int, samples: int
+    ) -> None:
         self.tokens = tokens
         self.maps = maps
         self.prefix = tokens.prefix
@@ -59,18 +65,25 @@ class GPTDataset:
         return self._samples
 
     def read(self, index: int, out: npt.NDArray[np.int64]) -> None:
-        """Write sample `index` into `out` [sequence_length + 1], joining as many documents as it spans."""
+        """Write sample `index` into `out` [sequence_length + 1], joining as many documents as it
+        spans.
+        """
         if not 0 <= index < self._samples:
             raise IndexError(f"sample {index} of {self._samples}")
         row = int(self.maps.shuffle[index])
-        (position, offset), (last, last_offset) = self.maps.samples[row].tolist(), self.maps.samples[row + 1].tolist()
+        (position, offset), (last, last_offset) = (
+            self.maps.samples[row].tolist(),
+            self.maps.samples[row + 1].tolist(),
+        )
         filled = 0
         while position < last:
             part = self.tokens.get(int(self.maps.documents[position]), offset)
             out[filled : filled + len(part)] = part
             filled += len(part)
             position, offset = position + 1, 0
-        out[filled:] = self.tokens.get(int(self.maps.documents[last]), offset, last_offset - offset + 1)
+        out[filled:] = self.tokens.get(
+            int(self.maps.documents[last]), offset, last_offset - offset + 1
+        )
 
     def documents_of(self, index: int) -> list[int]:
         """Numbers of the sequences of the data set that sample `index` takes tokens from, in order."""
@@ -83,7 +96,9 @@ class GPTDataset:
 
 
 class BlendedDataset:
-    """A weighted mixture of sample sources, in the greedy order of `trainer.data.blend.build_blend`."""
+    """A weighted mixture of sample sources, in the greedy order of
+    `trainer.data.blend.build_blend`.
+    """
 
     def __init__(self, members: Sequence[SampleSource], order: Blend) -> None:
         self.members = tuple(members)

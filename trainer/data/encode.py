@@ -20,10 +20,11 @@ LINES_SHOWN = 5
 
 
 class Encoded(Record):
-    """A piece's sequences: tokens back to back, length of each, which of them end a document; and faulty lines.
+    """A piece's sequences: tokens back to back, length of each, which of them end a document; and
+    faulty lines.
 
-    `ends_in_text`: numbers of the lines whose text spells out the token that ends a document. `end`: the place in the
-    input behind the piece, `file_bytes` what was used of the file for it.
+    `ends_in_text`: numbers of the lines whose text spells out the token that ends a document.
+    `end`: the place in the input behind the piece, `file_bytes` what was used of the file for it.
     """
 
     tokens: bytes
@@ -47,14 +48,29 @@ class Encoder(Record):
 
     @classmethod
     def load(
-        cls, tokenizer: Path | TokenizerSpec, json_key: str, append_eod: bool, sentences: bool, keep_newlines: bool
+        cls,
+        tokenizer: Path | TokenizerSpec,
+        json_key: str,
+        append_eod: bool,
+        sentences: bool,
+        keep_newlines: bool,
     ) -> Encoder:
-        """The encoder with a tokenizer of its own. Raises DataError when the tokenizer cannot be loaded."""
-        return cls(load_tokenizer(tokenizer), json_key, append_eod, sentences=sentences, keep_newlines=keep_newlines)
+        """The encoder with a tokenizer of its own. Raises DataError when the tokenizer cannot be
+        loaded.
+        """
+        return cls(
+            load_tokenizer(tokenizer),
+            json_key,
+            append_eod,
+            sentences=sentences,
+            keep_newlines=keep_newlines,
+        )
 
 
 class EncodeTally(Record):
-    """What was noticed in the pieces of an input so far, and the place behind them. The first few of each are told."""
+    """What was noticed in the pieces of an input so far, and the place behind them. The first few
+    of each are told.
+    """
 
     end: TextPosition = field(default_factory=TextPosition)
     empty_texts: int = 0
@@ -76,7 +92,9 @@ class EncodeTally(Record):
 
 
 def encode_piece(encoder: Encoder, piece: LineBlock) -> Encoded:
-    """Tokenize one piece. Blank lines are passed over, empty texts counted, faulty lines named by number."""
+    """Tokenize one piece. Blank lines are passed over, empty texts counted, faulty lines named by
+    number.
+    """
     texts: list[tuple[int, str]] = []
     faults: list[str] = []
     empty = 0
@@ -87,7 +105,10 @@ def encode_piece(encoder: Encoder, piece: LineBlock) -> Encoded:
             texts.append((number, text))
         else:
             empty += 1
-    parts = [split_sentences(text, encoder.keep_newlines) if encoder.sentences else [text] for _, text in texts]
+    parts = [
+        split_sentences(text, encoder.keep_newlines) if encoder.sentences else [text]
+        for _, text in texts
+    ]
     ids = iter(encoder.tokenizer.encode_batch([part for text in parts for part in text]))
     sequences: list[list[int]] = []
     document_ends: list[int] = []
@@ -104,10 +125,14 @@ def encode_piece(encoder: Encoder, piece: LineBlock) -> Encoded:
         document_ends.append(len(sequences))
         numbers.append(number)
     dtype = dtype_for_vocabulary(encoder.tokenizer.vocabulary_size)
-    tokens = np.concatenate([np.array([], dtype), *(np.array(sequence, dtype=dtype) for sequence in sequences)])
+    tokens = np.concatenate(
+        [np.array([], dtype), *(np.array(sequence, dtype=dtype) for sequence in sequences)]
+    )
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int32)
     ends = np.array(document_ends, dtype=np.int64)
-    spelled = _documents_with(tokens, lengths, ends, token=encoder.tokenizer.eod_id, is_appended=encoder.append_eod)
+    spelled = _documents_with(
+        tokens, lengths, ends, token=encoder.tokenizer.eod_id, is_appended=encoder.append_eod
+    )
     return Encoded(
         tokens=tokens.tobytes(),
         lengths=lengths,
@@ -121,9 +146,15 @@ def encode_piece(encoder: Encoder, piece: LineBlock) -> Encoded:
 
 
 def _documents_with(
-    tokens: npt.NDArray[Any], lengths: npt.NDArray[np.int32], ends: npt.NDArray[np.int64], token: int, is_appended: bool
+    tokens: npt.NDArray[Any],
+    lengths: npt.NDArray[np.int32],
+    ends: npt.NDArray[np.int64],
+    token: int,
+    is_appended: bool,
 ) -> list[int]:
-    """Numbers of the documents that hold `token`; where it `is_appended` to each, its last place does not count."""
+    """Numbers of the documents that hold `token`; where it `is_appended` to each, its last place
+    does not count.
+    """
     places = np.flatnonzero(tokens == token)
     last = np.cumsum(lengths, dtype=np.int64)[ends - 1] - 1
     if is_appended:
@@ -136,7 +167,8 @@ _BOUNDARY = re.compile(r"(?:[.!?…]+[\"'”’»)\]]*(?P<gap>\s+)(?=[^\s])|[。
 
 
 def split_sentences(text: str, keep_newlines: bool = False) -> list[str]:
-    """The sentences in order; none is empty. Spaces between them are left out, but line ends stay if asked for.
+    """The sentences in order; none is empty. Spaces between them are left out, but line ends stay
+    if asked for.
 
     Joined again, they are the text but for the spaces between them.
     """

@@ -1,7 +1,8 @@
-"""Named, weighted groups of data sets: `NAME: WEIGHT START:END PREFIX, WEIGHT START:END PREFIX, ...`.
+"""Named, weighted groups of data sets: `NAME: WEIGHT START:END PREFIX, WEIGHT START:END PREFIX,
+...`.
 
-One group is trained on; any number of others are validated or tested on, each by itself. A file of groups holds one
-line, each group in double quotes, with one space between them.
+One group is trained on; any number of others are validated or tested on, each by itself. A file of
+groups holds one line, each group in double quotes, with one space between them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from trainer.data.errors import explain_os_errors
 
 
 class Member(Record):
-    """One data set of a mixture: relative weight, prefix of its pair, and the part of its sequences, as fractions."""
+    """One data set of a mixture: relative weight, prefix of its pair, and the part of its
+    sequences, as fractions.
+    """
 
     weight: float
     prefix: str
@@ -38,24 +41,33 @@ class DataGroup(Record):
     def __str__(self) -> str:
         """The group as `parse_group` reads it."""
         parts = ", ".join(
-            f"{member.weight!r} {member.start!r}:{member.end!r} {member.prefix}" for member in self.members
+            f"{member.weight!r} {member.start!r}:{member.end!r} {member.prefix}"
+            for member in self.members
         )
         return f"{self.name}: {parts}"
 
 
 def parse_group(text: str) -> DataGroup:
-    """A group from its text. Raises DataError that names the group, the number of the part, and the field at fault."""
+    """A group from its text. Raises DataError that names the group, the number of the part, and the
+    field at fault.
+    """
     name, colon, rest = text.partition(":")
     name = name.strip()
     if not colon or not name:
-        raise DataError(f"data group {text[:60]!r} has no name; write NAME: WEIGHT START:END PREFIX, ...")
+        raise DataError(
+            f"data group {text[:60]!r} has no name; write NAME: WEIGHT START:END PREFIX, ..."
+        )
     if not NAME.fullmatch(name):
         raise DataError(
             f"data group {name[:60]!r}: the name (all before the first colon) must be letters, digits, '.', '_' or '-',"
             " and begin with a letter or digit; write NAME: WEIGHT START:END PREFIX, ..."
         )
     return DataGroup(
-        name, tuple(_member(f"data group {name}, part {n}", part) for n, part in enumerate(rest.split(","), 1))
+        name,
+        tuple(
+            _member(f"data group {name}, part {n}", part)
+            for n, part in enumerate(rest.split(","), 1)
+        ),
     )
 
 
@@ -68,29 +80,42 @@ def _member(where: str, text: str) -> Member:
         )
     weight = parse_number(fields[0], f"{where}, weight of {fields[2]}")
     if weight <= 0:
-        raise DataError(f"{where}, weight of {fields[2]}: {fields[0]} must be more than 0; leave the part out instead")
+        raise DataError(
+            f"{where}, weight of {fields[2]}: {fields[0]} must be more than 0; leave the part out instead"
+        )
     return Member(weight, fields[2], *parse_range(fields[1], f"{where}, "))
 
 
 def parse_groups(texts: Sequence[str]) -> tuple[DataGroup, ...]:
-    """Several groups of different names. Raises DataError as `parse_group` does, or for a name given twice."""
+    """Several groups of different names. Raises DataError as `parse_group` does, or for a name
+    given twice.
+    """
     groups = tuple(parse_group(text) for text in texts)
     names = [group.name for group in groups]
     for name in names:
         if names.count(name) > 1:
-            raise DataError(f"data group {name} is given {names.count(name)} times; give each group a name of its own")
+            raise DataError(
+                f"data group {name} is given {names.count(name)} times; give each group a name of its own"
+            )
     return groups
 
 
 def read_groups_file(path: str | Path) -> tuple[DataGroup, ...]:
-    """The groups of a file: one line `"GROUP" "GROUP" ...`. Raises DataError when it is not one, naming what is not."""
+    """The groups of a file: one line `"GROUP" "GROUP" ...`. Raises DataError when it is not one,
+    naming what is not.
+    """
     with explain_os_errors("reading", path):
         data = Path(path).read_bytes()
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         raise DataError(f"{path} is not text; give a file that `tr11 data ratios` wrote") from None
-    if text.count("\n") != 1 or not text.endswith('"\n') or not text.startswith('"') or len(text) < 4:
+    if (
+        text.count("\n") != 1
+        or not text.endswith('"\n')
+        or not text.startswith('"')
+        or len(text) < 4
+    ):
         raise DataError(
             f'{path} must hold exactly one line, which begins and ends with a double quote: "NAME: WEIGHT START:END'
             ' PREFIX, ..." "NAME: ..."; write it with `tr11 data ratios`'
@@ -102,7 +127,9 @@ def read_groups_file(path: str | Path) -> tuple[DataGroup, ...]:
 
 
 def parse_range(text: str, where: str = "") -> tuple[float, float]:
-    """START:END, two fractions with 0 <= START < END <= 1. Raises DataError, which begins with `where`."""
+    """START:END, two fractions with 0 <= START < END <= 1. Raises DataError, which begins with
+    `where`.
+    """
     parts = text.split(":")
     if len(parts) != 2:
         raise DataError(f"{where}data range {text!r} must be START:END, for example 0:0.95")

@@ -1,11 +1,13 @@
-"""Documents -> shuffled samples of fixed length: the three index maps of GPT training, in numpy alone.
+"""Documents -> shuffled samples of fixed length: the three index maps of GPT training, in numpy
+alone.
 
 * document index int32 [epochs * documents]: the documents of every epoch, shuffled.
 * sample index int32 (int64 when needed) [samples + 1, 2]: where each sample begins, as (position in the document
   index, token in that document). A sample has `sequence_length + 1` tokens and shares the last one with its successor.
 * shuffle index uint32 (int64 when needed) [samples]: the order in which samples are used.
 
-The draws of randomness and every rounding follow Megatron's, so the same data and seed give the same order of samples.
+The draws of randomness and every rounding follow Megatron's, so the same data and seed give the
+same order of samples.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import numpy.typing as npt
 from trainer.contract.errors import DataError
 from trainer.contract.record import Record
 
-# The last epoch is kept apart when less than this share of it is needed; Megatron's later versions use 0.80.
+# The last epoch is kept apart when less than this share of it is needed; Megatron's later versions
+# use 0.80.
 LAST_EPOCH_SHARE = 0.95
 DOCUMENTS_AT_ONCE = 1 << 16
 
@@ -47,7 +50,10 @@ class EpochPlan(Record):
 
 
 def plan_epochs(
-    tokens_per_epoch: int, samples: int, sequence_length: int, last_epoch_share: float = LAST_EPOCH_SHARE
+    tokens_per_epoch: int,
+    samples: int,
+    sequence_length: int,
+    last_epoch_share: float = LAST_EPOCH_SHARE,
 ) -> EpochPlan:
     """The least number of epochs that holds `samples`, and whether its last epoch is kept apart.
 
@@ -89,22 +95,27 @@ def build_document_index(
 def build_sample_index(sizes: IntArray, document_index: IntArray, sequence_length: int) -> IntArray:
     """Where each sample begins when the documents are laid end to end.
 
-    sizes: tokens of every document of the data set, by document number. Returns [samples + 1, 2]. Sample i begins at
-    token i * sequence_length of the row of documents; each document holds as many beginnings as multiples of the
-    sequence length fall into it, so counting them replaces the walk from sample to sample.
+    sizes: tokens of every document of the data set, by document number. Returns [samples + 1, 2].
+    Sample i begins at token i * sequence_length of the row of documents; each document holds as
+    many beginnings as multiples of the sequence length fall into it, so counting them replaces the
+    walk from sample to sample.
     """
     lengths = np.take(np.asarray(sizes), document_index)
     samples = (int(np.sum(lengths, dtype=np.int64)) - 1) // sequence_length
     longest = int(np.max(lengths))
     most = np.iinfo(np.int32).max
-    result = np.empty((samples + 1, 2), dtype=np.int32 if max(len(document_index), longest) <= most else np.int64)
+    result = np.empty(
+        (samples + 1, 2), dtype=np.int32 if max(len(document_index), longest) <= most else np.int64
+    )
     # Piece by piece, so that all stays in the caches, and in 32 bits, which halves the time.
     small = longest * DOCUMENTS_AT_ONCE + sequence_length <= most
     first = tokens = 0
     for document in range(0, len(lengths), DOCUMENTS_AT_ONCE):
         held = lengths[document : document + DOCUMENTS_AT_ONCE]
         ends = np.cumsum(held, dtype=np.int32 if small else np.int64)
-        count = _begin_samples(result[first:], held, ends, begin=first * sequence_length - tokens, step=sequence_length)
+        count = _begin_samples(
+            result[first:], held, ends, begin=first * sequence_length - tokens, step=sequence_length
+        )
         result[first : first + count, 0] += document
         first += count
         tokens += int(ends[-1])
@@ -113,15 +124,17 @@ def build_sample_index(sizes: IntArray, document_index: IntArray, sequence_lengt
 
 
 def _begin_samples(rows: IntArray, lengths: IntArray, ends: IntArray, begin: int, step: int) -> int:
-    """Fill `rows` with (document, token) of the beginnings at `begin`, `begin + step`, ...; returns how many there are.
+    """Fill `rows` with (document, token) of the beginnings at `begin`, `begin + step`, ...; returns
+    how many there are.
 
     lengths: tokens of some documents laid end to end; ends: where each ends. 0 <= begin < step.
     """
     count = max(0, -(-(int(ends[-1]) - begin) // step))
     if not count:
         return 0
-    # For each document the number of the first beginning that is not in it, nor before it. A beginning lies in the
-    # first document for which that number is larger, so it is enough to count the numbers.
+    # For each document the number of the first beginning that is not in it, nor before it. A
+    # beginning lies in the first document for which that number is larger, so it is enough to count
+    # the numbers.
     beyond = ends + (step - 1 - begin)
     beyond //= step
     positions = np.cumsum(np.bincount(beyond, minlength=count)[:count])

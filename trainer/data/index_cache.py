@@ -1,4 +1,6 @@
-"""Index maps and the order of mixtures on disk: computed by one rank, named after everything they depend on."""
+"""Index maps and the order of mixtures on disk: computed by one rank, named after everything they
+depend on.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ Blend = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 class IndexMapsKey(CacheKey):
     """Everything that index maps are a function of.
 
-    `sizes_digest` stands for the data: the maps depend on nothing of it but the lengths of the documents in the range.
+    `sizes_digest` stands for the data: the maps depend on nothing of it but the lengths of the
+    documents in the range.
     """
 
     data_set: str
@@ -47,7 +50,9 @@ class IndexMapsKey(CacheKey):
 
 
 class BlendKey(CacheKey):
-    """Everything that the order of a mixture is a function of: the weights, in their order, and its length."""
+    """Everything that the order of a mixture is a function of: the weights, in their order, and its
+    length.
+    """
 
     name: str
     weights: tuple[float, ...]
@@ -61,7 +66,9 @@ class BlendKey(CacheKey):
 
 
 def digest_sizes(sizes: npt.NDArray[Any], documents: range) -> str:
-    """Digest of the lengths of a range of documents (little-endian int32), whatever type they are stored in."""
+    """Digest of the lengths of a range of documents (little-endian int32), whatever type they are
+    stored in.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for first in range(documents.start, documents.stop, 1 << 20):
         block = sizes[first : min(first + (1 << 20), documents.stop)]
@@ -76,12 +83,17 @@ class IndexMapsCache:
         self.files = ArrayCache(Path(folder))
 
     def load(self, key: IndexMapsKey, check_digests: bool) -> IndexMaps | None:
-        """The memory-mapped maps; None when they are absent or damaged in any way, and so must be built."""
+        """The memory-mapped maps; None when they are absent or damaged in any way, and so must be
+        built.
+        """
         found = self.files.load(key, PARTS, check_digests)
-        return None if found is None else IndexMaps(*found)
+        if found is None:
+            return None
+        return IndexMaps(*found)
 
     def ensure(self, key: IndexMapsKey, sizes: npt.NDArray[Any]) -> bool:
-        """Build the maps unless sound ones are there; True when they were built. For the one rank that builds.
+        """Build the maps unless sound ones are there; True when they were built. For the one rank
+        that builds.
 
         Raises DataError when the data or the disk does not allow it.
         """
@@ -95,7 +107,9 @@ class IndexMapsCache:
             seed=key.seed,
             last_epoch_share=key.last_epoch_share,
         )
-        self.files.write(key, dict(zip(PARTS, (maps.documents, maps.samples, maps.shuffle), strict=True)))
+        self.files.write(
+            key, dict(zip(PARTS, (maps.documents, maps.samples, maps.shuffle), strict=True))
+        )
         return True
 
     def wait(self, key: IndexMapsKey, seconds: float = APPEARANCE_SECONDS) -> IndexMaps:
@@ -104,7 +118,8 @@ class IndexMapsCache:
 
 
 def ensure_blend(folder: Path, key: BlendKey) -> bool:
-    """Compute the order of a mixture unless a sound one is there; True when it was computed. Raises DataError.
+    """Compute the order of a mixture unless a sound one is there; True when it was computed. Raises
+    DataError.
 
     That of a long training takes half a minute to compute, and no time to map.
     """
@@ -116,6 +131,8 @@ def ensure_blend(folder: Path, key: BlendKey) -> bool:
 
 
 def wait_for_blend(folder: Path, key: BlendKey, seconds: float = APPEARANCE_SECONDS) -> Blend:
-    """For each sample the member and its number there. Raises DataError when they do not appear in time."""
+    """For each sample the member and its number there. Raises DataError when they do not appear in
+    time.
+    """
     sets, numbers = ArrayCache(folder).wait(key, BLEND_PARTS, seconds)
     return sets, numbers

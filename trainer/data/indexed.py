@@ -1,9 +1,11 @@
-"""The `.bin`/`.idx` pair of token sequences: its formats, and a memory-mapped reader that trusts nothing.
+"""The `.bin`/`.idx` pair of token sequences: its formats, and a memory-mapped reader that trusts
+nothing.
 
-`PREFIX.bin` holds the tokens of all sequences back to back in one little-endian type. `PREFIX.idx` holds, after a
-header, the length of each sequence (int32), its byte offset (int64) and the document starts (int64, in sequences).
-This is the layout that Megatron writes and reads, so data prepared by either can be read by the other. An older kind
-of index (`TNTIDX`), which holds all numbers as int64 and offsets in elements, is read as well.
+`PREFIX.bin` holds the tokens of all sequences back to back in one little-endian type. `PREFIX.idx`
+holds, after a header, the length of each sequence (int32), its byte offset (int64) and the document
+starts (int64, in sequences). This is the layout that Megatron writes and reads, so data prepared by
+either can be read by the other. An older kind of index (`TNTIDX`), which holds all numbers as int64
+and offsets in elements, is read as well.
 """
 
 from __future__ import annotations
@@ -23,15 +25,19 @@ from trainer.data.errors import explain_os_errors
 MAGIC = b"MMIDIDX\x00\x00"
 OLD_MAGIC = b"TNTIDX\x00\x00"
 VERSION = 1
-HEADER = struct.Struct("<9sQBQQ")  # magic, version, type code, sequences, entries of the document index
-OLD_HEADER = struct.Struct("<8sQQQQQQ")  # magic, version, type code, element bytes, sequences, sizes, document entries
+# magic, version, type code, sequences, entries of the document index
+HEADER = struct.Struct("<9sQBQQ")
+# magic, version, type code, element bytes, sequences, sizes, document entries
+OLD_HEADER = struct.Struct("<8sQQQQQQ")
 
 Kind = Literal["mapped", "older"]
-# What a run card may ask for: the kind that is there, or one of them alone; `cached` holds all tokens in memory.
+# What a run card may ask for: the kind that is there, or one of them alone; `cached` holds all
+# tokens in memory.
 Implementation = Literal["infer", "mmap", "lazy", "cached"]
 KIND_OF: dict[str, Kind] = {"mmap": "mapped", "lazy": "older", "cached": "older"}
 
-# Code 7 was float64 in the files of 2022 and is float32 in newer ones; the size of the .bin decides.
+# Code 7 was float64 in the files of 2022 and is float32 in newer ones; the size of the .bin
+# decides.
 TYPE_CODES: dict[int, tuple[np.dtype[Any], ...]] = {
     1: (np.dtype("u1"),),
     2: (np.dtype("i1"),),
@@ -44,7 +50,8 @@ TYPE_CODES: dict[int, tuple[np.dtype[Any], ...]] = {
 }
 UINT16_VOCABULARY_LIMIT = 65500
 
-# Up to this many sequences every length and offset is checked when a pair is opened; beyond it, the ends of blocks.
+# Up to this many sequences every length and offset is checked when a pair is opened; beyond it, the
+# ends of blocks.
 FULL_CHECK_SEQUENCES = 4_000_000
 CHECK_BLOCK = 65_536
 
@@ -60,7 +67,9 @@ def idx_path(prefix: Path | str) -> Path:
 
 
 def type_code(dtype: npt.DTypeLike) -> int:
-    """The code that the index file uses for `dtype`. Raises DataError for a type the format does not have."""
+    """The code that the index file uses for `dtype`. Raises DataError for a type the format does
+    not have.
+    """
     wanted = np.dtype(dtype).newbyteorder("<")
     for code, candidates in TYPE_CODES.items():
         if candidates[-1].newbyteorder("<") == wanted:
@@ -69,8 +78,12 @@ def type_code(dtype: npt.DTypeLike) -> int:
 
 
 def dtype_for_vocabulary(vocabulary_size: int) -> np.dtype[Any]:
-    """uint16 for vocabularies below 65,500 tokens, int32 from there on: the same choice as Megatron's."""
-    return np.dtype("<u2") if vocabulary_size < UINT16_VOCABULARY_LIMIT else np.dtype("<i4")
+    """uint16 for vocabularies below 65,500 tokens, int32 from there on: the same choice as
+    Megatron's.
+    """
+    if vocabulary_size < UINT16_VOCABULARY_LIMIT:
+        return np.dtype("<u2")
+    return np.dtype("<i4")
 
 
 class _Index(Record):
@@ -78,7 +91,8 @@ class _Index(Record):
     code: int
     dtypes: tuple[np.dtype[Any], ...]
     sizes: npt.NDArray[Any]  # tokens per sequence
-    offsets: npt.NDArray[Any]  # where each sequence begins in the .bin: in bytes, or of the older kind in elements
+    # where each sequence begins in the .bin: in bytes, or of the older kind in elements
+    offsets: npt.NDArray[Any]
     documents: npt.NDArray[np.int64]
 
 
@@ -94,7 +108,10 @@ class IndexedDataset:
     """
 
     def __init__(
-        self, prefix: Path | str, implementation: Implementation = "infer", vocabulary_size: int | None = None
+        self,
+        prefix: Path | str,
+        implementation: Implementation = "infer",
+        vocabulary_size: int | None = None,
     ) -> None:
         self.prefix = str(prefix)
         self._vocabulary_size = vocabulary_size
@@ -102,7 +119,10 @@ class IndexedDataset:
         index_file = idx_path(prefix)
         for path, other in ((index_file, self.path), (self.path, index_file)):
             if not path.is_file():
-                hint = f"{other.name} is there, so the pair is incomplete" if other.exists() else "neither file exists"
+                if other.exists():
+                    hint = f"{other.name} is there, so the pair is incomplete"
+                else:
+                    hint = "neither file exists"
                 raise DataError(
                     f"{path} is missing ({hint}); give the path without its extension, or make the pair with"
                     " `tr11 data preprocess`"
@@ -111,7 +131,11 @@ class IndexedDataset:
             index = _read_index(index_file, self.path)
             self.bytes = self.path.stat().st_size
         if KIND_OF.get(implementation, index.kind) != index.kind:
-            found = "an older index (TNTIDX)" if index.kind == "older" else "a memory-mapped index (MMIDIDX)"
+            found = (
+                "an older index (TNTIDX)"
+                if index.kind == "older"
+                else "a memory-mapped index (MMIDIDX)"
+            )
             raise DataError(
                 f"{index_file} is {found}, which the implementation {implementation!r} does not read; set"
                 " data.implementation to infer"
@@ -125,14 +149,16 @@ class IndexedDataset:
         self._offsets = index.offsets
         self._divisor = self.dtype.itemsize if index.kind == "mapped" else 1
         if self.bytes == 0 or len(self.sizes) == 0:
-            raise DataError(f"{self.path} holds no tokens; every text of the input was empty, or the input was")
+            raise DataError(
+                f"{self.path} holds no tokens; every text of the input was empty, or the input was"
+            )
         _check_layout(index, self.dtype, self.bytes, path=index_file, bin_file=self.path)
         with explain_os_errors("mapping", self.path):
-            self.tokens: npt.NDArray[Any] = (
-                np.fromfile(self.path, dtype=self.dtype)
-                if implementation == "cached"
-                else np.memmap(self.path, dtype=self.dtype, mode="r")
-            )
+            self.tokens: npt.NDArray[Any]
+            if implementation == "cached":
+                self.tokens = np.fromfile(self.path, dtype=self.dtype)
+            else:
+                self.tokens = np.memmap(self.path, dtype=self.dtype, mode="r")
 
     def __len__(self) -> int:
         """Number of sequences."""
@@ -150,7 +176,9 @@ class IndexedDataset:
 
     @property
     def document_count(self) -> int:
-        """Number of documents; sequences and documents are the same unless the text was split into sentences."""
+        """Number of documents; sequences and documents are the same unless the text was split into
+        sentences.
+        """
         return len(self.documents) - 1
 
     def start(self, sequence: int) -> int:
@@ -158,12 +186,16 @@ class IndexedDataset:
         return int(self._offsets[sequence]) // self._divisor
 
     def get(self, sequence: int, offset: int = 0, length: int | None = None) -> npt.NDArray[Any]:
-        """Tokens of one sequence from `offset` on (to its end, or `length` of them): a view [tokens], not a copy.
+        """Tokens of one sequence from `offset` on (to its end, or `length` of them): a view
+        [tokens], not a copy.
 
         Raises DataError for a token outside the vocabulary.
         """
         size = int(self.sizes[sequence])
-        stop = size if length is None else offset + length
+        if length is None:
+            stop = size
+        else:
+            stop = offset + length
         if not 0 <= offset <= stop <= size:
             raise IndexError(f"tokens {offset} to {stop} of sequence {sequence}, which has {size}")
         start = self.start(sequence)
@@ -173,7 +205,9 @@ class IndexedDataset:
         return part
 
     def check_vocabulary(self, start: int, stop: int, size: int) -> None:
-        """Raise DataError for a token of `tokens[start:stop]` that is not below `size`, the vocabulary's."""
+        """Raise DataError for a token of `tokens[start:stop]` that is not below `size`, the
+        vocabulary's.
+        """
         found = self.foreign_token(start, stop, size)
         if found:
             raise DataError(
@@ -182,7 +216,8 @@ class IndexedDataset:
             )
 
     def foreign_token(self, start: int, stop: int, size: int) -> str | None:
-        """File, document, number and place of the first token of `tokens[start:stop]` outside a vocabulary of `size`.
+        """File, document, number and place of the first token of `tokens[start:stop]` outside a
+        vocabulary of `size`.
 
         None where there is no such token. Raises DataError where the numbers are no tokens at all.
         """
@@ -224,10 +259,14 @@ def _read_index(path: Path, bin_file: Path) -> _Index:
     if start.startswith(OLD_MAGIC):
         return _read_old_index(path, start, size)
     if size == 0:
-        raise DataError(f"{path} is empty; its writing was cut short: make the pair again or copy it again")
+        raise DataError(
+            f"{path} is empty; its writing was cut short: make the pair again or copy it again"
+        )
     with bin_file.open("rb") as stream:
         if stream.read(9).startswith((MAGIC, OLD_MAGIC)):
-            raise DataError(f"{path} and {bin_file.name} are swapped: the index is in the .bin; exchange their names")
+            raise DataError(
+                f"{path} and {bin_file.name} are swapped: the index is in the .bin; exchange their names"
+            )
     raise DataError(
         f"{path} is not an index file: it begins with {start[:9]!r}, expected {MAGIC!r}; make it with"
         " `tr11 data preprocess`"
@@ -236,18 +275,24 @@ def _read_index(path: Path, bin_file: Path) -> _Index:
 
 def _truncated(path: Path, size: int, expected: int) -> DataError:
     word = "truncated" if size < expected else "longer than its header says"
-    return DataError(f"{path} is {word}: {size} bytes, {expected} expected; copy it again or make the pair again")
+    return DataError(
+        f"{path} is {word}: {size} bytes, {expected} expected; copy it again or make the pair again"
+    )
 
 
 def _dtypes(code: int, path: Path) -> tuple[np.dtype[Any], ...]:
     if code not in TYPE_CODES:
-        raise DataError(f"{path} has type code {code}, known are 1 to {max(TYPE_CODES)}; it is damaged or foreign")
+        raise DataError(
+            f"{path} has type code {code}, known are 1 to {max(TYPE_CODES)}; it is damaged or foreign"
+        )
     return TYPE_CODES[code]
 
 
 def _check_version(version: int, path: Path) -> None:
     if version != VERSION:
-        raise DataError(f"{path} has format version {version}, only {VERSION} is known; the file is damaged or foreign")
+        raise DataError(
+            f"{path} has format version {version}, only {VERSION} is known; the file is damaged or foreign"
+        )
 
 
 def _read_mapped_index(path: Path, start: bytes, size: int) -> _Index:
@@ -275,16 +320,22 @@ def _read_mapped_index(path: Path, start: bytes, size: int) -> _Index:
 def _read_old_index(path: Path, start: bytes, size: int) -> _Index:
     if size < OLD_HEADER.size:
         raise _truncated(path, size, OLD_HEADER.size)
-    _, version, code, element, sequences, sizes, documents = OLD_HEADER.unpack(start[: OLD_HEADER.size])
+    _, version, code, element, sequences, sizes, documents = OLD_HEADER.unpack(
+        start[: OLD_HEADER.size]
+    )
     _check_version(version, path)
     dtypes = tuple(dtype for dtype in _dtypes(code, path) if dtype.itemsize == element)
     if not dtypes:
-        raise DataError(f"{path} says {element} bytes an element, not the size of type code {code}; it is damaged")
+        raise DataError(
+            f"{path} says {element} bytes an element, not the size of type code {code}; it is damaged"
+        )
     expected = OLD_HEADER.size + 8 * (2 * (sequences + 1) + sizes + documents)
     if size != expected:
         raise _truncated(path, size, expected)
     if sizes != sequences:
-        raise DataError(f"{path} holds {sizes} dimensions for {sequences} items; only sequences of tokens can be read")
+        raise DataError(
+            f"{path} holds {sizes} dimensions for {sequences} items; only sequences of tokens can be read"
+        )
     at = OLD_HEADER.size + 8 * (sequences + 1)
     offsets = _array(path, "<i8", at, sequences + 1)
     at += 8 * (sequences + 1)
@@ -304,7 +355,9 @@ def _array(path: Path, dtype: str, offset: int, count: int) -> npt.NDArray[Any]:
     return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))
 
 
-def _check_layout(index: _Index, dtype: np.dtype[Any], bin_bytes: int, path: Path, bin_file: Path) -> None:
+def _check_layout(
+    index: _Index, dtype: np.dtype[Any], bin_bytes: int, path: Path, bin_file: Path
+) -> None:
     """Lengths, offsets and document starts agree with each other and with the size of the .bin."""
     sizes, offsets, documents = index.sizes, index.offsets, index.documents
     unit = dtype.itemsize if index.kind == "mapped" else 1
@@ -318,12 +371,19 @@ def _check_layout(index: _Index, dtype: np.dtype[Any], bin_bytes: int, path: Pat
     step = 1 if sequences <= FULL_CHECK_SEQUENCES else CHECK_BLOCK
     fault = int(offsets[0]) != 0
     for first in range(0, sequences, CHECK_BLOCK):
-        # One entry beyond the block, so that its last offset is checked against the next block's first.
+        # One entry beyond the block, so that its last offset is checked against the next block's
+        # first.
         block = slice(first, min(first + CHECK_BLOCK, sequences) + 1 if step == 1 else first + 2)
         lengths, begins = sizes[block], offsets[block]
-        fault = fault or bool(np.any(lengths < 0)) or bool(np.any(np.diff(begins) != lengths[:-1].astype("i8") * unit))
+        fault = (
+            fault
+            or bool(np.any(lengths < 0))
+            or bool(np.any(np.diff(begins) != lengths[:-1].astype("i8") * unit))
+        )
     if fault:
-        raise DataError(f"{path} is damaged: its offsets do not follow from its lengths; make the pair again")
+        raise DataError(
+            f"{path} is damaged: its offsets do not follow from its lengths; make the pair again"
+        )
     starts_fault = len(documents) < 2 or int(documents[0]) != 0 or int(documents[-1]) != sequences
     if starts_fault or (step == 1 and bool(np.any(np.diff(documents) < 0))):
         raise DataError(

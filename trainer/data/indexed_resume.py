@@ -1,4 +1,6 @@
-"""A pair that is written over several lives of a process: a writer that knows how far what it wrote is on disk."""
+"""A pair that is written over several lives of a process: a writer that knows how far what it wrote
+is on disk.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ CHECK_BYTES = 8 << 20
 
 
 def extra_files(prefix: Path | str) -> tuple[Path, Path]:
-    """Where a half-made pair has the lengths of its sequences (int32) and the ends of its documents (int64)."""
+    """Where a half-made pair has the lengths of its sequences (int32) and the ends of its documents
+    (int64).
+    """
     return partial_path(Path(f"{prefix}.lengths")), partial_path(Path(f"{prefix}.documents"))
 
 
@@ -43,11 +47,12 @@ class Written(Record):
 
 
 class ResumableWriter(IndexedWriter):
-    """An IndexedWriter whose half-made pair may be kept, with lengths and documents in hidden files beside the tokens.
+    """An IndexedWriter whose half-made pair may be kept, with lengths and documents in hidden files
+    beside the tokens.
 
-    Call `begin` first: until it has found whether it can go on, nothing on disk changes, whatever ends it. `save`
-    brings all up to a place to disk; what was saved stays when the writer is left by an exception, unless `forget` was
-    called.
+    Call `begin` first: until it has found whether it can go on, nothing on disk changes, whatever
+    ends it. `save` brings all up to a place to disk; what was saved stays when the writer is left
+    by an exception, unless `forget` was called.
     """
 
     def __init__(self, prefix: Path | str, dtype: npt.DTypeLike) -> None:
@@ -58,14 +63,19 @@ class ResumableWriter(IndexedWriter):
         self._begun = False
 
     def begin(self, mark: ResumeMark | None) -> bool:
-        """Go on behind `mark`; at the beginning where it is None, or where the files do not hold what it says.
+        """Go on behind `mark`; at the beginning where it is None, or where the files do not hold
+        what it says.
 
         Returns whether it goes on. Raises DataError when the files cannot be read or written.
         """
         with explain_os_errors("reading", self._partial_bin):
             is_sound = mark is not None and mark.sequences > 0 and self._holds(mark)
-        mark = mark if is_sound and mark is not None else ResumeMark()
-        self._saved = Written(mark, 0) if is_sound else None
+        if not (is_sound and mark is not None):
+            mark = ResumeMark()
+        if is_sound:
+            self._saved = Written(mark, 0)
+        else:
+            self._saved = None
         self._begun = True
         with explain_os_errors("writing", self._partial_bin):
             for path, size in self._sizes_of(mark):
@@ -86,14 +96,19 @@ class ResumableWriter(IndexedWriter):
         document_ends: npt.NDArray[np.int64],
     ) -> None:
         """As in the base class."""
-        data = tokens if isinstance(tokens, bytes) else np.ascontiguousarray(tokens, dtype=self.dtype).tobytes()
+        if isinstance(tokens, bytes):
+            data = tokens
+        else:
+            data = np.ascontiguousarray(tokens, dtype=self.dtype).tobytes()
         ends = np.asarray(document_ends, dtype="<i8") + self.sequence_count
         super().add_sequences(data, lengths, document_ends)
         self._mark = ResumeMark(
             self.token_count,
             zlib.crc32(data, self._mark.tokens_crc),
             self.sequence_count,
-            sequences_crc=zlib.crc32(np.asarray(lengths, dtype="<i4").tobytes(), self._mark.sequences_crc),
+            sequences_crc=zlib.crc32(
+                np.asarray(lengths, dtype="<i4").tobytes(), self._mark.sequences_crc
+            ),
             documents=self.document_count,
             documents_crc=zlib.crc32(ends.tobytes(), self._mark.documents_crc),
         )
@@ -103,12 +118,16 @@ class ResumableWriter(IndexedWriter):
         return Written(self._mark, len(self._sizes))
 
     def save(self, place: Written) -> None:
-        """Bring all up to `place` to disk. Raises DataError; what was saved before is then as it was."""
+        """Bring all up to `place` to disk. Raises DataError; what was saved before is then as it
+        was.
+        """
         saved = self._saved or Written(ResumeMark(), 0)
         with explain_os_errors("writing", self._partial_bin):
             self._stream.flush()
             os.fsync(self._stream.fileno())
-            lengths = b"".join(part.astype("<i4").tobytes() for part in self._sizes[saved.pieces : place.pieces])
+            lengths = b"".join(
+                part.astype("<i4").tobytes() for part in self._sizes[saved.pieces : place.pieces]
+            )
             _write_at(self._lengths_file, 4 * saved.mark.sequences, lengths)
             # The first part is the zero that every list of documents begins with.
             documents = self._documents[saved.pieces + 1 : place.pieces + 1]
@@ -124,7 +143,9 @@ class ResumableWriter(IndexedWriter):
         self._saved = None
 
     def discard(self) -> None:
-        """Take away what was not saved; all, where nothing was. What was there before `begin` is not this writer's."""
+        """Take away what was not saved; all, where nothing was. What was there before `begin` is
+        not this writer's.
+        """
         if not self._begun:
             self._leave_untouched()
             return
@@ -135,7 +156,8 @@ class ResumableWriter(IndexedWriter):
             return
         with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
             self._stream.close()
-        with contextlib.suppress(OSError):  # what stays behind the mark is cut off when the work goes on
+        # what stays behind the mark is cut off when the work goes on
+        with contextlib.suppress(OSError):
             for path, size in self._sizes_of(self._saved.mark):
                 os.truncate(path, size)
 

@@ -1,4 +1,6 @@
-"""Tokenizers learnt from texts: byte-level BPE, or WordPiece for masked training. Each has a folder of its own."""
+"""Tokenizers learnt from texts: byte-level BPE, or WordPiece for masked training. Each has a folder
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,14 @@ def train_tokenizer(
     on_learning: Callable[[], None] = lambda: None,
     force: bool = False,
 ) -> Tokenizer:
-    """Learn a tokenizer from `texts` and save it to `folder` (`tokenizer.json` or `vocab.txt` is written last).
+    """Learn a tokenizer from `texts` and save it to `folder` (`tokenizer.json` or `vocab.txt` is
+    written last).
 
-    Special tokens come first: of BPE `<|endoftext|>` and `<|padding|>`, then the 256 bytes, so that any text can be
-    encoded; of WordPiece `[PAD] [UNK] [CLS] [SEP] [MASK]`. `request` is saved beside it, see `is_trained`; with it, a
-    tokenizer that this function did not make is replaced with `force` alone. `on_learning` is called when all texts
-    have been read. Raises DataError when the size is too small, or larger than what the texts can teach, or another
-    tokenizer is there.
+    Special tokens come first: of BPE `<|endoftext|>` and `<|padding|>`, then the 256 bytes, so that
+    any text can be encoded; of WordPiece `[PAD] [UNK] [CLS] [SEP] [MASK]`. `request` is saved
+    beside it, see `is_trained`; with it, a tokenizer that this function did not make is replaced
+    with `force` alone. `on_learning` is called when all texts have been read. Raises DataError when
+    the size is too small, or larger than what the texts can teach, or another tokenizer is there.
     """
     target = Path(folder)
     main = target / main_file(kind)
@@ -65,11 +68,12 @@ def train_tokenizer(
             force,
         )
     check_vocabulary_size(vocabulary_size, kind, len(extra_special_tokens))
-    engine, trainer = (
-        _byte_level(vocabulary_size, extra_special_tokens)
-        if is_bpe
-        else _wordpiece(vocabulary_size, extra_special_tokens, lowercase=kind == "bert_wordpiece_lower")
-    )
+    if is_bpe:
+        engine, trainer = _byte_level(vocabulary_size, extra_special_tokens)
+    else:
+        engine, trainer = _wordpiece(
+            vocabulary_size, extra_special_tokens, lowercase=kind == "bert_wordpiece_lower"
+        )
 
     def read_all() -> Iterator[str]:
         yield from texts
@@ -85,7 +89,9 @@ def train_tokenizer(
             write_atomically(main, engine.to_str(pretty=False))
         else:
             pieces = engine.get_vocab(with_added_tokens=True)
-            write_atomically(main, "".join(f"{piece}\n" for piece in sorted(pieces, key=pieces.__getitem__)))
+            write_atomically(
+                main, "".join(f"{piece}\n" for piece in sorted(pieces, key=pieces.__getitem__))
+            )
         if request is not None:
             write_json(request_path(target), {"request": request, "digest": file_digest(main)})
     return load_learnt(target, kind)
@@ -123,7 +129,9 @@ def _check_learnt(learnt: int, asked: int) -> None:
             f"the corpus teaches only {learnt} tokens, {asked} were asked; use a larger corpus or --vocab-size {learnt}"
         )
     if learnt > asked:  # WordPiece keeps every character that it saw
-        raise DataError(f"vocabulary size {asked} must be {learnt} or more: the corpus's characters and special tokens")
+        raise DataError(
+            f"vocabulary size {asked} must be {learnt} or more: the corpus's characters and special tokens"
+        )
 
 
 def _config() -> dict[str, Any]:
@@ -137,18 +145,27 @@ def _config() -> dict[str, Any]:
     }
 
 
-def check_vocabulary_size(vocabulary_size: int, kind: LearntType = "huggingface", extra_tokens: int = 0) -> None:
+def check_vocabulary_size(
+    vocabulary_size: int, kind: LearntType = "huggingface", extra_tokens: int = 0
+) -> None:
     """Raise DataError unless the size has room for the special tokens and, of BPE, for all bytes."""
     is_bpe = kind == "huggingface"
-    least = BYTES_ALPHABET + len(SPECIAL_TOKENS) if is_bpe else len(WORDPIECE_TOKENS) + 1
+    if is_bpe:
+        least = BYTES_ALPHABET + len(SPECIAL_TOKENS)
+    else:
+        least = len(WORDPIECE_TOKENS) + 1
     if vocabulary_size < least + extra_tokens:
         what = "all bytes and the special tokens" if is_bpe else "the special tokens and a piece"
-        raise DataError(f"vocabulary size {vocabulary_size} must be at least {least + extra_tokens}: {what}")
+        raise DataError(
+            f"vocabulary size {vocabulary_size} must be at least {least + extra_tokens}: {what}"
+        )
 
 
 def main_file(kind: LearntType) -> str:
     """The file that is the tokenizer, written last."""
-    return TOKENIZER_FILE if kind == "huggingface" else VOCABULARY_FILE
+    if kind == "huggingface":
+        return TOKENIZER_FILE
+    return VOCABULARY_FILE
 
 
 def load_learnt(folder: Path, kind: LearntType) -> Tokenizer:
@@ -167,6 +184,9 @@ def is_trained(folder: Path, request: dict[str, Any], kind: LearntType = "huggin
     """True when `folder` holds, unchanged, the tokenizer that `request` describes."""
     try:
         record = json.loads(request_path(folder).read_text(encoding="utf-8"))
-        return bool(record["request"] == request and record["digest"] == file_digest(folder / main_file(kind)))
+        return bool(
+            record["request"] == request
+            and record["digest"] == file_digest(folder / main_file(kind))
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -35,8 +35,8 @@ class TextPosition(Record):
 class LineBlock(Record):
     """Whole lines of the input: the number of the first, their bytes, and the place behind them.
 
-    `file_bytes`: of the file, used since the piece before. `too_long`: instead of lines, one that is above the limit,
-    of which only the size in bytes was kept.
+    `file_bytes`: of the file, used since the piece before. `too_long`: instead of lines, one that
+    is above the limit, of which only the size in bytes was kept.
     """
 
     first_line: int
@@ -58,12 +58,17 @@ def read_pieces(
     max_line_bytes: int = MAX_LINE_MIB * MIB,
     begin: TextPosition | None = None,
 ) -> Iterator[LineBlock]:
-    """Cut a file of lines into pieces of whole lines, of about `piece_bytes` where lines are shorter than that.
+    """Cut a file of lines into pieces of whole lines, of about `piece_bytes` where lines are
+    shorter than that.
 
-    A line of more than `max_line_bytes`, its end not counted, is passed over without being held, and is a piece of its
-    own. `begin`: the place where `source` stands, unless that is its beginning.
+    A line of more than `max_line_bytes`, its end not counted, is passed over without being held,
+    and is a piece of its own. `begin`: the place where `source` stands, unless that is its
+    beginning.
     """
-    text, line = (begin.text_bytes, begin.lines + 1) if begin else (0, 1)
+    if begin:
+        text, line = (begin.text_bytes, begin.lines + 1)
+    else:
+        text, line = (0, 1)
     position = source.position if text else 0
     held: list[bytes] = []  # the beginning of a line; empty when it is too long
     length = 0  # of that beginning
@@ -73,7 +78,9 @@ def read_pieces(
         used, position = source.position - position, source.position
         text += too_long or len(data)
         line += lines
-        return LineBlock(line - lines, data, TextPosition(text, line - 1), file_bytes=used, too_long=too_long)
+        return LineBlock(
+            line - lines, data, TextPosition(text, line - 1), file_bytes=used, too_long=too_long
+        )
 
     while data := source.read(min(piece_bytes, max_line_bytes)):
         first_end = data.find(b"\n")
@@ -126,24 +133,34 @@ def texts_of(piece: LineBlock, json_key: str) -> Iterator[tuple[int, str | BadLi
 
 
 def text_of(line: bytes, json_key: str) -> str:
-    """The text under a key of one JSON object. Raises ValueError that says what the line is instead."""
+    """The text under a key of one JSON object. Raises ValueError that says what the line is
+    instead.
+    """
     try:
         value = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text (0x{line[error.start]:02x} at byte {error.start + 1} of the line)") from None
+        raise ValueError(
+            f"not UTF-8 text (0x{line[error.start]:02x} at byte {error.start + 1} of the line)"
+        ) from None
     except (ValueError, RecursionError) as error:
         if b"\0" in line:
-            raise ValueError("not JSON: it holds zero bytes, as UTF-16 and damaged files do") from None
+            raise ValueError(
+                "not JSON: it holds zero bytes, as UTF-16 and damaged files do"
+            ) from None
         raise ValueError(f"not JSON ({error})") from None
     if not isinstance(value, dict):
         raise ValueError(f"a JSON {type(value).__name__}, expected an object")
     if json_key not in value:
-        raise ValueError(f"no key {json_key!r} (it has {', '.join(map(repr, list(value)[:5])) or 'no keys'})")
+        raise ValueError(
+            f"no key {json_key!r} (it has {', '.join(map(repr, list(value)[:5])) or 'no keys'})"
+        )
     text = value[json_key]
     if not isinstance(text, str):
         raise ValueError(f"{json_key!r} is a {type(text).__name__}, expected a string")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise ValueError(f"{json_key!r} holds half of a surrogate pair, which is no character") from None
+        raise ValueError(
+            f"{json_key!r} holds half of a surrogate pair, which is no character"
+        ) from None
     return text

@@ -1,7 +1,8 @@
-"""What a command may replace: what it made itself, as the record beside it says; anything else only when it is told to.
+"""What a command may replace: what it made itself, as the record beside it says; anything else only
+when it is told to.
 
-A record is written twice: before the output appears, without a report, and after. So what a killed command left behind
-is known as its own, and is gone on with.
+A record is written twice: before the output appears, without a report, and after. So what a killed
+command left behind is known as its own, and is gone on with.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ from trainer.data.indexed import bin_path, idx_path
 
 
 def check_replaceable(
-    outputs: Iterable[Path], record: Path, is_unchanged: Callable[[Mapping[str, Any]], bool], force: bool
+    outputs: Iterable[Path],
+    record: Path,
+    is_unchanged: Callable[[Mapping[str, Any]], bool],
+    force: bool,
 ) -> None:
-    """Raises DataError when one of `outputs` is there and this command did not make it, unless `force`.
+    """Raises DataError when one of `outputs` is there and this command did not make it, unless
+    `force`.
 
     `is_unchanged`: whether the outputs are still what a finished record's report says.
     """
@@ -76,8 +81,12 @@ def pair_record(prefix: Path | str) -> Path:
 
 
 def pair_is_unchanged(prefix: Path | str, report: Mapping[str, Any]) -> bool:
-    """Whether a pair still holds as many tokens as its report says. Raises as the file system and the report do."""
-    return bool(bin_path(prefix).stat().st_size == report["tokens"] * np.dtype(report["dtype"]).itemsize)
+    """Whether a pair still holds as many tokens as its report says. Raises as the file system and
+    the report do.
+    """
+    return bool(
+        bin_path(prefix).stat().st_size == report["tokens"] * np.dtype(report["dtype"]).itemsize
+    )
 
 
 def recorded_pair(prefix: Path | str) -> AbstractContextManager[None]:
@@ -88,13 +97,18 @@ def recorded_pair(prefix: Path | str) -> AbstractContextManager[None]:
 def check_pair(prefix: Path | str, force: bool) -> None:
     """`check_replaceable` for a pair."""
     outputs = (bin_path(prefix), idx_path(prefix))
-    check_replaceable(outputs, pair_record(prefix), lambda report: pair_is_unchanged(prefix, report), force)
+    check_replaceable(
+        outputs, pair_record(prefix), lambda report: pair_is_unchanged(prefix, report), force
+    )
 
 
 def _is_ours(record: Path, is_unchanged: Callable[[Mapping[str, Any]], bool]) -> bool:
     try:
         value = json.loads(record.read_text(encoding="utf-8"))
-        report = value.get("report", value) if isinstance(value["request"], dict) else {}
+        if isinstance(value["request"], dict):
+            report = value.get("report", value)
+        else:
+            report = {}
         return report is None or is_unchanged(report)
     except (OSError, ValueError, KeyError, TypeError):
         return False

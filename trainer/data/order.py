@@ -1,6 +1,7 @@
 """Which samples a replica takes, as a function of the samples that all replicas have consumed.
 
-All replicas together take chunks of `micro_batch_size * replicas` samples; an incomplete chunk at the end is not used.
+All replicas together take chunks of `micro_batch_size * replicas` samples; an incomplete chunk at
+the end is not used.
 """
 
 from __future__ import annotations
@@ -47,10 +48,14 @@ class Order(Protocol):
         """The replica's part."""
 
     def check(self, consumed: int, more: bool) -> None:
-        """Raise DataError when a stream cannot stand at `consumed` samples; when `more`, also when none is left."""
+        """Raise DataError when a stream cannot stand at `consumed` samples; when `more`, also when
+        none is left.
+        """
 
     def numbers(self, consumed: int) -> npt.NDArray[np.int64] | None:
-        """Numbers of the samples of the micro-batch after `consumed` samples [micro_batch_size]; None at the end."""
+        """Numbers of the samples of the micro-batch after `consumed` samples [micro_batch_size];
+        None at the end.
+        """
 
 
 class SingleOrder(Record):
@@ -59,7 +64,9 @@ class SingleOrder(Record):
     share: ReplicaShare
 
     def check(self, consumed: int, more: bool) -> None:
-        """Raise DataError beyond the last sample; when `more`, already when less than one chunk is left."""
+        """Raise DataError beyond the last sample; when `more`, already when less than one chunk is
+        left.
+        """
         share = self.share
         if consumed + (share.chunk if more else 0) > share.samples:
             raise DataError(
@@ -78,22 +85,28 @@ class SingleOrder(Record):
 
 @dataclass
 class CyclicOrder:
-    """Endless epochs. Each replica has a fixed bucket of consecutive samples, permuted again for every epoch.
+    """Endless epochs. Each replica has a fixed bucket of consecutive samples, permuted again for
+    every epoch.
 
-    The permutation is drawn by a generator seeded with the number of the epoch, as Megatron's does, so the order
-    depends on the micro-batch size and on the number of replicas: neither may change in mid-epoch.
+    The permutation is drawn by a generator seeded with the number of the epoch, as Megatron's does,
+    so the order depends on the micro-batch size and on the number of replicas: neither may change
+    in mid-epoch.
     """
 
     share: ReplicaShare
     _epoch: int = field(default=-1, init=False)
-    _permutation: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), init=False)
+    _permutation: npt.NDArray[np.int64] = field(
+        default_factory=lambda: np.empty(0, np.int64), init=False
+    )
 
     @property
     def _active(self) -> int:
         return self.share.samples // self.share.chunk * self.share.chunk
 
     def check(self, consumed: int, more: bool) -> None:
-        """Raise DataError when there is less than one chunk, or `consumed` is not at the beginning of one."""
+        """Raise DataError when there is less than one chunk, or `consumed` is not at the beginning
+        of one.
+        """
         share = self.share
         if self._active == 0:
             raise DataError(
@@ -124,4 +137,6 @@ class CyclicOrder:
 
 def make_order(name: OrderName, share: ReplicaShare) -> Order:
     """The order that a run card names."""
-    return SingleOrder(share) if name == "single" else CyclicOrder(share)
+    if name == "single":
+        return SingleOrder(share)
+    return CyclicOrder(share)

@@ -1,4 +1,6 @@
-"""Writing a pair over several lives of a process: going on, saving now and then, keeping what is finished."""
+"""Writing a pair over several lives of a process: going on, saving now and then, keeping what is
+finished.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,20 @@ SAVE_SECONDS = 15.0
 
 
 class PairWork:
-    """One life of a command that writes a pair: what was done before it, and what it has done so far."""
+    """One life of a command that writes a pair: what was done before it, and what it has done so
+    far.
+    """
 
-    def __init__(self, half: HalfMade, writer: ResumableWriter, save_seconds: float, can_go_on: bool = True) -> None:
+    def __init__(
+        self, half: HalfMade, writer: ResumableWriter, save_seconds: float, can_go_on: bool = True
+    ) -> None:
         self._half, self._writer = half, writer
         self._save_seconds, self._can_go_on = save_seconds, can_go_on
         self._before = 0.0  # seconds of earlier lives
         self._started = time.monotonic()
         self._saved_at = self._started
-        # Replaced in one step, so that an interruption between any two steps finds both of one place.
+        # Replaced in one step, so that an interruption between any two steps finds both of one
+        # place.
         self._done = (EncodeTally(), writer.written())
         self._kept: PreprocessProgress | None = None  # what is on record, as far as this life knows
 
@@ -39,11 +46,15 @@ class PairWork:
         return self._before + time.monotonic() - self._started
 
     def begin(self, force: bool, tell: Callable[[str], None]) -> PreprocessProgress | None:
-        """What there is to go on from; None where it starts from the beginning, after saying why if something is left.
+        """What there is to go on from; None where it starts from the beginning, after saying why if
+        something is left.
 
         Raises DataError when it cannot be seen now what is left.
         """
-        progress, reason = (None, None) if force or not self._can_go_on else self._half.read()
+        if force or not self._can_go_on:
+            progress, reason = (None, None)
+        else:
+            progress, reason = self._half.read()
         if self._writer.begin(progress.mark if progress else None):
             assert progress is not None
             self._before = progress.seconds
@@ -54,7 +65,9 @@ class PairWork:
             reason = "its files are not as it left them"
         self._half.remove()
         if reason is not None:
-            tell(f"what an interrupted run left cannot be gone on with ({reason}): starting from the beginning")
+            tell(
+                f"what an interrupted run left cannot be gone on with ({reason}): starting from the beginning"
+            )
         return None
 
     def did(self, tally: EncodeTally) -> None:
@@ -76,7 +89,9 @@ class PairWork:
         self._saved_at = time.monotonic()
 
     @contextmanager
-    def kept_on_failure(self, tell: Callable[[str], None], kept: Callable[[PreprocessProgress], str]) -> Iterator[None]:
+    def kept_on_failure(
+        self, tell: Callable[[str], None], kept: Callable[[PreprocessProgress], str]
+    ) -> Iterator[None]:
         """Save as much as the disk takes when the block fails, and say what is `kept`.
 
         A fault of the input itself leaves nothing: the same command would only meet it again.

@@ -1,4 +1,6 @@
-"""Work on pieces of data in several processes: results in the order of the pieces, few bytes of them in memory."""
+"""Work on pieces of data in several processes: results in the order of the pieces, few bytes of
+them in memory.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ def map_in_order(
     size_of: Callable[[Piece], int] = lambda piece: 0,
     most_bytes: int = 0,
 ) -> Generator[Result, None, None]:
-    """`work(state, piece)` for every piece, where each process has a state of its own, `set_up(*arguments)`.
+    """`work(state, piece)` for every piece, where each process has a state of its own,
+    `set_up(*arguments)`.
 
     Pieces are given out while fewer than PIECES_IN_FLIGHT for each worker are under way, and their sizes together are
     at most `most_bytes`; a larger one is under way alone. One worker is this process itself. `work` and `set_up` are
@@ -56,7 +59,9 @@ def map_in_order(
     try:
         for piece in pieces:
             size = size_of(piece)
-            while flying and (len(flying) >= workers * PIECES_IN_FLIGHT or flying_bytes + size > most_bytes):
+            while flying and (
+                len(flying) >= workers * PIECES_IN_FLIGHT or flying_bytes + size > most_bytes
+            ):
                 flying_bytes -= flying[0][0]
                 yield flying.popleft()[1].result()
             flying.append((size, executor.submit(_work, work, piece)))
@@ -77,7 +82,8 @@ _states: list[Any] = []  # filled once in each worker process, which has no othe
 
 def _start(set_up: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears the keyboard too, and ends its workers itself
+    # the parent hears the keyboard too, and ends its workers itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
         # Workers of a killed parent would wait for work for ever.

@@ -1,8 +1,10 @@
-"""Micro batches on the GPU before they are needed: the next one is read and copied while the present one computes.
+"""Micro batches on the GPU before they are needed: the next one is read and copied while the
+present one computes.
 
-From memory of its own a processor's copy to a GPU waits for all that the GPU was given before. From pinned memory, on a
-stream beside that of the training, it does not. Reading needs no thread of its own: the processor is free once the
-present forward pass is launched, and the data's own workers have read by then.
+From memory of its own a processor's copy to a GPU waits for all that the GPU was given before. From
+pinned memory, on a stream beside that of the training, it does not. Reading needs no thread of its
+own: the processor is free once the present forward pass is launched, and the data's own workers
+have read by then.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ Staged = tuple[Batch, Any]  # on the device once the event has come
 
 
 class BatchesAhead:
-    """The micro batches of one step at a time, at most one of them ahead. Where none is copied they pass as they are.
+    """The micro batches of one step at a time, at most one of them ahead. Where none is copied they
+    pass as they are.
 
-    `needs_read`, `needs_compared`: which part of each goes to the device; the rest stays where it is.
+    `needs_read`, `needs_compared`: which part of each goes to the device; the rest stays where it
+    is.
     """
 
     def __init__(self, device: torch.device, needs_read: bool, needs_compared: bool):
@@ -34,7 +38,9 @@ class BatchesAhead:
         self._ahead: Staged | Exception | None = None
 
     def of(self, batches: Iterator[Batch], count: int) -> Iterator[Batch]:
-        """The next `count` of `batches`. None is read beyond them: what follows may be another size, or skipped."""
+        """The next `count` of `batches`. None is read beyond them: what follows may be another
+        size, or skipped.
+        """
         if self._stream is None:
             return batches
         self._source, self._left, self._ahead = batches, count, None
@@ -44,7 +50,9 @@ class BatchesAhead:
         return self
 
     def __next__(self) -> Batch:
-        """The next one, on the device. What went wrong in reading it, its end too, is raised here, not when it was."""
+        """The next one, on the device. What went wrong in reading it, its end too, is raised here,
+        not when it was.
+        """
         self._look()
         found, self._ahead = self._ahead, None
         if found is None:
@@ -56,11 +64,14 @@ class BatchesAhead:
         stream.wait_event(copied)
         for part, needed in zip(batch, self._needs, strict=True):
             for tensor in tensors_of(part) if needed else ():
-                tensor.record_stream(stream)  # its memory is of the other stream, and must outlive its use on this one
+                # its memory is of the other stream, and must outlive its use on this one
+                tensor.record_stream(stream)
         return batch
 
     def following(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, which launches the present one's work; behind it the next one is read and its copy begun."""
+        """The function, which launches the present one's work; behind it the next one is read and
+        its copy begun.
+        """
         if self._stream is None:
             return function
 

@@ -22,7 +22,8 @@ from trainer.contract.errors import DataUsageError
 
 
 def progress_bar(*fields: str) -> Progress:
-    """A bar of bytes, followed by `fields` such as `{task.fields[tokens]} tokens`, else by the bytes.
+    """A bar of bytes, followed by `fields` such as `{task.fields[tokens]} tokens`, else by the
+    bytes.
 
     On a terminal alone: elsewhere nothing is printed.
     """
@@ -68,5 +69,7 @@ def inclusive_range(text: str) -> tuple[int, int]:
     """FIRST-LAST, both ends included. Raises UsageError."""
     match = re.fullmatch(r"(\d+)-(\d+)", text, re.ASCII)
     if match is None or int(match.group(1)) > int(match.group(2)):
-        raise DataUsageError(f"{text!r} is not a range: write FIRST-LAST, both ends included, such as 0-15")
+        raise DataUsageError(
+            f"{text!r} is not a range: write FIRST-LAST, both ends included, such as 0-15"
+        )
     return int(match.group(1)), int(match.group(2))

@@ -1,4 +1,6 @@
-"""A sample as one row of numbers, which is how it is read and sent; and the micro batch that some rows make."""
+"""A sample as one row of numbers, which is how it is read and sent; and the micro batch that some
+rows make.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class RowFormat(Protocol):
 
 
 class NextTokenRow(Record):
-    """Rows of tokens that follow each other: (tokens, labels) [samples, sequence_length], labels one token further."""
+    """Rows of tokens that follow each other: (tokens, labels) [samples, sequence_length], labels
+    one token further.
+    """
 
     sequence_length: int
 
@@ -53,8 +57,9 @@ class NextTokenRow(Record):
 class NamedFields(Record):
     """Rows of named fields, one behind the other.
 
-    fields: name and numbers of each; 0 for one number that has no axis of its own. `mask`: which of them says how many
-    of the numbers of the first are tokens. `weights`: those that become float32; the others stay int64.
+    fields: name and numbers of each; 0 for one number that has no axis of its own. `mask`: which of
+    them says how many of the numbers of the first are tokens. `weights`: those that become float32;
+    the others stay int64.
     """
 
     fields: tuple[tuple[str, int], ...]
@@ -71,7 +76,10 @@ class NamedFields(Record):
         found: dict[str, slice | int] = {}
         at = 0
         for name, size in self.fields:
-            found[name] = slice(at, at + size) if size else at
+            if size:
+                found[name] = slice(at, at + size)
+            else:
+                found[name] = at
             at += max(1, size)
         return found
 

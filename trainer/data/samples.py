@@ -1,4 +1,6 @@
-"""The run's data as the loop wants it: a stream of training micro-batches, and one of every validation set."""
+"""The run's data as the loop wants it: a stream of training micro-batches, and one of every
+validation set.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from msgspec.structs import replace
 
 from trainer.config.card import TrainerConfig
 from trainer.config.data import DataSection, data_set_name
-from trainer.config.data_match import DataRecord, DataSetIdentity, compare, data_facts, decide, probe_numbers
+from trainer.config.data_match import (
+    DataRecord,
+    DataSetIdentity,
+    compare,
+    data_facts,
+    decide,
+    probe_numbers,
+)
 from trainer.contract.errors import DataError
 from trainer.contract.record import Record
 from trainer.data.dataset import BlendedDataset, DocumentSource, SampleSource, read_rows
@@ -22,14 +31,23 @@ from trainer.data.index_cache import digest_sizes
 from trainer.data.indexed import IndexedDataset
 from trainer.data.masked.of_card import masked_task
 from trainer.data.order import OrderName
-from trainer.data.sources import SPLITS, PlannedSource, ReadOptions, plan_groups, plan_splits, weights_by_size
+from trainer.data.sources import (
+    SPLITS,
+    PlannedSource,
+    ReadOptions,
+    plan_groups,
+    plan_splits,
+    weights_by_size,
+)
 from trainer.data.stream import EmptyStream, MicroBatchStream, SampleReader, SampleStream
 from trainer.data.workers import WorkerPool
 from trainer.parallel.mesh import Mesh
 
 
 class WantedData(Record):
-    """What a run reads: named groups, or one mixture of prefixes in three shares; and how many samples of each."""
+    """What a run reads: named groups, or one mixture of prefixes in three shares; and how many
+    samples of each.
+    """
 
     groups: Mapping[DataGroup, int]
     prefixes: tuple[tuple[float, str], ...]
@@ -47,13 +65,18 @@ class WantedData(Record):
 def wanted_data(config: TrainerConfig, test: bool = False) -> WantedData:
     """What a card asks for; the test data too when `test`.
 
-    Samples: those that the order of the training is made for; of every validation and test set `evaluation.iterations`
-    global batches, the same ones at each evaluation, so that its losses can be compared. Raises DataError: groups that
-    cannot be parsed, data without weights that cannot be opened.
+    Samples: those that the order of the training is made for; of every validation and test set
+    `evaluation.iterations` global batches, the same ones at each evaluation, so that its losses can
+    be compared. Raises DataError: groups that cannot be parsed, data without weights that cannot be
+    opened.
     """
     data = config.data
     evaluated = config.evaluation.iterations * config.batch.global_batch_size
-    samples = {"train": config.ordered_samples, "valid": evaluated, "test": evaluated if test else 0}
+    samples = {
+        "train": config.ordered_samples,
+        "valid": evaluated,
+        "test": evaluated if test else 0,
+    }
     if data.uses_groups or data.validate_each:
         read = _groups_of if data.uses_groups else _groups_of_split
         groups = {role: read(data, role) if samples[role] else () for role in SPLITS}
@@ -61,9 +84,15 @@ def wanted_data(config: TrainerConfig, test: bool = False) -> WantedData:
         names = [name for role in SPLITS for name in roles[role]]
         for name in names:
             if names.count(name) > 1:
-                raise DataError(f"data group {name} is used for two purposes; give each group a name of its own")
+                raise DataError(
+                    f"data group {name} is used for two purposes; give each group a name of its own"
+                )
         return WantedData(
-            {group: samples[role] for role in SPLITS for group in groups[role]}, (), "", samples={}, roles=roles
+            {group: samples[role] for role in SPLITS for group in groups[role]},
+            (),
+            "",
+            samples={},
+            roles=roles,
         )
     roles = {role: (role,) if samples[role] else () for role in SPLITS}
     return WantedData({}, _weighted(data), data.split, samples=samples, roles=roles)
@@ -71,31 +100,54 @@ def wanted_data(config: TrainerConfig, test: bool = False) -> WantedData:
 
 def _groups_of(data: DataSection, role: str) -> tuple[DataGroup, ...]:
     """The groups of one purpose, from the card or from the file that it names."""
-    file = {"train": data.train_groups_file, "valid": data.valid_groups_file, "test": data.test_groups_file}[role]
-    written = {"train": [data.train_group or ""], "valid": data.valid_groups, "test": data.test_groups}[role]
-    groups = read_groups_file(file) if file is not None else parse_groups(written)
+    file = {
+        "train": data.train_groups_file,
+        "valid": data.valid_groups_file,
+        "test": data.test_groups_file,
+    }[role]
+    written = {
+        "train": [data.train_group or ""],
+        "valid": data.valid_groups,
+        "test": data.test_groups,
+    }[role]
+    if file is not None:
+        groups = read_groups_file(file)
+    else:
+        groups = parse_groups(written)
     if role == "train" and len(groups) != 1:
-        raise DataError(f"{file} holds {len(groups)} groups, and the training reads exactly one: leave one in it")
+        raise DataError(
+            f"{file} holds {len(groups)} groups, and the training reads exactly one: leave one in it"
+        )
     return groups
 
 
 def _weighted(data: DataSection) -> tuple[tuple[float, str], ...]:
     """Weight and prefix of each data set; by their sizes where the card gives no weights."""
-    weights = data.weights if data.weights is not None else weights_by_size(data.prefixes, data.implementation)
+    if data.weights is not None:
+        weights = data.weights
+    else:
+        weights = weights_by_size(data.prefixes, data.implementation)
     return tuple(zip(weights, data.prefixes, strict=True))
 
 
 def _groups_of_split(data: DataSection, role: str) -> tuple[DataGroup, ...]:
-    """The share of one purpose as the mixture of all prefixes; to validate, each of them by itself as well."""
+    """The share of one purpose as the mixture of all prefixes; to validate, each of them by itself
+    as well.
+    """
     shares = [float(share) for share in data.split.split(",")]
     before = sum(shares[: SPLITS.index(role)])
     start, end = before / sum(shares), (before + shares[SPLITS.index(role)]) / sum(shares)
     if start == end:
         return ()
-    mixture = [Member(weight, prefix, start, end) for weight, prefix in _weighted(data) if weight > 0]
+    mixture = [
+        Member(weight, prefix, start, end) for weight, prefix in _weighted(data) if weight > 0
+    ]
     groups = [DataGroup(role, tuple(mixture))]
     if role == "valid":
-        groups += [DataGroup(f"valid_{data_set_name(part.prefix)}", (replace(part, weight=1.0),)) for part in mixture]
+        groups += [
+            DataGroup(f"valid_{data_set_name(part.prefix)}", (replace(part, weight=1.0),))
+            for part in mixture
+        ]
     return tuple(groups)
 
 
@@ -106,7 +158,9 @@ def plan_data(
     is_builder: bool = True,
     barrier: Callable[[], None] = lambda: None,
 ) -> dict[str, PlannedSource]:
-    """Plan every source, and as the builder build its index maps. Raises DataError: missing, damaged, too short."""
+    """Plan every source, and as the builder build its index maps. Raises DataError: missing,
+    damaged, too short.
+    """
     reading = ReadOptions(
         config.model.sequence_length,
         config.run.seed,
@@ -117,19 +171,33 @@ def plan_data(
     )
     if wanted.groups:
         return plan_groups(wanted.groups, reading, is_builder=is_builder, barrier=barrier)
-    return plan_splits(wanted.prefixes, wanted.split, wanted.samples, reading, is_builder=is_builder, barrier=barrier)
+    return plan_splits(
+        wanted.prefixes,
+        wanted.split,
+        wanted.samples,
+        reading,
+        is_builder=is_builder,
+        barrier=barrier,
+    )
 
 
 def missing_test_share(config: TrainerConfig) -> str:
-    """Why the test share of `data.split` cannot be evaluated; empty when it can, or when the card names test groups.
+    """Why the test share of `data.split` cannot be evaluated; empty when it can, or when the card
+    names test groups.
 
-    In small data that share is often empty, which must not refuse a training. Builds its index maps: rank 0 asks.
+    In small data that share is often empty, which must not refuse a training. Builds its index
+    maps: rank 0 asks.
     """
     if config.data.uses_groups:
         return ""
     wanted = wanted_data(config, test=True)
-    groups = {group: count for group, count in wanted.groups.items() if group.name in wanted.roles["test"]}
-    shares = {} if wanted.groups else {"test": wanted.samples["test"]}
+    groups = {
+        group: count for group, count in wanted.groups.items() if group.name in wanted.roles["test"]
+    }
+    if wanted.groups:
+        shares = {}
+    else:
+        shares = {"test": wanted.samples["test"]}
     try:
         plan_data(config, replace(wanted, groups=groups, samples=shares))
     except DataError as error:
@@ -139,10 +207,12 @@ def missing_test_share(config: TrainerConfig) -> str:
 
 @dataclass
 class Samples:
-    """Sources of this rank's replica. A rank of an inner stage reads nothing, and gets empty streams.
+    """Sources of this rank's replica. A rank of an inner stage reads nothing, and gets empty
+    streams.
 
-    `micro_batch_size`: of validation and test; that of the training is given to `train`, and grows with the batch.
-    Worker processes start with the first stream that needs them, and end with `close` or with this process.
+    `micro_batch_size`: of validation and test; that of the training is given to `train`, and grows
+    with the batch. Worker processes start with the first stream that needs them, and end with
+    `close` or with this process.
     """
 
     plans: Mapping[str, PlannedSource]
@@ -161,15 +231,24 @@ class Samples:
         """Micro-batches from `consumed_samples` on. Raises DataError when none is left."""
         name = self.roles["train"][0]
         return self._stream(
-            name, consumed_samples, self.order, pool="train", workers=self.workers, size=micro_batch_size
+            name,
+            consumed_samples,
+            self.order,
+            pool="train",
+            workers=self.workers,
+            size=micro_batch_size,
         )
 
     def valid_groups(self) -> tuple[str, ...]:
-        """Names of the validation sets, in the order of the card, the same on every rank; `valid` without groups."""
+        """Names of the validation sets, in the order of the card, the same on every rank; `valid`
+        without groups.
+        """
         return self.roles["valid"]
 
     def valid(self, name: str = "valid") -> MicroBatchStream:
-        """The micro-batches of one validation set, from the first one: each evaluation sees the same samples."""
+        """The micro-batches of one validation set, from the first one: each evaluation sees the
+        same samples.
+        """
         return self._stream(name, 0, "single", pool="valid", workers=self.valid_workers)
 
     def test_groups(self) -> tuple[str, ...]:
@@ -181,7 +260,9 @@ class Samples:
         return self._stream(name, 0, "single", pool="valid", workers=self.valid_workers)
 
     def source(self, name: str) -> SampleSource:
-        """One source by name, read by this process: samples by number. Raises DataError for an unknown name."""
+        """One source by name, read by this process: samples by number. Raises DataError for an
+        unknown name.
+        """
         if name not in self.plans:
             known = ", ".join(name for names in self.roles.values() for name in names)
             raise DataError(f"there is no data named {name!r}; there are {known or 'none'}")
@@ -190,9 +271,13 @@ class Samples:
         return self._opened[name]
 
     def digest(self, number: int) -> str | None:
-        """A digest of one training sample's tokens; None when there are not so many, or none are read here."""
+        """A digest of one training sample's tokens; None when there are not so many, or none are
+        read here.
+        """
         name = self.roles["train"][0]
-        return sample_digest(self.source(name), number) if name in self.plans else None
+        if name in self.plans:
+            return sample_digest(self.source(name), number)
+        return None
 
     def data_sets(self) -> tuple[DataSetIdentity, ...]:
         """What the data sets of the training hold, looked at once; none when none are read here."""
@@ -207,13 +292,23 @@ class Samples:
             self._pools.popitem()[1].close()
 
     def _stream(
-        self, name: str, consumed_samples: int, order: OrderName, pool: str, workers: int, size: int | None = None
+        self,
+        name: str,
+        consumed_samples: int,
+        order: OrderName,
+        pool: str,
+        workers: int,
+        size: int | None = None,
     ) -> MicroBatchStream:
         if name not in self.plans:
             if not any(name in names for names in self.roles.values()):
                 raise DataError(f"there is no data named {name!r}")
             return EmptyStream(consumed_samples)
-        reader: SampleReader | SampleSource = self._pool(pool, workers).reader(name) if workers else self.source(name)
+        reader: SampleReader | SampleSource
+        if workers:
+            reader = self._pool(pool, workers).reader(name)
+        else:
+            reader = self.source(name)
         return SampleStream(
             reader,
             size or self.micro_batch_size,
@@ -231,7 +326,9 @@ class Samples:
 
 def record_of(config: TrainerConfig, samples: Samples) -> DataRecord:
     """What a checkpoint keeps of this training's data; called where training data is read."""
-    probes = ((number, samples.digest(number)) for number in probe_numbers(config.batch.train_samples))
+    probes = (
+        (number, samples.digest(number)) for number in probe_numbers(config.batch.train_samples)
+    )
     kept = tuple((number, digest) for number, digest in probes if digest is not None)
     return DataRecord(data_facts(config), kept, samples.data_sets())
 
@@ -245,14 +342,21 @@ def match_data(
     """
     record = DataRecord.of(cursor)
     if record is None:
-        return [f"{place} does not say what data it was trained on: whether it is the card's was not compared"]
+        return [
+            f"{place} does not say what data it was trained on: whether it is the card's was not compared"
+        ]
     differences = compare(record, data_facts(config), samples.digest, samples.data_sets())
     return decide(differences, config.data.on_resume if is_own else "switch", place)
 
 
-def open_samples(config: TrainerConfig, mesh: Mesh, needs_data: bool, *, test: bool = False) -> Samples:
-    """Open the data sets; rank 0 builds their index maps. Collective. Raises DataError: missing, damaged, too short."""
-    wanted = wanted_data(config, test)  # on every rank, so that bad data is refused by all and no one waits
+def open_samples(
+    config: TrainerConfig, mesh: Mesh, needs_data: bool, *, test: bool = False
+) -> Samples:
+    """Open the data sets; rank 0 builds their index maps. Collective. Raises DataError: missing,
+    damaged, too short.
+    """
+    # on every rank, so that bad data is refused by all and no one waits
+    wanted = wanted_data(config, test)
     plans: dict[str, PlannedSource] = {}
     is_builder = dist.get_rank() == 0
 
@@ -278,7 +382,8 @@ def open_samples(config: TrainerConfig, mesh: Mesh, needs_data: bool, *, test: b
     )
 
 
-# Up to so many bytes all tokens of a data set are read, beyond it evenly spread parts: at a start, by one rank.
+# Up to so many bytes all tokens of a data set are read, beyond it evenly spread parts: at a start,
+# by one rank.
 WHOLE_BYTES = 16 << 20
 PARTS = 64
 PART_BYTES = 16 << 10

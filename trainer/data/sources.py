@@ -1,11 +1,14 @@
-"""From the names of data sets to sources of samples: planned by every rank, built by one, opened by all.
+"""From the names of data sets to sources of samples: planned by every rank, built by one, opened by
+all.
 
-A plan is small and says where everything is, so that other processes can open the same sources from it.
+A plan is small and says where everything is, so that other processes can open the same sources from
+it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +18,14 @@ from trainer.data.array_cache import CacheKey
 from trainer.data.blend import member_samples, split_documents
 from trainer.data.dataset import BlendedDataset, GPTDataset, SampleSource
 from trainer.data.groups import DataGroup
-from trainer.data.index_cache import BlendKey, IndexMapsCache, IndexMapsKey, digest_sizes, ensure_blend, wait_for_blend
+from trainer.data.index_cache import (
+    BlendKey,
+    IndexMapsCache,
+    IndexMapsKey,
+    digest_sizes,
+    ensure_blend,
+    wait_for_blend,
+)
 from trainer.data.indexed import Implementation, IndexedDataset
 from trainer.data.rows import NextTokenRow, RowFormat
 
@@ -84,8 +94,9 @@ class NextTokenTask(Record):
         return GPTDataset(data, IndexMapsCache(folder).wait(key), self.sequence_length, key.samples)
 
 
-# At the start, token numbers are compared with the vocabulary over all of a .bin up to this size, beyond it over evenly
-# spread parts: most foreign data is refused before anything trains. Each token is looked at when it is read.
+# At the start, token numbers are compared with the vocabulary over all of a .bin up to this size,
+# beyond it over evenly spread parts: most foreign data is refused before anything trains. Each
+# token is looked at when it is read.
 FULL_TOKEN_CHECK_BYTES = 64 << 20
 TOKEN_CHECK_PARTS = 256
 TOKEN_CHECK_PART = 16_384
@@ -93,7 +104,8 @@ SPLITS = ("train", "valid", "test")
 
 
 class ReadOptions(Record):
-    """How a run reads its data, the same for all of it. Without a cache folder, maps are kept beside each prefix.
+    """How a run reads its data, the same for all of it. Without a cache folder, maps are kept
+    beside each prefix.
 
     `other_task`: how samples are made where they are not a GPT's.
     """
@@ -112,7 +124,9 @@ class ReadOptions(Record):
 
     def folder_for(self, prefix: str) -> Path:
         """Where index maps of a prefix are kept."""
-        return Path(prefix).parent if self.cache_folder is None else Path(self.cache_folder)
+        if self.cache_folder is None:
+            return Path(prefix).parent
+        return Path(self.cache_folder)
 
 
 class PlannedMember(Record):
@@ -124,7 +138,9 @@ class PlannedMember(Record):
 
 
 class PlannedSource(Record):
-    """A source of samples that any process which sees the files can open. Small, and can be sent between processes."""
+    """A source of samples that any process which sees the files can open. Small, and can be sent
+    between processes.
+    """
 
     name: str
     samples: int
@@ -138,7 +154,9 @@ class PlannedSource(Record):
         """Map the files. Raises DataError when something is missing or damaged."""
         members = [
             self.task.open(
-                member.key, member.folder, IndexedDataset(member.prefix, self.implementation, self.vocabulary_size)
+                member.key,
+                member.folder,
+                IndexedDataset(member.prefix, self.implementation, self.vocabulary_size),
             )
             for member in self.members
         ]
@@ -161,6 +179,11 @@ class _Mixture(Record):
     parts: tuple[_Part, ...]
 
 
+def _documents_of(split: str, place: int, count: int) -> range:
+    """The documents of the split's part at `place`, of `count` documents."""
+    return split_documents(split, count)[place]
+
+
 def plan_groups(
     groups: Mapping[DataGroup, int],
     reading: ReadOptions,
@@ -168,14 +191,20 @@ def plan_groups(
     is_builder: bool = True,
     barrier: Callable[[], None] = lambda: None,
 ) -> dict[str, PlannedSource]:
-    """Named mixtures with explicit ranges, each with its number of samples; ready to be opened when this returns.
+    """Named mixtures with explicit ranges, each with its number of samples; ready to be opened when
+    this returns.
 
-    The rank with `is_builder` builds the index maps and checks the token numbers against the vocabulary; every rank
-    that takes part in `barrier` must call this function, and reaches the barrier exactly once, whatever fails.
-    Raises DataError: data missing, damaged, too short, out of the vocabulary, no space.
+    The rank with `is_builder` builds the index maps and checks the token numbers against the
+    vocabulary; every rank that takes part in `barrier` must call this function, and reaches the
+    barrier exactly once, whatever fails. Raises DataError: data missing, damaged, too short, out of
+    the vocabulary, no space.
     """
     mixtures = [
-        _Mixture(group.name, samples, tuple(_Part(part.weight, part.prefix, part.documents) for part in group.members))
+        _Mixture(
+            group.name,
+            samples,
+            tuple(_Part(part.weight, part.prefix, part.documents) for part in group.members),
+        )
         for group, samples in groups.items()
     ]
     return _prepare(mixtures, reading, is_builder, barrier)
@@ -190,17 +219,22 @@ def plan_splits(
     is_builder: bool = True,
     barrier: Callable[[], None] = lambda: None,
 ) -> dict[str, PlannedSource]:
-    """`train`, `valid` and `test` of one mixture of (weight, prefix), each with as many samples as asked for.
+    """`train`, `valid` and `test` of one mixture of (weight, prefix), each with as many samples as
+    asked for.
 
-    A split of which 0 samples are asked is absent from the result. `split` is as `949,50,1`. Otherwise as
-    `plan_groups`.
+    A split of which 0 samples are asked is absent from the result. `split` is as `949,50,1`.
+    Otherwise as `plan_groups`.
     """
     mixtures = [
         _Mixture(
             name,
             samples[name],
             tuple(
-                _Part(weight, str(prefix), lambda count, place=place: split_documents(split, count)[place])  # type: ignore[misc]
+                _Part(
+                    weight,
+                    str(prefix),
+                    partial(_documents_of, split, place),
+                )
                 for weight, prefix in prefixes
             ),
         )
@@ -224,7 +258,9 @@ def open_splits(
     return {name: plan.open() for name, plan in plans.items()}
 
 
-def weights_by_size(prefixes: Sequence[str], implementation: Implementation = "infer") -> list[float]:
+def weights_by_size(
+    prefixes: Sequence[str], implementation: Implementation = "infer"
+) -> list[float]:
     """Weights for data sets that were given none: their numbers of tokens."""
     if len(prefixes) == 1:
         return [1.0]
@@ -232,7 +268,10 @@ def weights_by_size(prefixes: Sequence[str], implementation: Implementation = "i
 
 
 def _prepare(
-    mixtures: Sequence[_Mixture], reading: ReadOptions, is_builder: bool, barrier: Callable[[], None]
+    mixtures: Sequence[_Mixture],
+    reading: ReadOptions,
+    is_builder: bool,
+    barrier: Callable[[], None],
 ) -> dict[str, PlannedSource]:
     try:
         opened = _open_all((part.prefix for mixture in mixtures for part in mixture.parts), reading)
@@ -254,8 +293,12 @@ def _open_all(prefixes: Iterable[str], reading: ReadOptions) -> dict[str, Indexe
     return opened
 
 
-def _plan(mixture: _Mixture, opened: Mapping[str, IndexedDataset], reading: ReadOptions) -> PlannedSource:
-    """What each member has to provide. A member of which the mixture's part holds nothing is an error."""
+def _plan(
+    mixture: _Mixture, opened: Mapping[str, IndexedDataset], reading: ReadOptions
+) -> PlannedSource:
+    """What each member has to provide. A member of which the mixture's part holds nothing is an
+    error.
+    """
     weights = [part.weight for part in mixture.parts]
     members = []
     for part, wanted in zip(mixture.parts, member_samples(weights, mixture.samples), strict=True):
@@ -269,7 +312,9 @@ def _plan(mixture: _Mixture, opened: Mapping[str, IndexedDataset], reading: Read
             )
         key = reading.task.key(data, mixture.name, wanted, units)
         members.append(PlannedMember(part.prefix, key, reading.folder_for(part.prefix)))
-    blend = BlendKey(mixture.name, tuple(weights), mixture.samples) if len(members) > 1 else None
+    blend = None
+    if len(members) > 1:
+        blend = BlendKey(mixture.name, tuple(weights), mixture.samples)
     return PlannedSource(
         mixture.name,
         mixture.samples,
@@ -281,7 +326,11 @@ def _plan(mixture: _Mixture, opened: Mapping[str, IndexedDataset], reading: Read
     )
 
 
-def _build(plans: Iterable[PlannedSource], opened: Mapping[str, IndexedDataset], vocabulary_size: int | None) -> None:
+def _build(
+    plans: Iterable[PlannedSource],
+    opened: Mapping[str, IndexedDataset],
+    vocabulary_size: int | None,
+) -> None:
     if vocabulary_size is not None:
         for data in opened.values():
             check_token_numbers(data, vocabulary_size)
@@ -296,9 +345,11 @@ def _build(plans: Iterable[PlannedSource], opened: Mapping[str, IndexedDataset],
 
 
 def check_token_numbers(data: IndexedDataset, vocabulary_size: int) -> None:
-    """Raise DataError when a token is not below `vocabulary_size`: the data was made with another tokenizer.
+    """Raise DataError when a token is not below `vocabulary_size`: the data was made with another
+    tokenizer.
 
-    All tokens are read when the file is small, else evenly spread parts of it: what they miss, reading refuses.
+    All tokens are read when the file is small, else evenly spread parts of it: what they miss,
+    reading refuses.
     """
     data.check_type()
     if data.bytes <= FULL_TOKEN_CHECK_BYTES:

@@ -33,10 +33,14 @@ class SampleReader(Protocol):
         """Ask for samples; returns a ticket for them."""
 
     def take(self, ticket: int) -> npt.NDArray[np.int64]:
-        """The samples asked for [numbers, row.length]; waits for them. Each ticket is taken or dropped."""
+        """The samples asked for [numbers, row.length]; waits for them. Each ticket is taken or
+        dropped.
+        """
 
     def has(self, ticket: int, seconds: float) -> bool:
-        """Whether the samples of this ticket can be taken without waiting; waits for that at most so long."""
+        """Whether the samples of this ticket can be taken without waiting; waits for that at most
+        so long.
+        """
 
     def drop(self, ticket: int) -> None:
         """The samples of this ticket are not wanted any more."""
@@ -82,7 +86,9 @@ class MicroBatchStream(Iterator[MicroBatch], Protocol):
         """Samples consumed by all replicas."""
 
     def wait(self, count: int, seconds: float) -> bool:
-        """Whether the next `count` micro-batches are here, as far as there are so many; waits at most so long."""
+        """Whether the next `count` micro-batches are here, as far as there are so many; waits at
+        most so long.
+        """
 
     def skip_to(self, consumed_samples: int) -> None:
         """Go on as if so many samples were consumed."""
@@ -95,12 +101,14 @@ class MicroBatchStream(Iterator[MicroBatch], Protocol):
 
 
 class SampleStream:
-    """Micro-batches of `micro_batch_size` samples: of a GPT (tokens, labels), of other kinds fields by name.
+    """Micro-batches of `micro_batch_size` samples: of a GPT (tokens, labels), of other kinds fields
+    by name.
 
-    All replicas together take `micro_batch_size * dp_size` samples at a time, from `consumed_samples` on; in the order
-    `single` replica r takes the r-th part of each such chunk. So a global batch holds the same samples whatever the
-    number of replicas, and a step may take as many micro-batches as its global batch needs: ramp-up, skipped ranges
-    and resume need nothing else. `cyclic` goes through the samples again and again, see `trainer.data.order`.
+    All replicas together take `micro_batch_size * dp_size` samples at a time, from
+    `consumed_samples` on; in the order `single` replica r takes the r-th part of each such chunk.
+    So a global batch holds the same samples whatever the number of replicas, and a step may take as
+    many micro-batches as its global batch needs: ramp-up, skipped ranges and resume need nothing
+    else. `cyclic` goes through the samples again and again, see `trainer.data.order`.
 
     Raises DataError at once when no micro-batch is left at `consumed_samples`.
     Iteration ends (StopIteration) when the samples are used up.
@@ -116,7 +124,11 @@ class SampleStream:
         consumed_samples: int = 0,
         order: OrderName = "single",
     ) -> None:
-        self._reader: SampleReader = reader if isinstance(reader, SampleReader) else DirectReader(reader)
+        self._reader: SampleReader
+        if isinstance(reader, SampleReader):
+            self._reader = reader
+        else:
+            self._reader = DirectReader(reader)
         share = ReplicaShare(len(reader), micro_batch_size, dp_rank, dp_size)
         self._order: Order = make_order(order, share)
         self._order_name: OrderName = order
@@ -139,7 +151,8 @@ class SampleStream:
         return self._reader.row.micro_batch(torch.from_numpy(rows))
 
     def wait(self, count: int, seconds: float) -> bool:
-        """Whether the next `count` micro-batches are here (fewer where the samples end); waits at most so long.
+        """Whether the next `count` micro-batches are here (fewer where the samples end); waits at
+        most so long.
 
         A step that begins with all its data cannot hang for want of them, where no stop would be heard.
         Raises DataError when the reader has given up.
@@ -147,7 +160,9 @@ class SampleStream:
         self._ask(count)
         until = time.monotonic() + seconds
         tickets = islice(self._ahead, count)
-        return all(self._reader.has(ticket, max(0.0, until - time.monotonic())) for ticket in tickets)
+        return all(
+            self._reader.has(ticket, max(0.0, until - time.monotonic())) for ticket in tickets
+        )
 
     def _ask(self, count: int) -> None:
         """Have so many micro-batches read, as far as there are so many."""
@@ -163,10 +178,11 @@ class SampleStream:
         return self._consumed
 
     def skip_to(self, consumed_samples: int) -> None:
-        """Go on as if so many samples were consumed, forwards or backwards; nothing between is read.
+        """Go on as if so many samples were consumed, forwards or backwards; nothing between is
+        read.
 
-        At the very end there is nothing more, and the iteration ends. Raises DataError beyond it; the stream then
-        stays where it is.
+        At the very end there is nothing more, and the iteration ends. Raises DataError beyond it;
+        the stream then stays where it is.
         """
         if consumed_samples == self._consumed:
             return
@@ -177,14 +193,20 @@ class SampleStream:
         self._consumed = self._asked = consumed_samples
 
     def resize(self, micro_batch_size: int) -> None:
-        """Go on in micro-batches of another size, from the same sample; what was read ahead is read again."""
+        """Go on in micro-batches of another size, from the same sample; what was read ahead is read
+        again.
+        """
         share = self._order.share
         if micro_batch_size != share.micro_batch_size:
             self.close()
-            self._order = make_order(self._order_name, replace(share, micro_batch_size=micro_batch_size))
+            self._order = make_order(
+                self._order_name, replace(share, micro_batch_size=micro_batch_size)
+            )
 
     def close(self) -> None:
-        """Give up what is being read ahead. Idempotent; the stream can be used on, and asked for its state."""
+        """Give up what is being read ahead. Idempotent; the stream can be used on, and asked for
+        its state.
+        """
         while self._ahead:
             self._reader.drop(self._ahead.popleft())
         self._asked = self._consumed

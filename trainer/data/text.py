@@ -1,6 +1,7 @@
 """What a training read: the samples of a range of consumed samples, as tokens and as text.
 
-The samples come from the card through the very code that feeds the training, so they are what it saw.
+The samples come from the card through the very code that feeds the training, so they are what it
+saw.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from trainer.schedule.path import path_of
 
 
 class ReadSample(Record):
-    """One sample: its place among the consumed ones, where it is from, its tokens, and their text if asked for."""
+    """One sample: its place among the consumed ones, where it is from, its tokens, and their text
+    if asked for.
+    """
 
     consumed: int
     data_set: str
@@ -31,11 +34,17 @@ class ReadSample(Record):
 
 
 def samples_of_iterations(config: TrainerConfig, first: int, last: int) -> tuple[int, int]:
-    """The first and the last consumed sample (from 0) of iterations (from 1). Raises DataError outside the training."""
+    """The first and the last consumed sample (from 0) of iterations (from 1). Raises DataError
+    outside the training.
+    """
     path = path_of(config)
     if not 1 <= first <= last <= path.total_iterations:
-        raise DataError(f"iterations {first}-{last} are not all in the training, which has 1-{path.total_iterations}")
-    return path.after_iteration(first - 1).consumed_samples, path.after_iteration(last).consumed_samples - 1
+        raise DataError(
+            f"iterations {first}-{last} are not all in the training, which has 1-{path.total_iterations}"
+        )
+    return path.after_iteration(first - 1).consumed_samples, path.after_iteration(
+        last
+    ).consumed_samples - 1
 
 
 def read_samples(
@@ -53,13 +62,23 @@ def read_samples(
     Raises DataError: a range outside the data, or no `replicas` for the cyclic order.
     """
     if config.data.order == "cyclic" and replicas is None:
-        raise DataError("data.order is cyclic: what was read depends on the number of replicas; give --replicas")
+        raise DataError(
+            "data.order is cyclic: what was read depends on the number of replicas; give --replicas"
+        )
     if config.data.order == "single" and last >= len(source):
-        raise DataError(f"samples {first}-{last} are not all in the data, which has 0-{len(source) - 1}")
-    task = None if tokenizer is None else masked_task(config)
+        raise DataError(
+            f"samples {first}-{last} are not all in the data, which has 0-{len(source) - 1}"
+        )
+    if tokenizer is None:
+        task = None
+    else:
+        task = masked_task(config)
     names = {} if task is None else task.vocabulary.added
     cyclic = config.data.order == "cyclic"
-    micro, count = (config.batch.micro_batch_size, replicas or 1) if cyclic else (1, 1)
+    if cyclic:
+        micro, count = (config.batch.micro_batch_size, replicas or 1)
+    else:
+        micro, count = (1, 1)
     shares = [ReplicaShare(len(source), micro, replica, count) for replica in range(count)]
     orders = [make_order(config.data.order, share) for share in shares]
     chunk = shares[0].chunk
@@ -75,13 +94,18 @@ def _text(tokens: list[int], tokenizer: Tokenizer, names: Mapping[int, str]) -> 
     """The tokens' text; what masked training adds to the vocabulary stands there by its name."""
     runs = groupby(tokens, key=names.__contains__)
     parts = [
-        " ".join(map(names.__getitem__, run)) if is_added else tokenizer.decode(list(run)) for is_added, run in runs
+        " ".join(map(names.__getitem__, run)) if is_added else tokenizer.decode(list(run))
+        for is_added, run in runs
     ]
     return " ".join(parts)
 
 
 def _read(
-    source: SampleSource, consumed: int, number: int, tokenizer: Tokenizer | None, names: Mapping[int, str]
+    source: SampleSource,
+    consumed: int,
+    number: int,
+    tokenizer: Tokenizer | None,
+    names: Mapping[int, str],
 ) -> ReadSample:
     tokens = source.row.tokens(read_rows(source, np.array([number]))[0]).tolist()
     member: SampleSource | DocumentSource = source
@@ -91,5 +115,8 @@ def _read(
     if not isinstance(member, DocumentSource):
         raise TypeError(f"{type(member).__name__} has no documents")
     documents = tuple(member.documents_of(place))
-    text = None if tokenizer is None else _text(tokens, tokenizer, names)
+    if tokenizer is None:
+        text = None
+    else:
+        text = _text(tokens, tokenizer, names)
     return ReadSample(consumed, member.prefix, documents, tokens=tuple(tokens), text=text)

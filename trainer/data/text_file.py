@@ -1,8 +1,10 @@
-"""A file of text as it is read by every command: plain or compressed, never silently shorter than it is.
+"""A file of text as it is read by every command: plain or compressed, never silently shorter than
+it is.
 
-Bytes come in steps of bounded size, whatever a compressed file unfolds to. An archive may have several members, one
-after another, and zeros behind the last one. One that is cut off, damaged, or followed by something else is an error
-that names the place in the file and the last whole line before it.
+Bytes come in steps of bounded size, whatever a compressed file unfolds to. An archive may have
+several members, one after another, and zeros behind the last one. One that is cut off, damaged, or
+followed by something else is an error that names the place in the file and the last whole line
+before it.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from trainer.contract.errors import InputFault
 from trainer.contract.record import Record
 from trainer.data.errors import explain_os_errors
 
-# The kinds of compression that are read, behind the one interface that lzma's decompressor has. No files here.
+# The kinds of compression that are read, behind the one interface that lzma's decompressor has. No
+# files here.
 
-XZ_MEMORY_LIMIT = 256 << 20  # bytes that a decoder may take; the strongest usual setting, -9, takes 65 MiB
+# bytes that a decoder may take; the strongest usual setting, -9, takes 65 MiB
+XZ_MEMORY_LIMIT = 256 << 20
 ZSTD_SKIPPABLE = tuple(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16))
 MAGIC_BYTES = 6  # the longest beginning below
 
@@ -71,7 +75,9 @@ def _xz_decoder() -> Decoder:
 
 
 def _zstd() -> Any:
-    """The standard library's module, which Pythons before 3.14 have as a package. Raises ImportError."""
+    """The standard library's module, which Pythons before 3.14 have as a package. Raises
+    ImportError.
+    """
     return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 
@@ -80,7 +86,9 @@ def _zstd_decoder() -> Decoder:
 
 
 class Compression(Record):
-    """A kind of compression: its name, the ends of names of its files, how its members begin, and its tools."""
+    """A kind of compression: its name, the ends of names of its files, how its members begin, and
+    its tools.
+    """
 
     name: str
     suffixes: tuple[str, ...]
@@ -90,8 +98,17 @@ class Compression(Record):
     smaller: str  # the command that compresses so that any decoder has the memory
 
 
-GZIP = Compression("gzip", (".gz", ".gzip"), (b"\x1f\x8b",), decoder=_GzipDecoder, to_stdout="gzip -dc", smaller="gzip")
-XZ = Compression("xz", (".xz",), (b"\xfd7zXZ\x00",), decoder=_xz_decoder, to_stdout="xz -dc", smaller="xz -6")
+GZIP = Compression(
+    "gzip",
+    (".gz", ".gzip"),
+    (b"\x1f\x8b",),
+    decoder=_GzipDecoder,
+    to_stdout="gzip -dc",
+    smaller="gzip",
+)
+XZ = Compression(
+    "xz", (".xz",), (b"\xfd7zXZ\x00",), decoder=_xz_decoder, to_stdout="xz -dc", smaller="xz -6"
+)
 ZSTD = Compression(
     "zstd",
     (".zst", ".zstd"),
@@ -148,9 +165,15 @@ class ForeignEncoding(Record):
 
 # The marks of UTF-32 come first: that of UTF-16 is the beginning of one of them.
 _MARKS: Sequence[tuple[bytes, ForeignEncoding]] = (
-    (codecs.BOM_UTF32_LE, ForeignEncoding("UTF-32, little-endian, with a byte-order mark", "UTF-32")),
+    (
+        codecs.BOM_UTF32_LE,
+        ForeignEncoding("UTF-32, little-endian, with a byte-order mark", "UTF-32"),
+    ),
     (codecs.BOM_UTF32_BE, ForeignEncoding("UTF-32, big-endian, with a byte-order mark", "UTF-32")),
-    (codecs.BOM_UTF16_LE, ForeignEncoding("UTF-16, little-endian, with a byte-order mark", "UTF-16")),
+    (
+        codecs.BOM_UTF16_LE,
+        ForeignEncoding("UTF-16, little-endian, with a byte-order mark", "UTF-16"),
+    ),
     (codecs.BOM_UTF16_BE, ForeignEncoding("UTF-16, big-endian, with a byte-order mark", "UTF-16")),
 )
 _UNMARKED: Sequence[tuple[str, ForeignEncoding]] = (
@@ -162,9 +185,11 @@ _UNMARKED: Sequence[tuple[str, ForeignEncoding]] = (
 
 
 def foreign_encoding(head: bytes) -> ForeignEncoding | None:
-    """The encoding of a text that begins with `head` and is not UTF-8; None when nothing says that it is not.
+    """The encoding of a text that begins with `head` and is not UTF-8; None when nothing says that
+    it is not.
 
-    Without a mark, a text is told by its first character, which in JSON lines is a space or of ASCII.
+    Without a mark, a text is told by its first character, which in JSON lines is a space or of
+    ASCII.
     """
     for mark, encoding in _MARKS:
         if head.startswith(mark):
@@ -190,8 +215,8 @@ class TextFile:
     def __init__(self, path: Path) -> None:
         """Open a file and look at how it begins.
 
-        Raises DataError when it cannot be opened, is of a kind or an encoding that is not read, or is not what its
-        name says.
+        Raises DataError when it cannot be opened, is of a kind or an encoding that is not read, or
+        is not what its name says.
         """
         self.path = path
         self._lines = 0
@@ -216,7 +241,9 @@ class TextFile:
         return self._read_bytes - len(self._pending)
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes of text, at least one before the end. Raises DataError when the file is damaged."""
+        """At most `size` bytes of text, at least one before the end. Raises DataError when the file
+        is damaged.
+        """
         if self._ahead:
             data, self._ahead = self._ahead[:size], self._ahead[size:]
         else:
@@ -229,14 +256,19 @@ class TextFile:
         while count:
             data = self.read(min(count, TEXT_BYTES))
             if not data:
-                raise InputFault(f"{self.path} ends {count:,} bytes of text before the place to go on from")
+                raise InputFault(
+                    f"{self.path} ends {count:,} bytes of text before the place to go on from"
+                )
             count -= len(data)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._stream.close()
 
@@ -260,13 +292,18 @@ class TextFile:
         head = self._fill(MAGIC_BYTES)
         found, named = compression_of(head), named_compression(self.path.name)
         if found is None and named is not None:
-            what = f"does not begin as {named.name} does" if head else "is empty"
+            if head:
+                what = f"does not begin as {named.name} does"
+            else:
+                what = "is empty"
             raise InputFault(
                 f"{self.path} {what}, though its name says {named.name}; copy it again, or rename it if it is plain"
             )
         other = other_kind(head)
         if other is not None:
-            raise InputFault(f"{self.path} is {other}; give JSON lines: plain text, gzip, xz or zstd")
+            raise InputFault(
+                f"{self.path} is {other}; give JSON lines: plain text, gzip, xz or zstd"
+            )
         return found
 
     def _check_encoding(self) -> None:
@@ -277,14 +314,24 @@ class TextFile:
         name = self.path.name
         for suffix in kind.suffixes if kind else ():
             name = name.removesuffix(suffix)
-        source, target = shlex.quote(str(self.path)), shlex.quote(str(self.path.with_name(f"utf8-{name}")))
+        source, target = (
+            shlex.quote(str(self.path)),
+            shlex.quote(str(self.path.with_name(f"utf8-{name}"))),
+        )
         convert = f"iconv -f {encoding.iconv} -t UTF-8"
-        command = f"{kind.to_stdout} {source} | {convert} > {target}" if kind else f"{convert} {source} > {target}"
-        raise InputFault(f"{self.path} is {encoding.name}, and UTF-8 is read; convert it: {command}")
+        if kind:
+            command = f"{kind.to_stdout} {source} | {convert} > {target}"
+        else:
+            command = f"{convert} {source} > {target}"
+        raise InputFault(
+            f"{self.path} is {encoding.name}, and UTF-8 is read; convert it: {command}"
+        )
 
     # ------------------------------------------------------------------------- the text
     def _text(self, size: int) -> bytes:
-        return self._take_some(size) if self.compression is None else self._decompressed(self.compression, size)
+        if self.compression is None:
+            return self._take_some(size)
+        return self._decompressed(self.compression, size)
 
     def _take_some(self, size: int) -> bytes:
         self._fill(1)
@@ -295,7 +342,10 @@ class TextFile:
             if self._decoder is None and not self._begin_member(kind):
                 return b""
             assert self._decoder is not None
-            fed = self._take_some(FILE_BYTES) if self._decoder.needs_input else b""
+            if self._decoder.needs_input:
+                fed = self._take_some(FILE_BYTES)
+            else:
+                fed = b""
             starved = self._decoder.needs_input and not fed
             try:
                 data = self._decoder.decompress(fed, size)
@@ -314,7 +364,8 @@ class TextFile:
 
     def _begin_member(self, kind: Compression) -> bool:
         """Whether another member begins here. Raises InputFault when something else does."""
-        while (head := self._fill(MAGIC_BYTES)) and not head[0]:  # zeros behind a member, as tapes have them
+        # zeros behind a member, as tapes have them
+        while (head := self._fill(MAGIC_BYTES)) and not head[0]:
             self._pending = self._pending.lstrip(b"\0")
         if not head:
             return False

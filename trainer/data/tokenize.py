@@ -1,4 +1,6 @@
-"""Text -> token ids: JSON lines into a `.bin`/`.idx` pair, by several processes, in the order of the input."""
+"""Text -> token ids: JSON lines into a `.bin`/`.idx` pair, by several processes, in the order of
+the input.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from trainer.data.half_made import HalfMade, PreprocessProgress
 from trainer.data.indexed import dtype_for_vocabulary, pair_exists
 from trainer.data.indexed_resume import ResumableWriter
 from trainer.data.lines import MAX_LINE_MIB, MIB, PIECE_BYTES, piece_size, read_pieces
-from trainer.data.made import begin_record, check_pair, end_record, pair_is_unchanged, pair_record, recorded_pair
+from trainer.data.made import (
+    begin_record,
+    check_pair,
+    end_record,
+    pair_is_unchanged,
+    pair_record,
+    recorded_pair,
+)
 from trainer.data.pair_work import SAVE_SECONDS, PairWork
 from trainer.data.pool import PIECES_IN_FLIGHT, map_in_order
 from trainer.data.text_file import TextFile
@@ -29,8 +38,9 @@ from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
 class PreprocessRequest(Record):
     """What is to be tokenized, with what, and to where.
 
-    The pair is `<output_prefix>_<json_key>_document`, of one sequence for each text; when sentences are split, it is
-    `..._sentence`, of one sequence for each sentence, and the texts are its documents.
+    The pair is `<output_prefix>_<json_key>_document`, of one sequence for each text; when sentences
+    are split, it is `..._sentence`, of one sequence for each sentence, and the texts are its
+    documents.
     """
 
     input: Path
@@ -47,13 +57,17 @@ class PreprocessRequest(Record):
     @property
     def prefix(self) -> str:
         """Prefix of the pair that is written."""
-        return f"{self.output_prefix}_{self.json_key}_{'sentence' if self.sentences else 'document'}"
+        return (
+            f"{self.output_prefix}_{self.json_key}_{'sentence' if self.sentences else 'document'}"
+        )
 
 
 class PreprocessReport(Record):
-    """What was written. Bad lines are those that were left out, of which the first few are told, with their numbers.
+    """What was written. Bad lines are those that were left out, of which the first few are told,
+    with their numbers.
 
-    `documents_with_end_token`: how many texts spell out `end_token`, which ends a document; the first of their lines.
+    `documents_with_end_token`: how many texts spell out `end_token`, which ends a document; the
+    first of their lines.
     """
 
     prefix: str
@@ -100,7 +114,10 @@ def preprocess(
         with explain_os_errors("reading", request.input):
             described = _describe(request, tokenizer)
         half = HalfMade(request.prefix, described)
-        done = None if force else _up_to_date(request, described)
+        if force:
+            done = None
+        else:
+            done = _up_to_date(request, described)
         if done is not None:
             with suppress(DataError):  # the pair is whole, whatever lies beside it
                 if half.read()[0] is not None:  # it was killed between its last two steps
@@ -111,7 +128,9 @@ def preprocess(
             return _finish(request, described, half, _as_report(published))
         with (
             recorded_pair(request.prefix),
-            ResumableWriter(request.prefix, dtype_for_vocabulary(tokenizer.vocabulary_size)) as writer,
+            ResumableWriter(
+                request.prefix, dtype_for_vocabulary(tokenizer.vocabulary_size)
+            ) as writer,
         ):
             pair = PairWork(half, writer, save_seconds, can_go_on=request.input.is_file())
             work = _Work(request, writer, pair)
@@ -141,16 +160,24 @@ class _Work:
         self._request, self._writer, self._pair = request, writer, pair
 
     def begin(
-        self, stream: TextFile, force: bool, tell: Callable[[str], None], on_progress: Callable[[int, int, int], None]
+        self,
+        stream: TextFile,
+        force: bool,
+        tell: Callable[[str], None],
+        on_progress: Callable[[int, int, int], None],
     ) -> None:
         """Go on from what an interrupted run left, or start from the beginning, and say which."""
         progress = self._pair.begin(force, tell)
         if progress is not None:
             stream.pass_over(progress.tally.end.text_bytes)
             on_progress(stream.position, progress.mark.documents, 0)
-            tell(f"goes on behind line {progress.tally.end.lines:,}, where an earlier run was interrupted")
+            tell(
+                f"goes on behind line {progress.tally.end.lines:,}, where an earlier run was interrupted"
+            )
 
-    def tokenize(self, stream: TextFile, piece_bytes: int, on_progress: Callable[[int, int, int], None]) -> None:
+    def tokenize(
+        self, stream: TextFile, piece_bytes: int, on_progress: Callable[[int, int, int], None]
+    ) -> None:
         """All pieces from here on. Raises DataError."""
         request, writer = self._request, self._writer
         most_bytes = request.max_line_mib * MIB
@@ -160,13 +187,17 @@ class _Work:
             read_pieces(stream, piece_bytes, most_bytes, tally.end),
             set_up=Encoder.load,
             arguments=(
-                request.tokenizer, request.json_key, request.append_eod, request.sentences, request.keep_newlines
+                request.tokenizer,
+                request.json_key,
+                request.append_eod,
+                request.sentences,
+                request.keep_newlines,
             ),
             workers=request.workers,
             doing=f"tokenizing {request.input}",
             size_of=piece_size,
             most_bytes=max(most_bytes, request.workers * PIECES_IN_FLIGHT * piece_bytes),
-        )  # fmt: skip
+        )
         with closing(pieces):
             for encoded in pieces:
                 if encoded.faults and not request.skip_bad_lines:
@@ -229,9 +260,14 @@ def _up_to_date(request: PreprocessRequest, described: dict[str, Any]) -> Prepro
         record = json.loads(pair_record(request.prefix).read_text(encoding="utf-8"))
         report = dict(record["report"])
         done = replace(_as_report(report), already_complete=True)
-        # Records of before there was a limit do not name it; no line was left out for its length then.
-        if {"max_line_mib": request.max_line_mib, **record["request"]} == described and pair_exists(request.prefix):
-            return done if pair_is_unchanged(request.prefix, report) else None
+        # Records of before there was a limit do not name it; no line was left out for its length
+        # then.
+        if {"max_line_mib": request.max_line_mib, **record["request"]} == described and pair_exists(
+            request.prefix
+        ):
+            if pair_is_unchanged(request.prefix, report):
+                return done
+            return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return None
@@ -239,5 +275,7 @@ def _up_to_date(request: PreprocessRequest, described: dict[str, Any]) -> Prepro
 
 def _as_report(value: Mapping[str, Any]) -> PreprocessReport:
     """A report as a record holds it. Raises TypeError."""
-    known: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in value.items()}
+    known: dict[str, Any] = {
+        name: tuple(item) if isinstance(item, list) else item for name, item in value.items()
+    }
     return PreprocessReport(**known)

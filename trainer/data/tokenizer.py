@@ -20,14 +20,19 @@ from trainer.contract.record import Record
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 END_OF_DOCUMENT = "<|endoftext|>"
-# Spellings of the end of a document in tokenizers made elsewhere, looked for in this order when no config names it.
+# Spellings of the end of a document in tokenizers made elsewhere, looked for in this order when no
+# config names it.
 KNOWN_END_TOKENS = (END_OF_DOCUMENT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]")
 
 
 class Tokenizer:
-    """A loaded tokenizer. `vocabulary_size` counts every id, special ones too; `eod_id` ends a document."""
+    """A loaded tokenizer. `vocabulary_size` counts every id, special ones too; `eod_id` ends a
+    document.
+    """
 
-    def __init__(self, engine: Engine, files: tuple[Path, ...], end_token: str, eod_id: int) -> None:
+    def __init__(
+        self, engine: Engine, files: tuple[Path, ...], end_token: str, eod_id: int
+    ) -> None:
         self._engine = engine
         self.path = files[0]
         self._files = files
@@ -47,17 +52,26 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without any special token that the text does not spell out."""
-        return [encoding.ids for encoding in self._engine.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [
+            encoding.ids
+            for encoding in self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
         return str(self._engine.decode(list(ids), skip_special_tokens=False))
 
     def digest(self) -> str:
-        """Digest of the tokenizer's files and settings: what decides whether two tokenizations are the same."""
+        """Digest of the tokenizer's files and settings: what decides whether two tokenizations are
+        the same.
+        """
         if len(self._files) == 1 and self.path.name.endswith(".json"):
             return file_digest(self.path)
-        parts = [*map(file_digest, self._files), str(self._engine.normalizer), str(self._engine.pre_tokenizer)]
+        parts = [
+            *map(file_digest, self._files),
+            str(self._engine.normalizer),
+            str(self._engine.pre_tokenizer),
+        ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -67,9 +81,9 @@ TokenizerType = Literal["huggingface", "gpt2_bpe", "bert_wordpiece", "bert_wordp
 class TokenizerSpec(Record):
     """Which tokenizer, in the words of a run card.
 
-    `huggingface`: `path`, a folder with tokenizer.json, that file, or OWNER/NAME on the hub. `gpt2_bpe`:
-    `vocabulary_file` (vocab.json) and `merges_file` (merges.txt). `bert_wordpiece`, `bert_wordpiece_lower`:
-    `vocabulary_file` (vocab.txt).
+    `huggingface`: `path`, a folder with tokenizer.json, that file, or OWNER/NAME on the hub.
+    `gpt2_bpe`: `vocabulary_file` (vocab.json) and `merges_file` (merges.txt). `bert_wordpiece`,
+    `bert_wordpiece_lower`: `vocabulary_file` (vocab.txt).
     """
 
     type: TokenizerType = "huggingface"
@@ -83,7 +97,10 @@ def load_tokenizer(what: str | Path | TokenizerSpec) -> Tokenizer:
 
     Raises DataError when it is absent, is not a tokenizer, or has no token that ends a document.
     """
-    spec = what if isinstance(what, TokenizerSpec) else TokenizerSpec(path=str(what))
+    if isinstance(what, TokenizerSpec):
+        spec = what
+    else:
+        spec = TokenizerSpec(path=str(what))
     if spec.type == "huggingface":
         return _load_huggingface(_given(spec.path, "a path", spec))
     vocabulary = _given(spec.vocabulary_file, "a vocabulary file", spec)
@@ -99,8 +116,12 @@ def _given(path: str | None, what: str, spec: TokenizerSpec) -> Path:
 
 
 def _load_gpt2(vocabulary: Path, merges: Path) -> Tokenizer:
-    """Byte-level BPE from OpenAI's two files. A text that spells out a special token does not become one."""
-    engine = _read((vocabulary, merges), lambda: Engine(models.BPE.from_file(str(vocabulary), str(merges))))
+    """Byte-level BPE from OpenAI's two files. A text that spells out a special token does not
+    become one.
+    """
+    engine = _read(
+        (vocabulary, merges), lambda: Engine(models.BPE.from_file(str(vocabulary), str(merges)))
+    )
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     engine.decoder = decoders.ByteLevel()
     return Tokenizer(engine, (vocabulary, merges), *_end_token(engine, vocabulary))
@@ -108,9 +129,14 @@ def _load_gpt2(vocabulary: Path, merges: Path) -> Tokenizer:
 
 def _load_bert(vocabulary: Path, lowercase: bool) -> Tokenizer:
     """WordPiece from a list of pieces, one a line; a document ends with [SEP]."""
-    engine = _read((vocabulary,), lambda: Engine(models.WordPiece.from_file(str(vocabulary), unk_token="[UNK]")))
+    engine = _read(
+        (vocabulary,),
+        lambda: Engine(models.WordPiece.from_file(str(vocabulary), unk_token="[UNK]")),
+    )
     if engine.token_to_id("[UNK]") is None:
-        raise DataError(f"{vocabulary} has no [UNK], so it is not a vocabulary of WordPiece; name another file")
+        raise DataError(
+            f"{vocabulary} has no [UNK], so it is not a vocabulary of WordPiece; name another file"
+        )
     split_words(engine, lowercase)
     return Tokenizer(engine, (vocabulary,), *_end_token(engine, vocabulary))
 
@@ -130,7 +156,9 @@ def _read(files: tuple[Path, ...], load: Callable[[], Engine]) -> Engine:
         return load()
     except Exception as error:  # the library raises bare Exception for everything
         names = " and ".join(map(str, files))
-        raise DataError(f"{names} cannot be read as a tokenizer: {_one_line(error)}; copy it again") from error
+        raise DataError(
+            f"{names} cannot be read as a tokenizer: {_one_line(error)}; copy it again"
+        ) from error
 
 
 def _load_huggingface(path: Path) -> Tokenizer:
@@ -139,20 +167,29 @@ def _load_huggingface(path: Path) -> Tokenizer:
             path = hub_file(str(path), (TOKENIZER_FILE, CONFIG_FILE), os.environ)
         except HubFileError as error:
             raise DataError(str(error)) from error
-    file = path / TOKENIZER_FILE if path.is_dir() else path
+    if path.is_dir():
+        file = path / TOKENIZER_FILE
+    else:
+        file = path
     if not file.is_file():
-        raise DataError(f"{file} does not exist; train a tokenizer with `tr11 data tokenizer` or give another path")
+        raise DataError(
+            f"{file} does not exist; train a tokenizer with `tr11 data tokenizer` or give another path"
+        )
     try:
         engine = Engine.from_file(str(file))
     except Exception as error:  # the library raises bare Exception for everything
-        raise DataError(f"{file} is not a tokenizer: {_one_line(error)}; train it again or copy it again") from error
+        raise DataError(
+            f"{file} is not a tokenizer: {_one_line(error)}; train it again or copy it again"
+        ) from error
     engine.no_padding()
     engine.no_truncation()
     return Tokenizer(engine, (file,), *_end_token(engine, file))
 
 
 def _end_token(engine: Engine, file: Path) -> tuple[str, int]:
-    """The token that ends a document, and its id: the one that the config beside it names, else the first known one."""
+    """The token that ends a document, and its id: the one that the config beside it names, else the
+    first known one.
+    """
     named = _named_end_token(file.parent / CONFIG_FILE)
     for token in KNOWN_END_TOKENS if named is None else (named,):
         number = engine.token_to_id(token)
@@ -160,7 +197,9 @@ def _end_token(engine: Engine, file: Path) -> tuple[str, int]:
             return token, number
     if named is not None:  # another in its place would end documents where no one meant it
         there = [token for token in KNOWN_END_TOKENS if engine.token_to_id(token) is not None]
-        has = f", it has {', '.join(there)}" if there else ""
+        has = ""
+        if there:
+            has = f", it has {', '.join(there)}"
         raise DataError(
             f"{file.parent / CONFIG_FILE} names {named!r} as eos_token, which {file.name} does not have{has}; name the"
             " token that ends a document there"
@@ -178,11 +217,17 @@ def _named_end_token(config: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{config} cannot be read: {_one_line(error)}; copy it again, or take it away") from error
-    named = value.get("eos_token") if isinstance(value, dict) else None
+        raise DataError(
+            f"{config} cannot be read: {_one_line(error)}; copy it again, or take it away"
+        ) from error
+    named = None
+    if isinstance(value, dict):
+        named = value.get("eos_token")
     if isinstance(named, dict):
         named = named.get("content")
-    return named if isinstance(named, str) else None
+    if isinstance(named, str):
+        return named
+    return None
 
 
 def _one_line(error: Exception) -> str:
@@ -197,16 +242,24 @@ FIX = "take it out of the text, or spell it in another way, unless it does end a
 
 
 def spelled_end_tokens(tokenizer: Tokenizer | None) -> tuple[str, ...]:
-    """What a text must not spell out: the tokenizer's own token, where its spelling becomes it; else all known ones."""
+    """What a text must not spell out: the tokenizer's own token, where its spelling becomes it;
+    else all known ones.
+    """
     if tokenizer is None:
         return KNOWN_END_TOKENS
     becomes_it = tokenizer.eod_id in tokenizer.encode_batch([f"a{tokenizer.end_token}a"])[0]
-    return (tokenizer.end_token,) if becomes_it else ()
+    if becomes_it:
+        return (tokenizer.end_token,)
+    return ()
 
 
 def end_token_warning(token: str, documents: int, lines: Sequence[int]) -> str | None:
-    """The warning of texts that spell out `token`, with the first of their lines; None when there are none."""
+    """The warning of texts that spell out `token`, with the first of their lines; None when there
+    are none.
+    """
     if not documents:
         return None
     places = ", ".join(map(str, lines)) + (" ..." if documents > len(lines) else "")
-    return f"{documents:,} document(s) hold {token!r} in their text (line {places}): {EFFECT}; {FIX}"
+    return (
+        f"{documents:,} document(s) hold {token!r} in their text (line {places}): {EFFECT}; {FIX}"
+    )

@@ -1,7 +1,9 @@
-"""`python -m trainer.data.worker PARENT`: one data worker. Reads samples for the rank that started it.
+"""`python -m trainer.data.worker PARENT`: one data worker. Reads samples for the rank that started
+it.
 
-It is a program of its own, not a fork: it inherits no thread, no lock and no accelerator. It ends when its rank ends,
-however that happens: the end of its input says so, and if some other process holds the pipe open, the parent's number.
+It is a program of its own, not a fork: it inherits no thread, no lock and no accelerator. It ends
+when its rank ends, however that happens: the end of its input says so, and if some other process
+holds the pipe open, the parent's number.
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ from trainer.data.dataset import SampleSource, read_rows
 from trainer.data.sources import PlannedSource
 
 LENGTH = struct.Struct("<Q")
-REQUEST = struct.Struct("<QII")  # ticket, place of the source among the planned ones, how many int64 numbers follow
+# ticket, place of the source among the planned ones, how many int64 numbers follow
+REQUEST = struct.Struct("<QII")
 REPLY = struct.Struct("<QIQ")  # ticket, what follows, how many bytes of it
 ROWS = 0  # samples, int64
 FAULT = 1  # the text of a DataError, UTF-8
 
-# What asks a rank to save and leave reaches its process group; the rank needs its data until it has done so.
-# Workers are started with these blocked, and ignore them as soon as they run.
+# What asks a rank to save and leave reaches its process group; the rank needs its data until it has
+# done so. Workers are started with these blocked, and ignore them as soon as they run.
 LEFT_TO_THE_RANK = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
@@ -41,8 +44,12 @@ class _InputEnded(Exception):
 
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer requests, in their order, until they end. A source is opened when it is first asked for."""
-    plans: list[PlannedSource] = list(pickle.loads(_read(requests, LENGTH.unpack(_read(requests, LENGTH.size))[0])))
+    """Answer requests, in their order, until they end. A source is opened when it is first asked
+    for.
+    """
+    plans: list[PlannedSource] = list(
+        pickle.loads(_read(requests, LENGTH.unpack(_read(requests, LENGTH.size))[0]))
+    )
     opened: dict[int, SampleSource] = {}
     while True:
         ticket, place, count = REQUEST.unpack(_read(requests, REQUEST.size))

@@ -1,8 +1,10 @@
-"""Worker processes that read samples ahead, in exactly the order that is asked; none of them can make a rank hang.
+"""Worker processes that read samples ahead, in exactly the order that is asked; none of them can
+make a rank hang.
 
-Workers are programs of their own (see `trainer.data.worker`), started without forking this process's threads and locks.
-The rank and its workers talk through pipes alone, so there is no shared memory to clean up. Whenever the rank waits it
-also takes what has arrived, so that no pipe can stay full on both sides.
+Workers are programs of their own (see `trainer.data.worker`), started without forking this
+process's threads and locks. The rank and its workers talk through pipes alone, so there is no
+shared memory to clean up. Whenever the rank waits it also takes what has arrived, so that no pipe
+can stay full on both sides.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from trainer.data.sources import PlannedSource
 from trainer.data.worker import LEFT_TO_THE_RANK, LENGTH, REPLY, REQUEST, ROWS
 
 PACKAGE_ROOT = Path(__file__).parents[2]
-PIPE_BYTES = 1 << 20  # what a worker may read ahead before it waits for the rank, if the system allows so much
+# what a worker may read ahead before it waits for the rank, if the system allows so much
+PIPE_BYTES = 1 << 20
 READ_BYTES = 1 << 20
 REQUESTS_AHEAD = 4  # for each worker
 LOOK_SECONDS = 0.5  # between looks at whether a silent worker is alive
@@ -38,12 +41,16 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 
 
 class WorkerPool:
-    """Some worker processes that serve all of some planned sources. Used by one thread. Close it, or end the process.
+    """Some worker processes that serve all of some planned sources. Used by one thread. Close it,
+    or end the process.
 
-    Requests go to the workers in turn and each worker answers in order, so what is taken never depends on who is fast.
+    Requests go to the workers in turn and each worker answers in order, so what is taken never
+    depends on who is fast.
     """
 
-    def __init__(self, plans: Mapping[str, PlannedSource], workers: int, stall_seconds: float = STALL_SECONDS) -> None:
+    def __init__(
+        self, plans: Mapping[str, PlannedSource], workers: int, stall_seconds: float = STALL_SECONDS
+    ) -> None:
         if workers < 1:
             raise ValueError(f"{workers} data workers must be at least 1")
         self._plans = dict(plans)
@@ -58,7 +65,9 @@ class WorkerPool:
                 self._workers.append(_Worker(number, start))
         except OSError as error:
             self.close()
-            raise DataError(f"a data worker cannot be started: {error}; set data.workers to 0") from error
+            raise DataError(
+                f"a data worker cannot be started: {error}; set data.workers to 0"
+            ) from error
 
     @property
     def process_ids(self) -> list[int]:
@@ -74,11 +83,15 @@ class WorkerPool:
         ticket = self._tickets
         self._tickets += 1
         payload = numbers.astype("<i8").tobytes()
-        self._worker_of(ticket).send(REQUEST.pack(ticket, self._places[name], len(numbers)) + payload)
+        self._worker_of(ticket).send(
+            REQUEST.pack(ticket, self._places[name], len(numbers)) + payload
+        )
         return ticket
 
     def has(self, ticket: int, seconds: float) -> bool:
-        """Whether the answer to a ticket is here; waits for it at most so long. Raises DataError as `take` does."""
+        """Whether the answer to a ticket is here; waits for it at most so long. Raises DataError as
+        `take` does.
+        """
         worker = self._worker_of(ticket)
         until = time.monotonic() + seconds
         if ticket in worker.replies:
@@ -99,7 +112,9 @@ class WorkerPool:
         return True
 
     def take(self, ticket: int) -> bytearray:
-        """The bytes of the samples of a ticket. Raises DataError: a fault of the data, or a worker that is gone."""
+        """The bytes of the samples of a ticket. Raises DataError: a fault of the data, or a worker
+        that is gone.
+        """
         worker = self._worker_of(ticket)
         while not self.has(ticket, LOOK_SECONDS):
             pass  # until it answers, or was silent for too long
@@ -147,7 +162,9 @@ class PoolReader:
         return rows.reshape(-1, self.row.length)
 
     def has(self, ticket: int, seconds: float) -> bool:
-        """Whether the samples of a ticket are here; waits for them at most so long. Raises DataError."""
+        """Whether the samples of a ticket are here; waits for them at most so long. Raises
+        DataError.
+        """
         return self._pool.has(ticket, seconds)
 
     def drop(self, ticket: int) -> None:
@@ -166,7 +183,8 @@ class _Worker:
         self._outgoing = bytearray(start)
         self._incoming = bytearray()
         paths = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_RANK)  # which the worker inherits
+        # which the worker inherits
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_RANK)
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "trainer.data.worker", str(os.getpid())],
@@ -248,7 +266,9 @@ class _Worker:
             how = f"was killed ({signal.Signals(-code).name}){reason}"
         else:
             how = f"ended by itself with exit code {code}; its error is above"
-        return LostWorkerError(f"{self} {how}: start the run again, or set data.workers to 0 to read without workers")
+        return LostWorkerError(
+            f"{self} {how}: start the run again, or set data.workers to 0 to read without workers"
+        )
 
     def hang_up(self) -> None:
         """Close the pipes, on which the worker ends."""

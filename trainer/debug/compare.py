@@ -1,4 +1,6 @@
-"""Numbers against numbers: which tensors of two states differ, where, by how much; which copies inside one disagree."""
+"""Numbers against numbers: which tensors of two states differ, where, by how much; which copies
+inside one disagree.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,30 @@ PIECE_ELEMENTS = 1 << 24
 Axis = Literal["stage", "tensor", "data"]
 OnNumbers = Callable[[int], None]
 _PARTS = (
-    "embedding.word", "embedding.position", "embedding", "blocks", "final_norm",
-    "input_norm", "attention.query_key_value", "attention.dense", "attention",
-    "post_attention_norm", "mlp.up", "mlp.down", "mlp", "weight", "bias",
-)  # fmt: skip
+    "embedding.word",
+    "embedding.position",
+    "embedding",
+    "blocks",
+    "final_norm",
+    "input_norm",
+    "attention.query_key_value",
+    "attention.dense",
+    "attention",
+    "post_attention_norm",
+    "mlp.up",
+    "mlp.down",
+    "mlp",
+    "weight",
+    "bias",
+)
 
 
 class Delta(Record):
-    """How two tensors differ. `different`: how many of `count` numbers, None where only fingerprints are known.
+    """How two tensors differ. `different`: how many of `count` numbers, None where only
+    fingerprints are known.
 
-    `largest`: the largest |a - b| seen (of single numbers, or of min, max, mean and norm), NaN where one side is NaN.
-    `at`: its index in the whole tensor; `a`, `b`: the two numbers there.
+    `largest`: the largest |a - b| seen (of single numbers, or of min, max, mean and norm), NaN
+    where one side is NaN. `at`: its index in the whole tensor; `a`, `b`: the two numbers there.
     """
 
     count: int
@@ -43,7 +58,8 @@ class Delta(Record):
 class Difference(Record):
     """One tensor that differs. `place`: who holds it, None where whole tensors were compared.
 
-    `only`: "a" or "b" where the other side does not have the tensor at all (then there is no `delta`).
+    `only`: "a" or "b" where the other side does not have the tensor at all (then there is no
+    `delta`).
     """
 
     kind: Kind
@@ -55,7 +71,9 @@ class Difference(Record):
 
 
 class Violation(Record):
-    """Copies inside one state that must be equal and are not: `place` differs from `against` along `axis`."""
+    """Copies inside one state that must be equal and are not: `place` differs from `against` along
+    `axis`.
+    """
 
     axis: Axis
     kind: Kind
@@ -66,7 +84,9 @@ class Violation(Record):
 
 
 def model_order(name: str) -> tuple[tuple[int, str], ...]:
-    """Sort key: the order in which the model uses its tensors; names that are not known come last, by name."""
+    """Sort key: the order in which the model uses its tensors; names that are not known come last,
+    by name.
+    """
     rest, key = name, []
     while rest:
         part = next((part for part in _PARTS if rest == part or rest.startswith(f"{part}.")), None)
@@ -80,11 +100,14 @@ def model_order(name: str) -> tuple[tuple[int, str], ...]:
     return tuple(key)
 
 
-def differences(a: StateSnapshot, b: StateSnapshot, tolerance: float, on_numbers: OnNumbers) -> list[Difference]:
-    """Tensors that differ by more than `tolerance` x the largest absolute value of A's, in the order of the model.
+def differences(
+    a: StateSnapshot, b: StateSnapshot, tolerance: float, on_numbers: OnNumbers
+) -> list[Difference]:
+    """Tensors that differ by more than `tolerance` x the largest absolute value of A's, in the
+    order of the model.
 
-    `tolerance` 0 asks for the same numbers. `on_numbers` is told how many were compared. Kinds that one side does not
-    have at all (a dump has no moments) are not compared.
+    `tolerance` 0 asks for the same numbers. `on_numbers` is told how many were compared. Kinds that
+    one side does not have at all (a dump has no moments) are not compared.
     """
     kinds = {copy.kind for copy in a.copies} & {copy.kind for copy in b.copies}
     compare = _by_place if _is_aligned(a, b) else _by_whole
@@ -114,29 +137,46 @@ def _by_place(a: list[TensorCopy], b: list[TensorCopy], rule: _Rule) -> Iterator
     for key, one in left.items():
         other = right.get(key)
         if other is None:
-            yield Difference(one.kind, one.name, one.place, replicated=one.replicated, delta=None, only="a")
+            yield Difference(
+                one.kind, one.name, one.place, replicated=one.replicated, delta=None, only="a"
+            )
             continue
         delta = copies_delta(one, other, rule)
         if delta is not None:
             yield Difference(one.kind, one.name, one.place, replicated=one.replicated, delta=delta)
     for key, other in right.items():
         if key not in left:
-            yield Difference(other.kind, other.name, other.place, replicated=other.replicated, delta=None, only="b")
+            yield Difference(
+                other.kind,
+                other.name,
+                other.place,
+                replicated=other.replicated,
+                delta=None,
+                only="b",
+            )
 
 
 def _by_whole(a: list[TensorCopy], b: list[TensorCopy], rule: _Rule) -> Iterator[Difference]:
-    """Logical tensors. Where one side tells who holds what, each of its copies is compared with the other's whole."""
+    """Logical tensors. Where one side tells who holds what, each of its copies is compared with the
+    other's whole.
+    """
     left, right = owners(a), owners(b)
     for key in left.keys() | right.keys():
         if key not in left or key not in right:
-            only: Literal["a", "b"] = "a" if key in left else "b"
+            only: Literal["a", "b"] = "b"
+            if key in left:
+                only = "a"
             yield Difference(*key, None, False, None, only=only)
             continue
         ones, others = left[key], right[key]
         if ones[0].global_shape != others[0].global_shape:
-            yield Difference(*key, None, False, Delta(math.prod(ones[0].global_shape), None, math.nan))
+            yield Difference(
+                *key, None, False, Delta(math.prod(ones[0].global_shape), None, math.nan)
+            )
         elif any(copy.read is None for copy in (*ones, *others)):
-            delta = _numbers_delta(_joined(ones, rule), _joined(others, rule), rule, ones[0].dtype == others[0].dtype)
+            delta = _numbers_delta(
+                _joined(ones, rule), _joined(others, rule), rule, ones[0].dtype == others[0].dtype
+            )
             if delta is not None:
                 yield Difference(*key, None, False, delta)
         else:
@@ -150,7 +190,10 @@ def _located(
     rule: _Rule,
 ) -> Iterator[Difference]:
     swapped = wholes[1][0].place is None and wholes[0][0].place is not None
-    side, whole = (sides[0], wholes[1]) if swapped else (sides[1], wholes[0])
+    if swapped:
+        side, whole = (sides[0], wholes[1])
+    else:
+        side, whole = (sides[1], wholes[0])
     for copy in side:
         if (copy.kind, copy.name) == key:
             delta = _read_delta(whole, copy, rule, swapped)
@@ -160,7 +203,11 @@ def _located(
 
 def copies_delta(one: TensorCopy, other: TensorCopy, rule: _Rule) -> Delta | None:
     """How two copies of the same rectangle differ; None when they do not."""
-    if (one.global_shape, one.offsets, one.shape) != (other.global_shape, other.offsets, other.shape):
+    if (one.global_shape, one.offsets, one.shape) != (
+        other.global_shape,
+        other.offsets,
+        other.shape,
+    ):
         return Delta(math.prod(one.global_shape), None, math.nan)
     mine, theirs, same_type = one.numbers, other.numbers, one.dtype == other.dtype
     if same_type and mine is not None and theirs is not None and mine.digest == theirs.digest:
@@ -189,8 +236,12 @@ def _joined(copies: list[TensorCopy], rule: _Rule) -> Fingerprint:
     return found
 
 
-def _numbers_delta(one: Fingerprint, other: Fingerprint, rule: _Rule, same_type: bool) -> Delta | None:
-    """From fingerprints alone. Without a tolerance the digests decide, where both were taken of one dtype."""
+def _numbers_delta(
+    one: Fingerprint, other: Fingerprint, rule: _Rule, same_type: bool
+) -> Delta | None:
+    """From fingerprints alone. Without a tolerance the digests decide, where both were taken of one
+    dtype.
+    """
     if same_type and one.digest == other.digest and one.count == other.count:
         return None
     pairs = [
@@ -201,18 +252,31 @@ def _numbers_delta(one: Fingerprint, other: Fingerprint, rule: _Rule, same_type:
     ]
     if one.non_finite != other.non_finite:
         return Delta(one.count, None, math.nan)
-    pairs = [pair for pair in pairs if pair[0] != pair[1] and not (math.isnan(pair[0]) and math.isnan(pair[1]))]
+    pairs = [
+        pair
+        for pair in pairs
+        if pair[0] != pair[1] and not (math.isnan(pair[0]) and math.isnan(pair[1]))
+    ]
     gaps = [abs(mine - theirs) for mine, theirs, _ in pairs]
-    largest = math.nan if any(map(math.isnan, gaps)) else max(gaps, default=0.0)
+    if any(map(math.isnan, gaps)):
+        largest = math.nan
+    else:
+        largest = max(gaps, default=0.0)
     exact = same_type and not rule.tolerance
-    if exact or any(rule.exceeds(gap, scale) for gap, (_, _, scale) in zip(gaps, pairs, strict=True)):
+    if exact or any(
+        rule.exceeds(gap, scale) for gap, (_, _, scale) in zip(gaps, pairs, strict=True)
+    ):
         return Delta(one.count, None, largest)
     return None
 
 
 # ----------------------------------------------------------------------------- from the tensors
-def _read_delta(whole: Sequence[TensorCopy], copy: TensorCopy, rule: _Rule, swapped: bool) -> Delta | None:
-    """`copy` against the same rectangle of the whole tensor, which `whole` make up. `swapped`: A is `copy`."""
+def _read_delta(
+    whole: Sequence[TensorCopy], copy: TensorCopy, rule: _Rule, swapped: bool
+) -> Delta | None:
+    """`copy` against the same rectangle of the whole tensor, which `whole` make up. `swapped`: A is
+    `copy`.
+    """
     seen = _Seen(rule)
     for offsets, sizes in _pieces(copy.shape):
         begin = [base + inner for base, inner in zip(copy.offsets, offsets, strict=True)]
@@ -288,12 +352,17 @@ def _read(copy: TensorCopy, offsets: Sequence[int], sizes: Sequence[int]) -> Ten
 
 
 def _window(copies: Sequence[TensorCopy], begin: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """A rectangle of a whole tensor out of the copies that make it up; NaN where none of them has it."""
+    """A rectangle of a whole tensor out of the copies that make it up; NaN where none of them has
+    it.
+    """
     end = [start + size for start, size in zip(begin, sizes, strict=True)]
     result: Tensor | None = None
     for copy in copies:
         low = [max(start, offset) for start, offset in zip(begin, copy.offsets, strict=True)]
-        high = [min(stop, offset + size) for stop, offset, size in zip(end, copy.offsets, copy.shape, strict=True)]
+        high = [
+            min(stop, offset + size)
+            for stop, offset, size in zip(end, copy.offsets, copy.shape, strict=True)
+        ]
         if any(start >= stop for start, stop in zip(low, high, strict=True)):
             continue
         inner = [start - offset for start, offset in zip(low, copy.offsets, strict=True)]
@@ -303,18 +372,26 @@ def _window(copies: Sequence[TensorCopy], begin: Sequence[int], sizes: Sequence[
             return part
         if result is None:
             result = torch.full(tuple(sizes), math.nan, dtype=part.dtype)
-        place = tuple(slice(start - base, stop - base) for start, stop, base in zip(low, high, begin, strict=True))
+        place = tuple(
+            slice(start - base, stop - base)
+            for start, stop, base in zip(low, high, begin, strict=True)
+        )
         result[place] = part
-    return torch.full(tuple(sizes), math.nan) if result is None else result
+    if result is None:
+        return torch.full(tuple(sizes), math.nan)
+    return result
 
 
 # ----------------------------------------------------------------------------- inside one state
 def violations(snapshot: StateSnapshot, on_numbers: OnNumbers) -> list[Violation]:
     """Copies of dumps that must be equal to the last bit and are not, in the order of the model.
 
-    Over stages: a parameter that several stages hold. Over tensor ranks: replicated ones. Over data ranks: all.
+    Over stages: a parameter that several stages hold. Over tensor ranks: replicated ones. Over data
+    ranks: all.
     """
-    groups: dict[tuple[Axis, Kind, str, tuple[int, int]], list[tuple[RankCoordinates, TensorCopy]]] = {}
+    groups: dict[
+        tuple[Axis, Kind, str, tuple[int, int]], list[tuple[RankCoordinates, TensorCopy]]
+    ] = {}
     for copy in snapshot.copies:
         place = copy.place
         if place is None:

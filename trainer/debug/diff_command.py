@@ -28,12 +28,15 @@ _SCHEDULE = ("learning_rate", "loss_scale")
 _DATA = ("consumed_samples", "consumed_tokens", "samples_digest", "consumed_valid_samples")
 _STEP = "optimizer_step"
 _ALIKE = (_STEP, "learning_rate", "consumed_samples", "consumed_tokens")  # on all ranks
-# Names of the state itself, what is no property of the training's course, and what follows from the tensors.
+# Names of the state itself, what is no property of the training's course, and what follows from the
+# tensors.
 _IGNORED = {"step", "iteration", OPTIMIZER_SUMS}
 
 
 def fact_findings(a: StateSnapshot, b: StateSnapshot) -> list[DiffFinding]:
-    """Facts that both know: equal after the same number of steps, else moved on by what lies between."""
+    """Facts that both know: equal after the same number of steps, else moved on by what lies
+    between.
+    """
     one, other = _shared(a), _shared(b)
     steps = b.completed - a.completed
     found: dict[FaultKind, dict[str, str]] = {}
@@ -42,8 +45,10 @@ def fact_findings(a: StateSnapshot, b: StateSnapshot) -> list[DiffFinding]:
             line = _samples_fault(a, b, one[name] == other[name])
         elif steps:
             line = _continuity_fault(name, one[name], other[name], steps)
+        elif one[name] == other[name]:
+            line = None
         else:
-            line = None if one[name] == other[name] else _unequal(name, one[name], other[name])
+            line = _unequal(name, one[name], other[name])
         if line is not None:
             found.setdefault(_kind_of_fact(name), {})[name] = line
     return [
@@ -68,8 +73,13 @@ def _continuity_fault(name: str, one: Any, other: Any, steps: int) -> str | None
         return None
     moved, low, high = other - one, min(0, steps), max(0, steps)
     # A step that was skipped for a gradient that was not finite counts as a step, not as an update.
-    good = low <= moved <= high if name == _STEP else moved * steps > 0
-    return None if good else f"{_unequal(name, one, other)}, which has done {steps:+d} steps"
+    if name == _STEP:
+        good = low <= moved <= high
+    else:
+        good = moved * steps > 0
+    if good:
+        return None
+    return f"{_unequal(name, one, other)}, which has done {steps:+d} steps"
 
 
 def _kind_of_fact(name: str) -> FaultKind:
@@ -77,11 +87,15 @@ def _kind_of_fact(name: str) -> FaultKind:
         return "optimizer-step"
     if name in _DATA:
         return "data-order"
-    return "schedule" if name.startswith(_SCHEDULE) else "counters"
+    if name.startswith(_SCHEDULE):
+        return "schedule"
+    return "counters"
 
 
 def _shared(state: StateSnapshot) -> dict[str, Any]:
-    """The facts of the first rank that has each; of the samples' digests the sum over the first stage's replicas."""
+    """The facts of the first rank that has each; of the samples' digests the sum over the first
+    stage's replicas.
+    """
     facts: dict[str, Any] = {}
     for rank in sorted(state.facts):
         for name, value in state.facts[rank].items():
@@ -89,7 +103,9 @@ def _shared(state: StateSnapshot) -> dict[str, Any]:
     if "samples_digest" in facts:
         places = {copy.place.rank: copy.place for copy in state.copies if copy.place is not None}
         readers = [rank for rank, place in places.items() if (place.stage, place.tensor) == (0, 0)]
-        facts["samples_digest"] = sum(state.facts[rank].get("samples_digest", 0) for rank in readers) % (1 << 64)
+        facts["samples_digest"] = sum(
+            state.facts[rank].get("samples_digest", 0) for rank in readers
+        ) % (1 << 64)
     return facts
 
 
@@ -104,7 +120,10 @@ def random_state_findings(a: StateSnapshot, b: StateSnapshot) -> list[DiffFindin
                 wrong.setdefault(name, []).append(rank)
     if not wrong:
         return []
-    lines = tuple(f"the state of generator {name} differs on {ranks_text(ranks)}" for name, ranks in wrong.items())
+    lines = tuple(
+        f"the state of generator {name} differs on {ranks_text(ranks)}"
+        for name, ranks in wrong.items()
+    )
     return [DiffFinding("random-state", (a.title, b.title), tuple(wrong), detail=lines)]
 
 
@@ -117,7 +136,9 @@ def disagreeing_facts(state: StateSnapshot) -> list[DiffFinding]:
             if name in facts:
                 values.setdefault(facts[name], []).append(rank)
         if len(values) > 1:
-            said = "; ".join(f"{show_value(value)} on {ranks_text(ranks)}" for value, ranks in values.items())
+            said = "; ".join(
+                f"{show_value(value)} on {ranks_text(ranks)}" for value, ranks in values.items()
+            )
             line = f"the ranks disagree on {name}: {said}"
             found.append(DiffFinding(_kind_of_fact(name), (state.title,), (name,), detail=(line,)))
     return found
@@ -125,11 +146,19 @@ def disagreeing_facts(state: StateSnapshot) -> list[DiffFinding]:
 
 def ranks_text(ranks: list[int]) -> str:
     """A few ranks by number, many by count."""
-    shown = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+    shown = ", ".join(map(str, ranks[:4])) + (
+        f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    )
+    if len(ranks) == 1:
+        return f"rank {shown}"
+    return f"ranks {shown}"
 
 
-_KIND_OF_AXIS: dict[str, FaultKind] = {"stage": "tied-copy", "tensor": "tensor-duplicate", "data": "data-replica"}
+_KIND_OF_AXIS: dict[str, FaultKind] = {
+    "stage": "tied-copy",
+    "tensor": "tensor-duplicate",
+    "data": "data-replica",
+}
 _AMONG = {"tied-copy": "stages", "tensor-duplicate": "tensor ranks", "data-replica": "data ranks"}
 _FIRST_VALUES = {0.0, 1.0}
 Pair = tuple[StateSnapshot, StateSnapshot]
@@ -138,7 +167,9 @@ Pair = tuple[StateSnapshot, StateSnapshot]
 def judge(
     pairs: Sequence[Pair], states: Sequence[StateSnapshot], tolerance: float, on_numbers: OnNumbers
 ) -> DiffVerdict:
-    """Compare all pairs, look inside every state, and sort out what was found; `on_numbers` is told of the progress."""
+    """Compare all pairs, look inside every state, and sort out what was found; `on_numbers` is told
+    of the progress.
+    """
     counted = _Counter(on_numbers)
     broken = {id(state): violations(state, counted) for state in states}
     found: list[tuple[tuple[int, ...], DiffFinding]] = []
@@ -146,10 +177,16 @@ def judge(
     for one, other in pairs:
         when = max(one.order, other.order)
         for finding in _compare(
-            one, other, (broken[id(one)], broken[id(other)]), tolerance=tolerance, on_numbers=counted
+            one,
+            other,
+            (broken[id(one)], broken[id(other)]),
+            tolerance=tolerance,
+            on_numbers=counted,
         ):
             found.append(((*when, KINDS.index(finding.kind)), finding))
-            explained |= {(id(state), finding.kind, name) for state in (one, other) for name in finding.names}
+            explained |= {
+                (id(state), finding.kind, name) for state in (one, other) for name in finding.names
+            }
     for state in states:
         own = _unexplained(state, broken[id(state)], explained)
         for finding in (*_inside(state, own), *disagreeing_facts(state), *_missing(state)):
@@ -166,11 +203,16 @@ def judge(
 def _unexplained(
     state: StateSnapshot, broken: list[Violation], explained: set[tuple[int, str, str]]
 ) -> list[Violation]:
-    """The violations to be told by themselves: those along an axis of which two states do not show everything.
+    """The violations to be told by themselves: those along an axis of which two states do not show
+    everything.
 
     What two states show of a copy says more than what one shows.
     """
-    left = {item.axis for item in broken if (id(state), _KIND_OF_AXIS[item.axis], item.name) not in explained}
+    left = {
+        item.axis
+        for item in broken
+        if (id(state), _KIND_OF_AXIS[item.axis], item.name) not in explained
+    }
     return [item for item in broken if item.axis in left]
 
 
@@ -187,14 +229,18 @@ class _Counter:
 def _merged(findings: Iterable[DiffFinding]) -> list[DiffFinding]:
     """The first finding of each kind, with the number of those that follow.
 
-    Where copies inside one state were found unequal first, it also tells what the next comparison of two states shows.
+    Where copies inside one state were found unequal first, it also tells what the next comparison
+    of two states shows.
     """
     by_kind: dict[FaultKind, list[DiffFinding]] = {}
     for finding in findings:
         by_kind.setdefault(finding.kind, []).append(finding)
     merged = []
     for first, *later in by_kind.values():
-        told = next((finding for finding in later if len(first.between) == 1 and len(finding.between) == 2), None)
+        told = next(
+            (finding for finding in later if len(first.between) == 1 and len(finding.between) == 2),
+            None,
+        )
         detail = first.detail
         if told is not None:
             head = f"later, in {' against '.join(told.between)}, {told.names[0]} differs on {told.place}:"
@@ -206,10 +252,14 @@ def _merged(findings: Iterable[DiffFinding]) -> list[DiffFinding]:
 def _remarks(a: StateSnapshot, b: StateSnapshot) -> list[str]:
     lines = []
     if dict(a.topology) != dict(b.topology):
-        lines.append("A and B are of different shapes: whole tensors were compared, random generators were not")
+        lines.append(
+            "A and B are of different shapes: whole tensors were compared, random generators were not"
+        )
     if a.completed != b.completed:
         apart = abs(b.completed - a.completed)
-        lines.append(f"{apart} steps lie between A and B: their weights must differ, their counters must have moved on")
+        lines.append(
+            f"{apart} steps lie between A and B: their weights must differ, their counters must have moved on"
+        )
     kinds = [{copy.kind for copy in state.copies} for state in (a, b)]
     if kinds[0] != kinds[1] and a.is_checkpoint and b.is_checkpoint:
         lines.append("one of the two is without its optimizer: only what both hold was compared")
@@ -235,44 +285,64 @@ def _compare(
         detail = tuple(_detail(kind, same[0], (a, b), broken))
         found.append(
             DiffFinding(
-                kind, (a.title, b.title), names, detail=detail, place=same[0].place, places=places, delta=same[0].delta
+                kind,
+                (a.title, b.title),
+                names,
+                detail=detail,
+                place=same[0].place,
+                places=places,
+                delta=same[0].delta,
             )
         )
     return found
 
 
 def _full_name(item: Difference) -> str:
-    return item.name if item.kind == "weight" else f"{item.name}/{item.kind}"
+    if item.kind == "weight":
+        return item.name
+    return f"{item.name}/{item.kind}"
 
 
 def _kind_of(item: Difference, broken: tuple[list[Violation], list[Violation]]) -> FaultKind:
     if item.only is not None:
         return "model"
     if item.kind != "weight":
-        return "master-weight" if item.kind == "fp32" else "moment"
+        if item.kind == "fp32":
+            return "master-weight"
+        return "moment"
     axes = {violation.axis for side in broken for violation in side if violation.name == item.name}
     return next((kind for axis, kind in _KIND_OF_AXIS.items() if axis in axes), "weight")
 
 
 def _detail(
-    kind: FaultKind, first: Difference, states: Pair, broken: tuple[list[Violation], list[Violation]]
+    kind: FaultKind,
+    first: Difference,
+    states: Pair,
+    broken: tuple[list[Violation], list[Violation]],
 ) -> list[str]:
     a, b = states
     if first.only is not None:
         return [f"only {(a if first.only == 'a' else b).title} has {first.name}"]
     if kind not in _AMONG:
         return []
-    in_a, in_b = (any(_KIND_OF_AXIS[item.axis] == kind and item.name == first.name for item in side) for side in broken)
+    in_a, in_b = (
+        any(_KIND_OF_AXIS[item.axis] == kind and item.name == first.name for item in side)
+        for side in broken
+    )
     among = _AMONG[kind]
     if in_a and in_b:
         lines = [f"its copies on the {among} differ from each other in both states"]
     elif in_a:
-        lines = [f"its copies on the {among} differ from each other in A and agree in B: they had drifted"]
+        lines = [
+            f"its copies on the {among} differ from each other in A and agree in B: they had drifted"
+        ]
     else:
         lines = [f"its copies on the {among} agree in A and differ from each other in B"]
     constant = _constant(b, first)
     if kind == "tied-copy" and in_b and constant is not None and _constant(a, first) != constant:
-        lines.append(f"in B this copy is {constant:g} throughout, as at the start: nothing saves and restores it")
+        lines.append(
+            f"in B this copy is {constant:g} throughout, as at the start: nothing saves and restores it"
+        )
     return lines
 
 
@@ -280,8 +350,14 @@ def _constant(state: StateSnapshot, item: Difference) -> float | None:
     """The number that a copy consists of, when it is a single one that parameters start with."""
     for copy in state.copies:
         numbers = copy.numbers
-        if numbers is not None and (copy.kind, copy.name, copy.place) == (item.kind, item.name, item.place):
-            return numbers.minimum if numbers.minimum == numbers.maximum and numbers.minimum in _FIRST_VALUES else None
+        if numbers is not None and (copy.kind, copy.name, copy.place) == (
+            item.kind,
+            item.name,
+            item.place,
+        ):
+            if numbers.minimum == numbers.maximum and numbers.minimum in _FIRST_VALUES:
+                return numbers.minimum
+            return None
     return None
 
 
@@ -305,7 +381,15 @@ def _inside(state: StateSnapshot, broken: list[Violation]) -> list[DiffFinding]:
         places = tuple(item.place for item in items if item.name == first.name)
         detail = (f"it holds other numbers there than on {first.against}",)
         found.append(
-            DiffFinding(kind, (state.title,), names, detail=detail, place=first.place, places=places, delta=first.delta)
+            DiffFinding(
+                kind,
+                (state.title,),
+                names,
+                detail=detail,
+                place=first.place,
+                places=places,
+                delta=first.delta,
+            )
         )
     for remark in state.remarks:
         found.append(DiffFinding("tensor-duplicate", (state.title,), (), (remark,)))
@@ -315,17 +399,24 @@ def _inside(state: StateSnapshot, broken: list[Violation]) -> list[DiffFinding]:
 def _missing(state: StateSnapshot) -> list[DiffFinding]:
     if not state.missing:
         return []
-    line = f"there is no dump of {ranks_text(list(state.missing))}: nothing is known of what it holds"
-    return [DiffFinding("missing", (state.title,), tuple(f"rank {rank}" for rank in state.missing), (line,))]
+    line = (
+        f"there is no dump of {ranks_text(list(state.missing))}: nothing is known of what it holds"
+    )
+    return [
+        DiffFinding(
+            "missing", (state.title,), tuple(f"rank {rank}" for rank in state.missing), (line,)
+        )
+    ]
 
 
-# ----------------------------------------------------------------------------- which states to compare
+# ----------------------------------------------------------------------------- which states to
+# compare
 def pair_up(a: Sequence[StateSnapshot], b: Sequence[StateSnapshot]) -> list[Pair]:
     """What is compared with what, by time.
 
-    One state each: these two. Else, for each count of completed steps: neighbours on one side (between a step, its
-    save and the next step nothing may change), and B's first with A's state of that moment or the last one before it.
-    Without such a meeting of A and B the answer is empty.
+    One state each: these two. Else, for each count of completed steps: neighbours on one side
+    (between a step, its save and the next step nothing may change), and B's first with A's state of
+    that moment or the last one before it. Without such a meeting of A and B the answer is empty.
     """
     if len(a) == len(b) == 1:
         return [(a[0], b[0])]
@@ -334,7 +425,9 @@ def pair_up(a: Sequence[StateSnapshot], b: Sequence[StateSnapshot]) -> list[Pair
         return []
     pairs: list[Pair] = []
     for completed in sorted({state.completed for state in (*a, *b)}):
-        ones, others = ([state for state in side if state.completed == completed] for side in (a, b))
+        ones, others = (
+            [state for state in side if state.completed == completed] for side in (a, b)
+        )
         pairs += itertools.pairwise(ones)
         if ones and others:
             pairs.append((_partner(ones, others[0]), others[0]))
@@ -343,8 +436,12 @@ def pair_up(a: Sequence[StateSnapshot], b: Sequence[StateSnapshot]) -> list[Pair
 
 
 def _partner(ones: Sequence[StateSnapshot], other: StateSnapshot) -> StateSnapshot:
-    earlier = [state for state in ones if MOMENTS.index(state.moment) <= MOMENTS.index(other.moment)]
-    return earlier[-1] if earlier else ones[0]
+    earlier = [
+        state for state in ones if MOMENTS.index(state.moment) <= MOMENTS.index(other.moment)
+    ]
+    if earlier:
+        return earlier[-1]
+    return ones[0]
 
 
 HELP = "compare two states: checkpoints of any layout and shape, or debug dumps"
@@ -356,9 +453,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help=place)
     parser.add_argument("b", metavar="B", help=place)
     parser.add_argument(
-        "--tolerance", type=_tolerance, default=0.0, metavar="X",
+        "--tolerance",
+        type=_tolerance,
+        default=0.0,
+        metavar="X",
         help="allowed |a - b|, relative to the tensor's largest value; default 0: the same numbers",
-    )  # fmt: skip
+    )
 
 
 def _tolerance(text: str) -> float:
@@ -369,7 +469,9 @@ def _tolerance(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare; the result's "equal" is True when nothing differs and nothing is corrupt inside A or B."""
+    """Compare; the result's "equal" is True when nothing differs and nothing is corrupt inside A or
+    B.
+    """
     a, b = open_states(options.a, "A"), open_states(options.b, "B")
     pairs = pair_up(a, b)
     if not pairs:
@@ -382,7 +484,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         task = bar.add_task("comparing", total=total)
         verdict = judge(pairs, [*a, *b], options.tolerance, partial(bar.advance, task))
         bar.update(task, completed=total)
-    return {"a": options.a, "b": options.b, "tolerance": options.tolerance, **report.document(verdict)}
+    return {
+        "a": options.a,
+        "b": options.b,
+        "tolerance": options.tolerance,
+        **report.document(verdict),
+    }
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -392,26 +499,41 @@ def describe(result: dict[str, Any]) -> str:
 
 def exit_code(result: dict[str, Any]) -> int:
     """0 equal, 1 different."""
-    return 0 if result["equal"] else 1
+    if result["equal"]:
+        return 0
+    return 1
 
 
 def open_states(text: str, label: str) -> list[StateSnapshot]:
-    """The states that an operand names, by time. Raises CheckpointUsageError, CheckpointError, OSError."""
+    """The states that an operand names, by time. Raises CheckpointUsageError, CheckpointError,
+    OSError.
+    """
     folder, iteration, moment = _parsed(text)
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder; give a checkpoint's folder, or one with debug dumps")
+        raise CheckpointError(
+            f"{folder} is not a folder; give a checkpoint's folder, or one with debug dumps"
+        )
     if iteration is None and not companions(folder):
         return [checkpoint_snapshot(open_checkpoint(folder), folder, label)]
     states = dump_snapshots(folder, label)
-    found = [state for state in states if iteration in {None, state.iteration} and moment in {None, state.moment}]
+    found = [
+        state
+        for state in states
+        if iteration in {None, state.iteration} and moment in {None, state.moment}
+    ]
     if not found:
-        held = f"it holds {_held(states)}" if states else "it holds no dump (debug-*.json)"
+        if states:
+            held = f"it holds {_held(states)}"
+        else:
+            held = "it holds no dump (debug-*.json)"
         raise CheckpointError(f"{folder} has no dump of {text.removeprefix(f'{folder}:')}; {held}")
     return found
 
 
 def _parsed(text: str) -> tuple[Path, int | None, Moment | None]:
-    """FOLDER, FOLDER:ITERATION or FOLDER:ITERATION:MOMENT; a folder that exists under the whole name is that folder."""
+    """FOLDER, FOLDER:ITERATION or FOLDER:ITERATION:MOMENT; a folder that exists under the whole
+    name is that folder.
+    """
     if ":" not in text or Path(text).is_dir():
         return Path(text), None, None
     folder, *rest = text.split(":")

@@ -1,8 +1,9 @@
 """Dumps of every parameter around a step: the hook that the training loop calls.
 
-Full form: one text of `name=tensor` lines per rank and moment, with the tensors themselves beside it. Fingerprint
-form: a table of least, largest, mean and norm. Both have a JSON companion, which `tr11 checkpoints diff` reads: texts
-differ when a printer changes its mind about an exponent, numbers do not.
+Full form: one text of `name=tensor` lines per rank and moment, with the tensors themselves beside
+it. Fingerprint form: a table of least, largest, mean and norm. Both have a JSON companion, which
+`tr11 checkpoints diff` reads: texts differ when a printer changes its mind about an exponent,
+numbers do not.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _MODULUS = 1 << 64
 
 
 class DebugSettings(Protocol):
-    """The run card's [debug] table: `dump` is "off", "full" or "fingerprint"; `iterations` "FIRST-LAST", none = all."""
+    """The run card's [debug] table: `dump` is "off", "full" or "fingerprint"; `iterations`
+    "FIRST-LAST", none = all.
+    """
 
     @property
     def dump(self) -> str: ...
@@ -51,10 +54,12 @@ class DebugSettings(Protocol):
 
 
 class DebugDumps:
-    """Writes this rank's dumps into `folder`. Nothing is collective; when switched off every method returns at once.
+    """Writes this rank's dumps into `folder`. Nothing is collective; when switched off every method
+    returns at once.
 
-    `iteration` counts from 1 as the log does. Before and after a step pass that step; on a save and a load pass the
-    steps done. A save or a load is dumped when the step before or after it is wanted. Methods raise OSError.
+    `iteration` counts from 1 as the log does. Before and after a step pass that step; on a save and
+    a load pass the steps done. A save or a load is dumped when the step before or after it is
+    wanted. Methods raise OSError.
     """
 
     def __init__(self, settings: DebugSettings, mesh: Mesh, folder: Path, family: Family):
@@ -62,14 +67,20 @@ class DebugDumps:
         self._full = settings.dump == "full"
         self._ranges = [_range(text) for text in settings.iterations]
         self._mesh = mesh
-        self._place = RankCoordinates(mesh.rank, mesh.pipeline_rank, mesh.data_rank, mesh.tensor_rank)
+        self._place = RankCoordinates(
+            mesh.rank, mesh.pipeline_rank, mesh.data_rank, mesh.tensor_rank
+        )
         self._folder = folder
         self._samples = 0
         self.enabled = settings.dump != "off"
 
     def wants(self, iteration: int) -> bool:
-        """Whether this step is dumped. Facts that are dear to find need not be found when it is not."""
-        return self.enabled and (not self._ranges or any(first <= iteration <= last for first, last in self._ranges))
+        """Whether this step is dumped. Facts that are dear to find need not be found when it is
+        not.
+        """
+        return self.enabled and (
+            not self._ranges or any(first <= iteration <= last for first, last in self._ranges)
+        )
 
     def before_step(self, iteration: int, named: Named, facts: StepFacts) -> None:
         """Dump as "before-iteration", and begin to digest the step's samples."""
@@ -80,7 +91,9 @@ class DebugDumps:
     def after_step(self, iteration: int, named: Named, facts: StepFacts) -> None:
         """Dump as "after-iteration"."""
         if self.wants(iteration):
-            read = self._samples if self._mesh.is_first_stage or self._mesh.is_last_stage else None
+            read = None
+            if self._mesh.is_first_stage or self._mesh.is_last_stage:
+                read = self._samples
             self._write("after-iteration", iteration, named, replace(facts, samples_digest=read))
 
     def on_save(self, iteration: int, named: Named, facts: StepFacts) -> None:
@@ -94,8 +107,12 @@ class DebugDumps:
             self._write("on-load", iteration, named, facts)
 
     def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same micro batches; digests the samples as they pass, so that two runs' data can be compared."""
-        return self._digesting(batches) if self.enabled else batches
+        """The same micro batches; digests the samples as they pass, so that two runs' data can be
+        compared.
+        """
+        if self.enabled:
+            return self._digesting(batches)
+        return batches
 
     def _digesting(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -113,9 +130,15 @@ class DebugDumps:
             _save_tensors(self._folder / tensors, parameters)
             lines = [f"{name}={parameter.detach()}" for name, parameter in parameters]
         else:
-            dtype = _SHORT.get(parameters[0][1].dtype, "other") if parameters else "other"
+            if parameters:
+                dtype = _SHORT.get(parameters[0][1].dtype, "other")
+            else:
+                dtype = "other"
             stem = fingerprint_stem(iteration, self._place, moment, dtype)
-            lines = [table_head(), *(table_row(record.name, record.numbers, record.shape) for record in records)]
+            lines = [
+                table_head(),
+                *(table_row(record.name, record.numbers, record.shape) for record in records),
+            ]
         write_atomically(self._folder / f"{stem}.txt", "\n".join(lines) + "\n")
         DumpRecord(
             iteration=iteration,
@@ -134,7 +157,10 @@ class DebugDumps:
 
     def _record(self, name: str, parameter: nn.Parameter) -> ParameterRecord:
         sharding, local = sharding_of(parameter), tuple(parameter.shape)
-        whole, offsets = sharding.global_shape(local), sharding.offsets(local, self._mesh.tensor_rank)
+        whole, offsets = (
+            sharding.global_shape(local),
+            sharding.offsets(local, self._mesh.tensor_rank),
+        )
         return ParameterRecord(
             name=name,
             shape=local,
@@ -149,7 +175,9 @@ class DebugDumps:
 
 
 def samples_digest(tokens: Tensor) -> int:
-    """A number for the samples [samples, tokens] of a batch that does not depend on their order: a sum of hashes."""
+    """A number for the samples [samples, tokens] of a batch that does not depend on their order: a
+    sum of hashes.
+    """
     rows = tokens.detach().to("cpu", torch.int64).contiguous().numpy()
     hashes = (hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows)
     return sum(int.from_bytes(found, "big") for found in hashes) % _MODULUS
@@ -162,7 +190,9 @@ def random_digests() -> dict[str, str]:
 
 def _save_tensors(path: Path, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
     temporary = path.with_name(f".{path.name}")
-    torch.save({name: parameter.detach().cpu().clone() for name, parameter in parameters}, temporary)
+    torch.save(
+        {name: parameter.detach().cpu().clone() for name, parameter in parameters}, temporary
+    )
     temporary.chmod(0o664)
     temporary.replace(path)
 

@@ -1,7 +1,9 @@
-"""The last operations between the ranks, as torch's flight recorder kept them: who waits for whom, in which group.
+"""The last operations between the ranks, as torch's flight recorder kept them: who waits for whom,
+in which group.
 
-NCCL's watchdog writes them by itself when an operation times out (see `tr11ops.agent.worker_environment`); gloo's
-failures are written here, and both on request, from a thread: the training's own thread may hang in an operation.
+NCCL's watchdog writes them by itself when an operation times out (see
+`tr11ops.agent.worker_environment`); gloo's failures are written here, and both on request, from a
+thread: the training's own thread may hang in an operation.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from trainer.contract.sharing import make_shared
 
 def record_path(paths: RunPaths, job_id: str, launch: int, rank: int, request: int = 0) -> Path:
     """Beside the files of NCCL's watchdog, which are named without a suffix."""
-    what = f"-request-{request}" if request else ""
+    what = ""
+    if request:
+        what = f"-request-{request}"
     return paths.flight_records(job_id) / f"launch-{launch}{what}-rank-{rank}.json"
 
 
 def write_record(path: Path) -> bool:
-    """Write what the recorder holds: at most some kilobytes for each kept operation. False when it holds nothing.
+    """Write what the recorder holds: at most some kilobytes for each kept operation. False when it
+    holds nothing.
 
     Raises OSError as the file system does.
     """
@@ -29,8 +34,14 @@ def write_record(path: Path) -> bool:
 
     for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
         dump = getattr(library, name, None)
-        kept = dump() if dump is not None else b""
-        text = kept if isinstance(kept, bytes) else str(kept).encode()
+        if dump is not None:
+            kept = dump()
+        else:
+            kept = b""
+        if isinstance(kept, bytes):
+            text = kept
+        else:
+            text = str(kept).encode()
         if b'"record_id"' in text:
             make_shared(path.parent)
             path.write_bytes(text)
@@ -39,7 +50,9 @@ def write_record(path: Path) -> bool:
 
 
 class OperationsOnRequest:
-    """Called again and again: honours each request for the operations once, whatever the training's thread does."""
+    """Called again and again: honours each request for the operations once, whatever the training's
+    thread does.
+    """
 
     def __init__(self, paths: RunPaths, job_id: str, launch: int, rank: int):
         self._paths, self._place = paths, (job_id, launch, rank)

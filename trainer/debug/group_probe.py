@@ -1,10 +1,11 @@
-"""Do these nodes compute, remember and talk? One short run on all of them; exit status 1, and why, where they do not.
+"""Do these nodes compute, remember and talk? One short run on all of them; exit status 1, and why,
+where they do not.
 
     srun --ntasks-per-node=1 python -m trainer.debug.group_probe
 
-Under Slurm rank and size are those of the step, and rank 0 is on the node that started it; under torchrun they are
-those of its environment. Every number is checked against the one that must come out, so that a GPU which counts wrongly
-fails as surely as one which hangs.
+Under Slurm rank and size are those of the step, and rank 0 is on the node that started it; under
+torchrun they are those of its environment. Every number is checked against the one that must come
+out, so that a GPU which counts wrongly fails as surely as one which hangs.
 """
 
 from __future__ import annotations
@@ -72,8 +73,12 @@ def remember(device: torch.device) -> None:
 
 
 def _talk(rank: int, size: int, device: torch.device, environment: Mapping[str, str]) -> None:
-    address = environment.get("MASTER_ADDR") or environment.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
-    port = int(environment.get("MASTER_PORT", PORT + int(environment.get("SLURM_JOB_ID", "0")) % 1000))
+    address = environment.get("MASTER_ADDR") or environment.get(
+        "SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1"
+    )
+    port = int(
+        environment.get("MASTER_PORT", PORT + int(environment.get("SLURM_JOB_ID", "0")) % 1000)
+    )
     backend = "nccl" if device.type == "cuda" else "gloo"
     distributed.init_process_group(
         backend, init_method=f"tcp://{address}:{port}", rank=rank, world_size=size, timeout=PATIENCE
@@ -87,7 +92,10 @@ def _talk(rank: int, size: int, device: torch.device, environment: Mapping[str, 
             if not torch.equal(value, torch.full_like(value, expected)):
                 raise ProbeFailure(f"an all-reduce over {size} ranks came out wrong")
         if rank == 0:
-            print(f"{ROUNDS} all-reduces over {size} ranks in {time.monotonic() - begun:.2f} s", flush=True)
+            print(
+                f"{ROUNDS} all-reduces over {size} ranks in {time.monotonic() - begun:.2f} s",
+                flush=True,
+            )
     finally:
         distributed.destroy_process_group()
 

@@ -1,4 +1,5 @@
-"""A look into a training that runs: a trace of some steps, on request, and each rank's own time in its parts.
+"""A look into a training that runs: a trace of some steps, on request, and each rank's own time in
+its parts.
 
 A profile that fails is said and answered; it never ends a training.
 """
@@ -29,7 +30,8 @@ MEMORY_EVENTS = 100_000
 
 @dataclass
 class StepProfiler:
-    """Profiles steps of this rank when asked. `start` and `after_step` are called on every rank; neither is collective.
+    """Profiles steps of this rank when asked. `start` and `after_step` are called on every rank;
+    neither is collective.
 
     `place`: this worker's rank and the number of workers.
     """
@@ -44,7 +46,9 @@ class StepProfiler:
     _left: int = 0
 
     def start(self, ask: Request, iteration: int) -> None:
-        """Profile the steps after `iteration`; refused, with an answer, while another profile is under way."""
+        """Profile the steps after `iteration`; refused, with an answer, while another profile is
+        under way.
+        """
         rank, workers = self.place
         why = "another profile is under way" if self._left else ""
         if not 0 <= ask.rank < workers:
@@ -56,7 +60,9 @@ class StepProfiler:
                 self._answer(ask, None, f"nothing was profiled: {why}")
             return
         if rank == 0:
-            tell(f"tr11: profiling iterations {iteration + 1} to {iteration + ask.steps} of rank {ask.rank}")
+            tell(
+                f"tr11: profiling iterations {iteration + 1} to {iteration + ask.steps} of rank {ask.rank}"
+            )
         self._ask, self._first, self._left = ask, iteration + 1, ask.steps
         if rank == ask.rank:
             self._guarded(self._begin)
@@ -79,7 +85,11 @@ class StepProfiler:
         """No step comes any more: answer who still waits for a profile."""
         ask, self._left, self._profiler = self._ask if self._left else None, 0, None
         if ask is not None and self.place[0] == ask.rank:
-            self._answer(ask, None, "nothing was profiled: the training ended before the last step that was asked for")
+            self._answer(
+                ask,
+                None,
+                "nothing was profiled: the training ended before the last step that was asked for",
+            )
 
     def _begin(self) -> None:
         from torch.profiler import ProfilerActivity, profile
@@ -121,8 +131,13 @@ class StepProfiler:
             action()
         except Exception as error:  # whatever the profiler or the disk says, the training goes on
             if self._ask is not None:
-                self._answer(self._ask, None, f"the profile failed: {type(error).__name__}: {error}")
+                self._answer(
+                    self._ask, None, f"the profile failed: {type(error).__name__}: {error}"
+                )
 
     def _answer(self, ask: Request, step: int | None, text: str) -> None:
         tell(f"tr11: profile: {text}")
-        leave_answer(self.paths, RequestAnswer(ask.id, step, text, time=time.time(), job_id=self.attempt.job_id))
+        leave_answer(
+            self.paths,
+            RequestAnswer(ask.id, step, text, time=time.time(), job_id=self.attempt.job_id),
+        )

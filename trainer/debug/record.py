@@ -1,4 +1,6 @@
-"""The files of a dump: their names, and the JSON companion that programs read. Nothing here needs a training."""
+"""The files of a dump: their names, and the JSON companion that programs read. Nothing here needs a
+training.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,12 @@ from trainer.contract.record import Record
 
 SCHEMA = 1
 Moment = Literal["after-iteration", "on-save", "on-load", "before-iteration"]
-# In the order in which they come for one count of completed steps: after step k, its save, its load, before step k+1.
+# In the order in which they come for one count of completed steps: after step k, its save, its
+# load, before step k+1.
 MOMENTS: tuple[Moment, ...] = ("after-iteration", "on-save", "on-load", "before-iteration")
-_COMPANION = re.compile(r"debug-.*-(?:before-iteration|after-iteration|on-save|on-load)(?:-\d+)?\.json")
+_COMPANION = re.compile(
+    r"debug-.*-(?:before-iteration|after-iteration|on-save|on-load)(?:-\d+)?\.json"
+)
 
 
 class RankCoordinates(Record):
@@ -36,9 +41,9 @@ class RankCoordinates(Record):
 class StepFacts(Record):
     """What the loop knows besides the parameters.
 
-    `optimizer_step`: updates done. `learning_rate`: what the schedule gives at `consumed_samples`, so that of the
-    next step; it is the same after a step and before the next. `samples_digest`: of the samples of the step that was
-    just done, on ranks that read samples (see `DebugDumps.watch`).
+    `optimizer_step`: updates done. `learning_rate`: what the schedule gives at `consumed_samples`,
+    so that of the next step; it is the same after a step and before the next. `samples_digest`: of
+    the samples of the step that was just done, on ranks that read samples (see `DebugDumps.watch`).
     """
 
     optimizer_step: int
@@ -49,7 +54,9 @@ class StepFacts(Record):
 
 
 class ParameterRecord(Record):
-    """One parameter as one rank holds it: `shape` at `offsets` of the logical tensor of `global_shape`."""
+    """One parameter as one rank holds it: `shape` at `offsets` of the logical tensor of
+    `global_shape`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -63,9 +70,11 @@ class ParameterRecord(Record):
 
 
 class DumpRecord(Record):
-    """One rank's dump at one moment. `completed`: steps done before it. `tensors`: file of the whole tensors, if any.
+    """One rank's dump at one moment. `completed`: steps done before it. `tensors`: file of the
+    whole tensors, if any.
 
-    `topology`: degrees under "pipeline", "data", "tensor". `random_state`: digest of each generator's state.
+    `topology`: degrees under "pipeline", "data", "tensor". `random_state`: digest of each
+    generator's state.
     """
 
     iteration: int
@@ -92,7 +101,9 @@ class DumpRecord(Record):
 
     @classmethod
     def read(cls, path: Path) -> DumpRecord:
-        """The companion in `path`. Raises CheckpointError when it is damaged or of a newer schema, OSError else."""
+        """The companion in `path`. Raises CheckpointError when it is damaged or of a newer schema,
+        OSError else.
+        """
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
             if value.pop("schema") > SCHEMA:
@@ -109,13 +120,23 @@ class DumpRecord(Record):
             )
             place, facts = RankCoordinates(**value.pop("place")), StepFacts(**value.pop("facts"))
             return cls(**value, place=place, facts=facts, parameters=parameters, folder=path.parent)
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path} is not a dump's companion: {type(error).__name__}: {error}") from None
+        except (
+            KeyError,
+            TypeError,
+            AttributeError,
+            json.JSONDecodeError,
+            UnicodeDecodeError,
+        ) as error:
+            raise CheckpointError(
+                f"{path} is not a dump's companion: {type(error).__name__}: {error}"
+            ) from None
 
 
 def moment_completed(moment: Moment, iteration: int) -> int:
     """Steps done at this moment: `before-iteration` N comes before step N, all others after it."""
-    return iteration - 1 if moment == "before-iteration" else iteration
+    if moment == "before-iteration":
+        return iteration - 1
+    return iteration
 
 
 def full_stem(iteration: int, place: RankCoordinates, moment: Moment, pid: int) -> str:

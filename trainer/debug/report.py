@@ -129,18 +129,27 @@ def _finding(finding: DiffFinding) -> dict[str, Any]:
 
 
 def _place(place: RankCoordinates | None) -> dict[str, int] | None:
-    return None if place is None else to_builtins(place)
+    if place is None:
+        return None
+    return to_builtins(place)
 
 
 def _delta(delta: Delta | None) -> dict[str, Any] | None:
     if delta is None:
         return None
     numbers = {name: _number(getattr(delta, name)) for name in ("largest", "a", "b")}
-    return {"count": delta.count, "different": delta.different, "at": delta.at and list(delta.at), **numbers}
+    return {
+        "count": delta.count,
+        "different": delta.different,
+        "at": delta.at and list(delta.at),
+        **numbers,
+    }
 
 
 def _number(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)
+    if value is None or math.isfinite(value):
+        return value
+    return str(value)
 
 
 # ----------------------------------------------------------------------------- for people
@@ -161,7 +170,9 @@ def describe(result: Mapping[str, Any]) -> str:
 
 def _comparisons(result: Mapping[str, Any]) -> str:
     count = len(result["compared"])
-    return "one comparison" if count == 1 else f"{count} comparisons"
+    if count == 1:
+        return "one comparison"
+    return f"{count} comparisons"
 
 
 def _first(first: Mapping[str, Any]) -> list[str]:
@@ -174,9 +185,13 @@ def _first(first: Mapping[str, Any]) -> list[str]:
 
 def _section(number: int, finding: Mapping[str, Any]) -> list[str]:
     names = finding["names"]
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    more = ""
+    if len(names) > _SHOWN_NAMES:
+        more = f" and {len(names) - _SHOWN_NAMES} more"
     shown = ", ".join(names[:_SHOWN_NAMES]) + more
-    lines = _wrapped(f"{number}. ", f"{finding['title'].upper()}: {shown}" if shown else finding["title"].upper())
+    lines = _wrapped(
+        f"{number}. ", f"{finding['title'].upper()}: {shown}" if shown else finding["title"].upper()
+    )
     lines += _wrapped("   in ", " against ".join(finding["between"]))
     lines += [line for detail in finding["detail"] for line in _wrapped("   ", detail)]
     if len(finding["places"]) > 0:
@@ -196,7 +211,9 @@ def _places(places: list[Mapping[str, int]]) -> str:
     axes = []
     for axis, word in (("stage", "stage"), ("tensor", "tensor rank"), ("data", "data rank")):
         values = sorted({place[axis] for place in places})
-        shown = ", ".join(map(str, values[:_SHOWN_PAIRS])) + (", ..." if len(values) > _SHOWN_PAIRS else "")
+        shown = ", ".join(map(str, values[:_SHOWN_PAIRS])) + (
+            ", ..." if len(values) > _SHOWN_PAIRS else ""
+        )
         axes.append(f"{word} {shown}")
     return f"{len(places)} ranks: {'; '.join(axes)}"
 
@@ -214,8 +231,14 @@ def _delta_text(delta: Mapping[str, Any]) -> str:
 
 
 def _wrapped(head: str, text: str) -> list[str]:
-    """Lines of at most WIDTH columns, but for long names, which are never broken; text stands below text."""
+    """Lines of at most WIDTH columns, but for long names, which are never broken; text stands below
+    text.
+    """
     return textwrap.wrap(
-        text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head),
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+        text,
+        WIDTH,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

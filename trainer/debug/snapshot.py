@@ -1,4 +1,6 @@
-"""One state of a training as the diff sees it, whether it comes from a checkpoint or from dumps of all ranks."""
+"""One state of a training as the diff sees it, whether it comes from a checkpoint or from dumps of
+all ranks.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ Reader = Callable[[Sequence[int], Sequence[int]], Tensor]
 class TensorCopy(Record):
     """A rectangle of a logical tensor as someone holds it.
 
-    `place`: who; None for a checkpoint, which holds one copy of the whole. `numbers`: known without reading, else None.
-    `read(offsets, sizes)`: a rectangle of the copy, offsets counted in the copy; None where only numbers were dumped.
+    `place`: who; None for a checkpoint, which holds one copy of the whole. `numbers`: known without
+    reading, else None. `read(offsets, sizes)`: a rectangle of the copy, offsets counted in the
+    copy; None where only numbers were dumped.
     """
 
     kind: Kind
@@ -42,11 +45,12 @@ class TensorCopy(Record):
 
 
 class StateSnapshot(Record):
-    """A state after `completed` steps. `moment`: that of the dumps; a checkpoint is what was there "on-save".
+    """A state after `completed` steps. `moment`: that of the dumps; a checkpoint is what was there
+    "on-save".
 
-    `facts`: per rank (one entry, under -1, for a checkpoint): `optimizer_step`, `learning_rate`, `consumed_samples`,
-    ... as far as they are known. `random_state`: digests of generators, per rank. `missing`: ranks without a dump.
-    `source`: where a checkpoint's tensors are read from.
+    `facts`: per rank (one entry, under -1, for a checkpoint): `optimizer_step`, `learning_rate`,
+    `consumed_samples`, ... as far as they are known. `random_state`: digests of generators, per
+    rank. `missing`: ranks without a dump. `source`: where a checkpoint's tensors are read from.
     """
 
     label: str
@@ -63,7 +67,9 @@ class StateSnapshot(Record):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What reading the tensors of a checkpoint showed: tensor ranks' copies in the original layout that differ."""
+        """What reading the tensors of a checkpoint showed: tensor ranks' copies in the original
+        layout that differ.
+        """
         return tuple(getattr(self.source, "remarks", ()))
 
     @property
@@ -75,7 +81,9 @@ class StateSnapshot(Record):
 
     @property
     def iteration(self) -> int:
-        return self.completed + 1 if self.moment == "before-iteration" else self.completed
+        if self.moment == "before-iteration":
+            return self.completed + 1
+        return self.completed
 
     @property
     def order(self) -> tuple[int, int]:
@@ -96,20 +104,33 @@ def _once(group: list[TensorCopy]) -> list[TensorCopy]:
     if len(placed) < len(group):
         return group
     stage, data = min(place.stage for place in placed), min(place.data for place in placed)
-    held = [copy for copy, place in zip(group, placed, strict=True) if (place.stage, place.data) == (stage, data)]
-    return held[:1] if held and held[0].replicated else held
+    held = [
+        copy
+        for copy, place in zip(group, placed, strict=True)
+        if (place.stage, place.data) == (stage, data)
+    ]
+    if held and held[0].replicated:
+        return held[:1]
+    return held
 
 
 # ----------------------------------------------------------------------------- from a checkpoint
 def checkpoint_snapshot(source: TensorSource, place: Path, label: str) -> StateSnapshot:
-    """A checkpoint opened by `trainer.checkpoint.reader.open_checkpoint`; tensors are read when they are compared."""
+    """A checkpoint opened by `trainer.checkpoint.reader.open_checkpoint`; tensors are read when
+    they are compared.
+    """
     facts = source.facts
     copies = []
     for part in cast(tuple[Part, ...], ("weights", "optimizer")):
         for key, tensor in source.tensors(part).items():
-            name, _, kind = key.rpartition("/") if part == "optimizer" else (key, "", "weight")
+            if part == "optimizer":
+                name, _, kind = key.rpartition("/")
+            else:
+                name, _, kind = (key, "", "weight")
             if kind not in KINDS:
-                raise CheckpointError(f"{place}: {key} is of no known kind; use the tr11 that wrote it")
+                raise CheckpointError(
+                    f"{place}: {key} is of no known kind; use the tr11 that wrote it"
+                )
             shape = tuple(tensor.shape)
             copies.append(
                 TensorCopy(
@@ -144,13 +165,16 @@ def _saved_random_state(place: Path) -> dict[int, dict[str, str]]:
     found = {}
     for path in sorted((place / "rng").glob("rank_*.pt")):
         states = torch.load(path, map_location="cpu", weights_only=True)
-        found[int(path.stem.removeprefix("rank_"))] = {name: state_digest(state) for name, state in states.items()}
+        found[int(path.stem.removeprefix("rank_"))] = {
+            name: state_digest(state) for name, state in states.items()
+        }
     return found
 
 
 # ----------------------------------------------------------------------------- from dumps
 def dump_snapshots(folder: Path, label: str) -> list[StateSnapshot]:
-    """All states that the dumps in `folder` (and below) show, by time. Raises CheckpointError, OSError.
+    """All states that the dumps in `folder` (and below) show, by time. Raises CheckpointError,
+    OSError.
 
     Where a rank dumped one moment twice, in two processes, the newer one counts.
     """
@@ -161,7 +185,9 @@ def dump_snapshots(folder: Path, label: str) -> list[StateSnapshot]:
         known = ranks.get(record.place.rank)
         if known is None or known.created <= record.created:
             ranks[record.place.rank] = record
-    snapshots = [_snapshot([ranks[rank] for rank in sorted(ranks)], label) for ranks in newest.values()]
+    snapshots = [
+        _snapshot([ranks[rank] for rank in sorted(ranks)], label) for ranks in newest.values()
+    ]
     return sorted(snapshots, key=lambda snapshot: snapshot.order)
 
 
@@ -183,7 +209,9 @@ def _snapshot(records: list[DumpRecord], label: str) -> StateSnapshot:
         moment=first.moment,
         topology=first.topology,
         facts={
-            record.place.rank: {name: value for name, value in asdict(record.facts).items() if value is not None}
+            record.place.rank: {
+                name: value for name, value in asdict(record.facts).items() if value is not None
+            }
             for record in records
         },
         random_state={record.place.rank: record.random_state for record in records},
@@ -195,7 +223,10 @@ def _snapshot(records: list[DumpRecord], label: str) -> StateSnapshot:
 
 
 def _copies(record: DumpRecord) -> Iterator[TensorCopy]:
-    tensors = None if record.tensors is None else _TensorFile(record.folder / record.tensors)
+    if record.tensors is None:
+        tensors = None
+    else:
+        tensors = _TensorFile(record.folder / record.tensors)
     for parameter in record.parameters:
         yield TensorCopy(
             kind="weight",
@@ -220,20 +251,29 @@ class _TensorFile:
     @cached_property
     def _tensors(self) -> dict[str, Tensor]:
         try:
-            return cast(dict[str, Tensor], torch.load(self.path, map_location="cpu", mmap=True, weights_only=True))
+            return cast(
+                dict[str, Tensor],
+                torch.load(self.path, map_location="cpu", mmap=True, weights_only=True),
+            )
         except OSError:
             raise
         except Exception as error:
             said = " ".join(str(error).split())[:200]
-            raise CheckpointError(f"{self.path} cannot be read ({said}); use a dump of fingerprints") from None
+            raise CheckpointError(
+                f"{self.path} cannot be read ({said}); use a dump of fingerprints"
+            ) from None
 
     def reader(self, name: str) -> Reader:
-        """Reads rectangles of one tensor. The reader raises CheckpointError when the file is not what it should be."""
+        """Reads rectangles of one tensor. The reader raises CheckpointError when the file is not
+        what it should be.
+        """
 
         def read(offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
             tensor = self._tensors.get(name)
             if tensor is None:
-                raise CheckpointError(f"{self.path} lacks {name}, which its companion names; dump again")
+                raise CheckpointError(
+                    f"{self.path} lacks {name}, which its companion names; dump again"
+                )
             for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
                 tensor = tensor.narrow(dim, offset, size)
             return tensor

@@ -9,21 +9,46 @@ from trainer.debug.compare import Delta
 from trainer.debug.record import RankCoordinates
 
 FaultKind = Literal[
-    "model", "missing", "optimizer-step", "schedule", "data-order", "random-state", "counters",
-    "tied-copy", "tensor-duplicate", "data-replica", "weight", "master-weight", "moment",
-]  # fmt: skip
-# Causes before consequences: a wrong optimizer step explains weights that differ later, not the other way round.
+    "model",
+    "missing",
+    "optimizer-step",
+    "schedule",
+    "data-order",
+    "random-state",
+    "counters",
+    "tied-copy",
+    "tensor-duplicate",
+    "data-replica",
+    "weight",
+    "master-weight",
+    "moment",
+]
+# Causes before consequences: a wrong optimizer step explains weights that differ later, not the
+# other way round.
 KINDS: tuple[FaultKind, ...] = (
-    "model", "missing", "optimizer-step", "schedule", "data-order", "random-state", "counters",
-    "tied-copy", "tensor-duplicate", "data-replica", "weight", "master-weight", "moment",
-)  # fmt: skip
+    "model",
+    "missing",
+    "optimizer-step",
+    "schedule",
+    "data-order",
+    "random-state",
+    "counters",
+    "tied-copy",
+    "tensor-duplicate",
+    "data-replica",
+    "weight",
+    "master-weight",
+    "moment",
+)
 
 
 class DiffFinding(Record):
-    """One kind of fault where it is first seen. `names`: all tensors (or facts) of this kind there, the first first.
+    """One kind of fault where it is first seen. `names`: all tensors (or facts) of this kind there,
+    the first first.
 
-    `between`: titles of the two states, or of the one state whose own copies disagree. `place`: who holds the first,
-    `places`: all who hold it so. `detail`: sentences on what was seen. `later`: further places in time of this kind.
+    `between`: titles of the two states, or of the one state whose own copies disagree. `place`: who
+    holds the first, `places`: all who hold it so. `detail`: sentences on what was seen. `later`:
+    further places in time of this kind.
     """
 
     kind: FaultKind
@@ -39,7 +64,8 @@ class DiffFinding(Record):
 class DiffVerdict(Record):
     """What a diff found, in the order of time and then of causes.
 
-    `compared`: titles of the pairs of states; `numbers`: how many were compared; `remarks`: lines that are no fault.
+    `compared`: titles of the pairs of states; `numbers`: how many were compared; `remarks`: lines
+    that are no fault.
     """
 
     findings: tuple[DiffFinding, ...]
@@ -49,10 +75,14 @@ class DiffVerdict(Record):
 
     @property
     def first_tensor(self) -> DiffFinding | None:
-        """The finding that names the first divergence in time, and there in the order of the model; None without."""
+        """The finding that names the first divergence in time, and there in the order of the model;
+        None without.
+        """
         return next((finding for finding in self.findings if finding.delta is not None), None)
 
 
 def show_value(value: Any) -> str:
     """A fact for people: whole numbers in full, others with all the digits that tell them apart."""
-    return f"{value!r}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value!r}"
+    return str(value)

@@ -14,11 +14,12 @@ _Span = tuple[str, Any, Any]  # a part of a step, its begin and its end
 
 
 class ComputeClock:
-    """Seconds of this rank in forward, backward and optimizer. What the pipeline waits for lies between, uncounted.
+    """Seconds of this rank in forward, backward and optimizer. What the pipeline waits for lies
+    between, uncounted.
 
-    On a GPU by events on its stream, read in `take` alone: waits for the tensor ranks count, for all of them alike.
-    On a CPU by the clock, less what this thread waits for other ranks: a worker whose processor is slow, taken by
-    others or stopped shows it.
+    On a GPU by events on its stream, read in `take` alone: waits for the tensor ranks count, for
+    all of them alike. On a CPU by the clock, less what this thread waits for other ranks: a worker
+    whose processor is slow, taken by others or stopped shows it.
     """
 
     def __init__(self, device: torch.device):
@@ -64,7 +65,9 @@ class ComputeClock:
         self._processor.append(time.process_time() - self._processor_at)
 
     def take(self) -> list[dict[str, float]]:
-        """Seconds by part, of each step that has ended since the last call. On a GPU it waits for the last of them."""
+        """Seconds by part, of each step that has ended since the last call. On a GPU it waits for
+        the last of them.
+        """
         steps, self._steps = self._steps, []
         last = next((spans[-1] for spans in reversed(steps) if spans), None)
         if self._on_gpu and last is not None:
@@ -72,14 +75,19 @@ class ComputeClock:
         return [self._seconds_of(spans) for spans in steps]
 
     def take_processor(self) -> list[float]:
-        """Seconds that processors worked for this process, of each step that has ended since the last call."""
+        """Seconds that processors worked for this process, of each step that has ended since the
+        last call.
+        """
         worked, self._processor = self._processor, []
         return worked
 
     def _seconds_of(self, spans: list[_Span]) -> dict[str, float]:
         seconds: dict[str, float] = {}
         for part, began, ended in spans:
-            took = began.elapsed_time(ended) / 1000 if self._on_gpu else ended - began
+            if self._on_gpu:
+                took = began.elapsed_time(ended) / 1000
+            else:
+                took = ended - began
             seconds[part] = seconds.get(part, 0.0) + took
         return seconds
 

@@ -1,4 +1,6 @@
-"""What a step's time was worth: TFLOPs by the original's formula, model FLOPs, and their share of the device's peak."""
+"""What a step's time was worth: TFLOPs by the original's formula, model FLOPs, and their share of
+the device's peak.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,14 @@ class ThroughputMeter:
         self._model, self._rows = config.model, config.tokenizer.padded_vocabulary_size
         self._masked = config.data.mask_probability
         self._world_size, self._replicas = mesh.world_size, mesh.data
-        name = torch.cuda.get_device_name(mesh.device) if mesh.device.type == "cuda" else None
+        name = None
+        if mesh.device.type == "cuda":
+            name = torch.cuda.get_device_name(mesh.device)
         self.device = name or "cpu"
-        self._peak = None if name is None else peak_tflops(name, config.precision.dtype)
+        if name is None:
+            self._peak = None
+        else:
+            self._peak = peak_tflops(name, config.precision.dtype)
         if config.precision.float8 and name is not None:
             self._peak = mixed_peak(
                 self._model,
@@ -48,7 +55,9 @@ class ThroughputMeter:
         )
 
     def numbers(self, interval: Interval) -> dict[str, Any]:
-        """For the machine-readable record: operations per second and utilisation, None where the peak is unknown."""
+        """For the machine-readable record: operations per second and utilisation, None where the
+        peak is unknown.
+        """
         found = self._utilization(interval)
         return {
             "model_tflops": found.model_tflops,

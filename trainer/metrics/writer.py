@@ -1,7 +1,8 @@
-"""One record per log interval: the log line, `metrics.jsonl`, and TensorBoard (tags of Megatron-DeepSpeed).
+"""One record per log interval: the log line, `metrics.jsonl`, and TensorBoard (tags of
+Megatron-DeepSpeed).
 
-Only the last rank writes, as in the original: it holds the loss. Reading these files back is `trainer.contract.paths`'s
-work.
+Only the last rank writes, as in the original: it holds the loss. Reading these files back is
+`trainer.contract.paths`'s work.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.card import LoggingSection
 from trainer.contract.attempt import tell
 from trainer.contract.files import append_line
-from trainer.contract.logline import LOSS_SUFFIX, StepRecord, format_step, format_validation, perplexity_of
+from trainer.contract.logline import (
+    LOSS_SUFFIX,
+    StepRecord,
+    format_step,
+    format_validation,
+    perplexity_of,
+)
 from trainer.contract.metrics_record import LAYER_NUMBERS, LAYERS, LayerMeasure
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
@@ -32,8 +39,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Interval:
-    """Running sums between two log lines. `tokens` counts what was trained on: cut samples count as cut. `zeros` is set
-    once, at its end.
+    """Running sums between two log lines. `tokens` counts what was trained on: cut samples count as
+    cut. `zeros` is set once, at its end.
     """
 
     steps: int = 0
@@ -78,9 +85,11 @@ class Interval:
 
 
 class StepContext(Record):
-    """What TensorBoard shows besides the record. `gigaflops`: 6 x tokens x parameters / 1e9, without embeddings.
+    """What TensorBoard shows besides the record. `gigaflops`: 6 x tokens x parameters / 1e9,
+    without embeddings.
 
-    `timers`: seconds per step, by name. `utilisation`: model FLOPs over the peak, None on an unknown device.
+    `timers`: seconds per step, by name. `utilisation`: model FLOPs over the peak, None on an
+    unknown device.
     """
 
     data_parallel: int
@@ -92,10 +101,12 @@ class StepContext(Record):
 
 @dataclass
 class MetricsWriter:
-    """Writes the records of one attempt. `is_writer` is True on exactly one rank; elsewhere every call does nothing.
+    """Writes the records of one attempt. `is_writer` is True on exactly one rank; elsewhere every
+    call does nothing.
 
-    After `open`, a file that cannot be written (disk full, folder gone) is said once and never ends a training:
-    `metrics.jsonl` is tried again at every record, TensorBoard is left alone until the next attempt.
+    After `open`, a file that cannot be written (disk full, folder gone) is said once and never ends
+    a training: `metrics.jsonl` is tried again at every record, TensorBoard is left alone until the
+    next attempt.
     """
 
     paths: RunPaths
@@ -108,14 +119,18 @@ class MetricsWriter:
     _complained: bool = field(default=False, init=False)
 
     def open(self) -> None:
-        """Create the log folders and the event file. Raises OSError when the run directory refuses them."""
+        """Create the log folders and the event file. Raises OSError when the run directory refuses
+        them.
+        """
         if not self.is_writer:
             return
         make_shared(self.paths.logs)
         if self.logging.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._events = SummaryWriter(log_dir=str(self.paths.tensorboard), max_queue=self.logging.tensorboard_queue)
+            self._events = SummaryWriter(
+                log_dir=str(self.paths.tensorboard), max_queue=self.logging.tensorboard_queue
+            )
 
     def settings(self, values: Mapping[str, Any], iteration: int) -> None:
         """Put every setting of the run card into the event file, as text."""
@@ -148,19 +163,29 @@ class MetricsWriter:
         prefix: str = "",
         parts: Mapping[str, float] | None = None,
     ) -> None:
-        """Report one validation group's mean loss; `prefix` names an evaluation out of turn in the log line.
+        """Report one validation group's mean loss; `prefix` names an evaluation out of turn in the
+        log line.
 
-        `parts`: the losses of which it is the sum, and scores ("lm accuracy"), where the model has them.
+        `parts`: the losses of which it is the sum, and scores ("lm accuracy"), where the model has
+        them.
         """
         if not self.is_writer:
             return
         scores = {name: value for name, value in (parts or {}).items() if " " in name}
         others = {name: value for name, value in (parts or {}).items() if " " not in name}
         loss, iteration = others.pop(LM, loss), progress.iteration
-        tell(format_validation(prefix or group, iteration, loss, other_losses=others, scores=scores))
+        tell(
+            format_validation(prefix or group, iteration, loss, other_losses=others, scores=scores)
+        )
         perplexity = perplexity_of(loss)
         self._append(
-            {"kind": "validation", "name": group, "iteration": iteration, "lm_loss": loss, "perplexity": perplexity}
+            {
+                "kind": "validation",
+                "name": group,
+                "iteration": iteration,
+                "lm_loss": loss,
+                "perplexity": perplexity,
+            }
             | {f"{name}{LOSS_SUFFIX}": value for name, value in others.items()}
             | {name.replace(" ", "_"): value for name, value in scores.items()}
         )
@@ -185,7 +210,9 @@ class MetricsWriter:
             return
         lists = {name: getattr(measure, name) for name in LAYER_NUMBERS}
         clean = {name: [_jsonable(value) for value in values] for name, values in lists.items()}
-        self._append({"kind": LAYERS, "iteration": iteration, "layers": list(measure.layers), **clean})
+        self._append(
+            {"kind": LAYERS, "iteration": iteration, "layers": list(measure.layers), **clean}
+        )
         with self._tensorboard() as events:
             for name, values in lists.items() if events is not None else ():
                 for layer, value in zip(measure.layers, values, strict=True):
@@ -194,7 +221,9 @@ class MetricsWriter:
                         events.add_scalar(f"layers-{name}/{layer} vs samples", value, samples)
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
-        """Append a record of another kind (a spike, a roll-back, a skipped range) to `metrics.jsonl`."""
+        """Append a record of another kind (a spike, a roll-back, a skipped range) to
+        `metrics.jsonl`.
+        """
         if self.is_writer:
             self._append({"kind": kind, **values})
 
@@ -216,12 +245,16 @@ class MetricsWriter:
 
     @contextmanager
     def _tensorboard(self) -> Iterator[SummaryWriter | None]:
-        """The event writer, or None. Its own thread meets the full disk; the fault comes up here, at a later record."""
+        """The event writer, or None. Its own thread meets the full disk; the fault comes up here,
+        at a later record.
+        """
         try:
             yield self._events
         except Exception as error:  # whatever the library raises
             self._events = None
-            tell(f"tr11: WARNING: TensorBoard cannot be written and stops until the next attempt: {error}")
+            tell(
+                f"tr11: WARNING: TensorBoard cannot be written and stops until the next attempt: {error}"
+            )
 
     def _progress(self, events: SummaryWriter, record: StepRecord, gigaflops: float) -> None:
         add, iteration, logging = events.add_scalar, record.iteration, self.logging
@@ -231,8 +264,12 @@ class MetricsWriter:
         add("steps-vs-tokens/y=steps,x=tokens", iteration, tokens)
         add("steps-vs-tokens/y=tokens,x=steps", tokens, iteration)
         values = {
-            "learning-rate/learning-rate": record.learning_rate if logging.tensorboard_learning_rate else None,
-            "batch-size/batch-size": record.global_batch_size if logging.tensorboard_batch_size else None,
+            "learning-rate/learning-rate": record.learning_rate
+            if logging.tensorboard_learning_rate
+            else None,
+            "batch-size/batch-size": record.global_batch_size
+            if logging.tensorboard_batch_size
+            else None,
             "lm-loss-training/lm loss": record.lm_loss,
             **{f"lm-loss-training/{name} loss": loss for name, loss in record.other_losses},
             "loss-scale/loss-scale": record.loss_scale if logging.tensorboard_loss_scale else None,
@@ -256,10 +293,22 @@ class MetricsWriter:
         length = record.curriculum_length or around.sequence_length
         tokens_per_second = record.samples_per_second * length
         add("iteration-time/iteration-time", record.seconds_per_iteration, iteration)
-        add("iteration-time/iteration-time vs samples", record.seconds_per_iteration, record.consumed_samples)
-        add("iteration-time/iteration-time vs tokens", record.seconds_per_iteration, record.consumed_tokens)
+        add(
+            "iteration-time/iteration-time vs samples",
+            record.seconds_per_iteration,
+            record.consumed_samples,
+        )
+        add(
+            "iteration-time/iteration-time vs tokens",
+            record.seconds_per_iteration,
+            record.consumed_tokens,
+        )
         add("iteration-time/samples per second", record.samples_per_second, iteration)
-        add("iteration-time/samples per second per replica", record.samples_per_second / replicas, iteration)
+        add(
+            "iteration-time/samples per second per replica",
+            record.samples_per_second / replicas,
+            iteration,
+        )
         add("iteration-time/tokens per second", tokens_per_second, iteration)
         add("iteration-time/tokens per second per replica", tokens_per_second / replicas, iteration)
         add("iteration-time/TFLOPs per gpu (estimated)", record.tflops, iteration)
@@ -273,4 +322,6 @@ class MetricsWriter:
 
 
 def _jsonable(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

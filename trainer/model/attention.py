@@ -1,4 +1,6 @@
-"""Attention with heads cut over tensor ranks: of a sequence to itself, and of a decoder to an encoder's result."""
+"""Attention with heads cut over tensor ranks: of a sequence to itself, and of a decoder to an
+encoder's result.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from trainer.parallel.mesh import Mesh
 
 
 class AttentionContext(NamedTuple):
-    """What the blocks of a worker share in a micro batch: the kernel's mask; cosines and sines of rotary positions."""
+    """What the blocks of a worker share in a micro batch: the kernel's mask; cosines and sines of
+    rotary positions.
+    """
 
     mask: Any
     angles: tuple[Tensor, Tensor] | None = None
@@ -28,8 +32,8 @@ class AttentionContext(NamedTuple):
 class _Attention(nn.Module):
     """What both kinds share: the inner part, between the projections.
 
-    `kernel` is shared by all blocks of a worker. `recompute`: the inner part is computed again in the backward pass,
-    which keeps the first projections' results alone.
+    `kernel` is shared by all blocks of a worker. `recompute`: the inner part is computed again in
+    the backward pass, which keeps the first projections' results alone.
     """
 
     def __init__(self, model: ModelSection, mesh: Mesh, kernel: Kernel, recompute: bool):
@@ -44,19 +48,34 @@ class _Attention(nn.Module):
         if not self.recompute:
             return mix
         keeps_random = self.dropout > 0.0
-        return partial(checkpoint, mix, use_reentrant=False, preserve_rng_state=keeps_random, determinism_check="none")
+        return partial(
+            checkpoint,
+            mix,
+            use_reentrant=False,
+            preserve_rng_state=keeps_random,
+            determinism_check="none",
+        )
 
     @property
     def draws_apart(self) -> bool:
-        """Whether its dropout has random numbers of its own on each tensor rank, which no compiled code can draw."""
+        """Whether its dropout has random numbers of its own on each tensor rank, which no compiled
+        code can draw.
+        """
         if isinstance(self.kernel, FlexKernel):  # its masks are by the head's number
             return False
-        return self.training and self.dropout > 0.0 and self.mesh.tensor > 1 and not self.mesh.sequence_parallel
+        return (
+            self.training
+            and self.dropout > 0.0
+            and self.mesh.tensor > 1
+            and not self.mesh.sequence_parallel
+        )
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
-        """Each [batch, sequence, heads, head size] -> mixed values [batch, sequence of the queries, width].
+        """Each [batch, sequence, heads, head size] -> mixed values [batch, sequence of the queries,
+        width].
 
-        Of keys and values there may be fewer heads, each for as many heads of queries that follow one another.
+        Of keys and values there may be fewer heads, each for as many heads of queries that follow
+        one another.
         """
         batch, length = query.shape[:2]
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
@@ -69,12 +88,14 @@ class _Attention(nn.Module):
 
 
 class SelfAttention(_Attention):
-    """Query, key and value in one projection: rows [groups, queries + 2, head size], a slice of which is whole groups.
+    """Query, key and value in one projection: rows [groups, queries + 2, head size], a slice of
+    which is whole groups.
 
-    A group is a head of keys and values with the heads of queries that share it: one, unless the card says otherwise.
+    A group is a head of keys and values with the heads of queries that share it: one, unless the
+    card says otherwise.
 
-    `rotary` (None unless positions are rotary) is shared by all blocks of a worker, as the kernel is. `in_float8`: the
-    projections multiply in 8-bit floats.
+    `rotary` (None unless positions are rotary) is shared by all blocks of a worker, as the kernel
+    is. `in_float8`: the projections multiply in 8-bit floats.
     """
 
     def __init__(
@@ -91,23 +112,33 @@ class SelfAttention(_Attention):
         self.rotary = rotary
         self.queries = model.attention_heads // model.groups  # of a group
         fused = width + 2 * model.groups * model.head_size
-        self.query_key_value = ColumnParallelLinear(model.hidden_size, fused, model.init_std, mesh, in_float8, biases)
+        self.query_key_value = ColumnParallelLinear(
+            model.hidden_size, fused, model.init_std, mesh, in_float8, biases
+        )
         self.query_norm = self.key_norm = None
         if model.qk_norm:
             self.query_norm, self.key_norm = (
-                RMSNorm(model.head_size, model.layernorm_epsilon, mesh, in_region=True) for _ in range(2)
+                RMSNorm(model.head_size, model.layernorm_epsilon, mesh, in_region=True)
+                for _ in range(2)
             )
         std = output_projection_std(model.init_std, model.layers)
         self.dense = RowParallelLinear(width, model.hidden_size, std, mesh, in_float8, biases)
 
     def forward(self, hidden: Tensor, documents: Tensor | None = None) -> Tensor:
-        """[batch, sequence, hidden] -> the same; `documents`: document numbers [batch, sequence], when they count."""
+        """[batch, sequence, hidden] -> the same; `documents`: document numbers [batch, sequence],
+        when they count.
+        """
         return self.dense(self.mix(self.query_key_value(hidden), self.context(hidden, documents)))
 
     def context(self, hidden: Tensor, documents: Tensor | None) -> AttentionContext:
-        """What it needs beside the hidden states of a block, of which with sequence parallelism this is a stretch."""
+        """What it needs beside the hidden states of a block, of which with sequence parallelism
+        this is a stretch.
+        """
         length = hidden.shape[1] * (self.mesh.tensor if self.mesh.sequence_parallel else 1)
-        angles = None if self.rotary is None else self.rotary.angles(length, documents)
+        if self.rotary is None:
+            angles = None
+        else:
+            angles = self.rotary.angles(length, documents)
         return AttentionContext(self.kernel.mask(hidden, length, documents), angles)
 
     def mix(self, fused: Tensor, context: AttentionContext) -> Tensor:
@@ -129,18 +160,29 @@ class SelfAttention(_Attention):
 
 
 class CrossAttention(_Attention):
-    """Queries of one sequence, keys and values of another: rows [heads, head size], and [heads, 2, head size]."""
+    """Queries of one sequence, keys and values of another: rows [heads, head size], and [heads, 2,
+    head size].
+    """
 
-    def __init__(self, model: ModelSection, mesh: Mesh, kernel: Kernel, recompute: bool, in_float8: bool):
+    def __init__(
+        self, model: ModelSection, mesh: Mesh, kernel: Kernel, recompute: bool, in_float8: bool
+    ):
         super().__init__(model, mesh, kernel, recompute)
-        size, width, std = model.hidden_size, model.attention_heads * model.head_size, model.init_std
+        size, width, std = (
+            model.hidden_size,
+            model.attention_heads * model.head_size,
+            model.init_std,
+        )
         self.query = ColumnParallelLinear(size, width, std, mesh, in_float8)
         self.key_value = ColumnParallelLinear(size, 2 * width, std, mesh, in_float8)
-        self.dense = RowParallelLinear(width, size, output_projection_std(std, model.layers), mesh, in_float8)
+        self.dense = RowParallelLinear(
+            width, size, output_projection_std(std, model.layers), mesh, in_float8
+        )
 
     def mix(self, query: Tensor, key_value: Tensor, mask: Any) -> Tensor:
-        """What lies between the projections: [batch, own sequence, width] and [batch, other sequence, 2 x width] ->
-        [batch, own sequence, width]. `mask`: the kernel's, of the other sequence.
+        """What lies between the projections: [batch, own sequence, width] and [batch, other
+        sequence, 2 x width] -> [batch, own sequence, width]. `mask`: the kernel's, of the other
+        sequence.
         """
         return self._recomputed(self._mix)(query, key_value, mask)
 

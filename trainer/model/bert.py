@@ -1,8 +1,10 @@
-"""BERT as a list of layers, and the logical names of its tensors: an encoder that normalises before each part.
+"""BERT as a list of layers, and the logical names of its tensors: an encoder that normalises before
+each part.
 
-Names beside GPT's (`embedding.word.weight`, `embedding.position.weight`, `blocks.N.*`, `final_norm.*`):
-`embedding.type.weight`, `heads.transform.*`, `heads.transform_norm.*`, `heads.pooler.*`, `heads.order.*`, and
-`heads.word_bias`, the projection's bias of each word, cut over tensor ranks as the words are.
+Names beside GPT's (`embedding.word.weight`, `embedding.position.weight`, `blocks.N.*`,
+`final_norm.*`): `embedding.type.weight`, `heads.transform.*`, `heads.transform_norm.*`,
+`heads.pooler.*`, `heads.order.*`, and `heads.word_bias`, the projection's bias of each word, cut
+over tensor ranks as the words are.
 """
 
 from __future__ import annotations
@@ -36,10 +38,12 @@ from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
 from trainer.schedule.ends import PLACES
 
-# The two ends that BERT has beside GPT's: token types, and the heads for masked words and for the order of sentences.
+# The two ends that BERT has beside GPT's: token types, and the heads for masked words and for the
+# order of sentences.
 #
-# The words' head is a dense layer, GELU and LayerNorm on every token, then the tied projection with a bias of each word,
-# on the masked tokens alone. The order's head is a dense layer and tanh on the first token, then two logits.
+# The words' head is a dense layer, GELU and LayerNorm on every token, then the tied projection with
+# a bias of each word, on the masked tokens alone. The order's head is a dense layer and tanh on the
+# first token, then two logits.
 
 TYPES = 2  # first sentence, second sentence
 LM, SOP = "lm", "sop"  # the two losses: of masked words, and of the order of sentences
@@ -59,7 +63,9 @@ class ReplicatedLinear(nn.Module):
 
 
 class TokenTypes(nn.Module):
-    """Adds a learned vector of each token's type, which its mark tells, to [batch, sequence, features]."""
+    """Adds a learned vector of each token's type, which its mark tells, to [batch, sequence,
+    features].
+    """
 
     def __init__(self, size: int, std: float, mesh: Mesh):
         super().__init__()
@@ -76,7 +82,9 @@ class TokenTypes(nn.Module):
 
 
 class PretrainingHead(LanguageModelHead):
-    """The end of a BERT: masked words and the order of sentences. See `LanguageModelHead` for what is done when."""
+    """The end of a BERT: masked words and the order of sentences. See `LanguageModelHead` for what
+    is done when.
+    """
 
     def __init__(self, mesh: Mesh):
         super().__init__(mesh)
@@ -84,11 +92,15 @@ class PretrainingHead(LanguageModelHead):
         self._waiting: tuple[VocabularyParallelEmbedding, Slot, Tensor, Tensor] | None = None
 
     def take(self, word_bias: Tensor, order_logits: Tensor) -> None:
-        """What goes past the projection: the words' bias, and the order's logits [batch, 2], of this micro batch."""
+        """What goes past the projection: the words' bias, and the order's logits [batch, 2], of
+        this micro batch.
+        """
         self._beside = word_bias, order_logits
 
     def attach(self, embedding: VocabularyParallelEmbedding, stream: Stream) -> Tensor:
-        """Hidden states of the words' head, with the projection's weight, its bias and the order's logits attached."""
+        """Hidden states of the words' head, with the projection's weight, its bias and the order's
+        logits attached.
+        """
         assert self._beside is not None, "the heads come before the projection"
         slot, beside = Slot(), self._beside
         self._waiting = (embedding, slot, *beside)
@@ -96,18 +108,22 @@ class PretrainingHead(LanguageModelHead):
         return Attach.apply(self._enter(hidden, self.group), embedding.weight, slot, *beside)
 
     def loss(self, hidden: Tensor, labels: Any) -> Tensor:
-        """Mean cross-entropy of the masked words, plus that of the order; an fp32 scalar, alike on all tensor ranks.
+        """Mean cross-entropy of the masked words, plus that of the order; an fp32 scalar, alike on
+        all tensor ranks.
 
-        `labels`: places of tokens among batch x sequence [places], the words there [places] (below zero: not counted),
-        and whether the sentences were swapped [batch], below zero where that is not asked. Raises RuntimeError unless
-        `attach` made `hidden` just before.
+        `labels`: places of tokens among batch x sequence [places], the words there [places] (below
+        zero: not counted), and whether the sentences were swapped [batch], below zero where that is
+        not asked. Raises RuntimeError unless `attach` made `hidden` just before.
         """
         if self._waiting is None:
             raise RuntimeError("loss() needs hidden states that attach() has just prepared")
         places, words, swapped = labels
         (embedding, slot, bias, logits), self._waiting = self._waiting, None
         chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, places)
-        right = None if torch.is_grad_enabled() else torch.zeros((), device=hidden.device)
+        if torch.is_grad_enabled():
+            right = None
+        else:
+            right = torch.zeros((), device=hidden.device)
         loss = projection_loss(chosen, embedding, words, slot, self.group, bias.detach(), right)
         both, order = _OrderLoss.apply(loss, logits.detach(), swapped, slot)
         self.measured = {LM: loss.detach(), SOP: order}
@@ -118,9 +134,13 @@ class PretrainingHead(LanguageModelHead):
 
 
 class PretrainingHeads(nn.Module):
-    """Hidden states after the last LayerNorm -> those of the words' head; the order's logits go to `head`."""
+    """Hidden states after the last LayerNorm -> those of the words' head; the order's logits go to
+    `head`.
+    """
 
-    def __init__(self, model: ModelSection, vocabulary_size: int, mesh: Mesh, head: PretrainingHead):
+    def __init__(
+        self, model: ModelSection, vocabulary_size: int, mesh: Mesh, head: PretrainingHead
+    ):
         super().__init__()
         size, std = model.hidden_size, model.init_std
         self.mesh, self.head = mesh, head
@@ -138,7 +158,9 @@ class PretrainingHeads(nn.Module):
         return joined(self.transform_norm(words), marks)
 
     def _order_logits(self, first: Tensor) -> Tensor:
-        """[batch, features] -> [batch, 2]. With sequence parallelism the first tensor rank has the first token."""
+        """[batch, features] -> [batch, 2]. With sequence parallelism the first tensor rank has the
+        first token.
+        """
         logits: Tensor = self.order(torch.tanh(self.pooler(first)))
         if not self.mesh.sequence_parallel or self.mesh.tensor_group is None:
             return logits
@@ -153,15 +175,19 @@ def _shares(wanted: Tensor) -> Tensor:
 
 
 class _OrderLoss(torch.autograd.Function):
-    """Adds the cross-entropy of logits [batch, 2] to a loss: the sum, and what was added, which has no gradient.
+    """Adds the cross-entropy of logits [batch, 2] to a loss: the sum, and what was added, which has
+    no gradient.
 
     The logits' gradient waits in the slot, as the weight's does.
 
-    What is wanted below zero does not count; of a micro batch where none does nothing is added, and gradients are zero.
+    What is wanted below zero does not count; of a micro batch where none does nothing is added, and
+    gradients are zero.
     """
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, logits: Tensor, wanted: Tensor, slot: Slot) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, loss: Tensor, logits: Tensor, wanted: Tensor, slot: Slot
+    ) -> tuple[Tensor, Tensor]:
         logarithms = torch.log_softmax(logits.float(), dim=1)
         ctx.slot, ctx.dtype = slot, logits.dtype
         shares = _shares(wanted)
@@ -181,16 +207,25 @@ TIED_KEY = "embedding"
 
 
 class BertFamily(Family):
-    """Masked words and the order of two sentences. Layers hand on hidden states and a mark of each token.
+    """Masked words and the order of two sentences. Layers hand on hidden states and a mark of each
+    token.
 
     A mark is 0 for padding, 1 for a token of the first type and 2 for one of the second.
     """
 
     tied_name: ClassVar[str] = "embedding.word.weight"
-    fields: ClassVar[tuple[str, ...]] = ("text", "types", "labels", "is_random", "loss_mask", "padding_mask")
+    fields: ClassVar[tuple[str, ...]] = (
+        "text",
+        "types",
+        "labels",
+        "is_random",
+        "loss_mask",
+        "padding_mask",
+    )
 
     def parts(self, config: TrainerConfig) -> LossParts:
-        """That of the masked words and that of the order of sentences ("sop"), and how many of each are right.
+        """That of the masked words and that of the order of sentences ("sop"), and how many of each
+        are right.
 
         Without the order the loss is one.
         """
@@ -236,12 +271,14 @@ class BertFamily(Family):
         return FIRST_MARK
 
     def prepared(self, micro_batch: Any, length: int, config: TrainerConfig) -> Batch:
-        """(tokens and marks, (places of masked tokens, their words, whether sentences were swapped)).
+        """(tokens and marks, (places of masked tokens, their words, whether sentences were
+        swapped)).
 
         The places are found here, in host memory, where to count them holds up no GPU.
         """
         text, types, labels, loss_mask, padding_mask = (
-            micro_batch[name][:, :length] for name in ("text", "types", "labels", "loss_mask", "padding_mask")
+            micro_batch[name][:, :length]
+            for name in ("text", "types", "labels", "loss_mask", "padding_mask")
         )
         marks = ((types + FIRST_MARK) * padding_mask).to(torch.int32)
         words = labels.masked_fill(loss_mask <= 0, IGNORED).reshape(-1)

@@ -1,8 +1,10 @@
-"""What travels between pipeline stages: of hidden states that all tensor ranks hold, each sends a share.
+"""What travels between pipeline stages: of hidden states that all tensor ranks hold, each sends a
+share.
 
-Without sequence parallelism the tensor ranks of a stage hold the same hidden states, and the same gradients of them.
-Each sends one of `tensor` parts over the network, as do the gradients on their way back; the receiving stage joins the
-parts, where tensor ranks are neighbours. No bit changes. With sequence parallelism what they hold is a share already.
+Without sequence parallelism the tensor ranks of a stage hold the same hidden states, and the same
+gradients of them. Each sends one of `tensor` parts over the network, as do the gradients on their
+way back; the receiving stage joins the parts, where tensor ranks are neighbours. No bit changes.
+With sequence parallelism what they hold is a share already.
 """
 
 from __future__ import annotations
@@ -52,20 +54,29 @@ class StageBorders(Record):
 
 
 class MessageShape(Record):
-    """What one micro batch's message consists of: shape and dtype of each tensor, hidden states first."""
+    """What one micro batch's message consists of: shape and dtype of each tensor, hidden states
+    first.
+    """
 
     shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
     @classmethod
-    def of(cls, borders: StageBorders, micro_batch: tuple[int, int], config: TrainerConfig) -> MessageShape:
+    def of(
+        cls, borders: StageBorders, micro_batch: tuple[int, int], config: TrainerConfig
+    ) -> MessageShape:
         """Of a micro batch of so many samples and tokens of each."""
         samples, length = micro_batch
         mesh = borders.mesh
-        own = length // mesh.tensor if mesh.sequence_parallel else length
+        if mesh.sequence_parallel:
+            own = length // mesh.tensor
+        else:
+            own = length
         hidden: tuple[int, ...] = (own, borders.hidden_size)
         if borders.group is not None:
             hidden = (own * borders.hidden_size // mesh.tensor,)
-        found: list[tuple[tuple[int, ...], torch.dtype]] = [((samples, *hidden), DTYPES[config.precision.dtype])]
+        found: list[tuple[tuple[int, ...], torch.dtype]] = [
+            ((samples, *hidden), DTYPES[config.precision.dtype])
+        ]
         if family_of(config.model).plain_mark(config.data) is not None:
             found.append(((samples, length), torch.int32))
         return cls(tuple(found))
@@ -76,7 +87,9 @@ class MessageShape(Record):
 
 
 class _Cut(torch.autograd.Function):
-    """[batch, sequence, features] -> this rank's share of its elements, [batch, sequence x features / tensor]."""
+    """[batch, sequence, features] -> this rank's share of its elements, [batch, sequence x features
+    / tensor].
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, group: ProcessGroup) -> Tensor:
@@ -95,7 +108,9 @@ class _Join(torch.autograd.Function):
     def forward(ctx: Any, share: Tensor, features: int, group: ProcessGroup) -> Tensor:
         ctx.shape, ctx.group = share.shape, group
         batch, part = share.shape
-        return whole_of(share, torch.Size((batch, part * group.size() // features, features)), group)
+        return whole_of(
+            share, torch.Size((batch, part * group.size() // features, features)), group
+        )
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:

@@ -51,9 +51,11 @@ GELU_FORMS = {"gelu_tanh": "tanh", "gelu": "none"}
 
 
 class MultilayerPerceptron(nn.Module):
-    """hidden -> ffn -> hidden with GELU: its tanh approximation (as BLOOM was trained), or the exact one.
+    """hidden -> ffn -> hidden with GELU: its tanh approximation (as BLOOM was trained), or the
+    exact one.
 
-    Gated (SwiGLU; Shazeer, arXiv 2002.05202) `up` has two matrices, the gate's first: SiLU(gate) x up goes down.
+    Gated (SwiGLU; Shazeer, arXiv 2002.05202) `up` has two matrices, the gate's first: SiLU(gate) x
+    up goes down.
     """
 
     def __init__(self, model: ModelSection, mesh: Mesh, in_float8: bool = False):
@@ -61,9 +63,13 @@ class MultilayerPerceptron(nn.Module):
         std, biases = model.init_std, model.linear_biases
         self.approximate = GELU_FORMS.get(model.activation)
         matrices = 2 if model.is_gated else 1
-        self.up = ColumnParallelLinear(model.hidden_size, model.ffn, std, mesh, in_float8, biases, matrices)
+        self.up = ColumnParallelLinear(
+            model.hidden_size, model.ffn, std, mesh, in_float8, biases, matrices
+        )
         down_std = output_projection_std(std, model.layers)
-        self.down = RowParallelLinear(model.ffn, model.hidden_size, down_std, mesh, in_float8, biases)
+        self.down = RowParallelLinear(
+            model.ffn, model.hidden_size, down_std, mesh, in_float8, biases
+        )
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.down(self.activate(self.up(hidden)))
@@ -76,11 +82,12 @@ class MultilayerPerceptron(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Pre-norm block on [batch, sequence, hidden]. Its name is what `type:transformer` partitions by.
+    """Pre-norm block on [batch, sequence, hidden]. Its name is what `type:transformer` partitions
+    by.
 
-    `recomputed`: what the backward pass computes again; of a whole block the engine takes care. `compiler`: what
-    compiles the parts of a block, shared by all of a worker; None leaves them as they are. `in_float8`: the four linear
-    layers multiply in 8-bit floats.
+    `recomputed`: what the backward pass computes again; of a whole block the engine takes care.
+    `compiler`: what compiles the parts of a block, shared by all of a worker; None leaves them as
+    they are. `in_float8`: the four linear layers multiply in 8-bit floats.
     """
 
     def __init__(
@@ -100,7 +107,9 @@ class TransformerBlock(nn.Module):
         self.dropout = model.hidden_dropout
         norm = norm_class(model)
         self.input_norm = norm(model.hidden_size, model.layernorm_epsilon, mesh)
-        self.attention = SelfAttention(model, mesh, kernel, rotary, recomputed == "attention", in_float8)
+        self.attention = SelfAttention(
+            model, mesh, kernel, rotary, recomputed == "attention", in_float8
+        )
         self.post_attention_norm = norm(model.hidden_size, model.layernorm_epsilon, mesh)
         self.mlp = MultilayerPerceptron(model, mesh, in_float8)
 
@@ -109,12 +118,17 @@ class TransformerBlock(nn.Module):
         return joined(self._compute(hidden, self.attention.context(hidden, documents)), documents)
 
     def _compute(self, hidden: Tensor, context: AttentionContext) -> Tensor:
-        """Where nothing is cut this is one graph; else collectives lie between the parts, and are not compiled."""
+        """Where nothing is cut this is one graph; else collectives lie between the parts, and are
+        not compiled.
+        """
         run, attention, down = self.run, self.attention, self.mlp.down
         if not self.is_cut:
             return run(whole)(self, hidden, context)
         fused = attention.query_key_value(run(input_normed)(self, hidden))
-        inner = mixed if attention.draws_apart else run(mixed)
+        if attention.draws_apart:
+            inner = mixed
+        else:
+            inner = run(mixed)
         summed = attention.dense.exchange(inner(self, fused, context))
         hidden, normed = run(added_and_normed)(self, hidden, summed)
         summed = down.exchange(run(activated)(self, self.mlp.up(normed)))
@@ -134,7 +148,9 @@ def mixed(block: TransformerBlock, fused: Tensor, context: AttentionContext) -> 
     return attention.dense.product(attention.mix(fused, context))
 
 
-def added_and_normed(block: TransformerBlock, hidden: Tensor, summed: Tensor) -> tuple[Tensor, Tensor]:
+def added_and_normed(
+    block: TransformerBlock, hidden: Tensor, summed: Tensor
+) -> tuple[Tensor, Tensor]:
     hidden = hidden + dropped(block, block.attention.dense.finish(summed))
     return hidden, block.post_attention_norm(hidden)
 
@@ -148,7 +164,9 @@ def added(block: TransformerBlock, hidden: Tensor, summed: Tensor) -> Tensor:
 
 
 def dropped(block: TransformerBlock, branch: Tensor) -> Tensor:
-    return functional.dropout(branch, block.dropout, block.training) if block.dropout > 0.0 else branch
+    if block.dropout > 0.0:
+        return functional.dropout(branch, block.dropout, block.training)
+    return branch
 
 
 def whole(block: TransformerBlock, hidden: Tensor, context: AttentionContext) -> Tensor:

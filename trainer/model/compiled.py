@@ -1,10 +1,11 @@
 """Blocks compiled with torch.compile (`model.compile_blocks`): one code for all blocks of a worker.
 
-Compiled is what lies between two collectives, the inner part of attention with it: a whole block where nothing is cut.
-Each part is one whole graph: torch may not leave some of it uncompiled. Another number of tokens or samples makes a
-second graph, in which that number is free; so a curriculum makes two graphs of a part, not one for each length. More
-variants than `MOST_VARIANTS` end the training: one rank that fell back alone would draw other dropout masks than its
-tensor ranks.
+Compiled is what lies between two collectives, the inner part of attention with it: a whole block
+where nothing is cut. Each part is one whole graph: torch may not leave some of it uncompiled.
+Another number of tokens or samples makes a second graph, in which that number is free; so a
+curriculum makes two graphs of a part, not one for each length. More variants than `MOST_VARIANTS`
+end the training: one rank that fell back alone would draw other dropout masks than its tensor
+ranks.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from trainer.config.kernel_choice import INSTALL_IT, KernelChoice, compiler_obst
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 BACKEND = "inductor"
-# Of one part: training, evaluation and the check of the arithmetic, each with fixed and with free sizes.
+# Of one part: training, evaluation and the check of the arithmetic, each with fixed and with free
+# sizes.
 MOST_VARIANTS = 16
 
 
 class Compiler:
-    """Compiles functions, each once, whichever block asks. `graphs`: made so far; `seconds`: that took.
+    """Compiles functions, each once, whichever block asks. `graphs`: made so far; `seconds`: that
+    took.
 
     Only of the forward passes: a backward graph is made with each that is trained.
     """
@@ -45,7 +48,9 @@ class Compiler:
         return self._made[function]  # type: ignore[return-value]
 
     def news(self) -> str | None:
-        """A line for the log when graphs were made since the last call: the step that made them took that longer."""
+        """A line for the log when graphs were made since the last call: the step that made them
+        took that longer.
+        """
         if self.graphs == self._told:
             return None
         self._told = self.graphs
@@ -60,7 +65,8 @@ class Compiler:
 
 
 def compiler_for(config: TrainerConfig, device: torch.device) -> Compiler | None:
-    """The compiler of this worker's blocks; None unless the card asks for it. Raises CardError where it cannot work.
+    """The compiler of this worker's blocks; None unless the card asks for it. Raises CardError
+    where it cannot work.
 
     Now, and not at the first length that no earlier attempt left in the compiler's cache.
     """
@@ -73,12 +79,16 @@ def compiler_for(config: TrainerConfig, device: torch.device) -> Compiler | None
 
 
 def compiles_small_parts(device: torch.device) -> bool:
-    """Whether what torch has no kernel for is compiled on this device, also where the blocks are not."""
+    """Whether what torch has no kernel for is compiled on this device, also where the blocks are
+    not.
+    """
     return device.type == "cuda" and compiler_obstacle(device.type) is None
 
 
 def makes_code(compiler: Compiler | None, kernel: KernelChoice, device: torch.device) -> bool:
-    """Whether the first step of this worker makes code: its blocks', attention's, or on a GPU that of the loss."""
+    """Whether the first step of this worker makes code: its blocks', attention's, or on a GPU that
+    of the loss.
+    """
     return compiler is not None or kernel.is_compiled or compiles_small_parts(device)
 
 
@@ -90,4 +100,6 @@ def uncompiled(function: Function) -> Function:
 def compile_caches(environment: Mapping[str, str]) -> str:
     """Where the code that torch.compile makes is kept for the next launch, in words."""
     place = environment.get("TORCHINDUCTOR_CACHE_DIR")
-    return f"kept for the next launch in {place}" if place else "kept where torch keeps it by itself"
+    if place:
+        return f"kept for the next launch in {place}"
+    return "kept where torch keeps it by itself"

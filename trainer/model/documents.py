@@ -1,7 +1,7 @@
 """Several documents in one sample: where each begins, found from the token that ends a document.
 
-The token that ends a document belongs to it. The numbers travel through the pipeline beside the hidden states, as
-integers, and only when a rule needs them.
+The token that ends a document belongs to it. The numbers travel through the pipeline beside the
+hidden states, as integers, and only when a rule needs them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class DocumentRules(Record):
     @classmethod
     def of(cls, data: DataSection) -> DocumentRules | None:
         """The rules of a card that the model must know; None when it need not know documents."""
-        if data.end_of_document_id is None or not (data.reset_position_ids or data.reset_attention_mask):
+        if data.end_of_document_id is None or not (
+            data.reset_position_ids or data.reset_attention_mask
+        ):
             return None
         return cls(data.end_of_document_id, data.reset_position_ids, data.reset_attention_mask)
 
@@ -59,16 +61,22 @@ def labels_without_ends(tokens: Tensor, labels: Tensor, end_id: int) -> Tensor:
 
 def hidden_of(stream: Stream) -> tuple[Tensor, Tensor | None]:
     """Take a stream apart: hidden states and, if they travel with it, document numbers."""
-    return stream if isinstance(stream, tuple) else (stream, None)
+    if isinstance(stream, tuple):
+        return stream
+    return (stream, None)
 
 
 def joined(hidden: Tensor, documents: Tensor | None) -> Stream:
     """The inverse of `hidden_of`."""
-    return hidden if documents is None else (hidden, documents)
+    if documents is None:
+        return hidden
+    return (hidden, documents)
 
 
 def passes_documents(forward: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Stream], Any]:
-    """Let a layer that needs only the hidden states take a whole stream, and hand the document numbers on."""
+    """Let a layer that needs only the hidden states take a whole stream, and hand the document
+    numbers on.
+    """
 
     @wraps(forward)
     def on_stream(layer: Any, stream: Stream) -> Stream:

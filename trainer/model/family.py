@@ -1,7 +1,8 @@
-"""What a kind of model is: the protocol that each family implements, and what all of them are made of.
+"""What a kind of model is: the protocol that each family implements, and what all of them are made
+of.
 
-A family says of which layers a model consists and what their tensors are called, what of the data's fields a micro
-batch is made of, what the loss is, and what is tied.
+A family says of which layers a model consists and what their tensors are called, what of the data's
+fields a micro batch is made of, what the loss is, and what is tied.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from trainer.parallel.shard import sharding_of
 
 
 class Layer(Record):
-    """One entry of the model: the module's class with its arguments, built by the stage that owns it.
+    """One entry of the model: the module's class with its arguments, built by the stage that owns
+    it.
 
-    `prefix` makes the parameters' logical names. Layers with the same `tied_key` share one weight; `forward`
-    replaces the module's own forward.
+    `prefix` makes the parameters' logical names. Layers with the same `tied_key` share one weight;
+    `forward` replaces the module's own forward.
     """
 
     kind: type[nn.Module]
@@ -36,8 +38,9 @@ class Layer(Record):
 
 
 class LossParts(Record):
-    """Names of what a head measures of each micro batch: `losses`, of which the loss is the sum, and `scores`, which it
-    measures where nothing is trained. Each is a mean over the micro batch, as the loss is.
+    """Names of what a head measures of each micro batch: `losses`, of which the loss is the sum,
+    and `scores`, which it measures where nothing is trained. Each is a mean over the micro batch,
+    as the loss is.
 
     The first of the losses is "lm".
     """
@@ -51,25 +54,31 @@ class Head(Protocol):
 
     @property
     def measured(self) -> Mapping[str, Tensor]:
-        """The parts of the last loss by name, fp32 scalars, alike on all tensor ranks; scores only where no gradients
-        were asked for."""
+        """The parts of the last loss by name, fp32 scalars, alike on all tensor ranks; scores only
+        where no gradients were asked for.
+        """
 
     def loss(self, hidden: Tensor, labels: Any) -> Tensor:
-        """An fp32 scalar, the same on all tensor ranks, from the last layer's output and a batch's second part."""
+        """An fp32 scalar, the same on all tensor ranks, from the last layer's output and a batch's
+        second part.
+        """
 
 
 class Family(ABC):
     """A kind of model. One object of each is in `trainer.model.families`.
 
-    `tied_name`: the logical name of the weight of which the last stage has a copy. `fields`: what the data gives of
-    each micro batch, by name; a family may take them as a plain tuple in this order instead.
+    `tied_name`: the logical name of the weight of which the last stage has a copy. `fields`: what
+    the data gives of each micro batch, by name; a family may take them as a plain tuple in this
+    order instead.
     """
 
     tied_name: ClassVar[str]
     fields: ClassVar[tuple[str, ...]]
 
     def parts(self, config: TrainerConfig) -> LossParts:
-        """What the head measures beside the loss, see `LossParts`. By default nothing: the loss is one."""
+        """What the head measures beside the loss, see `LossParts`. By default nothing: the loss is
+        one.
+        """
         return LossParts()
 
     @abstractmethod
@@ -77,23 +86,31 @@ class Family(ABC):
         """The model's end, one object for each engine."""
 
     @abstractmethod
-    def layers(self, config: TrainerConfig, mesh: Mesh, head: Any, compiler: Compiler | None) -> list[Layer]:
+    def layers(
+        self, config: TrainerConfig, mesh: Mesh, head: Any, compiler: Compiler | None
+    ) -> list[Layer]:
         """The whole model, first layer first: a batch's first part in, what `head.loss` takes out.
 
-        Between layers go hidden states [batch, sequence, features], or these and a number for each token, see
-        `plain_mark`. Raises CardError for what is not possible on this device.
+        Between layers go hidden states [batch, sequence, features], or these and a number for each
+        token, see `plain_mark`. Raises CardError for what is not possible on this device.
         """
 
     @abstractmethod
     def plain_mark(self, data: DataSection) -> int | None:
-        """The number, int32, that goes with an ordinary token from layer to layer; None where none go with them."""
+        """The number, int32, that goes with an ordinary token from layer to layer; None where none
+        go with them.
+        """
 
     @abstractmethod
     def prepared(self, micro_batch: Any, length: int, config: TrainerConfig) -> Batch:
-        """What the data gave of a micro batch, as the stages take it, each sample cut to its first `length` tokens."""
+        """What the data gave of a micro batch, as the stages take it, each sample cut to its first
+        `length` tokens.
+        """
 
     def begins_xavier(self, name: str, config: TrainerConfig) -> bool:
-        """Whether the matrix `name` begins in Xavier's distribution, as the card says; else in the normal one."""
+        """Whether the matrix `name` begins in Xavier's distribution, as the card says; else in the
+        normal one.
+        """
         own = config.optimizer.embedding_init if name == self.tied_name else None
         return (own or config.model.init_method) == "xavier"
 
@@ -105,14 +122,19 @@ class Family(ABC):
 def replicated_parameters(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
     """The parameters that every tensor rank holds whole, in a fixed order.
 
-    Each tensor rank has a share of their gradients (see `layers.py`); the shares must be summed before a step.
+    Each tensor rank has a share of their gradients (see `layers.py`); the shares must be summed
+    before a step.
     """
     every = {id(item): item for module in modules for item in module.parameters()}
     return [item for item in every.values() if sharding_of(item).dim is None]
 
 
-def logical_parameters(stage: Sequence[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Logical name and parameter of everything on a stage, given its (prefix, module) pairs; each parameter once."""
+def logical_parameters(
+    stage: Sequence[tuple[str, nn.Module]],
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """Logical name and parameter of everything on a stage, given its (prefix, module) pairs; each
+    parameter once.
+    """
     seen: set[str] = set()
     for prefix, module in stage:
         for name, parameter in module.named_parameters():
@@ -127,6 +149,8 @@ def initialise_stage(
     mesh: Mesh,
     is_xavier: Callable[[str], bool] = lambda name: False,
 ) -> None:
-    """Set the initial weights of a stage: functions of the seed, the logical names and `is_xavier` of them alone."""
+    """Set the initial weights of a stage: functions of the seed, the logical names and `is_xavier`
+    of them alone.
+    """
     for name, parameter in logical_parameters(stage):
         initialise(name, parameter, seed, mesh.tensor_rank, is_xavier(name))

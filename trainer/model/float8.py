@@ -1,11 +1,14 @@
-"""Products of a linear layer in 8-bit floats (`precision.float8`): weights, activations and their gradients stay wider.
+"""Products of a linear layer in 8-bit floats (`precision.float8`): weights, activations and their
+gradients stay wider.
 
-Both factors are rounded just before each product: weights and activations to e4m3 (4 bits), gradients to e5m2 (3 bits,
-more range). A factor is first multiplied by a power of two that brings its largest element just below the format's own
-largest, as found in the tensor itself. Powers of two round nothing, so a slice of a tensor is rounded as the whole is,
-but where elements vanish: another tensor-parallel degree changes next to nothing. Sums are taken in fp32.
+Both factors are rounded just before each product: weights and activations to e4m3 (4 bits),
+gradients to e5m2 (3 bits, more range). A factor is first multiplied by a power of two that brings
+its largest element just below the format's own largest, as found in the tensor itself. Powers of
+two round nothing, so a slice of a tensor is rounded as the whole is, but where elements vanish:
+another tensor-parallel degree changes next to nothing. Sums are taken in fp32.
 
-torch's kernel (`torch._scaled_mm`) takes the first factor by rows and the second by columns, in multiples of 16.
+torch's kernel (`torch._scaled_mm`) takes the first factor by rows and the second by columns, in
+multiples of 16.
 """
 
 from __future__ import annotations
@@ -18,15 +21,19 @@ from trainer.config.kernel_choice import MULTIPLE
 
 WEIGHTS, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
 HIGHEST = {WEIGHTS: 8, GRADIENTS: 15}  # 2^HIGHEST is the largest power of two that the format holds
-MOST_EXPONENT = 120  # 2^-MOST_EXPONENT is a normal number in fp32 and bf16; no tensor needs a smaller factor
+# 2^-MOST_EXPONENT is a normal number in fp32 and bf16; no tensor needs a smaller factor
+MOST_EXPONENT = 120
 
 
 def rounded(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The tensor in `dtype`, scaled, and the fp32 number [] to multiply it with to have the tensor again.
+    """The tensor in `dtype`, scaled, and the fp32 number [] to multiply it with to have the tensor
+    again.
 
-    Where an element is not finite that number is NaN, as the formats have no infinity, or do not keep it.
+    Where an element is not finite that number is NaN, as the formats have no infinity, or do not
+    keep it.
     """
-    largest = torch.linalg.vector_norm(tensor.detach(), torch.inf).float()  # read once, nothing written
+    # read once, nothing written
+    largest = torch.linalg.vector_norm(tensor.detach(), torch.inf).float()
     exponent = torch.frexp(largest).exponent  # the largest is below 2^exponent
     shift = (HIGHEST[dtype] - exponent).clamp(-MOST_EXPONENT, MOST_EXPONENT).float()
     back = torch.where(largest.isfinite(), torch.exp2(-shift), torch.nan)
@@ -34,7 +41,9 @@ def rounded(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def product(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """inputs [.., features] x weight [outputs, features] transposed, plus bias, in the inputs' dtype."""
+    """inputs [.., features] x weight [outputs, features] transposed, plus bias, in the inputs'
+    dtype.
+    """
     rows, rows_scale = rounded(inputs.reshape(-1, inputs.shape[-1]), WEIGHTS)
     held, scale = rounded(weight, WEIGHTS)
     found = _multiplied(rows, held.t(), (rows_scale, scale), inputs.dtype, is_forward=True)
@@ -50,17 +59,26 @@ def input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
 
 
 def weight_gradient(gradient: Tensor, inputs: Tensor) -> Tensor:
-    """gradient [.., outputs] transposed x inputs [.., features]; rows of zeros fill up what is no multiple of 16."""
+    """gradient [.., outputs] transposed x inputs [.., features]; rows of zeros fill up what is no
+    multiple of 16.
+    """
     missing = -gradient.shape[:-1].numel() % MULTIPLE
     columns, columns_scale = rounded(_filled_up(gradient, missing), GRADIENTS)
     rows, rows_scale = rounded(_filled_up(inputs, missing), WEIGHTS)
-    return _multiplied(columns.t().contiguous(), _by_columns(rows), (columns_scale, rows_scale), gradient.dtype)
+    return _multiplied(
+        columns.t().contiguous(), _by_columns(rows), (columns_scale, rows_scale), gradient.dtype
+    )
 
 
 def _multiplied(
-    left: Tensor, right: Tensor, scales: tuple[Tensor, Tensor], dtype: torch.dtype, is_forward: bool = False
+    left: Tensor,
+    right: Tensor,
+    scales: tuple[Tensor, Tensor],
+    dtype: torch.dtype,
+    is_forward: bool = False,
 ) -> Tensor:
-    """left [rows, shared] x right [shared, columns]; sums of forward products may be rounded to 14 bits on the way.
+    """left [rows, shared] x right [shared, columns]; sums of forward products may be rounded to 14
+    bits on the way.
 
     A CPU multiplies the same numbers in fp32: torch's kernel does not serve every one.
     """
@@ -75,4 +93,6 @@ def _by_columns(matrix: Tensor) -> Tensor:
 
 def _filled_up(tensor: Tensor, missing: int) -> Tensor:
     rows = tensor.reshape(-1, tensor.shape[-1])
-    return functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+    if missing:
+        return functional.pad(rows, (0, 0, 0, missing))
+    return rows

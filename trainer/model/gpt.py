@@ -1,9 +1,11 @@
-"""The GPT as a list of layers, and the logical names of its tensors. The only place that knows what a GPT is.
+"""The GPT as a list of layers, and the logical names of its tensors. The only place that knows what
+a GPT is.
 
-Names: `embedding.word.weight`, `embedding.position.weight`, `embedding.norm.*`, `blocks.N.input_norm.*`,
-`blocks.N.attention.{query_key_value,dense}.*`, `blocks.N.attention.{query,key}_norm.weight`,
-`blocks.N.post_attention_norm.*`, `blocks.N.mlp.{up,down}.*`, `final_norm.*`, and `head.weight` where the output
-projection is not the word embedding again.
+Names: `embedding.word.weight`, `embedding.position.weight`, `embedding.norm.*`,
+`blocks.N.input_norm.*`, `blocks.N.attention.{query_key_value,dense}.*`,
+`blocks.N.attention.{query,key}_norm.weight`, `blocks.N.post_attention_norm.*`,
+`blocks.N.mlp.{up,down}.*`, `final_norm.*`, and `head.weight` where the output projection is not the
+word embedding again.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def gpt_layers(
     compiler: Compiler | None = None,
     in_float8: bool = False,
 ) -> list[Layer]:
-    """The whole model, first layer first: token ids [batch, sequence] in, hidden states for `head.loss` out.
+    """The whole model, first layer first: token ids [batch, sequence] in, hidden states for
+    `head.loss` out.
 
     With `documents` the layers between hand on (hidden states, document numbers) instead of hidden states alone.
     `dtype`: the card's `precision.dtype`, by which the attention kernel is chosen. `compiler`: compiles the blocks.
@@ -67,7 +70,11 @@ def gpt_layers(
         layers.append(Layer(Dropout, (model.hidden_dropout,), "embedding.dropout."))
     block = (model, mesh, build_kernel(model, mesh, documents, dtype), rotary)
     layers += [
-        Layer(TransformerBlock, (*block, recomputed_part(model, index), compiler, in_float8), f"blocks.{index}.")
+        Layer(
+            TransformerBlock,
+            (*block, recomputed_part(model, index), compiler, in_float8),
+            f"blocks.{index}.",
+        )
         for index in range(model.layers)
     ]
     layers.append(Layer(*norm, "final_norm."))
@@ -87,7 +94,9 @@ class GPTFamily(Family):
 
     def parts(self, config: TrainerConfig) -> LossParts:
         """With a z-loss the cross-entropy and that; else the loss is one."""
-        return LossParts((LM, Z)) if config.model.z_loss else LossParts()
+        if config.model.z_loss:
+            return LossParts((LM, Z))
+        return LossParts()
 
     def head(self, config: TrainerConfig, mesh: Mesh) -> LanguageModelHead:
         """The output projection and its cross-entropy."""
@@ -99,11 +108,22 @@ class GPTFamily(Family):
         """See `gpt_layers`."""
         precision, vocabulary = config.precision, config.tokenizer.padded_vocabulary_size
         documents = DocumentRules.of(config.data)
-        return gpt_layers(config.model, vocabulary, mesh, head, documents, precision.dtype, compiler, precision.float8)
+        return gpt_layers(
+            config.model,
+            vocabulary,
+            mesh,
+            head,
+            documents,
+            precision.dtype,
+            compiler,
+            precision.float8,
+        )
 
     def plain_mark(self, data: DataSection) -> int | None:
         """The number of a sample's first document, where the layers must know documents."""
-        return None if DocumentRules.of(data) is None else 0
+        if DocumentRules.of(data) is None:
+            return None
+        return 0
 
     def prepared(self, micro_batch: Any, length: int, config: TrainerConfig) -> Batch:
         """Tokens and labels; those labels that the card leaves out of the loss are marked so."""

@@ -1,8 +1,9 @@
 """Initial weights that do not depend on how the model is cut.
 
-Each logical tensor is a function of (seed, its logical name) alone: it is drawn in fp32 on the CPU, block of rows by
-block of rows, every block from a generator of its own. A worker draws only the blocks that its slice touches, so no
-worker ever holds a whole large tensor, and any tensor x pipeline x data layout starts from the same numbers.
+Each logical tensor is a function of (seed, its logical name) alone: it is drawn in fp32 on the CPU,
+block of rows by block of rows, every block from a generator of its own. A worker draws only the
+blocks that its slice touches, so no worker ever holds a whole large tensor, and any tensor x
+pipeline x data layout starts from the same numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Draw = Callable[..., Tensor]  # (shape, generator=, dtype=) -> values
 
 
 class Initial(Record):
-    """Distribution of a parameter at the start: normal around `mean` with deviation `std`; constant when `std` is 0.
+    """Distribution of a parameter at the start: normal around `mean` with deviation `std`; constant
+    when `std` is 0.
 
     A card may ask for Xavier's distribution instead of the normal one: see `initialise`.
     """
@@ -42,16 +44,20 @@ def output_projection_std(std: float, layers: int) -> float:
 
 
 def xavier_bound(rows: int, columns: int) -> float:
-    """Of Glorot and Bengio's uniform initialisation of a matrix [rows, columns]: sqrt(6 / (rows + columns))."""
+    """Of Glorot and Bengio's uniform initialisation of a matrix [rows, columns]: sqrt(6 / (rows +
+    columns)).
+    """
     return math.sqrt(6.0 / (rows + columns))
 
 
 @torch.no_grad()
-def initialise(name: str, parameter: nn.Parameter, seed: int, tensor_rank: int, is_xavier: bool = False) -> None:
+def initialise(
+    name: str, parameter: nn.Parameter, seed: int, tensor_rank: int, is_xavier: bool = False
+) -> None:
     """Fill this worker's slice of the logical parameter `name`.
 
-    `is_xavier`: a matrix that is drawn at random is so evenly within the bound of the whole matrix, however it is cut.
-    Raises ValueError when the layer did not say how the parameter begins.
+    `is_xavier`: a matrix that is drawn at random is so evenly within the bound of the whole matrix,
+    however it is cut. Raises ValueError when the layer did not say how the parameter begins.
     """
     initial = getattr(parameter, "initial", None)
     if not isinstance(initial, Initial):
@@ -68,7 +74,13 @@ def initialise(name: str, parameter: nn.Parameter, seed: int, tensor_rank: int, 
 
 
 def _fill(
-    name: str, tensor: Tensor, sharding: Sharding, seed: int, tensor_rank: int, initial: Initial, is_xavier: bool
+    name: str,
+    tensor: Tensor,
+    sharding: Sharding,
+    seed: int,
+    tensor_rank: int,
+    initial: Initial,
+    is_xavier: bool,
 ) -> None:
     """Fill the slice `tensor` of a whole one that is known as `name`."""
     local = tuple(tensor.shape)
@@ -90,7 +102,9 @@ def _blocks(
     height = max(1, BLOCK_ELEMENTS // columns)
     offsets = sharding.offsets(local, tensor_rank)
     first, last = offsets[0], offsets[0] + local[0]
-    inner = tuple(slice(start, start + size) for start, size in zip(offsets[1:], local[1:], strict=True))
+    inner = tuple(
+        slice(start, start + size) for start, size in zip(offsets[1:], local[1:], strict=True)
+    )
     for index in range(first // height, -(-last // height)):
         begin = index * height
         shape = (min(height, whole[0] - begin), *whole[1:])

@@ -1,11 +1,14 @@
-"""The inner part of attention: softmax of the scores, applied to the values, by the fastest kernel that will do.
+"""The inner part of attention: softmax of the scores, applied to the values, by the fastest kernel
+that will do.
 
-Three kernels compute the same of causal attention; `kernel_choice` says which. `CausalKernel` needs no mask in memory,
-on any device, but knows neither ALiBi nor documents. `FlexKernel` knows both and computes them where they are used, on
-a GPU. `DenseKernel` does it anywhere, and adds a mask that lies in memory: [heads, sequence, sequence] once per worker,
-or once per micro batch with documents. `PaddedKernel` is for attention that looks ahead.
+Three kernels compute the same of causal attention; `kernel_choice` says which. `CausalKernel` needs
+no mask in memory, on any device, but knows neither ALiBi nor documents. `FlexKernel` knows both and
+computes them where they are used, on a GPU. `DenseKernel` does it anywhere, and adds a mask that
+lies in memory: [heads, sequence, sequence] once per worker, or once per micro batch with documents.
+`PaddedKernel` is for attention that looks ahead.
 
-On a GPU torch may take only the kernels that were chosen: it would fall back on its math kernel without a word.
+On a GPU torch may take only the kernels that were chosen: it would fall back on its math kernel
+without a word.
 """
 
 from __future__ import annotations
@@ -36,9 +39,11 @@ from trainer.model.matmul import compute_dtype
 from trainer.model.positions import local_alibi_slopes
 from trainer.parallel.mesh import Mesh
 
-# Which attention weights dropout keeps, as a function of a seed and of their place: nothing is kept in memory.
+# Which attention weights dropout keeps, as a function of a seed and of their place: nothing is kept
+# in memory.
 #
-# So each kernel that meets a weight, forward and backward, on whichever tensor rank, finds the same answer by itself.
+# So each kernel that meets a weight, forward and backward, on whichever tensor rank, finds the same
+# answer by itself.
 
 HALF, WHOLE = 1 << 31, 1 << 32
 LOW_16, LOW_17 = 0xFFFF, 0x1FFFF
@@ -46,7 +51,9 @@ LOW_16, LOW_17 = 0xFFFF, 0x1FFFF
 
 def _signed(bits: int) -> int:
     """The same 32 bits as the signed number that torch and Triton multiply with."""
-    return bits - WHOLE if bits >= HALF else bits
+    if bits >= HALF:
+        return bits - WHOLE
+    return bits
 
 
 FIRST, SECOND = _signed(0x7FEB352D), _signed(0x846CA68B)  # of Wellons' lowbias32
@@ -68,11 +75,14 @@ def scale_of_kept(least: int) -> float:
     return WHOLE / (HALF - least)
 
 
-def is_kept(seed: Tensor, least: int, *, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+def is_kept(
+    seed: Tensor, least: int, *, batch: Tensor, head: Tensor, query: Tensor, key: Tensor
+) -> Tensor:
     """Whether a weight stays. `seed`: as `draw_seed` gives it; `least`: as `least_kept` does.
 
-    Of integers of any width and shape that fit together. What depends on the query alone is computed for it alone:
-    two words of it, so that no two rows of a mask are the same numbers at another place.
+    Of integers of any width and shape that fit together. What depends on the query alone is
+    computed for it alone: two words of it, so that no two rows of a mask are the same numbers at
+    another place.
     """
     batch, head, query, key = (_narrow(place) for place in (batch, head, query, key))
     row = _mixed(_mixed(_mixed(seed[0] ^ batch) ^ head) ^ query)
@@ -84,8 +94,8 @@ def is_kept(seed: Tensor, least: int, *, batch: Tensor, head: Tensor, query: Ten
 
 
 def _narrow(place: Tensor) -> Tensor:
-    """As int32, whatever width it has when it is run: code traced with 32 bits is run with 64 at times, and a
-    conversion that changes nothing is not in the trace.
+    """As int32, whatever width it has when it is run: code traced with 32 bits is run with 64 at
+    times, and a conversion that changes nothing is not in the trace.
     """
     return place.to(torch.int64).to(torch.int32)
 
@@ -98,29 +108,36 @@ def _mixed(bits: Tensor) -> Tensor:
 
 
 STRIP, MOST_STRIPS = 64, 8
-HALF_STRIP = 256  # in bf16 and fp16: lower ones cost torch's kernel, which packs the keys for each, more than they save
+# in bf16 and fp16: lower ones cost torch's kernel, which packs the keys for each, more than they
+# save
+HALF_STRIP = 256
 
 
 class Kernel(Protocol):
     """Mixes values: query, key, value [batch, heads, sequence, head size] -> the queries' shape.
 
-    Keys and values may have fewer heads: the first is for the first so many heads of queries, and so on.
+    Keys and values may have fewer heads: the first is for the first so many heads of queries, and
+    so on.
     """
 
     def mask(self, hidden: Tensor, length: int, documents: Tensor | None) -> Any:
-        """What it needs beside the heads of sequences of `length`, in the dtype and on the device of `hidden`.
+        """What it needs beside the heads of sequences of `length`, in the dtype and on the device
+        of `hidden`.
 
-        Made once for all blocks, and before them: no compiled block makes it again. `documents`: numbers of the tokens'
-        documents, or marks of padding, [batch, sequence].
+        Made once for all blocks, and before them: no compiled block makes it again. `documents`:
+        numbers of the tokens' documents, or marks of padding, [batch, sequence].
         """
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float) -> Tensor: ...
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float
+    ) -> Tensor: ...
 
 
 Backends = tuple[SDPBackend, ...]
 FUSED: Backends = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 BACKENDS: dict[KernelName, Backends] = {
-    # Flash where cuDNN is not exact: its backward pass adds in any order, so torch refuses it under run.deterministic.
+    # Flash where cuDNN is not exact: its backward pass adds in any order, so torch refuses it under
+    # run.deterministic.
     "cudnn": (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION),
     "causal": FUSED,
     "efficient": (SDPBackend.EFFICIENT_ATTENTION,),
@@ -133,28 +150,38 @@ def device_facts(device: torch.device) -> Device:
     if device.type != "cuda":
         return Device("cpu")
     has_triton = importlib.util.find_spec("triton") is not None
-    maker: Literal["nvidia", "amd"] = "nvidia" if torch.version.hip is None else "amd"
+    maker: Literal["nvidia", "amd"] = "amd"
+    if torch.version.hip is None:
+        maker = "nvidia"
     return Device("cuda", torch.cuda.get_device_capability(device), has_triton, maker)
 
 
-def kernel_for(model: ModelSection, mesh: Mesh, documents: DocumentRules | None, dtype: str) -> KernelChoice:
+def kernel_for(
+    model: ModelSection, mesh: Mesh, documents: DocumentRules | None, dtype: str
+) -> KernelChoice:
     """The choice for this model on this worker."""
     stays_inside = documents is not None and documents.reset_attention
     return choose_kernel(model, stays_inside, dtype, device_facts(mesh.device))
 
 
-def build_kernel(model: ModelSection, mesh: Mesh, documents: DocumentRules | None, dtype: str) -> Kernel:
+def build_kernel(
+    model: ModelSection, mesh: Mesh, documents: DocumentRules | None, dtype: str
+) -> Kernel:
     """The chosen kernel for `precision.dtype`; one object serves all blocks of a worker.
 
     Raises CardError when the card does not allow it (`model.require_fused_attention`).
     """
     choice = kernel_for(model, mesh, documents, dtype)
     if choice.refusal is not None:
-        raise CardError("run card", [Problem("model.require_fused_attention", True, choice.refusal, DROP_IT)])
+        raise CardError(
+            "run card", [Problem("model.require_fused_attention", True, choice.refusal, DROP_IT)]
+        )
     backends = _backends(model, choice, dtype, mesh.device)
     if model.looks_ahead:
         return PaddedKernel(backends)
-    slopes = local_alibi_slopes(model.attention_heads, mesh) if model.position_embedding == "alibi" else None
+    slopes = None
+    if model.position_embedding == "alibi":
+        slopes = local_alibi_slopes(model.attention_heads, mesh)
     stays_inside = documents is not None and documents.reset_attention
     if choice.name == "flex":
         first_head = mesh.tensor_rank * (model.attention_heads // mesh.tensor)
@@ -164,27 +191,40 @@ def build_kernel(model: ModelSection, mesh: Mesh, documents: DocumentRules | Non
     return DenseKernel(slopes, stays_inside, mesh.device, backends)
 
 
-def _backends(model: ModelSection, choice: KernelChoice, dtype: str, device: torch.device) -> Backends:
-    """The only ones of torch's kernels that may be taken; of those without a mask, flash reads groups as they are."""
+def _backends(
+    model: ModelSection, choice: KernelChoice, dtype: str, device: torch.device
+) -> Backends:
+    """The only ones of torch's kernels that may be taken; of those without a mask, flash reads
+    groups as they are.
+    """
     if device.type != "cuda":
         return ()
     grouped = model.groups != model.attention_heads
-    if choice.name == "causal" and grouped and flash_obstacle(model, dtype, device_facts(device)) is None:
+    if (
+        choice.name == "causal"
+        and grouped
+        and flash_obstacle(model, dtype, device_facts(device)) is None
+    ):
         return (SDPBackend.FLASH_ATTENTION,)
     return BACKENDS.get(choice.name, ())
 
 
 def build_causal_kernel(model: ModelSection, mesh: Mesh, dtype: str) -> CausalKernel:
-    """That of a decoder's own tokens, beside the kernel of `build_kernel` for a model that looks ahead.
+    """That of a decoder's own tokens, beside the kernel of `build_kernel` for a model that looks
+    ahead.
 
     Padding stands behind all tokens, where causal attention does not look.
     """
     is_fused = kernel_for(model, mesh, None, dtype).is_fused
-    return CausalKernel(() if mesh.device.type != "cuda" else FUSED if is_fused else BACKENDS["math"])
+    if mesh.device.type != "cuda":
+        return CausalKernel(())
+    return CausalKernel(FUSED if is_fused else BACKENDS["math"])
 
 
 class CausalKernel:
-    """Causal attention without any bias: torch's own fused kernels. `backends`: the only ones it may take."""
+    """Causal attention without any bias: torch's own fused kernels. `backends`: the only ones it
+    may take.
+    """
 
     def __init__(self, backends: Sequence[SDPBackend] = ()):
         self.backends = backends
@@ -192,23 +232,33 @@ class CausalKernel:
     def mask(self, hidden: Tensor, length: int, documents: Tensor | None) -> None:
         return None
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float) -> Tensor:
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float
+    ) -> Tensor:
         return _attend(query, key, value, None, dropout, self.backends)
 
 
 class DenseKernel:
-    """Attention with an additive mask: causal, ALiBi's slope x distance for the worker's heads, document borders.
+    """Attention with an additive mask: causal, ALiBi's slope x distance for the worker's heads,
+    document borders.
 
-    ALiBi is written as the distance to the query (0 on the diagonal, negative behind it), which equals slope x
-    position under the softmax and stays exact in bf16 where it matters. `slopes` None: no ALiBi. `backends`: the only
-    ones of torch's kernels that may be taken.
+    ALiBi is written as the distance to the query (0 on the diagonal, negative behind it), which
+    equals slope x position under the softmax and stays exact in bf16 where it matters. `slopes`
+    None: no ALiBi. `backends`: the only ones of torch's kernels that may be taken.
     """
 
     def __init__(
-        self, slopes: Tensor | None, stays_inside: bool, device: torch.device, backends: Sequence[SDPBackend] = ()
+        self,
+        slopes: Tensor | None,
+        stays_inside: bool,
+        device: torch.device,
+        backends: Sequence[SDPBackend] = (),
     ):
         self.backends = backends
-        self.slopes = torch.zeros(1, device=device) if slopes is None else slopes
+        if slopes is None:
+            self.slopes = torch.zeros(1, device=device)
+        else:
+            self.slopes = slopes
         self.stays_inside = stays_inside
         self._made: dict[torch.dtype, Tensor] = {}
         self._last: tuple[Tensor, Tensor] | None = None
@@ -219,11 +269,14 @@ class DenseKernel:
             return self.bias(length, dtype)
         return self._bias_inside(documents, dtype)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float) -> Tensor:
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float
+    ) -> Tensor:
         return _attend_in_strips(query, key, value, mask, dropout, self.backends)
 
     def bias(self, length: int, dtype: torch.dtype) -> Tensor:
-        """[1, heads of this worker or 1, length, length] of `dtype`: the beginning of the longest one made so far.
+        """[1, heads of this worker or 1, length, length] of `dtype`: the beginning of the longest
+        one made so far.
 
         Under a curriculum one of each length would take many times the memory of the longest.
         """
@@ -240,10 +293,15 @@ class DenseKernel:
         return bias.masked_fill_(distance > 0, -math.inf)
 
     def _bias_inside(self, documents: Tensor, dtype: torch.dtype) -> Tensor:
-        """The bias with other documents hidden [batch, heads, length, length]; kept for the stage's next block."""
+        """The bias with other documents hidden [batch, heads, length, length]; kept for the stage's
+        next block.
+        """
         if self._last is None or self._last[0] is not documents:
             elsewhere = documents[:, None, :, None] != documents[:, None, None, :]
-            self._last = (documents, self.bias(documents.shape[1], dtype).masked_fill(elsewhere, -math.inf))
+            self._last = (
+                documents,
+                self.bias(documents.shape[1], dtype).masked_fill(elsewhere, -math.inf),
+            )
         return self._last[1]
 
 
@@ -257,7 +315,8 @@ class PaddedKernel:
     def mask(self, hidden: Tensor, length: int, documents: Tensor | None) -> Tensor:
         """[batch, 1, 1, length] to be added to the scores; kept for the stage's next block.
 
-        Padding is hidden by a large number, not by infinity: a sample of nothing else must not become NaN.
+        Padding is hidden by a large number, not by infinity: a sample of nothing else must not
+        become NaN.
         """
         if documents is None:
             raise ValueError("attention that looks ahead needs to know the padding")
@@ -268,22 +327,29 @@ class PaddedKernel:
             self._last = (marks, added[:, None, None, :])
         return self._last[1]
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float) -> Tensor:
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float
+    ) -> Tensor:
         return _attend(query, key, value, mask, dropout, self.backends)
 
 
 class FlexKernel:
-    """The same through torch's flex attention: bias, borders and dropout are computed inside the kernel, tile by tile.
+    """The same through torch's flex attention: bias, borders and dropout are computed inside the
+    kernel, tile by tile.
 
-    Flex attention changes scores before the soft-max; dropout changes weights behind it. So what is dropped gets no
-    score, which makes the rest sum to one; then the result is scaled by the share that the rest has of all weights, the
-    ratio of both sums of exponentials. A second pass, without dropout, is for its sum alone.
+    Flex attention changes scores before the soft-max; dropout changes weights behind it. So what is
+    dropped gets no score, which makes the rest sum to one; then the result is scaled by the share
+    that the rest has of all weights, the ratio of both sums of exponentials. A second pass, without
+    dropout, is for its sum alone.
 
-    `first_head`: the number in the model of this worker's first head, by which dropout's mask is the same however heads
-    are dealt to tensor ranks. Not `compiled` it runs anywhere, slowly and without gradients on the CPU: for tests.
+    `first_head`: the number in the model of this worker's first head, by which dropout's mask is
+    the same however heads are dealt to tensor ranks. Not `compiled` it runs anywhere, slowly and
+    without gradients on the CPU: for tests.
     """
 
-    def __init__(self, slopes: Tensor | None, stays_inside: bool, compiled: bool, first_head: int = 0):
+    def __init__(
+        self, slopes: Tensor | None, stays_inside: bool, compiled: bool, first_head: int = 0
+    ):
         from torch.nn.attention import flex_attention
 
         self._attention: Any = flex_attention.flex_attention
@@ -299,23 +365,32 @@ class FlexKernel:
         self._made: dict[int, Any] = {}
         self._last: tuple[Tensor, Any] | None = None
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float) -> Tensor:
-        drawn = (draw_seed(query.device), least_kept(dropout)) if dropout > 0.0 else None
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float
+    ) -> Tensor:
+        drawn = None
+        if dropout > 0.0:
+            drawn = (draw_seed(query.device), least_kept(dropout))
         mixed: Tensor = self._attend(query, key, value, mask, drawn=drawn)
         return mixed
 
     def _attend_as_is(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Any, drawn: tuple[Tensor, int] | None
     ) -> Tensor:
-        """`drawn`: seed and threshold of the weights that are kept. Of dropout's own number, a float, torch would make
-        a tensor.
+        """`drawn`: seed and threshold of the weights that are kept. Of dropout's own number, a
+        float, torch would make a tensor.
         """
         whole = _score(self.slopes, None, 0)
-        options = {"score_mod": whole, "block_mask": mask, "enable_gqa": query.shape[1] != key.shape[1]}
+        options = {
+            "score_mod": whole,
+            "block_mask": mask,
+            "enable_gqa": query.shape[1] != key.shape[1],
+        }
         if drawn is None:
             mixed: Tensor = self._attention(query, key, value, **options)
             return mixed
-        few = value[..., :SMALLEST_FLEX_HEAD].detach()  # no one asks for what they would be mixed to
+        # no one asks for what they would be mixed to
+        few = value[..., :SMALLEST_FLEX_HEAD].detach()
         _, every = self._attention(query, key, few, **options, **self._with_sum)
         options["score_mod"] = _score(self.slopes, drawn, self.first_head)
         mixed, kept = self._attention(query, key, value, **options, **self._with_sum)
@@ -323,20 +398,28 @@ class FlexKernel:
         return (mixed * share.unsqueeze(3)).to(query.dtype)
 
     def mask(self, hidden: Tensor, length: int, documents: Tensor | None) -> Any:
-        """Which tiles of the scores are needed; made once per length, or once per micro batch with documents."""
+        """Which tiles of the scores are needed; made once per length, or once per micro batch with
+        documents.
+        """
         device = hidden.device
         if documents is None or not self.stays_inside:
             if length not in self._made:
-                self._made[length] = self._block_mask(_is_behind, None, None, length, length, device=device)
+                self._made[length] = self._block_mask(
+                    _is_behind, None, None, length, length, device=device
+                )
             return self._made[length]
         if self._last is None or self._last[0] is not documents:
             inside = _is_behind_inside(documents)
-            tiles = self._block_mask(inside, documents.shape[0], None, length, length, device=device)
+            tiles = self._block_mask(
+                inside, documents.shape[0], None, length, length, device=device
+            )
             self._last = (documents, tiles)
         return self._last[1]
 
 
-def _score(slopes: Tensor | None, drawn: tuple[Tensor, int] | None, first_head: int) -> Callable[..., Tensor] | None:
+def _score(
+    slopes: Tensor | None, drawn: tuple[Tensor, int] | None, first_head: int
+) -> Callable[..., Tensor] | None:
     if slopes is None and drawn is None:
         return None
 
@@ -363,12 +446,19 @@ def _is_behind_inside(documents: Tensor) -> Callable[..., Tensor]:
 
 
 def _attend_in_strips(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, backends: Sequence[SDPBackend]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    dropout: float,
+    backends: Sequence[SDPBackend],
 ) -> Tensor:
-    """Attention under a causal mask, a strip of queries at a time: no strip is computed beyond its last query.
+    """Attention under a causal mask, a strip of queries at a time: no strip is computed beyond its
+    last query.
 
-    Torch's kernels skip the future only where they make the causal mask themselves. On a GPU one kernel is faster. A
-    compiled block has none: their number would make a graph of it for each length.
+    Torch's kernels skip the future only where they make the causal mask themselves. On a GPU one
+    kernel is faster. A compiled block has none: their number would make a graph of it for each
+    length.
     """
     if torch.compiler.is_compiling():
         return _attend(query, key, value, mask, dropout, backends)
@@ -418,5 +508,9 @@ def _attend(
 
 
 def _only(backends: Sequence[SDPBackend]) -> AbstractContextManager[Any]:
-    """Torch takes the first of these that serves, and refuses in place of a slower one. None named: it may take any."""
-    return sdpa_kernel(list(backends), set_priority=True) if backends else nullcontext()
+    """Torch takes the first of these that serves, and refuses in place of a slower one. None named:
+    it may take any.
+    """
+    if backends:
+        return sdpa_kernel(list(backends), set_priority=True)
+    return nullcontext()

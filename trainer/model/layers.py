@@ -1,12 +1,14 @@
-"""The building blocks that are cut over tensor-parallel workers, on plain tensors and explicit groups.
+"""The building blocks that are cut over tensor-parallel workers, on plain tensors and explicit
+groups.
 
-Activations are [batch, sequence, features]. A column-parallel layer cuts its output features, a row-parallel one its
-input features, so a column layer feeds a row layer with one sum at the end (Megatron's scheme). With sequence
-parallelism everything between a row layer and the next column layer holds only this rank's stretch of the sequence.
+Activations are [batch, sequence, features]. A column-parallel layer cuts its output features, a
+row-parallel one its input features, so a column layer feeds a row layer with one sum at the end
+(Megatron's scheme). With sequence parallelism everything between a row layer and the next column
+layer holds only this rank's stretch of the sequence.
 
-The gradient of a replicated parameter is left as a share on every tensor rank: of its own stretch of the sequence, or
-else all of it on tensor rank 0 and zero elsewhere. The engine sums the shares once per step, so copies receive the
-same bits whatever the kernels do.
+The gradient of a replicated parameter is left as a share on every tensor rank: of its own stretch
+of the sequence, or else all of it on tensor rank 0 and zero elsewhere. The engine sums the shares
+once per step, so copies receive the same bits whatever the kernels do.
 """
 
 from __future__ import annotations
@@ -34,10 +36,11 @@ from trainer.parallel.comm import reduce_from_tensor_region, reduce_scatter_sequ
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.shard import Sharding, declare
 
-# Normalisation by the root mean square: x / sqrt(mean(x^2) + epsilon) x weight, in fp32, rounded once.
+# Normalisation by the root mean square: x / sqrt(mean(x^2) + epsilon) x weight, in fp32, rounded
+# once.
 #
-# GPUs have a kernel for it. Elsewhere torch would make it of parts that keep six tensors for the backward pass; here the
-# input and a number of each row are kept, as by that kernel.
+# GPUs have a kernel for it. Elsewhere torch would make it of parts that keep six tensors for the
+# backward pass; here the input and a number of each row are kept, as by that kernel.
 
 
 def root_mean_square_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -69,10 +72,11 @@ class _RootMeanSquareNorm(torch.autograd.Function):
 def new_parameter(
     shape: tuple[int, ...], mesh: Mesh, dim: int | None, initial: Initial, in_region: bool = False
 ) -> nn.Parameter:
-    """This worker's slice of a parameter of whole `shape`, cut along `dim` (None = replicated); values not yet set.
+    """This worker's slice of a parameter of whole `shape`, cut along `dim` (None = replicated);
+    values not yet set.
 
-    `in_region`: a replicated one that works on what is cut over the tensor ranks, so that each rank's gradient is a
-    share by itself.
+    `in_region`: a replicated one that works on what is cut over the tensor ranks, so that each
+    rank's gradient is a share by itself.
     """
     sharding = Sharding(dim, 1 if dim is None else mesh.tensor)
     tensor = torch.empty(sharding.local_shape(shape), dtype=torch.float32, device=mesh.device)
@@ -99,8 +103,8 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Division by the root mean square over the last dimension, replicated on all tensor ranks (Zhang and Sennrich,
-    arXiv 1910.07467). `in_region`: as for `new_parameter`.
+    """Division by the root mean square over the last dimension, replicated on all tensor ranks
+    (Zhang and Sennrich, arXiv 1910.07467). `in_region`: as for `new_parameter`.
     """
 
     def __init__(self, size: int, epsilon: float, mesh: Mesh, in_region: bool = False):
@@ -118,15 +122,18 @@ Norm = LayerNorm | RMSNorm
 
 def norm_class(model: ModelSection) -> type[Norm]:
     """That of the layers on the residual stream."""
-    return RMSNorm if model.norm == "rmsnorm" else LayerNorm
+    if model.norm == "rmsnorm":
+        return RMSNorm
+    return LayerNorm
 
 
 class ColumnParallelLinear(nn.Module):
-    """Linear layer whose output features are cut: [batch, sequence, inputs] -> [batch, sequence, outputs / tensor].
+    """Linear layer whose output features are cut: [batch, sequence, inputs] -> [batch, sequence,
+    outputs / tensor].
 
-    With sequence parallelism the input is this rank's stretch, the output of the whole sequence. `matrices`: so many
-    of `outputs` features each are one weight [matrices, outputs, inputs], of which every rank has its share of each;
-    their results stand one behind the other.
+    With sequence parallelism the input is this rank's stretch, the output of the whole sequence.
+    `matrices`: so many of `outputs` features each are one weight [matrices, outputs, inputs], of
+    which every rank has its share of each; their results stand one behind the other.
     """
 
     def __init__(
@@ -150,18 +157,27 @@ class ColumnParallelLinear(nn.Module):
         group, weight = self.mesh.tensor_group, self.weight.view(-1, self.weight.shape[-1])
         if group is None:
             return linear(hidden, weight, self.bias, self.in_float8)
-        return column_linear(hidden, weight, self.bias, group, self.mesh.sequence_parallel, self.in_float8)
+        return column_linear(
+            hidden, weight, self.bias, group, self.mesh.sequence_parallel, self.in_float8
+        )
 
 
 class RowParallelLinear(nn.Module):
-    """Linear layer whose input features are cut: [batch, sequence, inputs / tensor] -> [batch, sequence, outputs].
+    """Linear layer whose input features are cut: [batch, sequence, inputs / tensor] -> [batch,
+    sequence, outputs].
 
-    The partial products are summed over tensor ranks; with sequence parallelism each keeps its stretch of the sum.
-    The bias is replicated and added once, after the sum.
+    The partial products are summed over tensor ranks; with sequence parallelism each keeps its
+    stretch of the sum. The bias is replicated and added once, after the sum.
     """
 
     def __init__(
-        self, inputs: int, outputs: int, std: float, mesh: Mesh, in_float8: bool = False, has_bias: bool = True
+        self,
+        inputs: int,
+        outputs: int,
+        std: float,
+        mesh: Mesh,
+        in_float8: bool = False,
+        has_bias: bool = True,
     ):
         super().__init__()
         self.mesh = mesh
@@ -174,24 +190,31 @@ class RowParallelLinear(nn.Module):
         return self.finish(self.exchange(self.product(hidden)))
 
     def product(self, hidden: Tensor) -> Tensor:
-        """This worker's part of the result, which the others' are added to; the whole result where it is not cut."""
+        """This worker's part of the result, which the others' are added to; the whole result where
+        it is not cut.
+        """
         return linear(hidden, self.weight, None if self.is_cut else self.bias, self.in_float8)
 
     def exchange(self, part: Tensor) -> Tensor:
         """The sum of all parts. Collective over the tensor ranks."""
-        return _leave_region(part, self.mesh) if self.is_cut else part
+        if self.is_cut:
+            return _leave_region(part, self.mesh)
+        return part
 
     def finish(self, summed: Tensor) -> Tensor:
         """The result of the layer."""
-        return summed + self.bias if self.is_cut and self.bias is not None else summed
+        if self.is_cut and self.bias is not None:
+            return summed + self.bias
+        return summed
 
 
 class VocabularyParallelEmbedding(nn.Module):
-    """Word embedding whose rows are cut: token ids [batch, sequence] -> [batch, sequence, features].
+    """Word embedding whose rows are cut: token ids [batch, sequence] -> [batch, sequence,
+    features].
 
-    With `documents` the numbers of the tokens' documents follow the hidden states from here on. The output projection
-    is one too (see `loss.py`): a tied copy of the same weight, or with `attach` one of its own, which in place of
-    looking up hands itself and the hidden states to that.
+    With `documents` the numbers of the tokens' documents follow the hidden states from here on. The
+    output projection is one too (see `loss.py`): a tied copy of the same weight, or with `attach`
+    one of its own, which in place of looking up hands itself and the hidden states to that.
     """
 
     def __init__(
@@ -214,7 +237,9 @@ class VocabularyParallelEmbedding(nn.Module):
         if self.attach is not None:
             return self.attach(self, tokens)
         rule = self.documents
-        return joined(self._look_up(tokens), None if rule is None else document_numbers(tokens, rule.end_id))
+        return joined(
+            self._look_up(tokens), None if rule is None else document_numbers(tokens, rule.end_id)
+        )
 
     def _look_up(self, tokens: Tensor) -> Tensor:
         if self.mesh.tensor_group is None:
@@ -232,9 +257,18 @@ def embed_marked(embedding: VocabularyParallelEmbedding, read: tuple[Tensor, Ten
 
 
 class LearnedPositions(nn.Module):
-    """Adds a learned vector per position to [batch, sequence, features]; positions may count within documents."""
+    """Adds a learned vector per position to [batch, sequence, features]; positions may count within
+    documents.
+    """
 
-    def __init__(self, positions: int, size: int, std: float, mesh: Mesh, documents: DocumentRules | None = None):
+    def __init__(
+        self,
+        positions: int,
+        size: int,
+        std: float,
+        mesh: Mesh,
+        documents: DocumentRules | None = None,
+    ):
         super().__init__()
         self.mesh = mesh
         self.documents = documents
@@ -243,8 +277,12 @@ class LearnedPositions(nn.Module):
     def forward(self, stream: Stream) -> Stream:
         hidden, documents = hidden_of(stream)
         group = self.mesh.tensor_group if self.mesh.sequence_parallel else None
-        length = hidden.shape[1] if group is None else hidden.shape[1] * self.mesh.tensor
-        mine = slice(0, length) if group is None else stretch(length, group)
+        if group is None:
+            length = hidden.shape[1]
+            mine = slice(0, length)
+        else:
+            length = hidden.shape[1] * self.mesh.tensor
+            mine = stretch(length, group)
         if documents is not None and self.documents is not None and self.documents.reset_positions:
             added = functional.embedding(positions_in_documents(documents)[:, mine], self.weight)
         else:
@@ -253,7 +291,9 @@ class LearnedPositions(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Dropout on activations outside tensor regions (which masks the tensor ranks draw: see `random.py`)."""
+    """Dropout on activations outside tensor regions (which masks the tensor ranks draw: see
+    `random.py`).
+    """
 
     def __init__(self, probability: float):
         super().__init__()

@@ -1,17 +1,19 @@
-"""The output projection and its cross-entropy as one step, in pieces, never holding all logits in fp32.
+"""The output projection and its cross-entropy as one step, in pieces, never holding all logits in
+fp32.
 
-The projection's weight is the tied word embedding, its rows cut over tensor ranks. For each piece of tokens: logits,
-soft-max (one small exchange between tensor ranks), loss, and at once the gradients of the hidden states and of the
-weight, so that nothing is recomputed in the backward pass. A piece's logits are made once and become their own
-gradient. The weight's gradient is summed over pieces, so on a GPU pieces are as large as memory allows, mostly one.
+The projection's weight is the tied word embedding, its rows cut over tensor ranks. For each piece
+of tokens: logits, soft-max (one small exchange between tensor ranks), loss, and at once the
+gradients of the hidden states and of the weight, so that nothing is recomputed in the backward
+pass. A piece's logits are made once and become their own gradient. The weight's gradient is summed
+over pieces, so on a GPU pieces are as large as memory allows, mostly one.
 
-Each tensor rank has the soft-max of its own words. What these weigh of all words, a token's share, needs no pass over
-the logits: it scales the rows of the other factor, or of the result, of each product. (fp16 has no room for what is
-left at the label, so there the logits are scaled.)
+Each tensor rank has the soft-max of its own words. What these weigh of all words, a token's share,
+needs no pass over the logits: it scales the rows of the other factor, or of the result, of each
+product. (fp16 has no room for what is left at the label, so there the logits are scaled.)
 
-The gradients of the loss wait until the backward pass asks for them. They are those of the sum of all tokens' losses:
-the mean's divisor and the loss scale of fp16 are one factor in fp32 there. Divided before, a probability below 1.2e-4
-(of 2048 tokens) would be zero in fp16.
+The gradients of the loss wait until the backward pass asks for them. They are those of the sum of
+all tokens' losses: the mean's divisor and the loss scale of fp16 are one factor in fp32 there.
+Divided before, a probability below 1.2e-4 (of 2048 tokens) would be zero in fp16.
 """
 
 from __future__ import annotations
@@ -38,17 +40,20 @@ from trainer.schedule.pieces import PIECE_ELEMENTS, SOFTMAX_ELEMENTS, WIDENED_EL
 
 # The soft-max of logits where they lie, strip by strip, by the fastest way that their device has.
 #
-# On a GPU one compiled kernel reads the logits and writes their soft-max over them: in bf16 at most 8 bytes a logit, of
-# which the cache saves half, where torch's own operations move 20 and hold strips in fp32. It is compiled for strips of
-# one height; a shorter one is computed with rows that no one looks at. So a row's numbers depend on nothing else, neither
-# on the number of tokens nor on the lengths that a run has seen before. A node without a compiler takes torch's own.
+# On a GPU one compiled kernel reads the logits and writes their soft-max over them: in bf16 at most
+# 8 bytes a logit, of which the cache saves half, where torch's own operations move 20 and hold
+# strips in fp32. It is compiled for strips of one height; a shorter one is computed with rows that
+# no one looks at. So a row's numbers depend on nothing else, neither on the number of tokens nor on
+# the lengths that a run has seen before. A node without a compiler takes torch's own.
 
 
 class Softmax(Record):
-    """`soften(values, local, target, room, replaces)`: log-sum-exps [tokens, 1] of a strip [tokens, words], which is
-    lost; its soft-max `replaces` it or not. `target`: the strip's numbers at `local`, both [tokens, 1].
+    """`soften(values, local, target, room, replaces)`: log-sum-exps [tokens, 1] of a strip [tokens,
+    words], which is lost; its soft-max `replaces` it or not. `target`: the strip's numbers at
+    `local`, both [tokens, 1].
 
-    `room`: fp32, of the strip's size, where it `needs_room`. `whole_strips`: all strips are of full height.
+    `room`: fp32, of the strip's size, where it `needs_room`. `whole_strips`: all strips are of full
+    height.
     """
 
     soften: Callable[[Tensor, Tensor, Tensor, Tensor, bool], Tensor]
@@ -57,19 +62,28 @@ class Softmax(Record):
 
     def rows(self, count: int, width: int, kind: str) -> int:
         """Rows of memory that `count` rows of logits need."""
-        return _up_to(count, _strip_height(kind, width)) if self.whole_strips else count
+        if self.whole_strips:
+            return _up_to(count, _strip_height(kind, width))
+        return count
 
     def softened(self, logits: Tensor, local: Tensor, target: Tensor, replaces: bool) -> Tensor:
-        """Log-sum-exps [count, 1] of the first `count` rows of `logits`, which has as many `rows` as they need."""
+        """Log-sum-exps [count, 1] of the first `count` rows of `logits`, which has as many `rows`
+        as they need.
+        """
         count, width = len(local), logits.shape[1]
         step = _strip_height(logits.device.type, width)
         if not self.whole_strips:
             step = min(step, count)
         found = torch.empty_like(target)
-        room = torch.empty(step if self.needs_room else 0, width, dtype=torch.float32, device=logits.device)
+        room = torch.empty(
+            step if self.needs_room else 0, width, dtype=torch.float32, device=logits.device
+        )
         for begin in range(0, count, step):
             part = slice(begin, min(begin + step, count))
-            values = logits[begin : begin + step] if self.whole_strips else logits[part]
+            if self.whole_strips:
+                values = logits[begin : begin + step]
+            else:
+                values = logits[part]
             sums = self.soften(values, local[part], target[part], room[: len(values)], replaces)
             found[part] = sums[: part.stop - begin]
         return found
@@ -87,12 +101,19 @@ def softmax_for(device: torch.device) -> Softmax:
     """The way that is taken on a device."""
     if device.type == "cpu":
         return IN_CACHE
-    return COMPILED if compiles_small_parts(device) else FUSED
+    if compiles_small_parts(device):
+        return COMPILED
+    return FUSED
 
 
-def _soften_in_cache(values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool) -> Tensor:
+def _soften_in_cache(
+    values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool
+) -> Tensor:
     """On a CPU an exponential costs more than a pass over a strip in cache."""
-    wide = values if values.dtype == room.dtype else room.copy_(values)
+    if values.dtype == room.dtype:
+        wide = values
+    else:
+        wide = room.copy_(values)
     top = torch.amax(wide, dim=1, keepdim=True)
     total = wide.sub_(top).exp_().sum(dim=1, keepdim=True)
     if replaces:
@@ -102,7 +123,9 @@ def _soften_in_cache(values: Tensor, local: Tensor, target: Tensor, room: Tensor
     return top + total.log()
 
 
-def _soften_fused(values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool) -> Tensor:
+def _soften_fused(
+    values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool
+) -> Tensor:
     """The same in half the bytes: two exponentials a number."""
     logarithms = torch.log_softmax(values.float(), 1, out=room)
     normaliser = target - logarithms.gather(1, local)
@@ -127,7 +150,9 @@ def compiled_softening() -> Any:
     return torch.compile(soften_at_once, fullgraph=True, dynamic=False)
 
 
-def _soften_compiled(values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool) -> Tensor:
+def _soften_compiled(
+    values: Tensor, local: Tensor, target: Tensor, room: Tensor, replaces: bool
+) -> Tensor:
     sums: Tensor = compiled_softening()(values, replaces)
     return sums
 
@@ -138,15 +163,18 @@ COMPILED = Softmax(_soften_compiled, needs_room=False, whole_strips=True)
 
 LM, Z = "lm", "z"  # parts of a loss with a z-loss
 
-# Of the label's tensor rank, so that one over it is a number. What it adds is lost beside the label's own gradient.
+# Of the label's tensor rank, so that one over it is a number. What it adds is lost beside the
+# label's own gradient.
 SMALLEST_SHARE = 2.0**-60
 
 
 @dataclass
 class Slot:
-    """Carries gradients from the loss, which computes them, to the projection, below which they belong.
+    """Carries gradients from the loss, which computes them, to the projection, below which they
+    belong.
 
-    `gradient`: the weight's. `bias`: of its bias, `order`: of logits that go past it, where a head has these.
+    `gradient`: the weight's. `bias`: of its bias, `order`: of logits that go past it, where a head
+    has these.
     """
 
     gradient: Tensor | None = None
@@ -155,8 +183,8 @@ class Slot:
 
 
 class _Rows(Record):
-    """The rows of the vocabulary on this worker. `bias`: of each of their logits, None where they have none. `z`: the
-    factor of the z-loss, 0 without one.
+    """The rows of the vocabulary on this worker. `bias`: of each of their logits, None where they
+    have none. `z`: the factor of the z-loss, 0 without one.
     """
 
     first: int
@@ -166,11 +194,12 @@ class _Rows(Record):
 
 
 class LanguageModelHead:
-    """The last two steps of the model: `attach` is the layer on the pipeline's last stage, `loss` its loss function.
+    """The last two steps of the model: `attach` is the layer on the pipeline's last stage, `loss`
+    its loss function.
 
-    They are two because the pipeline engine hands out labels only after the last layer. The engine also clears
-    gradients at the moment the layer's output receives its own, hence the weight must get its gradient after
-    that output: `attach` takes the weight into the graph below it.
+    They are two because the pipeline engine hands out labels only after the last layer. The engine
+    also clears gradients at the moment the layer's output receives its own, hence the weight must
+    get its gradient after that output: `attach` takes the weight into the graph below it.
     """
 
     def __init__(self, mesh: Mesh, z: float = 0.0):
@@ -182,7 +211,8 @@ class LanguageModelHead:
         self._pending: tuple[VocabularyParallelEmbedding, Slot] | None = None
 
     def attach(self, embedding: VocabularyParallelEmbedding, stream: Stream) -> Tensor:
-        """Final hidden states [batch, sequence, features] -> the same, with the projection's weight attached.
+        """Final hidden states [batch, sequence, features] -> the same, with the projection's weight
+        attached.
 
         With sequence parallelism this rank's stretch comes in, and the whole sequence goes out.
         """
@@ -192,7 +222,8 @@ class LanguageModelHead:
         return Attach.apply(self._enter(hidden, self.group), embedding.weight, slot)
 
     def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy over the labels [batch, sequence]; an fp32 scalar, the same on all tensor ranks.
+        """Mean cross-entropy over the labels [batch, sequence]; an fp32 scalar, the same on all
+        tensor ranks.
 
         With a z-loss that of the same labels is added: z x (log of the sum of exponentials)^2, which keeps the logits
         near zero (Chowdhery et al., arXiv 2204.02311, with z = 1e-4).
@@ -222,13 +253,18 @@ def projection_loss(
     hits: Tensor | None = None,
     penalty: tuple[float, Tensor] | None = None,
 ) -> Tensor:
-    """Mean cross-entropy of the labels `wanted` [tokens], given hidden states `flat` [tokens, features].
+    """Mean cross-entropy of the labels `wanted` [tokens], given hidden states `flat` [tokens,
+    features].
 
-    `bias`: of this worker's words, detached; its gradient goes to the slot beside the weight's. `hits`: an fp32 scalar
-    to which the share of labels that have the largest logit is added, where no gradients are asked for. `penalty`: the
-    factor of a z-loss, which is added to the loss, and an fp32 scalar to which it is added by itself.
+    `bias`: of this worker's words, detached; its gradient goes to the slot beside the weight's.
+    `hits`: an fp32 scalar to which the share of labels that have the largest logit is added, where
+    no gradients are asked for. `penalty`: the factor of a z-loss, which is added to the loss, and
+    an fp32 scalar to which it is added by itself.
     """
-    z, alone = penalty if penalty is not None else (0.0, None)
+    if penalty is not None:
+        z, alone = penalty
+    else:
+        z, alone = (0.0, None)
     weight = embedding.weight.detach().to(compute_dtype(flat))
     rows = _Rows(embedding.first_row, group, None if bias is None else bias.to(weight.dtype), z)
     counted = (wanted >= 0).sum().clamp(min=1).float()
@@ -246,7 +282,9 @@ def projection_loss(
     return loss
 
 
-def _mean_losses(total: Tensor, squares: Tensor, counted: Tensor, z: float) -> tuple[Tensor, Tensor]:
+def _mean_losses(
+    total: Tensor, squares: Tensor, counted: Tensor, z: float
+) -> tuple[Tensor, Tensor]:
     """The loss, and what of it is the z-loss, of sums over the tokens that count."""
     if not z:
         return total / counted, squares
@@ -255,7 +293,9 @@ def _mean_losses(total: Tensor, squares: Tensor, counted: Tensor, z: float) -> t
 
 
 class Attach(torch.autograd.Function):
-    """Hidden states as they are; what gave `beside` (a bias of words, logits that go past) gets gradients here."""
+    """Hidden states as they are; what gave `beside` (a bias of words, logits that go past) gets
+    gradients here.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, slot: Slot, *beside: Tensor) -> Tensor:
@@ -274,7 +314,12 @@ class Attach(torch.autograd.Function):
 class _ProjectionLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, counted: Tensor, place: tuple[_Rows, Slot]
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        counted: Tensor,
+        place: tuple[_Rows, Slot],
     ) -> tuple[Tensor, Tensor]:
         rows, ctx.slot = place
         wide = hidden.to(weight.dtype)
@@ -282,7 +327,9 @@ class _ProjectionLoss(torch.autograd.Function):
         if rows.bias is not None:
             gradients.bias = torch.zeros_like(rows.bias, dtype=torch.float32)
         ctx.dtype, ctx.counted = hidden.dtype, counted
-        loss, added = _mean_losses(*_cross_entropy(wide, weight, labels, rows, gradients), counted, rows.z)
+        loss, added = _mean_losses(
+            *_cross_entropy(wide, weight, labels, rows, gradients), counted, rows.z
+        )
         ctx.mark_non_differentiable(added)
         return loss, added
 
@@ -299,13 +346,21 @@ class _ProjectionLoss(torch.autograd.Function):
 
 
 def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`gradient` x an fp32 `factor`, rounded once, to `dtype`; in the same memory where that is its own.
+    """`gradient` x an fp32 `factor`, rounded once, to `dtype`; in the same memory where that is its
+    own.
 
-    A factor without dimensions would be rounded to a bf16 gradient's dtype first. On a GPU the product widens each
-    number as it reads it; on a CPU torch widens all of the tensor, in new memory, so there that is done in strips.
+    A factor without dimensions would be rounded to a bf16 gradient's dtype first. On a GPU the
+    product widens each number as it reads it; on a CPU torch widens all of the tensor, in new
+    memory, so there that is done in strips.
     """
-    result = gradient if gradient.dtype == dtype else torch.empty_like(gradient, dtype=dtype)
-    scale = factor.reshape(-1, 1) if factor.dim() else factor.reshape(1)
+    if gradient.dtype == dtype:
+        result = gradient
+    else:
+        result = torch.empty_like(gradient, dtype=dtype)
+    if factor.dim():
+        scale = factor.reshape(-1, 1)
+    else:
+        scale = factor.reshape(1)
     if gradient.device.type != "cpu":
         return torch.mul(gradient, scale, out=result)
     height = max(1, WIDENED_ELEMENTS // max(1, gradient[:1].numel()))
@@ -317,9 +372,11 @@ def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass
 class _Gradients:
-    """Of the sum of the tokens' losses. `weight`: of one piece as the product gave it, of several summed in fp32.
+    """Of the sum of the tokens' losses. `weight`: of one piece as the product gave it, of several
+    summed in fp32.
 
-    `hidden` is right once each row is multiplied by its token's share, where there are `shares` [tokens, 1].
+    `hidden` is right once each row is multiplied by its token's share, where there are `shares`
+    [tokens, 1].
     """
 
     hidden: Tensor
@@ -328,14 +385,23 @@ class _Gradients:
     bias: Tensor | None = None
 
     def add(
-        self, part: slice, logits: Tensor, hidden: Tensor, weight: Tensor, counts: Tensor, shares: Tensor | None
+        self,
+        part: slice,
+        logits: Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        counts: Tensor,
+        shares: Tensor | None,
     ) -> None:
-        """Take in one piece: its logits' gradients [tokens, words], right where a token `counts` [tokens, 1] and, where
-        there are `shares` [tokens, 1], once they are multiplied by these."""
+        """Take in one piece: its logits' gradients [tokens, words], right where a token `counts`
+        [tokens, 1] and, where there are `shares` [tokens, 1], once they are multiplied by these.
+        """
         ignored = ~counts
         torch.mm(logits, weight, out=self.hidden[part]).masked_fill_(ignored, 0.0)
         if self.bias is not None:
-            counting = (counts if shares is None else shares.masked_fill(ignored, 0.0)).to(logits.dtype)
+            counting = (counts if shares is None else shares.masked_fill(ignored, 0.0)).to(
+                logits.dtype
+            )
             self.bias.add_(_product(logits.t(), counting).squeeze(1))
         if shares is None:
             factors = logits.t(), hidden.masked_fill(ignored, 0.0)
@@ -343,7 +409,10 @@ class _Gradients:
             if self.shares is None:
                 self.shares = shares.new_empty(self.hidden.shape[0], 1)
             self.shares[part] = shares
-            factors = logits.t(), torch.mul(hidden, shares.masked_fill(ignored, 0.0), out=torch.empty_like(hidden))
+            factors = (
+                logits.t(),
+                torch.mul(hidden, shares.masked_fill(ignored, 0.0), out=torch.empty_like(hidden)),
+            )
         if self.weight is None:
             self.weight = _product(*factors)
         elif self.weight.dtype == torch.float32 == logits.dtype:
@@ -361,8 +430,8 @@ def _cross_entropy(
     gradients: _Gradients | None,
     hits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sums over tokens: of the losses, and with a z-loss of the squared log-sum-exps, else zero. The gradients of both
-    together with respect to `hidden` and `weight` go to `gradients`.
+    """Sums over tokens: of the losses, and with a z-loss of the squared log-sum-exps, else zero.
+    The gradients of both together with respect to `hidden` and `weight` go to `gradients`.
 
     To `hits` the number of labels with the largest logit is added.
     """
@@ -379,7 +448,9 @@ def _cross_entropy(
             logits.add_(rows.bias)
         if hits is not None:
             hits += _largest(logits, labels[part], rows)
-        losses, normaliser, shares = _softmax_losses(room, labels[part], rows, softmax, gradients is not None)
+        losses, normaliser, shares = _softmax_losses(
+            room, labels[part], rows, softmax, gradients is not None
+        )
         total += losses.masked_fill_(~counts[part], 0.0).sum()
         if rows.z:
             squares += normaliser.square().masked_fill_(~counts[part], 0.0).sum()
@@ -400,11 +471,11 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 def _softmax_losses(
     room: Tensor, labels: Tensor, rows: _Rows, softmax: Softmax, becomes_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Per-token losses and log-sum-exps (fp32) of a piece's logits, the first rows of `room`, which may become their
-    gradient, then over the shares [tokens, 1].
+    """Per-token losses and log-sum-exps (fp32) of a piece's logits, the first rows of `room`, which
+    may become their gradient, then over the shares [tokens, 1].
 
-    A z-loss makes the gradient of the others p (1 + 2 z L), L the log-sum-exp, and takes 1 off at the label as ever:
-    the bracket is a factor of the row, as a share is.
+    A z-loss makes the gradient of the others p (1 + 2 z L), L the log-sum-exp, and takes 1 off at
+    the label as ever: the bracket is a factor of the row, as a share is.
 
     Rows of labels below zero hold anything finite afterwards, as do their losses.
     """
@@ -429,7 +500,10 @@ def _softmax_losses(
     if rows.z:
         steeper = 2.0 * rows.z * normaliser
         of_target += (wanted - normaliser).exp() * steeper
-        shares = 1.0 + steeper if shares is None else shares * (1.0 + steeper)
+        if shares is None:
+            shares = 1.0 + steeper
+        else:
+            shares = shares * (1.0 + steeper)
     if shares is not None and logits.dtype == torch.float16:
         logits.mul_(shares)
         shares = None
@@ -452,7 +526,8 @@ def _largest(logits: Tensor, labels: Tensor, rows: _Rows) -> Tensor:
 
 def _put(rows: Tensor, places: Tensor, values: Tensor) -> None:
     """Set one number of each row [tokens, words]: `values` at `places`, both [tokens, 1]."""
-    if rows.device.type == "cpu":  # there torch's scatter widens all of a bf16 tensor first, and rounds it again
+    # there torch's scatter widens all of a bf16 tensor first, and rounds it again
+    if rows.device.type == "cpu":
         rows[torch.arange(rows.shape[0]), places.squeeze(1)] = values.squeeze(1)
     else:
         rows.scatter_(1, places, values)

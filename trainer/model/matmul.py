@@ -1,8 +1,8 @@
 """Matrix products at the machine's own speed, whatever the model's dtype.
 
-A CPU without 16-bit matrix instructions multiplies bf16 and fp16 tens of times slower than fp32. There the factors of
-a product are widened to fp32 and the result is rounded once, which is at least as exact. Elsewhere the products are
-torch's own, or in 8-bit floats where the layer says so.
+A CPU without 16-bit matrix instructions multiplies bf16 and fp16 tens of times slower than fp32.
+There the factors of a product are widened to fp32 and the result is rounded once, which is at least
+as exact. Elsewhere the products are torch's own, or in 8-bit floats where the layer says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from trainer.parallel.comm import start_all_reduce, start_gather, start_reduce_s
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype in which products of such tensors are fast on their device."""
-    if tensor.device.type == "cpu" and tensor.dtype in (torch.bfloat16, torch.float16) and not _is_native(tensor.dtype):
+    if (
+        tensor.device.type == "cpu"
+        and tensor.dtype in (torch.bfloat16, torch.float16)
+        and not _is_native(tensor.dtype)
+    ):
         return torch.float32
     return tensor.dtype
 
@@ -40,27 +44,39 @@ def _found_native(dtype: torch.dtype) -> bool:
     return bool(operations._is_mkldnn_fp16_supported())
 
 
-def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None, in_float8: bool = False) -> Tensor:
-    """inputs [.., features] x weight [outputs, features] transposed, plus bias [outputs], in the inputs' dtype."""
+def linear(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None = None, in_float8: bool = False
+) -> Tensor:
+    """inputs [.., features] x weight [outputs, features] transposed, plus bias [outputs], in the
+    inputs' dtype.
+    """
     if not in_float8 and compute_dtype(inputs) == inputs.dtype:
         return functional.linear(inputs, weight, bias)
     return _Linear.apply(inputs, weight, bias, in_float8)
 
 
 def column_linear(
-    inputs: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup, is_cut: bool, in_float8: bool = False
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    group: ProcessGroup,
+    is_cut: bool,
+    in_float8: bool = False,
 ) -> Tensor:
-    """Enter a tensor region through a linear layer: inputs [batch, sequence, features], whole or cut (`is_cut`).
+    """Enter a tensor region through a linear layer: inputs [batch, sequence, features], whole or
+    cut (`is_cut`).
 
-    The same as `copy_to_tensor_region` or `gather_sequence` followed by `linear`, but it keeps only the inputs it was
-    given, and exchanges the inputs' gradients while it computes the weight's.
+    The same as `copy_to_tensor_region` or `gather_sequence` followed by `linear`, but it keeps only
+    the inputs it was given, and exchanges the inputs' gradients while it computes the weight's.
     """
     return _ColumnLinear.apply(inputs, weight, bias, (group, is_cut), in_float8)
 
 
 def _wide_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     wide = compute_dtype(inputs)
-    product = functional.linear(inputs.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
+    product = functional.linear(
+        inputs.to(wide), weight.to(wide), None if bias is None else bias.to(wide)
+    )
     return product.to(inputs.dtype)
 
 
@@ -93,10 +109,14 @@ _FLOAT8 = _Products(float8.product, float8.input_gradient, float8.weight_gradien
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer computed in fp32, or in 8-bit floats, that keeps only its inputs for the backward pass."""
+    """A linear layer computed in fp32, or in 8-bit floats, that keeps only its inputs for the
+    backward pass.
+    """
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, in_float8: bool) -> Tensor:
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, in_float8: bool
+    ) -> Tensor:
         ctx.in_float8 = in_float8
         ctx.save_for_backward(inputs, weight)
         return (_FLOAT8 if in_float8 else _WIDE).forward(inputs, weight, bias)
@@ -105,28 +125,45 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         inputs, weight = ctx.saved_tensors
         products = _FLOAT8 if ctx.in_float8 else _WIDE
-        to_bias = _bias_gradient(gradient) if ctx.needs_input_grad[2] else None
-        return products.input_gradient(gradient, weight), products.weight_gradient(gradient, inputs), to_bias, None
+        to_bias = None
+        if ctx.needs_input_grad[2]:
+            to_bias = _bias_gradient(gradient)
+        return (
+            products.input_gradient(gradient, weight),
+            products.weight_gradient(gradient, inputs),
+            to_bias,
+            None,
+        )
 
 
 class _ColumnLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, place: tuple[ProcessGroup, bool], in_float8: bool
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        place: tuple[ProcessGroup, bool],
+        in_float8: bool,
     ) -> Tensor:
         ctx.group, ctx.is_cut = place
         ctx.products = _FLOAT8 if in_float8 else _WIDE
         ctx.save_for_backward(inputs, weight)
-        return ctx.products.forward(start_gather(inputs, ctx.group)() if ctx.is_cut else inputs, weight, bias)
+        return ctx.products.forward(
+            start_gather(inputs, ctx.group)() if ctx.is_cut else inputs, weight, bias
+        )
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         inputs, weight = ctx.saved_tensors
-        whole = start_gather(inputs, ctx.group) if ctx.is_cut else lambda: inputs
+        whole = start_gather(inputs, ctx.group) if ctx.is_cut else None
         to_inputs = ctx.products.input_gradient(gradient, weight)
-        inputs = whole()
+        if whole is not None:
+            inputs = whole()
         exchange = start_reduce_scatter if ctx.is_cut else start_all_reduce
         exchanged = exchange(to_inputs, ctx.group)
         to_weight = ctx.products.weight_gradient(gradient, inputs)
-        to_bias = _bias_gradient(gradient) if ctx.needs_input_grad[2] else None
+        to_bias = None
+        if ctx.needs_input_grad[2]:
+            to_bias = _bias_gradient(gradient)
         return exchanged(), to_weight, to_bias, None, None

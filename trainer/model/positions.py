@@ -15,8 +15,8 @@ from trainer.parallel.mesh import Mesh
 def alibi_slopes(heads: int) -> list[float]:
     """One slope per head (Press et al. 2022; as in BLOOM).
 
-    For a power of two n they are 2^(-8/n), its square, its cube ...; otherwise the slopes of the largest power below n,
-    followed by every second slope of twice that power.
+    For a power of two n they are 2^(-8/n), its square, its cube ...; otherwise the slopes of the
+    largest power below n, followed by every second slope of twice that power.
     """
     power = 1 << (heads.bit_length() - 1)
     slopes = _geometric(power)
@@ -29,7 +29,9 @@ def local_alibi_slopes(heads: int, mesh: Mesh) -> Tensor:
     """The slopes of this tensor rank's heads, fp32 [heads / tensor]."""
     local = heads // mesh.tensor
     first = mesh.tensor_rank * local
-    return torch.tensor(alibi_slopes(heads)[first : first + local], dtype=torch.float32, device=mesh.device)
+    return torch.tensor(
+        alibi_slopes(heads)[first : first + local], dtype=torch.float32, device=mesh.device
+    )
 
 
 def _geometric(heads: int) -> list[float]:
@@ -38,7 +40,8 @@ def _geometric(heads: int) -> list[float]:
 
 
 def rotary_frequencies(model: ModelSection, device: torch.device) -> Tensor:
-    """Radians per position of each plane of a head, fp32 [head size / 2], stretched where the card asks for it.
+    """Radians per position of each plane of a head, fp32 [head size / 2], stretched where the card
+    asks for it.
 
     Raises ValueError for an odd head size.
     """
@@ -46,22 +49,28 @@ def rotary_frequencies(model: ModelSection, device: torch.device) -> Tensor:
     if model.rotary_factor == 1.0 or model.rotary_original_length is None:
         return plain
     length = model.rotary_original_length
-    return stretched(plain, model.rotary_factor, length, model.rotary_low_factor, model.rotary_high_factor)
+    return stretched(
+        plain, model.rotary_factor, length, model.rotary_low_factor, model.rotary_high_factor
+    )
 
 
 def plain_frequencies(head_size: int, base: float, device: torch.device) -> Tensor:
     """base^(-2 i / head size), fp32 [head size / 2] (Su et al. 2021)."""
     if head_size % 2:
-        raise ValueError(f"rotary positions need an even head size, not {head_size}: change model.kv_channels")
+        raise ValueError(
+            f"rotary positions need an even head size, not {head_size}: change model.kv_channels"
+        )
     exponents = torch.arange(0, head_size, 2, dtype=torch.float64, device=device) / head_size
     return (base**-exponents).to(torch.float32)
 
 
 def stretched(frequencies: Tensor, factor: float, length: int, low: float, high: float) -> Tensor:
-    """Frequencies for texts longer than `length`, of which the model knew texts (Llama 3.1; Grattafiori et al. 2024).
+    """Frequencies for texts longer than `length`, of which the model knew texts (Llama 3.1;
+    Grattafiori et al. 2024).
 
-    A wave that fits more than `high` times into `length` stays as it is; one that fits fewer than `low` times is
-    stretched by `factor`; between them the frequency goes over linearly in the number of times.
+    A wave that fits more than `high` times into `length` stays as it is; one that fits fewer than
+    `low` times is stretched by `factor`; between them the frequency goes over linearly in the
+    number of times.
     """
     times = length * frequencies / (2.0 * math.pi)
     kept = ((times - low) / (high - low)).clamp(0.0, 1.0)
@@ -69,7 +78,8 @@ def stretched(frequencies: Tensor, factor: float, length: int, low: float, high:
 
 
 class Rotary:
-    """Rotates queries and keys by angles that grow with the position (Su et al. 2021; halves as in GPT-NeoX).
+    """Rotates queries and keys by angles that grow with the position (Su et al. 2021; halves as in
+    GPT-NeoX).
 
     Component i of the first half of a head and component i of the second are one plane, turned by the position times
     `frequencies[i]`. Angles and rotation are fp32 whatever the model's dtype. One object serves all
@@ -87,9 +97,11 @@ class Rotary:
         self._last: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
     def angles(self, length: int, documents: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the positions of sequences of `length`, each [batch or 1, length, 1, head size / 2].
+        """Cosines and sines of the positions of sequences of `length`, each [batch or 1, length, 1,
+        head size / 2].
 
-        Made once per length; where positions count within `documents` [batch, sequence], once per micro batch.
+        Made once per length; where positions count within `documents` [batch, sequence], once per
+        micro batch.
         """
         if not self.reset_positions or documents is None:
             return self._of_length(length)

@@ -1,12 +1,14 @@
-"""Random numbers for dropout, so that tensor ranks agree where they must and differ where they must.
+"""Random numbers for dropout, so that tensor ranks agree where they must and differ where they
+must.
 
-The default generators carry one stream per step, seeded as a function of the seed, the step and the worker's pipeline
-and data coordinates: alike on all tensor ranks, which hold the same activations outside tensor regions. A *tensor
-region* (attention heads of this worker) borrows the generators with a seed drawn from that stream and the tensor rank.
-The draw comes from the CPU generator, which activation checkpointing restores before recomputing, so a recomputed mask
-equals the first one.
+The default generators carry one stream per step, seeded as a function of the seed, the step and the
+worker's pipeline and data coordinates: alike on all tensor ranks, which hold the same activations
+outside tensor regions. A *tensor region* (attention heads of this worker) borrows the generators
+with a seed drawn from that stream and the tensor rank. The draw comes from the CPU generator, which
+activation checkpointing restores before recomputing, so a recomputed mask equals the first one.
 
-With sequence parallelism no two tensor ranks hold the same activations anywhere: each has a stream of its own.
+With sequence parallelism no two tensor ranks hold the same activations anywhere: each has a stream
+of its own.
 """
 
 from __future__ import annotations
@@ -31,12 +33,17 @@ def seed_step(seed: int, step: int, mesh: Mesh) -> None:
 
 @contextmanager
 def tensor_region(mesh: Mesh) -> Iterator[None]:
-    """Within this block random numbers differ between tensor ranks; outside, the stream of the step goes on."""
+    """Within this block random numbers differ between tensor ranks; outside, the stream of the step
+    goes on.
+    """
     if mesh.tensor == 1 or mesh.sequence_parallel:
         yield
         return
     drawn = int(torch.randint(1 << 62, ()).item())
-    devices = [mesh.device] if mesh.device.type == "cuda" else []
+    if mesh.device.type == "cuda":
+        devices = [mesh.device]
+    else:
+        devices = []
     with torch.random.fork_rng(devices):
         torch.manual_seed((drawn + mesh.tensor_rank * 0x9E3779B97F4A7C15) % (1 << 62))
         yield

@@ -1,7 +1,9 @@
-"""Activation checkpointing: a block's activations are dropped and computed again in the backward pass.
+"""Activation checkpointing: a block's activations are dropped and computed again in the backward
+pass.
 
-What is kept is the block's input. Without sequence parallelism all tensor ranks hold the same input; with
-`model.partition_activations` each keeps a part of it, and the parts are joined again just before the recomputation.
+What is kept is the block's input. Without sequence parallelism all tensor ranks hold the same
+input; with `model.partition_activations` each keeps a part of it, and the parts are joined again
+just before the recomputation.
 """
 
 from __future__ import annotations
@@ -22,15 +24,22 @@ from trainer.parallel.mesh import Mesh
 
 
 def recompute_function(model: ModelSection, mesh: Mesh) -> Callable[..., Stream]:
-    """`function(run, *stream)`: calls `run(*stream)` and keeps only its input for the backward pass."""
+    """`function(run, *stream)`: calls `run(*stream)` and keeps only its input for the backward
+    pass.
+    """
     has_dropout = model.hidden_dropout > 0.0 or model.attention_dropout > 0.0
     if model.partition_activations and mesh.tensor_group is not None and not mesh.sequence_parallel:
         return partial(_partitioned, (mesh.tensor_group, has_dropout))
-    return partial(checkpoint, use_reentrant=False, preserve_rng_state=has_dropout, determinism_check="none")
+    return partial(
+        checkpoint, use_reentrant=False, preserve_rng_state=has_dropout, determinism_check="none"
+    )
 
 
 def _partitioned(
-    place: tuple[ProcessGroup, bool], run: Callable[..., Stream], hidden: Tensor, documents: Tensor | None = None
+    place: tuple[ProcessGroup, bool],
+    run: Callable[..., Stream],
+    hidden: Tensor,
+    documents: Tensor | None = None,
 ) -> Stream:
     return joined(_Partitioned.apply(run, place, hidden, documents), documents)
 
@@ -47,7 +56,10 @@ class _Partitioned(torch.autograd.Function):
         documents: Tensor | None,
     ) -> Tensor:
         ctx.run, (ctx.group, has_dropout), ctx.shape = run, place, hidden.shape
-        ctx.random = _random_state(hidden.device) if has_dropout else None
+        if has_dropout:
+            ctx.random = _random_state(hidden.device)
+        else:
+            ctx.random = None
         ctx.save_for_backward(share_of(hidden, ctx.group), documents)
         return hidden_of(run(*_arguments(hidden, documents)))[0]
 
@@ -55,7 +67,10 @@ class _Partitioned(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         part, documents = ctx.saved_tensors
         hidden = whole_of(part, ctx.shape, ctx.group).requires_grad_()
-        devices = [part.device] if part.device.type == "cuda" else []
+        if part.device.type == "cuda":
+            devices = [part.device]
+        else:
+            devices = []
         with torch.random.fork_rng(devices, enabled=ctx.random is not None), torch.enable_grad():
             if ctx.random is not None:
                 _set_random_state(ctx.random, part.device)
@@ -65,11 +80,15 @@ class _Partitioned(torch.autograd.Function):
 
 
 def _arguments(hidden: Tensor, documents: Tensor | None) -> tuple[Tensor, ...]:
-    return (hidden,) if documents is None else (hidden, documents)
+    if documents is None:
+        return (hidden,)
+    return (hidden, documents)
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return torch.get_rng_state(), torch.cuda.get_rng_state(
+        device
+    ) if device.type == "cuda" else None
 
 
 def _set_random_state(state: tuple[Tensor, Tensor | None], device: torch.device) -> None:

@@ -12,10 +12,12 @@ from trainer.parallel.micro_batch import Batch
 
 
 class Stage(Record):
-    """What one worker computes of a micro batch: its layers in order, and on the last stage the loss.
+    """What one worker computes of a micro batch: its layers in order, and on the last stage the
+    loss.
 
-    `batch`: the last that it read, None where it reads none. `shape`: samples and tokens of a micro batch.
-    `plain_mark`: the number that goes with an ordinary token beside the hidden states, None where none do.
+    `batch`: the last that it read, None where it reads none. `shape`: samples and tokens of a micro
+    batch. `plain_mark`: the number that goes with an ordinary token beside the hidden states, None
+    where none do.
     """
 
     module: nn.Module

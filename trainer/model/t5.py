@@ -1,9 +1,12 @@
-"""T5 as a list of layers, and the logical names of its tensors: Megatron's, an encoder and a decoder of L blocks each.
+"""T5 as a list of layers, and the logical names of its tensors: Megatron's, an encoder and a
+decoder of L blocks each.
 
-It normalises before each part; positions are learned, and shared by both sides. Names beside GPT's: `blocks.0` to
-`blocks.L-1` are the encoder's, behind which comes `encoder_norm.*`; those from `blocks.L` on are the decoder's and have
-`post_attention_norm.*`, `cross_attention.{query,key_value,dense}.*` and `post_cross_attention_norm.*` between attention
-and MLP; `head.word_bias`, the projection's bias of each word, is cut over tensor ranks as the words are.
+It normalises before each part; positions are learned, and shared by both sides. Names beside GPT's:
+`blocks.0` to `blocks.L-1` are the encoder's, behind which comes `encoder_norm.*`; those from
+`blocks.L` on are the decoder's and have `post_attention_norm.*`,
+`cross_attention.{query,key_value,dense}.*` and `post_cross_attention_norm.*` between attention and
+MLP; `head.word_bias`, the projection's bias of each word, is cut over tensor ranks as the words
+are.
 """
 
 from __future__ import annotations
@@ -16,7 +19,15 @@ from torch import Tensor, nn
 from trainer.config.card import DataSection, ModelSection, TrainerConfig
 from trainer.config.kernel_choice import Recomputed, recomputed_part
 from trainer.model.attention import AttentionContext, CrossAttention
-from trainer.model.block import TransformerBlock, activated, added, added_and_normed, dropped, input_normed, mixed
+from trainer.model.block import (
+    TransformerBlock,
+    activated,
+    added,
+    added_and_normed,
+    dropped,
+    input_normed,
+    mixed,
+)
 from trainer.model.compiled import Compiler
 from trainer.model.documents import IGNORED, Stream, hidden_of, joined
 from trainer.model.family import Family, Layer
@@ -34,14 +45,18 @@ from trainer.model.loss import Attach, LanguageModelHead, Slot, projection_loss
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
 
-# What a T5 has beside a GPT's and a BERT's layers, all of which work on two sequences in one tensor.
+# What a T5 has beside a GPT's and a BERT's layers, all of which work on two sequences in one
+# tensor.
 #
-# The encoder's tokens come first, the decoder's stand behind them: [batch, encoder + decoder, features]. So hidden states
-# and marks of tokens go from layer to layer as in every family, and each layer works on its side alone.
+# The encoder's tokens come first, the decoder's stand behind them: [batch, encoder + decoder,
+# features]. So hidden states and marks of tokens go from layer to layer as in every family, and
+# each layer works on its side alone.
 
 
 class PositionsOfBoth(LearnedPositions):
-    """Adds a learned vector per position, counted from 0 on either side. `encoder`: tokens of the encoder."""
+    """Adds a learned vector per position, counted from 0 on either side. `encoder`: tokens of the
+    encoder.
+    """
 
     def __init__(self, encoder: int, positions: int, size: int, std: float, mesh: Mesh):
         super().__init__(positions, size, std, mesh)
@@ -50,7 +65,9 @@ class PositionsOfBoth(LearnedPositions):
     def forward(self, stream: Stream) -> Stream:
         hidden, marks = hidden_of(stream)
         decoder = hidden.shape[1] - self.encoder
-        return joined(hidden + torch.cat((self.weight[: self.encoder], self.weight[:decoder])), marks)
+        return joined(
+            hidden + torch.cat((self.weight[: self.encoder], self.weight[:decoder])), marks
+        )
 
 
 class EncoderBlock(TransformerBlock):
@@ -85,7 +102,8 @@ class DecoderContext(NamedTuple):
 
 
 class DecoderBlock(TransformerBlock):
-    """A block of the decoder: its tokens attend to those before them, then to the encoder's result; then the MLP.
+    """A block of the decoder: its tokens attend to those before them, then to the encoder's result;
+    then the MLP.
 
     `kernel`: for its own tokens, `cross_kernel`: for the encoder's.
     """
@@ -103,7 +121,9 @@ class DecoderBlock(TransformerBlock):
     ):
         super().__init__(model, mesh, kernel, None, recomputed, compiler, in_float8)
         self.encoder = encoder
-        self.cross_attention = CrossAttention(model, mesh, cross_kernel, recomputed == "attention", in_float8)
+        self.cross_attention = CrossAttention(
+            model, mesh, cross_kernel, recomputed == "attention", in_float8
+        )
         self.post_cross_attention_norm = LayerNorm(model.hidden_size, model.layernorm_epsilon, mesh)
 
     def forward(self, stream: Stream) -> Stream:
@@ -122,17 +142,27 @@ class DecoderBlock(TransformerBlock):
         if not self.is_cut:
             return run(whole_decoder)(self, hidden, text, context)
         fused = own.query_key_value(run(input_normed)(self, hidden))
-        inner = mixed if own.draws_apart else run(mixed)
+        if own.draws_apart:
+            inner = mixed
+        else:
+            inner = run(mixed)
         summed = own.dense.exchange(inner(self, fused, context.own))
         hidden, asking = run(added_and_normed)(self, hidden, summed)
-        across = cross_mixed if cross.draws_apart else run(cross_mixed)
-        summed = cross.dense.exchange(across(self, cross.query(asking), cross.key_value(text), context))
+        if cross.draws_apart:
+            across = cross_mixed
+        else:
+            across = run(cross_mixed)
+        summed = cross.dense.exchange(
+            across(self, cross.query(asking), cross.key_value(text), context)
+        )
         hidden, found = run(crossed_and_normed)(self, hidden, summed)
         summed = down.exchange(run(activated)(self, self.mlp.up(found)))
         return run(added)(self, hidden, summed)
 
 
-def whole_decoder(block: DecoderBlock, hidden: Tensor, text: Tensor, context: DecoderContext) -> Tensor:
+def whole_decoder(
+    block: DecoderBlock, hidden: Tensor, text: Tensor, context: DecoderContext
+) -> Tensor:
     """All parts of a decoder's block, where nothing is cut."""
     cross = block.cross_attention
     fused = block.attention.query_key_value(input_normed(block, hidden))
@@ -142,18 +172,24 @@ def whole_decoder(block: DecoderBlock, hidden: Tensor, text: Tensor, context: De
     return added(block, hidden, activated(block, block.mlp.up(found)))
 
 
-def cross_mixed(block: DecoderBlock, query: Tensor, key_value: Tensor, context: DecoderContext) -> Tensor:
+def cross_mixed(
+    block: DecoderBlock, query: Tensor, key_value: Tensor, context: DecoderContext
+) -> Tensor:
     cross = block.cross_attention
     return cross.dense.product(cross.mix(query, key_value, context.cross_mask))
 
 
-def crossed_and_normed(block: DecoderBlock, hidden: Tensor, summed: Tensor) -> tuple[Tensor, Tensor]:
+def crossed_and_normed(
+    block: DecoderBlock, hidden: Tensor, summed: Tensor
+) -> tuple[Tensor, Tensor]:
     hidden = hidden + dropped(block, block.cross_attention.dense.finish(summed))
     return hidden, block.post_cross_attention_norm(hidden)
 
 
 class EncoderNorm(LayerNorm):
-    """The LayerNorm behind the encoder's blocks. What goes to the decoder's blocks has passed it once."""
+    """The LayerNorm behind the encoder's blocks. What goes to the decoder's blocks has passed it
+    once.
+    """
 
     def __init__(self, encoder: int, size: int, epsilon: float, mesh: Mesh):
         super().__init__(size, epsilon, mesh)
@@ -175,7 +211,9 @@ class DecoderNorm(EncoderNorm):
 
 
 class SpanHead(LanguageModelHead):
-    """The tied output projection with a bias of each word. See `LanguageModelHead` for what is done when."""
+    """The tied output projection with a bias of each word. See `LanguageModelHead` for what is done
+    when.
+    """
 
     def __init__(self, mesh: Mesh):
         super().__init__(mesh)
@@ -195,9 +233,11 @@ class SpanHead(LanguageModelHead):
         return Attach.apply(self._enter(hidden, self.group), embedding.weight, slot, bias)
 
     def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy over the decoder's labels [batch, decoder]; an fp32 scalar, alike on all tensor ranks.
+        """Mean cross-entropy over the decoder's labels [batch, decoder]; an fp32 scalar, alike on
+        all tensor ranks.
 
-        Labels below zero do not count. Raises RuntimeError unless `attach` made `hidden` just before.
+        Labels below zero do not count. Raises RuntimeError unless `attach` made `hidden` just
+        before.
         """
         if self._waiting is None:
             raise RuntimeError("loss() needs hidden states that attach() has just prepared")
@@ -207,7 +247,9 @@ class SpanHead(LanguageModelHead):
 
 
 class WordBias(nn.Module):
-    """The projection's bias of each word, cut over tensor ranks as the words are. Hidden states pass as they are."""
+    """The projection's bias of each word, cut over tensor ranks as the words are. Hidden states
+    pass as they are.
+    """
 
     def __init__(self, vocabulary_size: int, mesh: Mesh, head: SpanHead):
         super().__init__()
@@ -224,32 +266,57 @@ TOKEN_MARK = 1  # padding is marked 0
 
 
 class T5Family(Family):
-    """Spans that were cut out of a text. Layers hand on the hidden states of both sides, and a mark of each token."""
+    """Spans that were cut out of a text. Layers hand on the hidden states of both sides, and a mark
+    of each token.
+    """
 
     tied_name: ClassVar[str] = "embedding.word.weight"
-    fields: ClassVar[tuple[str, ...]] = ("text_enc", "text_dec", "labels", "loss_mask", "enc_mask", "dec_mask")
+    fields: ClassVar[tuple[str, ...]] = (
+        "text_enc",
+        "text_dec",
+        "labels",
+        "loss_mask",
+        "enc_mask",
+        "dec_mask",
+    )
 
     def head(self, config: TrainerConfig, mesh: Mesh) -> SpanHead:
         """The tied output projection, its bias and its cross-entropy."""
         return SpanHead(mesh)
 
-    def layers(self, config: TrainerConfig, mesh: Mesh, head: SpanHead, compiler: Compiler | None) -> list[Layer]:
-        """Tokens of both sides and their marks in, hidden states of the decoder for `head.loss` out."""
-        model, vocabulary, precision = config.model, config.tokenizer.padded_vocabulary_size, config.precision
+    def layers(
+        self, config: TrainerConfig, mesh: Mesh, head: SpanHead, compiler: Compiler | None
+    ) -> list[Layer]:
+        """Tokens of both sides and their marks in, hidden states of the decoder for `head.loss`
+        out.
+        """
+        model, vocabulary, precision = (
+            config.model,
+            config.tokenizer.padded_vocabulary_size,
+            config.precision,
+        )
         size, std, encoder = model.hidden_size, model.init_std, model.sequence_length
         words = (VocabularyParallelEmbedding, (vocabulary, size, std, mesh), "embedding.word.")
         norm = (encoder, size, model.layernorm_epsilon, mesh)
         layers = [
             Layer(*words, tied_key=TIED_KEY, forward=embed_marked),
-            Layer(PositionsOfBoth, (encoder, model.positions, size, std, mesh), "embedding.position."),
+            Layer(
+                PositionsOfBoth, (encoder, model.positions, size, std, mesh), "embedding.position."
+            ),
         ]
         if model.hidden_dropout > 0.0:
             layers.append(Layer(Dropout, (model.hidden_dropout,), "embedding.dropout."))
         padded = build_kernel(model, mesh, None, precision.dtype)
         causal = build_causal_kernel(model, mesh, precision.dtype)
-        rest = [(recomputed_part(model, index), compiler, precision.float8) for index in range(model.layers)]
+        rest = [
+            (recomputed_part(model, index), compiler, precision.float8)
+            for index in range(model.layers)
+        ]
         side = (encoder, model, mesh)
-        layers += [Layer(EncoderBlock, (*side, padded, *last), f"blocks.{index}.") for index, last in enumerate(rest)]
+        layers += [
+            Layer(EncoderBlock, (*side, padded, *last), f"blocks.{index}.")
+            for index, last in enumerate(rest)
+        ]
         layers.append(Layer(EncoderNorm, norm, "encoder_norm."))
         layers += [
             Layer(DecoderBlock, (*side, causal, padded, *last), f"blocks.{index}.")
@@ -265,7 +332,9 @@ class T5Family(Family):
         return TOKEN_MARK
 
     def prepared(self, micro_batch: Any, length: int, config: TrainerConfig) -> Batch:
-        """(tokens and marks of both sides, labels of the decoder); samples are not cut: see `family_rules`."""
+        """(tokens and marks of both sides, labels of the decoder); samples are not cut: see
+        `family_rules`.
+        """
         marks = torch.cat((micro_batch["enc_mask"], micro_batch["dec_mask"]), dim=1).to(torch.int32)
         labels = micro_batch["labels"].masked_fill(micro_batch["loss_mask"] <= 0, IGNORED)
         return (self.tokens(micro_batch), marks), labels

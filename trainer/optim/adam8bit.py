@@ -1,8 +1,9 @@
 """AdamW whose moments are held in eight bits, block by block; the arithmetic of a step is fp32.
 
-As in arXiv 2110.02861, blocks are of 256 elements, and small tensors keep fp32 moments, as does the word embedding.
-Blocks never hold elements of two parameters, and begin at multiples of 256 of a parameter's flattened local slice, so
-that all ways of cutting it at such multiples give the same blocks. A block that ZeRO-1 cuts in two is two blocks.
+As in arXiv 2110.02861, blocks are of 256 elements, and small tensors keep fp32 moments, as does the
+word embedding. Blocks never hold elements of two parameters, and begin at multiples of 256 of a
+parameter's flattened local slice, so that all ways of cutting it at such multiples give the same
+blocks. A block that ZeRO-1 cuts in two is two blocks.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from torch import Tensor
 from trainer.contract.record import Record
 from trainer.optim.interface import MOMENTS, PartitionShare, TrainingOptimizer, chunk_elements
 
-# Eight-bit codes of block-wise scaled numbers: many significant steps near the largest, seven decades below it.
+# Eight-bit codes of block-wise scaled numbers: many significant steps near the largest, seven
+# decades below it.
 #
-# The code is the dynamic map of "8-bit Optimizers via Block-wise Quantization" (arXiv 2110.02861): with n equal bins in
-# [0.1, 1], the decade 10^(i-6) holds the bins' middles times 10^(i-6), for i = 0..6, where n is 2^i for signed numbers
-# (each with its negative) and 2^(i+1) for others; then 0 and 1. Together 256 values.
+# The code is the dynamic map of "8-bit Optimizers via Block-wise Quantization" (arXiv 2110.02861):
+# with n equal bins in [0.1, 1], the decade 10^(i-6) holds the bins' middles times 10^(i-6), for i =
+# 0..6, where n is 2^i for signed numbers (each with its negative) and 2^(i+1) for others; then 0
+# and 1. Together 256 values.
 
 DECADES = 7
 SMALLEST_SCALE = 2.0**-100  # below it a block counts as zero, so that no product below is denormal
@@ -33,16 +36,21 @@ def code_values(signed: bool) -> np.ndarray:
     values = [0.0, 1.0]
     for decade in range(DECADES):
         bins = 2 ** (decade if signed else decade + 1)
-        middles = [(0.1 + 0.9 * (index + 0.5) / bins) * 10.0 ** (decade - DECADES + 1) for index in range(bins)]
+        middles = [
+            (0.1 + 0.9 * (index + 0.5) / bins) * 10.0 ** (decade - DECADES + 1)
+            for index in range(bins)
+        ]
         values += middles + ([-middle for middle in middles] if signed else [])
     return np.sort(np.asarray(values, dtype=np.float64)).astype(np.float32)
 
 
 class DynamicCode(Record):
-    """Quantiser of blocks. Numbers whose sign, exponent and first 7 bits of the significand agree are one *cell*.
+    """Quantiser of blocks. Numbers whose sign, exponent and first 7 bits of the significand agree
+    are one *cell*.
 
-    `values`: fp32 [256]. `zero`: the code of 0. `first`: uint8 [65536], the code of a cell's smallest number. `edge`:
-    fp32 [65536], the number in the cell above which the next code is nearer; infinite where the cell has one code.
+    `values`: fp32 [256]. `zero`: the code of 0. `first`: uint8 [65536], the code of a cell's
+    smallest number. `edge`: fp32 [65536], the number in the cell above which the next code is
+    nearer; infinite where the cell has one code.
     """
 
     signed: bool
@@ -57,22 +65,33 @@ class DynamicCode(Record):
         values = code_values(signed)
         edges = ((values[1:].astype(np.float64) + values[:-1]) / 2).astype(np.float32)
         if not signed:
-            edges[0] = 0.0  # a second moment that is not zero stays so: the step divides by its root
+            # a second moment that is not zero stays so: the step divides by its root
+            edges[0] = 0.0
         bits = np.arange(1 << 16, dtype=np.uint32) << 16
         one, other = bits.view(np.float32), (bits | 0xFFFF).view(np.float32)
         finite = np.isfinite(one) & np.isfinite(other)
-        low, high = np.where(finite, np.minimum(one, other), 0.0), np.where(finite, np.maximum(one, other), 0.0)
-        first, last = np.searchsorted(edges, low, side="left"), np.searchsorted(edges, high, side="left")
+        low, high = (
+            np.where(finite, np.minimum(one, other), 0.0),
+            np.where(finite, np.maximum(one, other), 0.0),
+        )
+        first, last = (
+            np.searchsorted(edges, low, side="left"),
+            np.searchsorted(edges, high, side="left"),
+        )
         assert np.all(last - first <= 1), "a cell holds more than two codes"
         edge = np.where(last > first, edges[np.minimum(first, len(edges) - 1)], np.float32(np.inf))
         tables = (values, first.astype(np.uint8), edge.astype(np.float32))
-        return cls(signed, int(np.searchsorted(values, 0.0)), *(torch.from_numpy(table).to(device) for table in tables))
+        return cls(
+            signed,
+            int(np.searchsorted(values, 0.0)),
+            *(torch.from_numpy(table).to(device) for table in tables),
+        )
 
     def encode(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Codes, uint8 [elements], and scales, fp32 [blocks], of fp32 `blocks` [blocks, width].
 
-        A block's scale is its number of largest magnitude, with its sign: that number is code 1.0, and stays exact.
-        Of what `decode` gives, it makes the same codes and scales again.
+        A block's scale is its number of largest magnitude, with its sign: that number is code 1.0,
+        and stays exact. Of what `decode` gives, it makes the same codes and scales again.
         """
         scales = blocks.amax(dim=1)
         if self.signed:
@@ -87,7 +106,9 @@ class DynamicCode(Record):
 
     def decode(self, codes: Tensor, scales: Tensor) -> Tensor:
         """The numbers, fp32 [blocks, width], of codes [elements] and scales [blocks]."""
-        return self.values.index_select(0, codes.int()).view(len(scales), -1).mul_(scales.unsqueeze(1))
+        return (
+            self.values.index_select(0, codes.int()).view(len(scales), -1).mul_(scales.unsqueeze(1))
+        )
 
 
 BLOCK = 256
@@ -95,7 +116,9 @@ SMALLEST_IN_8_BITS = 4096  # elements of the whole parameter
 
 
 class BlockSpan(Record):
-    """Elements [start, start + blocks x width) of a run, which are `blocks` blocks from number `block` on."""
+    """Elements [start, start + blocks x width) of a run, which are `blocks` blocks from number
+    `block` on.
+    """
 
     start: int
     block: int
@@ -108,7 +131,9 @@ class BlockSpan(Record):
 
 
 def spans_of(first: int, numel: int, chunk: int) -> Iterator[BlockSpan]:
-    """The blocks of a run whose first element is number `first` of its parameter, in spans of at most `chunk`."""
+    """The blocks of a run whose first element is number `first` of its parameter, in spans of at
+    most `chunk`.
+    """
     start, block = 0, 0
     while start < numel:
         to_grid, left = -(first + start) % BLOCK, numel - start
@@ -159,7 +184,9 @@ class CodedMoment:
 
 
 class MomentRun(Record):
-    """The state of one share, whose elements of the partition begin at `start`; its moments in the order of MOMENTS."""
+    """The state of one share, whose elements of the partition begin at `start`; its moments in the
+    order of MOMENTS.
+    """
 
     start: int
     spans: tuple[BlockSpan, ...]
@@ -167,10 +194,12 @@ class MomentRun(Record):
 
 
 class Adam8bit(TrainingOptimizer):
-    """AdamW with eight-bit moments: 2 x (1 + 4/256) bytes an element, and a chunk of fp32 while it steps.
+    """AdamW with eight-bit moments: 2 x (1 + 4/256) bytes an element, and a chunk of fp32 while it
+    steps.
 
-    `in_full`: names of parameters whose moments stay in fp32, as those of fewer than 4096 elements do. The update of an
-    element does not depend on where in a partition it lies, but for the blocks that the partition's ends cut.
+    `in_full`: names of parameters whose moments stay in fp32, as those of fewer than 4096 elements
+    do. The update of an element does not depend on where in a partition it lies, but for the blocks
+    that the partition's ends cut.
     """
 
     def __init__(
@@ -181,7 +210,9 @@ class Adam8bit(TrainingOptimizer):
         epsilon: float,
         in_full: Collection[str] = (),
     ):
-        super().__init__(groups, {"lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": 0.0})
+        super().__init__(
+            groups, {"lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": 0.0}
+        )
         self._in_full = frozenset(in_full)
 
     def materialise(self, shares: Iterable[PartitionShare]) -> None:
@@ -203,13 +234,19 @@ class Adam8bit(TrainingOptimizer):
             else:
                 blocks = sum(span.blocks for span in spans)
                 signed, unsigned = codes[device]
-                moments = (CodedMoment(share.numel, blocks, signed), CodedMoment(share.numel, blocks, unsigned))
+                moments = (
+                    CodedMoment(share.numel, blocks, signed),
+                    CodedMoment(share.numel, blocks, unsigned),
+                )
             self.state[partition]["runs"][share.name] = MomentRun(share.start, spans, moments)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update the shares of every partition that has a gradient."""
-        loss = None if closure is None else closure()
+        if closure is None:
+            loss = None
+        else:
+            loss = closure()
         for group in self.param_groups:
             for partition in group["params"]:
                 if partition.grad is None:
@@ -245,7 +282,9 @@ class Adam8bit(TrainingOptimizer):
 
 
 class _Update(Record):
-    """The numbers of one step of a group. `rate`: learning rate over the first moment's bias correction."""
+    """The numbers of one step of a group. `rate`: learning rate over the first moment's bias
+    correction.
+    """
 
     beta1: float
     beta2: float
@@ -270,8 +309,9 @@ class _Update(Record):
 def _step_run(run: MomentRun, masters: Tensor, gradients: Tensor, update: _Update) -> None:
     """Decode, step and encode a run, span by span.
 
-    Only single multiplications, additions, divisions and roots: each is rounded alike on every device and at every
-    place of a tensor, which fused kernels do not promise, so that tied copies of a weight stay equal.
+    Only single multiplications, additions, divisions and roots: each is rounded alike on every
+    device and at every place of a tensor, which fused kernels do not promise, so that tied copies
+    of a weight stay equal.
     """
     first, second = run.moments
     for span in run.spans:

@@ -16,7 +16,9 @@ LANES = 16  # fp32 numbers in the widest vector register of a CPU
 
 
 class _Tail(Record):
-    """The last elements of a partition that fill no vector register, before a step: in the order of the kernel."""
+    """The last elements of a partition that fill no vector register, before a step: in the order of
+    the kernel.
+    """
 
     group: dict[str, Any]
     elements: int
@@ -28,13 +30,19 @@ class _Tail(Record):
 class AdamW(torch.optim.AdamW, FlatStateOptimizer):
     """torch's AdamW with decoupled decay; moments are fp32 partitions like the masters.
 
-    It steps with the fused kernel: one pass over memory. On CPUs that kernel takes the last elements of a tensor,
-    where they fill no vector register, one by one, and rounds them otherwise than all others. Here they are stepped in
-    a full register of their own, so that an element's update does not depend on where in a partition it lies, and
-    tied copies of a weight stay equal.
+    It steps with the fused kernel: one pass over memory. On CPUs that kernel takes the last
+    elements of a tensor, where they fill no vector register, one by one, and rounds them otherwise
+    than all others. Here they are stepped in a full register of their own, so that an element's
+    update does not depend on where in a partition it lies, and tied copies of a weight stay equal.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float], epsilon: float):
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        learning_rate: float,
+        betas: tuple[float, float],
+        epsilon: float,
+    ):
         super().__init__(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=True)
         self._tails: list[_Tail] = []
         self.register_step_pre_hook(self._keep_tails)
@@ -49,7 +57,10 @@ class AdamW(torch.optim.AdamW, FlatStateOptimizer):
                 if not elements or not partition.is_cpu or partition.grad is None:
                     continue
                 state = self.state[partition]
-                live = [tensor[-elements:] for tensor in (partition.data, partition.grad, *map(state.get, MOMENTS))]
+                live = [
+                    tensor[-elements:]
+                    for tensor in (partition.data, partition.grad, *map(state.get, MOMENTS))
+                ]
                 padded = [pad(tensor, (0, LANES - elements)) for tensor in live]
                 self._tails.append(_Tail(group, elements, live, padded, step=state["step"].clone()))
 

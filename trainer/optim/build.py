@@ -23,7 +23,8 @@ def build_optimizer(
     embeddings: Collection[str],
     mesh: Mesh,
 ) -> TrainingOptimizer:
-    """The optimizer of `section` over `groups`. `embeddings`: names of weights whose moments are never in 8 bits.
+    """The optimizer of `section` over `groups`. `embeddings`: names of weights whose moments are
+    never in 8 bits.
 
     They are also those that the last stage holds copies of.
     """
@@ -33,7 +34,9 @@ def build_optimizer(
     if section.type == "lamb":
         tied_copies = () if mesh.is_first_stage else embeddings
         kind = LayerNoiseLamb if section.lamb_variant == "layer-noise" else Lamb
-        return kind(groups, learning_rate, betas, section.epsilon, lamb_rules(section), mesh, tied_copies)
+        return kind(
+            groups, learning_rate, betas, section.epsilon, lamb_rules(section), mesh, tied_copies
+        )
     return AdamW(groups, learning_rate, betas, section.epsilon)
 
 
@@ -41,12 +44,19 @@ def lamb_rules(section: OptimizerSection) -> LambRules:
     """What a card's variant of LAMB means."""
     variant, norm_of = section.lamb_variant, NormOf(section.lamb_norms)
     if variant == "embedding-lr":
-        return LambRules(floor=FLOOR, corrects_mean=False, embedding_alpha=section.embedding_alpha, norm_of=norm_of)
+        return LambRules(
+            floor=FLOOR,
+            corrects_mean=False,
+            embedding_alpha=section.embedding_alpha,
+            norm_of=norm_of,
+        )
     floor = FLOOR if variant in {"floored", "layer-noise"} else 0.0
     return LambRules(adapts_all=variant != "apex", floor=floor, norm_of=norm_of)
 
 
-def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(
+    named: Iterable[tuple[str, nn.Parameter]], weight_decay: float
+) -> list[dict[str, Any]]:
     """Two groups for torch optimizers, decayed first, each in the given order.
 
     Every pipeline stage must have both, because the stages add up their gradient norms group by group.
@@ -61,4 +71,7 @@ def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], weight_decay: fl
             "parallel.partition: a pipeline stage has no weights or no LayerNorm and biases; every stage needs a "
             "transformer block, use type:transformer|embedding"
         )
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    return [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": kept, "weight_decay": 0.0},
+    ]

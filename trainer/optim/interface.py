@@ -1,4 +1,6 @@
-"""What the engine needs of an optimizer beside torch's interface, and where parameters lie in ZeRO-1's partitions."""
+"""What the engine needs of an optimizer beside torch's interface, and where parameters lie in
+ZeRO-1's partitions.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,17 @@ from trainer.parallel.state import EXTRA_KINDS
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 (NOISE,) = EXTRA_KINDS
-CPU_CHUNK, CHUNK = 1 << 18, 1 << 22  # elements worked on at a time: what a cache holds, or many for few launches
+# elements worked on at a time: what a cache holds, or many for few launches
+CPU_CHUNK, CHUNK = 1 << 18, 1 << 22
 
 
 class PartitionShare(Record):
     """One parameter's elements in this rank's flat partition of a parameter group.
 
-    `name`: logical. `group`: number of the group. `start`, `numel`: the run of the partition. `first`: the run's first
-    element, counted in the flattened local slice. `global_shape`: of the logical weight. `is_sharded`: each tensor rank
-    holds a slice of its own; else all hold the whole weight.
+    `name`: logical. `group`: number of the group. `start`, `numel`: the run of the partition.
+    `first`: the run's first element, counted in the flattened local slice. `global_shape`: of the
+    logical weight. `is_sharded`: each tensor rank holds a slice of its own; else all hold the whole
+    weight.
     """
 
     name: str
@@ -42,7 +46,9 @@ class PartitionShare(Record):
 
 
 def shares_of(named: Iterable[tuple[str, nn.Parameter]]) -> list[PartitionShare]:
-    """This rank's share of each parameter, after ZeRO has cut the groups; none of what it holds no element of."""
+    """This rank's share of each parameter, after ZeRO has cut the groups; none of what it holds no
+    element of.
+    """
     shares = []
     for name, parameter in named:
         mapping: Any = getattr(parameter, "_hp_mapping", None)
@@ -53,7 +59,13 @@ def shares_of(named: Iterable[tuple[str, nn.Parameter]]) -> list[PartitionShare]
             group = mapping.param_group_index
             shares.append(
                 PartitionShare(
-                    name, group, flat.start, numel=flat.numel, first=local.start, global_shape=whole, is_sharded=sharded
+                    name,
+                    group,
+                    flat.start,
+                    numel=flat.numel,
+                    first=local.start,
+                    global_shape=whole,
+                    is_sharded=sharded,
                 )
             )
     return shares
@@ -61,28 +73,33 @@ def shares_of(named: Iterable[tuple[str, nn.Parameter]]) -> list[PartitionShare]
 
 def chunk_elements(device: torch.device) -> int:
     """How many elements of a partition are worked on at a time where that takes temporary tensors."""
-    return CPU_CHUNK if device.type == "cpu" else CHUNK
+    if device.type == "cpu":
+        return CPU_CHUNK
+    return CHUNK
 
 
 class TrainingOptimizer(torch.optim.Optimizer, ABC):
-    """An optimizer with some numbers per element, whose parameters are ZeRO-1's flat partitions, one per group.
+    """An optimizer with some numbers per element, whose parameters are ZeRO-1's flat partitions,
+    one per group.
 
-    `state_names`: of these numbers, of those in `trainer.parallel.state`. A checkpoint holds a tensor of each.
-    `state[partition]["step"]` counts the updates; all partitions agree.
+    `state_names`: of these numbers, of those in `trainer.parallel.state`. A checkpoint holds a
+    tensor of each. `state[partition]["step"]` counts the updates; all partitions agree.
     """
 
     state_names: ClassVar[tuple[str, ...]] = MOMENTS
 
     @abstractmethod
     def materialise(self, shares: Iterable[PartitionShare]) -> None:
-        """Create the state before the first step: all zero, and no update counted. Once, after ZeRO has cut.
+        """Create the state before the first step: all zero, and no update counted. Once, after ZeRO
+        has cut.
 
         Collective: an optimizer may have to know what the other ranks hold.
         """
 
     @abstractmethod
     def moments(self, share: PartitionShare) -> dict[str, Tensor]:
-        """The state of a share, under `state_names`: fp32 [share.numel] each, to be read, or filled by a load.
+        """The state of a share, under `state_names`: fp32 [share.numel] each, to be read, or filled
+        by a load.
 
         They may be copies: what is filled in counts after `set_moments`.
         """
@@ -92,14 +109,16 @@ class TrainingOptimizer(torch.optim.Optimizer, ABC):
         """Take the moments of a share, shaped as `moments` gives them, on any device."""
 
     def tensor_sums(self) -> dict[str, list[float]]:
-        """What a resume needs beside the state of the elements: some numbers of each whole tensor, by its name.
+        """What a resume needs beside the state of the elements: some numbers of each whole tensor,
+        by its name.
 
         The same on all ranks; empty where an optimizer keeps none.
         """
         return {}
 
     def set_tensor_sums(self, sums: Mapping[str, Sequence[float]]) -> None:
-        """Go on with what `tensor_sums` gave, on whatever topology. Collective; after `set_steps_done`.
+        """Go on with what `tensor_sums` gave, on whatever topology. Collective; after
+        `set_steps_done`.
 
         Where nothing was kept (`sums` is empty), an optimizer makes them again as well as it can.
         """
@@ -111,7 +130,10 @@ class TrainingOptimizer(torch.optim.Optimizer, ABC):
 
     def steps_done(self) -> int:
         """Updates so far; 0 before the first."""
-        return max((int(state["step"].item()) for state in self.state.values() if "step" in state), default=0)
+        return max(
+            (int(state["step"].item()) for state in self.state.values() if "step" in state),
+            default=0,
+        )
 
     def set_steps_done(self, steps: int) -> None:
         """Set the update count that the bias correction reads. Call after `materialise`."""
@@ -130,7 +152,9 @@ class FlatStateOptimizer(TrainingOptimizer):
                 if not state:
                     state["step"] = torch.zeros((), dtype=torch.float32, device=partition.device)
                     for name in self.state_names:
-                        state[name] = torch.zeros_like(partition, memory_format=torch.preserve_format).detach()
+                        state[name] = torch.zeros_like(
+                            partition, memory_format=torch.preserve_format
+                        ).detach()
 
     def moments(self, share: PartitionShare) -> dict[str, Tensor]:
         """Live views."""

@@ -1,10 +1,13 @@
-"""LAMB: Adam whose step of each tensor is as long as the tensor's own norm says (You et al., arXiv 1904.00962).
+"""LAMB: Adam whose step of each tensor is as long as the tensor's own norm says (You et al., arXiv
+1904.00962).
 
-The variants differ in which tensors adapt, and in how a ratio is made; `LambRules` says it. Norms are of whole logical
-tensors, so that tensor parallelism, pipeline stages and ZeRO-1 change nothing, but where `NormOf` says so.
+The variants differ in which tensors adapt, and in how a ratio is made; `LambRules` says it. Norms
+are of whole logical tensors, so that tensor parallelism, pipeline stages and ZeRO-1 change nothing,
+but where `NormOf` says so.
 
-A step goes over the elements twice: for the norms, and, when all ranks have added them up, to move. With the norms of
-the step before (`NormOf.STALE`) it goes once, and the ranks add up for the next step while the training goes on.
+A step goes over the elements twice: for the norms, and, when all ranks have added them up, to move.
+With the norms of the step before (`NormOf.STALE`) it goes once, and the ranks add up for the next
+step while the training goes on.
 """
 
 from __future__ import annotations
@@ -22,19 +25,23 @@ from trainer.contract.record import Record
 from trainer.optim.interface import MOMENTS, FlatStateOptimizer, PartitionShare, chunk_elements
 from trainer.parallel.mesh import Mesh
 
-# Norms of whole logical tensors, of which tensor ranks hold slices and ZeRO-1's partitions hold runs.
+# Norms of whole logical tensors, of which tensor ranks hold slices and ZeRO-1's partitions hold
+# runs.
 
 
 class TensorNorms:
-    """Sums of squares of every tensor of the model, added up over all ranks in one reduction. Making one is collective.
+    """Sums of squares of every tensor of the model, added up over all ranks in one reduction.
+    Making one is collective.
 
-    `kinds`: how many sums there are of each tensor. `idle`: names whose copies on this rank are not counted, because
-    the first stage's are (tied weights). The sums are a table, fp64 [tensor ranks, kinds, tensors]: a row holds what
-    one tensor rank's slices come to. Every rank reads the same table, so copies of a weight get the same norms, bit by
-    bit.
+    `kinds`: how many sums there are of each tensor. `idle`: names whose copies on this rank are not
+    counted, because the first stage's are (tied weights). The sums are a table, fp64 [tensor ranks,
+    kinds, tensors]: a row holds what one tensor rank's slices come to. Every rank reads the same
+    table, so copies of a weight get the same norms, bit by bit.
     """
 
-    def __init__(self, mesh: Mesh, shares: Iterable[PartitionShare], kinds: int, idle: Collection[str] = ()):
+    def __init__(
+        self, mesh: Mesh, shares: Iterable[PartitionShare], kinds: int, idle: Collection[str] = ()
+    ):
         self._mesh, self._idle = mesh, frozenset(idle)
         known = {share.name: (share.whole_numel, share.is_sharded, share.group) for share in shares}
         if mesh.world_size > 1:
@@ -43,21 +50,32 @@ class TensorNorms:
             known = {name: facts for part in everywhere for name, facts in part.items()}
         self.number = {name: number for number, name in enumerate(sorted(known))}
         facts = [known[name] for name in self.number]
-        self.elements = torch.tensor([numel for numel, _, _ in facts], dtype=torch.float64, device=mesh.device)
-        self.is_sharded = torch.tensor([sharded for _, sharded, _ in facts], dtype=torch.bool, device=mesh.device)
-        self._sums = torch.zeros((mesh.tensor, kinds, len(known)), dtype=torch.float64, device=mesh.device)
+        self.elements = torch.tensor(
+            [numel for numel, _, _ in facts], dtype=torch.float64, device=mesh.device
+        )
+        self.is_sharded = torch.tensor(
+            [sharded for _, sharded, _ in facts], dtype=torch.bool, device=mesh.device
+        )
+        self._sums = torch.zeros(
+            (mesh.tensor, kinds, len(known)), dtype=torch.float64, device=mesh.device
+        )
         self._groups = [group for _, _, group in facts]
         self._members: dict[frozenset[int], Tensor] = {}  # numbers of the tensors of some groups
-        self._counted = torch.arange(len(known), device=mesh.device)  # of those that are counted now
+        # of those that are counted now
+        self._counted = torch.arange(len(known), device=mesh.device)
         self._part = self._sums  # their sums, while the ranks add them up
         self._under_way: dist.Work | None = None
 
     def clear(self, groups: frozenset[int]) -> None:
-        """Begin to count the tensors of these parameter groups again; what is known of all others stays."""
+        """Begin to count the tensors of these parameter groups again; what is known of all others
+        stays.
+        """
         self._settle()
         if groups not in self._members:
             members = [number for number, group in enumerate(self._groups) if group in groups]
-            self._members[groups] = torch.tensor(members, dtype=torch.int64, device=self._mesh.device)
+            self._members[groups] = torch.tensor(
+                members, dtype=torch.int64, device=self._mesh.device
+            )
         self._counted = self._members[groups]
         self._sums[..., self._counted] = 0.0
 
@@ -65,7 +83,9 @@ class TensorNorms:
         """Count some elements of a tensor, which are widened to fp64 for it. Not collective."""
         if share.name not in self._idle:
             wide = values.double()
-            self._sums[self._mesh.tensor_rank, kind, self.number[share.name]] += torch.dot(wide, wide)
+            self._sums[self._mesh.tensor_rank, kind, self.number[share.name]] += torch.dot(
+                wide, wide
+            )
 
     def reduce(self) -> None:
         """Begin to add up what all ranks counted; a reader of a norm waits for it. Collective."""
@@ -74,7 +94,9 @@ class TensorNorms:
             self._under_way = dist.all_reduce(self._part, async_op=True)
 
     def squares(self, kind: int) -> Tensor:
-        """Sums of squares of whole tensors, fp64 [tensors]. What all tensor ranks hold alike counts once."""
+        """Sums of squares of whole tensors, fp64 [tensors]. What all tensor ranks hold alike counts
+        once.
+        """
         self._settle()
         rows = self._sums[:, kind]
         return torch.where(self.is_sharded, rows.sum(0), rows[0])
@@ -106,22 +128,25 @@ WEIGHT = 0  # the first of the sums; the directions' follow
 
 
 class NormOf(StrEnum):
-    """Of what the norms in a ratio are. LOCAL and MEAN_WEIGHT depend on the number of tensor ranks, which hold slices.
+    """Of what the norms in a ratio are. LOCAL and MEAN_WEIGHT depend on the number of tensor ranks,
+    which hold slices.
 
     At the first step MEAN_WEIGHT and STALE are LOCAL, with a floor under the weight's norm.
     """
 
     EXACT = "exact"  # whole tensors
     LOCAL = "local"  # this rank's slices
-    MEAN_WEIGHT = "mean-weight"  # the weight: the root mean square over the slices; the direction: this rank's slice
+    # the weight: the root mean square over the slices; the direction: this rank's slice
+    MEAN_WEIGHT = "mean-weight"
     STALE = "stale"  # whole tensors; the direction as it was one step earlier
 
 
 class LambRules(Record):
-    """`adapts_all`: tensors without weight decay adapt too. `floor`: least norm of a weight, for each of its elements.
+    """`adapts_all`: tensors without weight decay adapt too. `floor`: least norm of a weight, for
+    each of its elements.
 
-    `corrects_mean`: the first moment's bias is corrected. `embedding_alpha`: a tensor of n elements steps 1 + alpha x n
-    / (elements of the largest tensor) times as far.
+    `corrects_mean`: the first moment's bias is corrected. `embedding_alpha`: a tensor of n elements
+    steps 1 + alpha x n / (elements of the largest tensor) times as far.
     """
 
     adapts_all: bool = True
@@ -132,7 +157,9 @@ class LambRules(Record):
 
 
 class LambStep(Record):
-    """The numbers of one step of a parameter group. `mean_bias`, `root_bias`: what moments are divided by."""
+    """The numbers of one step of a parameter group. `mean_bias`, `root_bias`: what moments are
+    divided by.
+    """
 
     beta1: float
     beta2: float
@@ -146,7 +173,10 @@ class LambStep(Record):
     @classmethod
     def of(cls, group: Mapping[str, Any], step: int, corrects_mean: bool) -> LambStep:
         (beta1, beta2), decay = group["betas"], group["weight_decay"]
-        mean_bias = 1.0 - beta1**step if corrects_mean else 1.0
+        if corrects_mean:
+            mean_bias = 1.0 - beta1**step
+        else:
+            mean_bias = 1.0
         return cls(
             beta1=beta1,
             beta2=beta2,
@@ -175,9 +205,9 @@ class Chunk(Record):
 class Lamb(FlatStateOptimizer):
     """LAMB with decoupled decay inside the ratio, on fp32 partitions.
 
-    A ratio is 1 where the weight or its direction is zero. Gradients come clipped already, and a step uses them up.
-    Only single multiplications, additions, divisions and roots: each is rounded alike wherever an element lies, so that
-    tied copies stay equal.
+    A ratio is 1 where the weight or its direction is zero. Gradients come clipped already, and a
+    step uses them up. Only single multiplications, additions, divisions and roots: each is rounded
+    alike wherever an element lies, so that tied copies stay equal.
     """
 
     state_names: ClassVar[tuple[str, ...]] = MOMENTS
@@ -194,21 +224,29 @@ class Lamb(FlatStateOptimizer):
         tied_copies: Collection[str] = (),
     ):
         """`tied_copies`: names of weights on this rank that another stage owns."""
-        super().__init__(groups, {"lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": 0.0})
+        super().__init__(
+            groups, {"lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": 0.0}
+        )
         self.rules = rules
         self._mesh, self._tied_copies = mesh, tied_copies
         self._shares: dict[Tensor, list[PartitionShare]] = {}
         self._norms: TensorNorms
         self._group_of: dict[Tensor, int] = {}
-        self._known: frozenset[int] = frozenset()  # groups of which the norms for the next step are at hand
+        # groups of which the norms for the next step are at hand
+        self._known: frozenset[int] = frozenset()
 
     def materialise(self, shares: Iterable[PartitionShare]) -> None:
-        """Zero state; agree with all ranks on the tensors that there are. What lies outside of shares never moves."""
+        """Zero state; agree with all ranks on the tensors that there are. What lies outside of
+        shares never moves.
+        """
         shares = list(shares)
         super().materialise(shares)
-        self._group_of = {group["params"][0]: number for number, group in enumerate(self.param_groups)}
+        self._group_of = {
+            group["params"][0]: number for number, group in enumerate(self.param_groups)
+        }
         for state in self.state.values():
-            state["step"] = torch.zeros((), dtype=torch.float32)  # in host memory: it is read at every step
+            # in host memory: it is read at every step
+            state["step"] = torch.zeros((), dtype=torch.float32)
         for share in shares:
             self._shares.setdefault(self.partition(share.group), []).append(share)
         self._norms = TensorNorms(self._mesh, shares, 1 + self.directions, self._tied_copies)
@@ -217,16 +255,22 @@ class Lamb(FlatStateOptimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update the shares of every partition that has a gradient. Collective over all ranks.
 
-        ZeRO-1 steps its groups one by one where the weights are not bf16: `param_groups` is then one of them.
+        ZeRO-1 steps its groups one by one where the weights are not bf16: `param_groups` is then
+        one of them.
         """
-        loss = None if closure is None else closure()
+        if closure is None:
+            loss = None
+        else:
+            loss = closure()
         stepped = []
         for group in self.param_groups:
             for partition in group["params"]:
                 if partition.grad is not None:
                     state = self.state[partition]
                     state["step"] += 1
-                    numbers = LambStep.of(group, int(state["step"].item()), self.rules.corrects_mean)
+                    numbers = LambStep.of(
+                        group, int(state["step"].item()), self.rules.corrects_mean
+                    )
                     stepped.append((partition, numbers))
         groups = frozenset(self._group_of[partition] for partition, _ in stepped)
         keeps, knows = self.rules.norm_of is NormOf.STALE, groups <= self._known
@@ -245,7 +289,10 @@ class Lamb(FlatStateOptimizer):
         for share, chunk, numbers in self._chunks(stepped):
             if knows:
                 self.advance(chunk, numbers)
-            directions = self.directions_of(chunk, numbers) if knows else self.held(chunk, numbers)
+            if knows:
+                directions = self.directions_of(chunk, numbers)
+            else:
+                directions = self.held(chunk, numbers)
             if keeps:
                 self._count(share, None, *directions)
             number = self._norms.number[share.name]
@@ -271,7 +318,9 @@ class Lamb(FlatStateOptimizer):
         return dict(zip(self._norms.number, kinds, strict=True))
 
     def set_tensor_sums(self, sums: Mapping[str, Sequence[float]]) -> None:
-        """Take them, and add up the weights' again. Without them the next step takes its own directions' norms."""
+        """Take them, and add up the weights' again. Without them the next step takes its own
+        directions' norms.
+        """
         if self.rules.norm_of is not NormOf.STALE or not self.steps_done() or not self._fit(sums):
             return
         self._known = self._all_groups
@@ -307,7 +356,9 @@ class Lamb(FlatStateOptimizer):
         """Take the gradient into the moments."""
         mean, squares = (chunk.state[name] for name in MOMENTS)
         mean.mul_(numbers.beta1).add_(chunk.gradient * (1.0 - numbers.beta1))
-        squares.mul_(numbers.beta2).add_((chunk.gradient * chunk.gradient).mul_(1.0 - numbers.beta2))
+        squares.mul_(numbers.beta2).add_(
+            (chunk.gradient * chunk.gradient).mul_(1.0 - numbers.beta2)
+        )
 
     def directions_of(self, chunk: Chunk, numbers: LambStep) -> tuple[Tensor, ...]:
         """In which directions the weights go, each before its ratio: new tensors."""
@@ -316,19 +367,27 @@ class Lamb(FlatStateOptimizer):
         return (direction.add_(chunk.weights * numbers.decay) if numbers.decay else direction,)
 
     def hold(self, chunk: Chunk, directions: tuple[Tensor, ...]) -> None:
-        """Put directions by until their norms are known: in the place of the gradient, which is in the moments now."""
+        """Put directions by until their norms are known: in the place of the gradient, which is in
+        the moments now.
+        """
         chunk.gradient.copy_(directions[0])
 
     def held(self, chunk: Chunk, numbers: LambStep) -> tuple[Tensor, ...]:
         """What `hold` put by."""
         return (chunk.gradient,)
 
-    def move(self, chunk: Chunk, numbers: LambStep, directions: tuple[Tensor, ...], rates: list[Tensor]) -> None:
-        """Move the weights along each direction, by its rate (a scalar). The directions are used up."""
+    def move(
+        self, chunk: Chunk, numbers: LambStep, directions: tuple[Tensor, ...], rates: list[Tensor]
+    ) -> None:
+        """Move the weights along each direction, by its rate (a scalar). The directions are used
+        up.
+        """
         for direction, rate in zip(directions, rates, strict=True):
             chunk.weights.sub_(direction.mul_(rate))
 
-    def _chunks(self, stepped: Iterable[tuple[Tensor, LambStep]]) -> Iterator[tuple[PartitionShare, Chunk, LambStep]]:
+    def _chunks(
+        self, stepped: Iterable[tuple[Tensor, LambStep]]
+    ) -> Iterator[tuple[PartitionShare, Chunk, LambStep]]:
         for partition, numbers in stepped:
             state = {name: self.state[partition][name] for name in self.state_names}
             assert partition.grad is not None
@@ -339,7 +398,8 @@ class Lamb(FlatStateOptimizer):
 
     # ------------------------------------------------------------------ ratios
     def _rates(self, numbers: LambStep, knows: bool) -> list[Tensor]:
-        """For each direction what a tensor's is multiplied by: rate, ratio and embedding factor; fp32 [tensors].
+        """For each direction what a tensor's is multiplied by: rate, ratio and embedding factor;
+        fp32 [tensors].
 
         `knows`: the directions' norms are of the step before.
         """

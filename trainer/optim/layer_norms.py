@@ -1,8 +1,8 @@
 """Norms of each layer at a step: of its gradients, its update, its weights, and what it hands on.
 
-They cost a step nothing unless `begin` was called before it. Then: a copy of this rank's partition, 4 bytes an element
-of it, made when no activation is left, three passes over the partition, one over each block's output, and one sum over
-all ranks, which the host waits for.
+They cost a step nothing unless `begin` was called before it. Then: a copy of this rank's partition,
+4 bytes an element of it, made when no activation is left, three passes over the partition, one over
+each block's output, and one sum over all ranks, which the host waits for.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ class LayerNorms:
     `stage`: (prefix, module) of what this worker has.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, mesh: Mesh, stage: Sequence[tuple[str, nn.Module]]):
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, mesh: Mesh, stage: Sequence[tuple[str, nn.Module]]
+    ):
         self._mesh = mesh
-        self._counts_outputs = mesh.sequence_parallel or mesh.tensor_rank == 0  # else all tensor ranks hold the same
+        # else all tensor ranks hold the same
+        self._counts_outputs = mesh.sequence_parallel or mesh.tensor_rank == 0
         self._is_on = False
         self._runs: RunsOf = {}
         self._layers: tuple[str, ...] = ()
@@ -45,7 +48,8 @@ class LayerNorms:
                 module.register_forward_hook(_OutputHook(self, layer_of(prefix)))
 
     def locate(self, runs: RunsOf, names: Sequence[str]) -> None:
-        """Note what counts of the partitions, and agree on the layers of the whole model. Collective.
+        """Note what counts of the partitions, and agree on the layers of the whole model.
+        Collective.
 
         `names`: of all of this worker's parameters.
         """
@@ -61,12 +65,15 @@ class LayerNorms:
     def begin(self) -> None:
         """Measure the step that follows."""
         self._is_on = True
-        self._sums = torch.zeros(5, len(self._layers), dtype=torch.float64, device=self._mesh.device)
+        self._sums = torch.zeros(
+            5, len(self._layers), dtype=torch.float64, device=self._mesh.device
+        )
 
     def take(self, gradient_norm: float | None) -> LayerMeasure | None:
         """What was measured since `begin`; None where no update was made. Collective.
 
-        `gradient_norm`: of all gradients before they were clipped, by which the layers' are scaled back.
+        `gradient_norm`: of all gradients before they were clipped, by which the layers' are scaled
+        back.
         """
         self._is_on = False
         if self._mesh.world_size > 1:
@@ -75,7 +82,10 @@ class LayerNorms:
         if not any(sums[_WEIGHT]):
             return None
         clipped = math.sqrt(sum(sums[_GRADIENT]))
-        scale = gradient_norm / clipped if gradient_norm is not None and clipped > 0.0 else 1.0
+        if gradient_norm is not None and clipped > 0.0:
+            scale = gradient_norm / clipped
+        else:
+            scale = 1.0
         return LayerMeasure(
             self._layers,
             tuple(scale * math.sqrt(value) for value in sums[_GRADIENT]),
@@ -92,7 +102,9 @@ class LayerNorms:
         if not self._is_on or not self._counts_outputs:
             return
         place, hidden = self._layers.index(layer), hidden.detach()
-        self._sums[_OUTPUT, place] += torch.linalg.vector_norm(hidden, dtype=torch.float32).double().square()
+        self._sums[_OUTPUT, place] += (
+            torch.linalg.vector_norm(hidden, dtype=torch.float32).double().square()
+        )
         self._sums[_OUTPUT_COUNT, place] += hidden.numel()
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -114,7 +126,9 @@ class LayerNorms:
                 self._add(_UPDATE, run, change)
 
     def _add(self, row: int, run: CountedRun, partition: Tensor) -> None:
-        self._sums[row, self._layers.index(layer_of(run.name))] += square_sum(partition.narrow(0, run.start, run.numel))
+        self._sums[row, self._layers.index(layer_of(run.name))] += square_sum(
+            partition.narrow(0, run.start, run.numel)
+        )
 
 
 class _OutputHook:
@@ -124,14 +138,22 @@ class _OutputHook:
         self._norms, self._layer = norms, layer
 
     def __call__(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output  # beside it go numbers of documents, or marks
+        # beside it go numbers of documents, or marks
+        if isinstance(output, tuple):
+            hidden = output[0]
+        else:
+            hidden = output
         self._norms.add_output(self._layer, hidden)
 
 
 def layer_of(name: str) -> str:
-    """The layer that a parameter or a prefix belongs to: `blocks.3`, or the first part of any other name."""
+    """The layer that a parameter or a prefix belongs to: `blocks.3`, or the first part of any other
+    name.
+    """
     parts = name.split(".")
-    return ".".join(parts[:2]) if parts[0] == BLOCKS else parts[0]
+    if parts[0] == BLOCKS:
+        return ".".join(parts[:2])
+    return parts[0]
 
 
 def _place(layer: str) -> tuple[int, int, str]:
@@ -144,4 +166,6 @@ def _place(layer: str) -> tuple[int, int, str]:
 
 
 def _root_mean(total: float, count: float) -> float:
-    return math.sqrt(total / count) if count else math.nan
+    if count:
+        return math.sqrt(total / count)
+    return math.nan

@@ -1,4 +1,6 @@
-"""What can be seen only at the moment of the update: the time it takes, and the zeros among its gradients."""
+"""What can be seen only at the moment of the update: the time it takes, and the zeros among its
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from trainer.parallel.shard import sharding_of
 
 
 class CountedRun(Record):
-    """Elements [start, start + numel) of a flat partition: the share of one parameter, by its logical name."""
+    """Elements [start, start + numel) of a flat partition: the share of one parameter, by its
+    logical name.
+    """
 
     name: str
     start: int
@@ -28,11 +32,14 @@ RunsOf = Mapping[int, Sequence[CountedRun]]
 
 
 def counted_runs(
-    optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]], mesh: Mesh, tied_copy: str | None
+    optimizer: torch.optim.Optimizer,
+    named: Iterable[tuple[str, nn.Parameter]],
+    mesh: Mesh,
+    tied_copy: str | None,
 ) -> RunsOf:
-    """Where each parameter lies in this rank's partitions, after ZeRO has cut them, so that all ranks together count
-    every logical element once: a tied copy is left out, and of what all tensor ranks hold alike only the first rank's
-    share counts. Padding of the partitions is not counted.
+    """Where each parameter lies in this rank's partitions, after ZeRO has cut them, so that all
+    ranks together count every logical element once: a tied copy is left out, and of what all tensor
+    ranks hold alike only the first rank's share counts. Padding of the partitions is not counted.
     """
     runs: dict[int, list[CountedRun]] = {}
     for name, parameter in named:
@@ -53,7 +60,9 @@ def partitions_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 
 class UpdateWatch:
-    """Looks at every update of the optimizer that ZeRO-1 drives. Install it once, `begin` before each step."""
+    """Looks at every update of the optimizer that ZeRO-1 drives. Install it once, `begin` before
+    each step.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, mesh: Mesh, count_zeros: bool):
         self._mesh = mesh
@@ -75,11 +84,14 @@ class UpdateWatch:
 
     @property
     def seconds(self) -> float:
-        """Time in the optimizer's own update during this step, on this rank (launch time only, on a GPU)."""
+        """Time in the optimizer's own update during this step, on this rank (launch time only, on a
+        GPU).
+        """
         return self._seconds
 
     def take_zeros(self) -> int:
-        """Zero elements among all gradients of the steps since the last call; 0 when they are not counted. Collective.
+        """Zero elements among all gradients of the steps since the last call; 0 when they are not
+        counted. Collective.
 
         It reads the device, which nothing else here does: it is called where the count is logged.
         """

@@ -1,4 +1,6 @@
-"""Doing one thing on all ranks so that either it succeeds everywhere or every rank raises the same error."""
+"""Doing one thing on all ranks so that either it succeeds everywhere or every rank raises the same
+error.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class LostRanksError(Tr11Error, RuntimeError):
 class _Fault(Record):
     """What went wrong, on which rank of the group; `host` is the host of the rank that says so.
 
-    `code`: the operating system's error, where the file system refused it there, and need not elsewhere.
+    `code`: the operating system's error, where the file system refused it there, and need not
+    elsewhere.
     """
 
     rank: int
@@ -37,7 +40,8 @@ class _Fault(Record):
 class RankGroup(Record):
     """The ranks that save or load together. Without a process group it is this process alone.
 
-    `group`: a group with a CPU back-end over all ranks; None is the default group when there is one.
+    `group`: a group with a CPU back-end over all ranks; None is the default group when there is
+    one.
     """
 
     group: dist.ProcessGroup | None = None
@@ -48,17 +52,23 @@ class RankGroup(Record):
 
     @property
     def rank(self) -> int:
-        return 0 if self.alone else dist.get_rank(self.group)
+        if self.alone:
+            return 0
+        return dist.get_rank(self.group)
 
     @property
     def size(self) -> int:
-        return 1 if self.alone else dist.get_world_size(self.group)
+        if self.alone:
+            return 1
+        return dist.get_world_size(self.group)
 
     def each(self, what: str, action: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-        """Run `action` with its arguments on every rank and return this rank's result; doubles as a barrier.
+        """Run `action` with its arguments on every rank and return this rank's result; doubles as a
+        barrier.
 
-        If it fails anywhere, every rank raises one CheckpointError "`what`: rank R on HOST: fault". The action may hold
-        one collective operation, as its first statement, if that fails on all ranks together.
+        If it fails anywhere, every rank raises one CheckpointError "`what`: rank R on HOST: fault".
+        The action may hold one collective operation, as its first statement, if that fails on all
+        ranks together.
         """
         value, fault = self._attempt(action, *arguments, **options)
         words = self.gather(host_name() if fault is None else fault)
@@ -71,26 +81,41 @@ class RankGroup(Record):
             served = {word for word in words if isinstance(word, str)} - failed
             codes = [fault.code for fault in faults if fault is not None]
             if served and None not in codes:
-                raise NodeFilesError(text, sorted(failed), sorted(served), [code for code in codes if code is not None])
+                raise NodeFilesError(
+                    text,
+                    sorted(failed),
+                    sorted(served),
+                    [code for code in codes if code is not None],
+                )
             raise CheckpointError(text)
         return cast(T, value)
 
-    def on_first(self, what: str, action: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-        """Run `action`, likewise, on rank 0 and give its result to all; a failure is raised on all ranks."""
-        value, fault = self.broadcast(self._attempt(action, *arguments, **options) if self.rank == 0 else (None, None))
+    def on_first(
+        self, what: str, action: Callable[P, T], *arguments: P.args, **options: P.kwargs
+    ) -> T:
+        """Run `action`, likewise, on rank 0 and give its result to all; a failure is raised on all
+        ranks.
+        """
+        value, fault = self.broadcast(
+            self._attempt(action, *arguments, **options) if self.rank == 0 else (None, None)
+        )
         if fault is not None:
             raise CheckpointError(f"{what}: {self._place(fault)}{fault.text}")
         return cast(T, value)
 
     def _place(self, fault: _Fault) -> str:
-        return "" if self.alone else f"rank {fault.rank} on {fault.host}: "
+        if self.alone:
+            return ""
+        return f"rank {fault.rank} on {fault.host}: "
 
     def _attempt(
         self, action: Callable[P, T], *arguments: P.args, **options: P.kwargs
     ) -> tuple[T | None, _Fault | None]:
         try:
             return action(*arguments, **options), None
-        except CheckpointException as error:  # a BaseException of torch; it carries the failing ranks' own errors
+        except (
+            CheckpointException
+        ) as error:  # a BaseException of torch; it carries the failing ranks' own errors
             rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
             return None, _Fault(rank, one_line(cause), host_name())
         except Exception as error:
@@ -105,16 +130,25 @@ class RankGroup(Record):
         return values
 
     def collect(self, value: T) -> list[T]:
-        """Every rank's value, by rank, on rank 0; elsewhere nothing. Raises CheckpointError when a rank is lost."""
+        """Every rank's value, by rank, on rank 0; elsewhere nothing. Raises CheckpointError when a
+        rank is lost.
+        """
         if self.alone:
             return [value]
-        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        values: list[Any] | None = None
+        if self.rank == 0:
+            values = [None] * self.size
         _guarded(dist.gather_object, value, values, dst=self._first, group=self.group)
         return values or []
 
     def deal(self, what: str, action: Callable[[], list[T]]) -> T:
-        """Run `action` on rank 0, and give each rank its element of the list; a failure is raised on all ranks."""
-        dealt, fault = self._attempt(action) if self.rank == 0 else (None, None)
+        """Run `action` on rank 0, and give each rank its element of the list; a failure is raised
+        on all ranks.
+        """
+        if self.rank == 0:
+            dealt, fault = self._attempt(action)
+        else:
+            dealt, fault = (None, None)
         mine: list[Any] = [(dealt[0], None) if dealt else (None, fault)]
         if not self.alone:
             parts = [(part, None) for part in dealt] if dealt else [(None, fault)] * self.size
@@ -126,7 +160,9 @@ class RankGroup(Record):
         return cast(T, value)
 
     def all_true(self, flag: bool) -> bool:
-        """Whether the flag is set on every rank; one small collective. Raises CheckpointError when a rank is lost."""
+        """Whether the flag is set on every rank; one small collective. Raises CheckpointError when
+        a rank is lost.
+        """
         if self.alone:
             return flag
         flags = torch.tensor([flag], dtype=torch.int32)
@@ -144,14 +180,18 @@ class RankGroup(Record):
     @property
     def _first(self) -> int:
         """The global rank of the group's rank 0."""
-        return 0 if self.group is None else dist.get_global_rank(self.group, 0)
+        if self.group is None:
+            return 0
+        return dist.get_global_rank(self.group, 0)
 
 
 def _guarded(collective: Callable[P, object], *arguments: P.args, **options: P.kwargs) -> None:
     try:
         collective(*arguments, **options)
     except RuntimeError as error:
-        raise CheckpointError(f"the ranks lost each other during a checkpoint operation: {one_line(error)}") from error
+        raise CheckpointError(
+            f"the ranks lost each other during a checkpoint operation: {one_line(error)}"
+        ) from error
 
 
 def lost_a_rank(error: BaseException) -> bool:
@@ -160,8 +200,14 @@ def lost_a_rank(error: BaseException) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception as one line: the reason and the file for an OSError, else the type's name and its text."""
+    """An exception as one line: the reason and the file for an OSError, else the type's name and
+    its text.
+    """
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        if error.filename:
+            return f"{error.strerror}: {error.filename}"
+        return error.strerror
     text = " ".join(str(error).split())[:300]
-    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+    if isinstance(error, ValueError) and text:
+        return text
+    return f"{type(error).__name__}: {text}"

@@ -1,14 +1,15 @@
 """The collectives of tensor parallelism, each with the right gradient.
 
-Activations are [batch, sequence, features]. A *tensor region* (attention or MLP) starts from whole hidden states and
-ends in partial sums of them. Outside, each tensor rank holds either a copy of the whole hidden states, or, with
-sequence parallelism, its own stretch of the sequence:
+Activations are [batch, sequence, features]. A *tensor region* (attention or MLP) starts from whole
+hidden states and ends in partial sums of them. Outside, each tensor rank holds either a copy of the
+whole hidden states, or, with sequence parallelism, its own stretch of the sequence:
 
     into a region      copy_to_tensor_region         gather_sequence
     out of it          reduce_from_tensor_region     reduce_scatter_sequence
 
-In each column the two are each other's gradient. A group of None stands for one worker: the tensor is returned as it
-is. `reduce_from_tensor_region` writes into its argument, which must not be used again.
+In each column the two are each other's gradient. A group of None stands for one worker: the tensor
+is returned as it is. `reduce_from_tensor_region` writes into its argument, which must not be used
+again.
 """
 
 from __future__ import annotations
@@ -25,18 +26,26 @@ Pending = Callable[[], Tensor]
 
 
 def copy_to_tensor_region(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Enter a region where each worker uses the same input differently: identity, gradients are summed."""
-    return tensor if group is None else _Copy.apply(tensor, group)
+    """Enter a region where each worker uses the same input differently: identity, gradients are
+    summed.
+    """
+    if group is None:
+        return tensor
+    return _Copy.apply(tensor, group)
 
 
 def reduce_from_tensor_region(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """Leave such a region: partial results are summed, the gradient passes unchanged."""
-    return tensor if group is None else _Reduce.apply(tensor, group)
+    if group is None:
+        return tensor
+    return _Reduce.apply(tensor, group)
 
 
 def gather_sequence(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """Join the workers' stretches along dimension 1; the gradients are summed and cut again."""
-    return tensor if group is None else _Gather.apply(tensor, group)
+    if group is None:
+        return tensor
+    return _Gather.apply(tensor, group)
 
 
 def reduce_scatter_sequence(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -44,11 +53,15 @@ def reduce_scatter_sequence(tensor: Tensor, group: ProcessGroup | None) -> Tenso
 
     Raises ValueError when the sequence cannot be cut evenly.
     """
-    return tensor if group is None else _ReduceScatter.apply(tensor, group)
+    if group is None:
+        return tensor
+    return _ReduceScatter.apply(tensor, group)
 
 
 def stretch(length: int, group: ProcessGroup) -> slice:
-    """The places of a sequence of `length` that this worker holds. Raises ValueError when it cannot be cut evenly."""
+    """The places of a sequence of `length` that this worker holds. Raises ValueError when it cannot
+    be cut evenly.
+    """
     parts = dist.get_world_size(group)
     if length % parts:
         raise ValueError(
@@ -61,7 +74,9 @@ def stretch(length: int, group: ProcessGroup) -> slice:
 
 
 def share_of(tensor: Tensor, group: ProcessGroup) -> Tensor:
-    """This worker's share of the elements of a tensor that all hold: flat, a copy; the last is filled with zeros."""
+    """This worker's share of the elements of a tensor that all hold: flat, a copy; the last is
+    filled with zeros.
+    """
     flat = tensor.detach().reshape(-1)
     size = -(-flat.numel() // dist.get_world_size(group))
     mine = flat[dist.get_rank(group) * size :][:size]
@@ -80,31 +95,44 @@ def whole_of(share: Tensor, shape: torch.Size, group: ProcessGroup) -> Tensor:
 
 
 def start_all_reduce(tensor: Tensor, group: ProcessGroup) -> Pending:
-    """Begin to sum `tensor` over the group, in place where it is contiguous; call the result to wait for the sum."""
+    """Begin to sum `tensor` over the group, in place where it is contiguous; call the result to
+    wait for the sum.
+    """
     tensor = tensor.contiguous()
     work = dist.all_reduce(tensor, group=group, async_op=True)
     return _after(work, lambda: tensor)
 
 
 def start_gather(tensor: Tensor, group: ProcessGroup) -> Pending:
-    """Begin to join stretches [batch, part, ..] to [batch, sequence, ..]; call the result to wait for it."""
+    """Begin to join stretches [batch, part, ..] to [batch, sequence, ..]; call the result to wait
+    for it.
+    """
     parts = dist.get_world_size(group)
     batch, part, *rest = tensor.shape
     joined = tensor.new_empty(parts * batch, part, *rest)
     work = dist.all_gather_into_tensor(joined, tensor.contiguous(), group=group, async_op=True)
     return _after(
-        work, lambda: joined.view(parts, batch, part, *rest).transpose(0, 1).reshape(batch, parts * part, *rest)
+        work,
+        lambda: (
+            joined.view(parts, batch, part, *rest)
+            .transpose(0, 1)
+            .reshape(batch, parts * part, *rest)
+        ),
     )
 
 
 def start_reduce_scatter(tensor: Tensor, group: ProcessGroup) -> Pending:
-    """Begin to sum [batch, sequence, ..] and cut it to this worker's stretch; call the result to wait for it."""
+    """Begin to sum [batch, sequence, ..] and cut it to this worker's stretch; call the result to
+    wait for it.
+    """
     batch, length, *rest = tensor.shape
     mine = stretch(length, group)
     part = mine.stop - mine.start
     pieces = tensor.reshape(batch, length // part, part, *rest).transpose(0, 1).contiguous()
     result = tensor.new_empty(batch, part, *rest)
-    work = dist.reduce_scatter_tensor(result, pieces.view(-1, part, *rest), group=group, async_op=True)
+    work = dist.reduce_scatter_tensor(
+        result, pieces.view(-1, part, *rest), group=group, async_op=True
+    )
     return _after(work, lambda: result)
 
 

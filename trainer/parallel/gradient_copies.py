@@ -1,4 +1,6 @@
-"""Sums of the gradients of parameters that several ranks hold, so that no bit of the copies' gradients differs."""
+"""Sums of the gradients of parameters that several ranks hold, so that no bit of the copies'
+gradients differs.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,22 @@ def sum_copies(
     mesh: Mesh,
     accumulated: bool,
 ) -> None:
-    """Sum the gradients of `tied` weights over their groups, and of `replicated` parameters over the tensor ranks.
+    """Sum the gradients of `tied` weights over their groups, and of `replicated` parameters over
+    the tensor ranks.
 
-    `accumulated`: they are in fp32 of their own. Replicated ones are small and many (LayerNorms, biases): they are
-    summed in one buffer. Collective over replicas, tied stages and tensor ranks.
+    `accumulated`: they are in fp32 of their own. Replicated ones are small and many (LayerNorms,
+    biases): they are summed in one buffer. Collective over replicas, tied stages and tensor ranks.
     """
     for weight, group in tied:
         gradient = _gradient(weight, accumulated)
         if gradient is not None:
             _sum(gradient, group, mesh)
     if mesh.tensor_group is not None:
-        found = [gradient for item in replicated if (gradient := _gradient(item, accumulated)) is not None]
+        found = [
+            gradient
+            for item in replicated
+            if (gradient := _gradient(item, accumulated)) is not None
+        ]
         _sum_together(found, mesh.tensor_group, mesh)
 
 
@@ -48,12 +55,15 @@ def _sum_together(gradients: list[Tensor], group: ProcessGroup, mesh: Mesh) -> N
 
 
 def _sum(gradient: Tensor, group: ProcessGroup, mesh: Mesh) -> None:
-    """Replicas first, into the first of them; then the copies; the other replicas hold zeros, so that DeepSpeed's
-    reduction over replicas changes nothing. In its own order, copies first, the terms of an element are added in
-    an order that hangs on its place in a buffer: with three replicas or more the copies drift apart.
+    """Replicas first, into the first of them; then the copies; the other replicas hold zeros, so
+    that DeepSpeed's reduction over replicas changes nothing. In its own order, copies first, the
+    terms of an element are added in an order that hangs on its place in a buffer: with three
+    replicas or more the copies drift apart.
     """
     if mesh.data_group is not None:
-        dist.reduce(gradient, mesh.rank_at(mesh.pipeline_rank, 0, mesh.tensor_rank), group=mesh.data_group)
+        dist.reduce(
+            gradient, mesh.rank_at(mesh.pipeline_rank, 0, mesh.tensor_rank), group=mesh.data_group
+        )
     if mesh.data_rank == 0:
         dist.all_reduce(gradient, group=group)
     else:

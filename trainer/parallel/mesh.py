@@ -1,7 +1,9 @@
-"""The grid of workers: who is where in pipeline x data x tensor, and the process groups along each axis.
+"""The grid of workers: who is where in pipeline x data x tensor, and the process groups along each
+axis.
 
-Rank order is pipeline (slowest), data, tensor (fastest), so tensor-parallel neighbours are adjacent ranks and
-usually share a node. DeepSpeed's `PipeModelDataParallelTopology` numbers its ranks in the same way.
+Rank order is pipeline (slowest), data, tensor (fastest), so tensor-parallel neighbours are adjacent
+ranks and usually share a node. DeepSpeed's `PipeModelDataParallelTopology` numbers its ranks in the
+same way.
 """
 
 from __future__ import annotations
@@ -20,19 +22,23 @@ from trainer.parallel.groups import Groups
 
 
 def worker_device() -> torch.device:
-    """This worker's GPU, by LOCAL_RANK, or the CPU. Always with an index: a bare "cuda" is whichever is current."""
+    """This worker's GPU, by LOCAL_RANK, or the CPU. Always with an index: a bare "cuda" is
+    whichever is current.
+    """
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
 
 
 class Mesh(Record):
-    """One worker's view of the grid. Passed to whatever needs it; `groups` makes its process groups.
+    """One worker's view of the grid. Passed to whatever needs it; `groups` makes its process
+    groups.
 
-    `pipeline`, `data` and `tensor` are the degrees. A group is None where its degree is 1: collectives over one
-    worker do nothing. `model_group` joins the workers that hold one copy of the model (pipeline x tensor).
-    `cpu_group` joins all workers for objects in host memory; None where the default group does that already.
-    `sequence_parallel`: between tensor regions each tensor rank holds its own stretch of the sequence.
+    `pipeline`, `data` and `tensor` are the degrees. A group is None where its degree is 1:
+    collectives over one worker do nothing. `model_group` joins the workers that hold one copy of
+    the model (pipeline x tensor). `cpu_group` joins all workers for objects in host memory; None
+    where the default group does that already. `sequence_parallel`: between tensor regions each
+    tensor rank holds its own stretch of the sequence.
     """
 
     pipeline: int
@@ -49,8 +55,11 @@ class Mesh(Record):
     groups: Groups = field(default_factory=Groups)
 
     @classmethod
-    def create(cls, parallel: ParallelSection, device: torch.device, groups: Groups | None = None) -> Mesh:
-        """Build the grid over all workers of the default process group, which must be initialised. Collective.
+    def create(
+        cls, parallel: ParallelSection, device: torch.device, groups: Groups | None = None
+    ) -> Mesh:
+        """Build the grid over all workers of the default process group, which must be initialised.
+        Collective.
 
         `groups`: where its groups come from; made here by default, with the card's timeout.
         Raises ValueError when the number of workers is not a multiple of tensor x pipeline.
@@ -71,10 +80,14 @@ class Mesh(Record):
             return (stage * data + replica) * tensor + part
 
         def group(keys: list[list[int]]) -> ProcessGroup | None:
-            """Every worker takes part in making every group, in the same order; keeps the one it belongs to."""
+            """Every worker takes part in making every group, in the same order; keeps the one it
+            belongs to.
+            """
             mine = None
             for ranks in keys:
-                made = groups.of(ranks) if len(ranks) > 1 else None
+                made = None
+                if len(ranks) > 1:
+                    made = groups.of(ranks)
                 if rank in ranks:
                     mine = made
             return mine
@@ -127,7 +140,9 @@ class Mesh(Record):
     @property
     def pipeline_ranks(self) -> tuple[int, ...]:
         """Global ranks of this worker's pipeline, first stage first."""
-        return tuple(self.rank_at(stage, self.data_rank, self.tensor_rank) for stage in range(self.pipeline))
+        return tuple(
+            self.rank_at(stage, self.data_rank, self.tensor_rank) for stage in range(self.pipeline)
+        )
 
     def rank_at(self, pipeline_rank: int, data_rank: int, tensor_rank: int) -> int:
         """Global rank of the worker at the given coordinates."""

@@ -1,4 +1,6 @@
-"""A micro batch as the pipeline takes it: what the first stage reads, and what the last one compares with."""
+"""A micro batch as the pipeline takes it: what the first stage reads, and what the last one
+compares with.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,13 @@ Batch: TypeAlias = tuple[Part, Part]
 
 def tensors_of(part: Part) -> tuple[Tensor, ...]:
     """The tensors of a part, in order."""
-    return part if isinstance(part, tuple) else (part,)
+    if isinstance(part, tuple):
+        return part
+    return (part,)
 
 
 def each_tensor(function: Callable[[Tensor], Tensor], part: Part) -> Part:
     """The same part with `function` applied to each tensor."""
-    return tuple(map(function, part)) if isinstance(part, tuple) else function(part)
+    if isinstance(part, tuple):
+        return tuple(map(function, part))
+    return function(part)

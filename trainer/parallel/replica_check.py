@@ -1,7 +1,8 @@
-"""Invariants of a parallel training: copies that must be equal are equal to the last bit, and numbers are finite.
+"""Invariants of a parallel training: copies that must be equal are equal to the last bit, and
+numbers are finite.
 
-A tensor is looked at a piece at a time: a sum in a wider dtype makes a copy of its terms first, and beside a model that
-fills the device there is no room for one of 8 bytes an element.
+A tensor is looked at a piece at a time: a sum in a wider dtype makes a copy of its terms first, and
+beside a model that fills the device there is no room for one of 8 bytes an element.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(tensor: Tensor) -> Tensor:
-    """Sum of the tensor's bit patterns, an int64 scalar: tensors that differ in one element differ here."""
+    """Sum of the tensor's bit patterns, an int64 scalar: tensors that differ in one element differ
+    here.
+    """
     bits = tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for piece in bits.split(PIECE_ELEMENTS):
@@ -37,38 +40,51 @@ def square_sum(tensor: Tensor) -> Tensor:
     return total
 
 
-def disagreements(named: Sequence[tuple[str, nn.Parameter]], mesh: Mesh, tied_name: str | None) -> list[str]:
-    """Names of this worker's parameters whose copies are not bit-equal; the same answer on all ranks. Collective.
+def disagreements(
+    named: Sequence[tuple[str, nn.Parameter]], mesh: Mesh, tied_name: str | None
+) -> list[str]:
+    """Names of this worker's parameters whose copies are not bit-equal; the same answer on all
+    ranks. Collective.
 
-    Compared are: every parameter over data ranks, replicated ones over tensor ranks, and `tied_name`, where one is
-    given, between the first and the last stage.
+    Compared are: every parameter over data ranks, replicated ones over tensor ranks, and
+    `tied_name`, where one is given, between the first and the last stage.
     """
     digests = torch.stack([digest(parameter) for _, parameter in named])
     differs = _unequal(digests, mesh.data_group)
-    replicated = torch.tensor([sharding_of(parameter).dim is None for _, parameter in named], device=digests.device)
+    replicated = torch.tensor(
+        [sharding_of(parameter).dim is None for _, parameter in named], device=digests.device
+    )
     differs |= _unequal(torch.where(replicated, digests, 0), mesh.tensor_group)
     names = {name for (name, _), bad in zip(named, differs.tolist(), strict=True) if bad}
-    if tied_name is not None and mesh.pipeline > 1 and _tied_differs(named, mesh, tied_name, digests):
+    if (
+        tied_name is not None
+        and mesh.pipeline > 1
+        and _tied_differs(named, mesh, tied_name, digests)
+    ):
         names.add(tied_name)
     return _union(names, mesh)
 
 
 def not_finite(named: Iterable[tuple[str, Tensor]], mesh: Mesh) -> list[str]:
-    """Names of this worker's tensors that hold NaN or infinity; the same answer on all ranks. Collective."""
+    """Names of this worker's tensors that hold NaN or infinity; the same answer on all ranks.
+    Collective.
+    """
     return _union({name for name, tensor in named if not is_finite(tensor)}, mesh)
 
 
 def is_finite(tensor: Tensor) -> bool:
     """Whether a tensor holds neither NaN nor infinity.
 
-    Sums that are finite had finite terms alone, and are much quicker than looking at each; ones that are not may have
-    grown too large, so each term is looked at then.
+    Sums that are finite had finite terms alone, and are much quicker than looking at each; ones
+    that are not may have grown too large, so each term is looked at then.
     """
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     pieces = tensor.detach().reshape(-1).split(PIECE_ELEMENTS)
     sums = torch.stack([piece.sum(dtype=torch.float32) for piece in pieces])
-    return bool(torch.isfinite(sums).all()) or all(bool(torch.isfinite(piece).all()) for piece in pieces)
+    return bool(torch.isfinite(sums).all()) or all(
+        bool(torch.isfinite(piece).all()) for piece in pieces
+    )
 
 
 def _unequal(values: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -80,7 +96,9 @@ def _unequal(values: Tensor, group: ProcessGroup | None) -> Tensor:
     return bounds[0] != ~bounds[1]
 
 
-def _tied_differs(named: Sequence[tuple[str, nn.Parameter]], mesh: Mesh, tied_name: str, digests: Tensor) -> bool:
+def _tied_differs(
+    named: Sequence[tuple[str, nn.Parameter]], mesh: Mesh, tied_name: str, digests: Tensor
+) -> bool:
     mine = torch.zeros(1, dtype=torch.int64, device=digests.device)
     for index, (name, _) in enumerate(named):
         if name == tied_name:

@@ -1,7 +1,8 @@
 """What one rank holds of a training's state, described independently of the topology that holds it.
 
-A *logical* tensor is a parameter as one process would have it, under its stage-independent name. Tensor parallelism
-gives a rank a rectangle of it; ZeRO-1 gives a rank a contiguous run of that rectangle's flattened elements.
+A *logical* tensor is a parameter as one process would have it, under its stage-independent name.
+Tensor parallelism gives a rank a rectangle of it; ZeRO-1 gives a rank a contiguous run of that
+rectangle's flattened elements.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class LocalTensor(Record):
 
 
 class Fragment(Record):
-    """One rank's ZeRO-1 share of a parameter: elements [start, start + numel) of the flattened local slice.
+    """One rank's ZeRO-1 share of a parameter: elements [start, start + numel) of the flattened
+    local slice.
 
     `global_shape`: of the logical weight. `local_shape`, `offsets`: the tensor-parallel slice inside it.
     `start`, `numel`: the run, in elements of the row-major flattened slice, padding not counted.
@@ -57,7 +59,8 @@ class Fragment(Record):
 
 
 class ShardedState(Record):
-    """Everything of the model and its optimizer that one rank holds. `optimizer_step`: updates done so far.
+    """Everything of the model and its optimizer that one rank holds. `optimizer_step`: updates done
+    so far.
 
     `kinds`: what every fragment holds, of every rank.
     """
@@ -71,8 +74,8 @@ class ShardedState(Record):
 class Rectangle(Record):
     """A block of an n-D tensor whose elements are also contiguous in the flattened tensor.
 
-    `offsets`, `sizes`: the block, one number per dimension. `start`: its first element, counted from the run's first,
-    so that `run[start : start + prod(sizes)].view(sizes)` is the block.
+    `offsets`, `sizes`: the block, one number per dimension. `start`: its first element, counted
+    from the run's first, so that `run[start : start + prod(sizes)].view(sizes)` is the block.
     """
 
     offsets: tuple[int, ...]
@@ -81,7 +84,8 @@ class Rectangle(Record):
 
 
 def rectangles(local_shape: Sequence[int], start: int, numel: int) -> list[Rectangle]:
-    """Cut elements [start, start + numel) of a row-major tensor into as few rectangles as possible, in order.
+    """Cut elements [start, start + numel) of a row-major tensor into as few rectangles as possible,
+    in order.
 
     At most 2 x dimensions - 1 of them: a run is the tail of a row, whole rows, and the head of a row.
     Raises ValueError when the run does not lie inside the tensor.
@@ -95,9 +99,15 @@ def rectangles(local_shape: Sequence[int], start: int, numel: int) -> list[Recta
 
 
 def _cut(
-    prefix: tuple[int, ...], shape: tuple[int, ...], run: tuple[int, int], shift: int, blocks: list[Rectangle]
+    prefix: tuple[int, ...],
+    shape: tuple[int, ...],
+    run: tuple[int, int],
+    shift: int,
+    blocks: list[Rectangle],
 ) -> None:
-    """Append the rectangles of elements `run` in the sub-tensor `shape` at index `prefix`; `shift` maps to the run."""
+    """Append the rectangles of elements `run` in the sub-tensor `shape` at index `prefix`; `shift`
+    maps to the run.
+    """
     begin, end = run
     if begin == end:
         return

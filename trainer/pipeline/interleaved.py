@@ -1,8 +1,10 @@
-"""Interleaved 1F1B on DeepSpeed's pipeline engine: stages of several parts, and messages that are sent without waiting.
+"""Interleaved 1F1B on DeepSpeed's pipeline engine: stages of several parts, and messages that are
+sent without waiting.
 
-On a GPU two ranks have one queue in each group for all that they send each other. So each kind of message has a group
-of its own, and another where the ring of stages closes, since of two stages both ways join the same ranks. Messages of
-a kind are taken in the order in which they are sent: none stands in a queue behind one that goes the other way.
+On a GPU two ranks have one queue in each group for all that they send each other. So each kind of
+message has a group of its own, and another where the ring of stages closes, since of two stages
+both ways join the same ranks. Messages of a kind are taken in the order in which they are sent:
+none stands in a queue behind one that goes the other way.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class _Link(Record):
 
 
 class Links(Record):
-    """The four ways of a worker: `into` and `out`, each by whether it carries activations (True) or gradients."""
+    """The four ways of a worker: `into` and `out`, each by whether it carries activations (True) or
+    gradients.
+    """
 
     into: dict[bool, _Link]
     out: dict[bool, _Link]
@@ -76,7 +80,9 @@ class Settle(instructions.PipeInstruction):
 
 
 class InterleavedSchedule(instructions.PipeSchedule):
-    """DeepSpeed's instructions for the passes of a stage in order. A pass's message is asked for one pass ahead."""
+    """DeepSpeed's instructions for the passes of a stage in order. A pass's message is asked for
+    one pass ahead.
+    """
 
     def __init__(self, micro_batches: int, stages: int, stage: int, parts: int, trains: bool):
         super().__init__(micro_batches, stages, stage)
@@ -90,13 +96,27 @@ class InterleavedSchedule(instructions.PipeSchedule):
         yield self._ask(self._passes[0])
         for place, current in enumerate(self._passes):
             following = self._passes[place + 1 : place + 2]
-            settled = [Settle(places=current.taken)] if current.taken else []
-            yield [*settled, *(found for item in following for found in self._ask(item)), *self._do(place, current)]
-        ends = [instructions.ReduceTiedGrads(), instructions.ReduceGrads(), instructions.OptimizerStep()]
+            if current.taken:
+                settled = [Settle(places=current.taken)]
+            else:
+                settled = []
+            yield [
+                *settled,
+                *(found for item in following for found in self._ask(item)),
+                *self._do(place, current),
+            ]
+        ends = [
+            instructions.ReduceTiedGrads(),
+            instructions.ReduceGrads(),
+            instructions.OptimizerStep(),
+        ]
         yield [Settle(places=None), *(ends if self._trains else [])]
 
     def _buffer(self, current: Pass) -> dict[str, int]:
-        return {"buffer_id": current.part * self.micro_batches + current.micro_batch, "part": current.part}
+        return {
+            "buffer_id": current.part * self.micro_batches + current.micro_batch,
+            "part": current.part,
+        }
 
     def _takes(self, current: Pass) -> bool:
         """Whether a pass needs a message."""
@@ -109,7 +129,9 @@ class InterleavedSchedule(instructions.PipeSchedule):
 
     def _ask(self, current: Pass) -> list[Any]:
         kind = instructions.RecvActivation if current.is_forward else instructions.RecvGrad
-        return [kind(**self._buffer(current))] if self._takes(current) else []
+        if self._takes(current):
+            return [kind(**self._buffer(current))]
+        return []
 
     def _do(self, place: int, current: Pass) -> list[Any]:
         buffer, found = self._buffer(current), []
@@ -117,7 +139,11 @@ class InterleavedSchedule(instructions.PipeSchedule):
             found.append(Await(**buffer, is_forward=current.is_forward))
         if current.is_forward and not (self._takes(current) and self._gives(current)):
             found.append(instructions.LoadMicroBatch(buffer_id=buffer["buffer_id"]))
-        found.append((instructions.ForwardPass if current.is_forward else instructions.BackwardPass)(**buffer))
+        found.append(
+            (instructions.ForwardPass if current.is_forward else instructions.BackwardPass)(
+                **buffer
+            )
+        )
         if self._gives(current):
             kind = instructions.SendActivation if current.is_forward else instructions.SendGrad
             found.append(kind(**buffer, place=place))
@@ -125,7 +151,9 @@ class InterleavedSchedule(instructions.PipeSchedule):
 
 
 class InterleavedEngine(PipelineEngine):
-    """Runs a stage of several parts. `links` is set once it is made, `message` before each step of another shape."""
+    """Runs a stage of several parts. `links` is set once it is made, `message` before each step of
+    another shape.
+    """
 
     _active: int | None = None
     links: Links
@@ -138,7 +166,9 @@ class InterleavedEngine(PipelineEngine):
         self._sent: dict[int, list[tuple[Any, Tensor]]] = {}
 
     def is_last_stage(self) -> bool:
-        """Whether what is computed gives the loss; outside of a pass, whether this worker has the part that does."""
+        """Whether what is computed gives the loss; outside of a pass, whether this worker has the
+        part that does.
+        """
         is_last: bool = super().is_last_stage()
         return is_last and self._active in (None, self.module.parts_count - 1)
 
@@ -150,7 +180,11 @@ class InterleavedEngine(PipelineEngine):
 
     def _schedule(self, micro_batches: int, trains: bool) -> InterleavedSchedule:
         return InterleavedSchedule(
-            micro_batches, self.num_stages, self.stage_id, parts=self.module.parts_count, trains=trains
+            micro_batches,
+            self.num_stages,
+            self.stage_id,
+            parts=self.module.parts_count,
+            trains=trains,
         )
 
     @contextmanager
@@ -188,13 +222,15 @@ class InterleavedEngine(PipelineEngine):
         self._ask(buffer_id, True, self.message.empty(self.device))
 
     def _exec_recv_grads(self, buffer_id: int, part: int) -> None:
-        self._ask(buffer_id, False, self.message.empty(self.device)[:1])  # document numbers have none
+        # document numbers have none
+        self._ask(buffer_id, False, self.message.empty(self.device)[:1])
 
     def _ask(self, buffer_id: int, is_forward: bool, tensors: list[Tensor]) -> None:
         link = self.links.into[is_forward]
         self._asked[buffer_id, is_forward] = (
-            [dist.irecv(tensor, link.peer, group=link.group) for tensor in tensors], tensors
-        )  # fmt: skip
+            [dist.irecv(tensor, link.peer, group=link.group) for tensor in tensors],
+            tensors,
+        )
 
     def _exec_await(self, buffer_id: int, part: int, is_forward: bool) -> None:
         works, tensors = self._asked.pop((buffer_id, is_forward))
@@ -203,7 +239,10 @@ class InterleavedEngine(PipelineEngine):
         if is_forward:
             for tensor in tensors:
                 tensor.requires_grad_(tensor.is_floating_point())
-        kept = tensors[0] if len(self.message.shapes) == 1 else tuple(tensors)
+        if len(self.message.shapes) == 1:
+            kept = tensors[0]
+        else:
+            kept = tuple(tensors)
         self.pipe_buffers["inputs" if is_forward else "gradients"][buffer_id] = kept
 
     def _exec_send_activations(self, buffer_id: int, part: int, place: int) -> None:
@@ -221,7 +260,9 @@ class InterleavedEngine(PipelineEngine):
 
     def _send(self, place: int, is_forward: bool, tensors: list[Tensor]) -> None:
         link = self.links.out[is_forward]
-        self._sent[place] = [(dist.isend(tensor.detach(), link.peer, group=link.group), tensor) for tensor in tensors]
+        self._sent[place] = [
+            (dist.isend(tensor.detach(), link.peer, group=link.group), tensor) for tensor in tensors
+        ]
 
     def _exec_settle(self, places: tuple[int, ...] | None) -> None:
         for place in list(self._sent) if places is None else places:

@@ -1,4 +1,6 @@
-"""DeepSpeed, as this trainer imports it: quietly, without its own choice of device, and with the changes below."""
+"""DeepSpeed, as this trainer imports it: quietly, without its own choice of device, and with the
+changes below.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-    # Every engine asks whether its optimizer is Muon, which no card can name. Muon's module compiles its kernels as it
-    # is loaded, for which torch's compiler would be loaded: a quarter of a worker's start.
+    # Every engine asks whether its optimizer is Muon, which no card can name. Muon's module
+    # compiles its kernels as it is loaded, for which torch's compiler would be loaded: a quarter of
+    # a worker's start.
     _compile = compiler.compile
     compiler.compile = lambda: compiler.dummy_decorator
     try:
@@ -56,12 +59,15 @@ __all__ = [
 
 
 def _of_rank_0(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A computation of the clip norm, whose result on rank 0 counts everywhere; in host memory. Collective.
+    """A computation of the clip norm, whose result on rank 0 counts everywhere; in host memory.
+    Collective.
 
-    Each replica adds the squares over a group of its own, and NCCL may add in another order for each group. Gradients
-    that were clipped by norms one unit in the last place apart would pull the copies of a weight apart.
+    Each replica adds the squares over a group of its own, and NCCL may add in another order for
+    each group. Gradients that were clipped by norms one unit in the last place apart would pull the
+    copies of a weight apart.
 
-    It is read of the device once, for all that the host decides by it: whether it is finite, whether to clip.
+    It is read of the device once, for all that the host decides by it: whether it is finite,
+    whether to clip.
     """
 
     @wraps(norm)
@@ -73,7 +79,8 @@ def _of_rank_0(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return agreed
 
 
-# The two places where the library takes the norm that it clips with: for bf16, and for fp16 and fp32.
+# The two places where the library takes the norm that it clips with: for bf16, and for fp16 and
+# fp32.
 bf16_optimizer.get_global_norm_of_tensors = _of_rank_0(bf16_optimizer.get_global_norm_of_tensors)
 DeepSpeedZeroOptimizer.scaled_global_norm = _of_rank_0(DeepSpeedZeroOptimizer.scaled_global_norm)
 bf16_optimizer.BF16_Optimizer._update_hp_grad = add_to_accumulated
@@ -83,7 +90,9 @@ bf16_optimizer.BF16_Optimizer.clear_hp_grads = forget_accumulated
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Build without the library's start-up prints, and without autograd: it broadcasts tied weights as it builds."""
+    """Build without the library's start-up prints, and without autograd: it broadcasts tied weights
+    as it builds.
+    """
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,6 @@
-"""The parts of a loss, and scores: measured by the model's head on micro batches, and their means on every rank."""
+"""The parts of a loss, and scores: measured by the model's head on micro batches, and their means
+on every rank.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from trainer.parallel.mesh import Mesh
 
 
 class Measured(Record):
-    """What an evaluation found: the mean loss in nats per token, and its parts and scores by the family's names."""
+    """What an evaluation found: the mean loss in nats per token, and its parts and scores by the
+    family's names.
+    """
 
     loss: float
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -32,9 +36,11 @@ class Measured(Record):
 
 
 class PartialLosses:
-    """Of one engine. In a training step the library takes the means, together with the loss; see `of_micro_batch`.
+    """Of one engine. In a training step the library takes the means, together with the loss; see
+    `of_micro_batch`.
 
-    In an evaluation each micro batch is kept: `begin`, then the library's passes, then `mean` or `each`.
+    In an evaluation each micro batch is kept: `begin`, then the library's passes, then `mean` or
+    `each`.
     """
 
     def __init__(self, names: LossParts, head: Head, mesh: Mesh):
@@ -46,13 +52,17 @@ class PartialLosses:
     @classmethod
     def of(cls, names: LossParts, head: Head, mesh: Mesh) -> Self | None:
         """None for a family whose loss is one."""
-        return cls(names, head, mesh) if names.losses or names.scores else None
+        if names.losses or names.scores:
+            return cls(names, head, mesh)
+        return None
 
     def loss(self, hidden: Tensor, labels: Any) -> Tensor:
         """The head's; in an evaluation all that it measured is kept."""
         found = self._head.loss(hidden, labels)
         if not torch.is_grad_enabled() and len(self._kept) < self._expected:
-            self._kept.append(torch.stack([self._head.measured[name].float() for name in self._all]))
+            self._kept.append(
+                torch.stack([self._head.measured[name].float() for name in self._all])
+            )
         return found
 
     def of_micro_batch(self) -> OrderedDict[str, Tensor]:
@@ -96,17 +106,23 @@ class PartialLosses:
 
 
 class EarlyLoss:
-    """Takes the loss of a pipeline's step together before the update, and not behind it as the library does."""
+    """Takes the loss of a pipeline's step together before the update, and not behind it as the
+    library does.
+    """
 
     def __init__(self, pipeline: Any):
         self._pipeline = pipeline
         self._together: Callable[[], Tensor] = pipeline._aggregate_total_loss
         self._loss = torch.zeros(())
         self._copied: torch.cuda.Event | None = None
-        pipeline._aggregate_total_loss = lambda: self._loss if self._loss.dim() == 0 else self._loss[0]
+        pipeline._aggregate_total_loss = lambda: (
+            self._loss if self._loss.dim() == 0 else self._loss[0]
+        )
 
     def before(self, update: Callable[..., Any]) -> Callable[..., Any]:
-        """The update; before it the losses of all replicas are summed, and the copy of their mean is begun."""
+        """The update; before it the losses of all replicas are summed, and the copy of their mean
+        is begun.
+        """
 
         def updated(*arguments: Any, **options: Any) -> Any:
             with torch.no_grad():
@@ -123,7 +139,9 @@ class EarlyLoss:
         return updated
 
     def values(self) -> list[float]:
-        """The last step's mean loss, then its parts. It waits for their copy alone, which came before the norm."""
+        """The last step's mean loss, then its parts. It waits for their copy alone, which came
+        before the norm.
+        """
         if self._copied is not None:
             self._copied.synchronize()
         return [float(value) for value in self._loss.reshape(-1)]

@@ -1,4 +1,6 @@
-"""The model's layers as DeepSpeed's pipeline has them: dealt to stages, a part or several of each worker."""
+"""The model's layers as DeepSpeed's pipeline has them: dealt to stages, a part or several of each
+worker.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,21 @@ from trainer.model.recompute import recompute_function
 from trainer.optim.accumulate import clear_forgotten
 from trainer.parallel.gradient_copies import sum_copies
 from trainer.parallel.mesh import Mesh
-from trainer.pipeline.library import LayerSpec, PipelineModule, PipeModelDataParallelTopology, TiedLayerSpec
+from trainer.pipeline.library import (
+    LayerSpec,
+    PipelineModule,
+    PipeModelDataParallelTopology,
+    TiedLayerSpec,
+)
 from trainer.pipeline.partial_losses import PartialLosses
 
 
 class StageModule(PipelineModule):
     """The layers of one worker: of its stage, or of each of the parts that the stage is cut in.
 
-    One part at a time is active: what DeepSpeed knows of a module, `forward` above all, is of that part. Part c of
-    stage s is number c x stages + s of the model. It also sums, once per step, the tensor ranks' shares of replicated
-    parameters' gradients.
+    One part at a time is active: what DeepSpeed knows of a module, `forward` above all, is of that
+    part. Part c of stage s is number c x stages + s of the model. It also sums, once per step, the
+    tensor ranks' shares of replicated parameters' gradients.
     """
 
     num_stages: int  # the library's own, as are these
@@ -74,7 +81,8 @@ class StageModule(PipelineModule):
     def _precompute_checkpointable_values(self) -> None:
         for part in reversed(range(self.parts_count)):
             self.activate(part)
-            self.is_checkpointable_results_interval = None  # else the library keeps those of another part
+            # else the library keeps those of another part
+            self.is_checkpointable_results_interval = None
             super()._precompute_checkpointable_values()
             self._recomputes[part] = self.is_checkpointable_results
 
@@ -91,26 +99,38 @@ class StageModule(PipelineModule):
 
     def _module_of(self, layer: Layer, function: Any) -> nn.Module:
         """The module behind a forward function (a tied layer's may be a partial application)."""
-        return function if isinstance(function, nn.Module) else self.tied_modules[layer.tied_key]
+        if isinstance(function, nn.Module):
+            return function
+        return self.tied_modules[layer.tied_key]
 
     # ------------------------------------------------------------------ a micro batch
     def forward(self, forward_input: Stream) -> Stream:
         """The active part's layers, from what the part before sent to what the next one is sent."""
         takes_tokens = self._mesh.is_first_stage and self.active_part == 0
         gives_loss = self._mesh.is_last_stage and self.active_part == self.parts_count - 1
-        result = super().forward(forward_input if takes_tokens else self.borders.enter(forward_input))
-        return result if gives_loss else self.borders.leave(result)
+        result = super().forward(
+            forward_input if takes_tokens else self.borders.enter(forward_input)
+        )
+        if gives_loss:
+            return result
+        return self.borders.leave(result)
 
     def get_additional_losses(self) -> OrderedDict[str, Tensor] | None:
         """Of what the library takes means beside the loss, on every rank."""
-        return None if self.partial_losses is None else self.partial_losses.of_micro_batch()
+        if self.partial_losses is None:
+            return None
+        return self.partial_losses.of_micro_batch()
 
     def _is_checkpointable(self, funcs: list[Any]) -> bool:
         """Whether the library, which asks layer by layer, recomputes these."""
-        return all(isinstance(item, TransformerBlock) and item.recomputed == "block" for item in funcs)
+        return all(
+            isinstance(item, TransformerBlock) and item.recomputed == "block" for item in funcs
+        )
 
     def sum_copies(self, accumulated: bool) -> None:
-        """Sum the gradients of parameters that several ranks hold. `accumulated`: they are in fp32 of their own."""
+        """Sum the gradients of parameters that several ranks hold. `accumulated`: they are in fp32
+        of their own.
+        """
         sum_copies(self.get_tied_weights_and_groups(), self.replicated(), self._mesh, accumulated)
 
     def replicated(self) -> list[nn.Parameter]:
@@ -126,13 +146,17 @@ def sum_copied_gradients(engine: Any) -> None:
 
 
 def average_over_replicas(engine: Any) -> None:
-    """Takes the place of DeepSpeed's instruction to reduce gradients, for bf16: each flat buffer is averaged in place.
+    """Takes the place of DeepSpeed's instruction to reduce gradients, for bf16: each flat buffer is
+    averaged in place.
 
-    The library joins buffers of less than 500 million elements first, a copy of all gradients, 4 bytes a parameter; it
-    divides the sums in a pass of their own, 8 bytes a parameter; and copies each buffer onto itself behind that. NCCL
-    divides as it adds.
+    The library joins buffers of less than 500 million elements first, a copy of all gradients, 4
+    bytes a parameter; it divides the sums in a pass of their own, 8 bytes a parameter; and copies
+    each buffer onto itself behind that. NCCL divides as it adds.
     """
-    group, replicas = engine.mpu.get_data_parallel_group(), engine.mpu.get_data_parallel_world_size()
+    group, replicas = (
+        engine.mpu.get_data_parallel_group(),
+        engine.mpu.get_data_parallel_world_size(),
+    )
     divides = dist.get_backend(group) != "gloo"
     for gradients in engine.optimizer.get_grads_for_reduction()[0]:
         if divides:
@@ -145,13 +169,17 @@ def average_over_replicas(engine: Any) -> None:
 def stage_module(config: TrainerConfig, mesh: Mesh, layers: list[Layer]) -> StageModule:
     """Deal the layers to stages and build this worker's."""
     model = config.model
-    is_any_recomputed = any(recomputed_part(model, block) == "block" for block in range(model.layers))
+    is_any_recomputed = any(
+        recomputed_part(model, block) == "block" for block in range(model.layers)
+    )
     return StageModule(
         mesh=mesh,
         borders=StageBorders.of(mesh, model.hidden_size),
         parts=config.parallel.virtual_stages,
         layers=[layer_spec(layer) for layer in layers],
-        topology=PipeModelDataParallelTopology(num_pp=mesh.pipeline, num_mp=mesh.tensor, num_dp=mesh.data),
+        topology=PipeModelDataParallelTopology(
+            num_pp=mesh.pipeline, num_mp=mesh.tensor, num_dp=mesh.data
+        ),
         partition_method=config.parallel.partition,
         activation_checkpoint_interval=int(is_any_recomputed),
         activation_checkpoint_func=recompute_function(model, mesh),

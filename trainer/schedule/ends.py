@@ -1,7 +1,9 @@
-"""What a family of models has at its ends beside the tied table and the last LayerNorm. Free of torch.
+"""What a family of models has at its ends beside the tied table and the last LayerNorm. Free of
+torch.
 
-h hidden, V padded vocabulary. BERT: 2 h of token types; heads with a dense layer h^2 + h and a LayerNorm 2 h, a bias of
-each word V, a pooler h^2 + h and an order of sentences 2 h + 2. T5: the encoder's LayerNorm 2 h, a bias of each word V.
+h hidden, V padded vocabulary. BERT: 2 h of token types; heads with a dense layer h^2 + h and a
+LayerNorm 2 h, a bias of each word V, a pooler h^2 + h and an order of sentences 2 h + 2. T5: the
+encoder's LayerNorm 2 h, a bias of each word V.
 """
 
 from __future__ import annotations
@@ -9,14 +11,19 @@ from __future__ import annotations
 from trainer.config.model import ModelSection
 from trainer.contract.record import Record
 
-MASK_PROBABILITY = 0.15  # the card's default: of BERT's tokens those that are predicted, and so have logits
+# the card's default: of BERT's tokens those that are predicted, and so have logits
+MASK_PROBABILITY = 0.15
 TOKEN_TYPES = 2
-PLACES = 64  # the places of a micro batch's masked tokens are filled up to a multiple of this: few shapes come up
+# the places of a micro batch's masked tokens are filled up to a multiple of this: few shapes come
+# up
+PLACES = 64
 
 
 class ModelEnds(Record):
-    """Parameters: `token_types` at the first stage; at the last one `head`, and `cut_head`, which tensor parallelism
-    divides. `dense`: of `head`, the elements of the matrices that every token passes."""
+    """Parameters: `token_types` at the first stage; at the last one `head`, and `cut_head`, which
+    tensor parallelism divides. `dense`: of `head`, the elements of the matrices that every token
+    passes.
+    """
 
     token_types: int = 0
     head: int = 0
@@ -41,20 +48,32 @@ def ends_of(model: ModelSection, padded_vocabulary_size: int) -> ModelEnds:
 
 def tokens_between_layers(model: ModelSection, length: int) -> int:
     """Tokens of a sample that go from layer to layer: of both sides, where there is a decoder."""
-    return length + model.decoder_sequence_length if model.has_decoder else length
+    if model.has_decoder:
+        return length + model.decoder_sequence_length
+    return length
 
 
 def tokens_at_the_end(model: ModelSection, length: int) -> int:
     """Tokens of a sample that reach the model's end: the decoder's, where there is one."""
-    return model.decoder_sequence_length if model.has_decoder else length
+    if model.has_decoder:
+        return model.decoder_sequence_length
+    return length
 
 
-def predicted_tokens(model: ModelSection, tokens: int, mask_probability: float = MASK_PROBABILITY) -> int:
+def predicted_tokens(
+    model: ModelSection, tokens: int, mask_probability: float = MASK_PROBABILITY
+) -> int:
     """Of so many tokens those that have logits."""
-    return max(1, round(tokens * mask_probability)) if model.family == "bert" else tokens
+    if model.family == "bert":
+        return max(1, round(tokens * mask_probability))
+    return tokens
 
 
-def places_with_logits(model: ModelSection, tokens: int, mask_probability: float = MASK_PROBABILITY) -> int:
+def places_with_logits(
+    model: ModelSection, tokens: int, mask_probability: float = MASK_PROBABILITY
+) -> int:
     """Of a micro batch of so many tokens the places that logits are made of."""
     predicted = predicted_tokens(model, tokens, mask_probability)
-    return min(tokens, -(-predicted // PLACES) * PLACES) if predicted < tokens else tokens
+    if predicted < tokens:
+        return min(tokens, -(-predicted // PLACES) * PLACES)
+    return tokens

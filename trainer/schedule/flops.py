@@ -41,12 +41,16 @@ class ParameterCount(Record):
 
     @property
     def without_blocks(self) -> int:
-        tables = self.word_embedding + self.position_embedding + self.token_types + self.output_embedding
+        tables = (
+            self.word_embedding + self.position_embedding + self.token_types + self.output_embedding
+        )
         return tables + self.embedding_layernorm + self.final_layernorm + self.heads
 
     @property
     def without_embeddings(self) -> int:
-        """What the original's FLOP counter multiplies: all but the embedding tables and their LayerNorm."""
+        """What the original's FLOP counter multiplies: all but the embedding tables and their
+        LayerNorm.
+        """
         return self.blocks + self.final_layernorm + self.heads
 
 
@@ -54,13 +58,17 @@ def count_parameters(model: ModelSection, padded_vocabulary_size: int) -> Parame
     """Parameters of the whole model; BLOOM's block of f = 4h has 12h^2 + 13h."""
     hidden = model.hidden_size
     block = _sharded_block(model) + _replicated_block(model)
-    decoder = block + _sharded_cross(model) + _replicated_cross(model) if model.has_decoder else 0
+    decoder = 0
+    if model.has_decoder:
+        decoder = block + _sharded_cross(model) + _replicated_cross(model)
     ends = ends_of(model, padded_vocabulary_size)
     return ParameterCount(
         block=block,
         blocks=model.layers * (block + decoder),
         word_embedding=padded_vocabulary_size * hidden,
-        position_embedding=model.positions * hidden if model.position_embedding == "absolute" else 0,
+        position_embedding=model.positions * hidden
+        if model.position_embedding == "absolute"
+        else 0,
         embedding_layernorm=_norm(model) if model.embedding_layernorm else 0,
         final_layernorm=_norm(model),
         token_types=ends.token_types,
@@ -76,13 +84,19 @@ def _norm(model: ModelSection) -> int:
 
 
 def _sharded_block(model: ModelSection) -> int:
-    """What tensor parallelism divides in a block: its matrices, and the biases of the column-parallel ones."""
-    biases = fused_width(model) + model.ffn if model.linear_biases else 0
+    """What tensor parallelism divides in a block: its matrices, and the biases of the
+    column-parallel ones.
+    """
+    biases = 0
+    if model.linear_biases:
+        biases = fused_width(model) + model.ffn
     return _matrices(model) + biases
 
 
 def _matrices(model: ModelSection) -> int:
-    """Elements of a block's matrices: attention's two, and two of the feed-forward part, with a gate three."""
+    """Elements of a block's matrices: attention's two, and two of the feed-forward part, with a
+    gate three.
+    """
     hidden = model.hidden_size
     return hidden * (fused_width(model) + attention_width(model) + up_width(model) + model.ffn)
 
@@ -93,13 +107,17 @@ def fused_width(model: ModelSection) -> int:
 
 
 def key_width(model: ModelSection) -> int:
-    """Width of the keys of all heads together: the queries', unless several heads of these share one."""
+    """Width of the keys of all heads together: the queries', unless several heads of these share
+    one.
+    """
     return model.groups * model.head_size
 
 
 def up_width(model: ModelSection) -> int:
     """Width of what the feed-forward part's first product gives: with a gate, of two matrices."""
-    return 2 * model.ffn if model.is_gated else model.ffn
+    if model.is_gated:
+        return 2 * model.ffn
+    return model.ffn
 
 
 def attention_width(model: ModelSection) -> int:
@@ -108,13 +126,19 @@ def attention_width(model: ModelSection) -> int:
 
 
 def _replicated_block(model: ModelSection) -> int:
-    """What every tensor rank holds of a block: its norms and the biases of the row-parallel matrices."""
-    biases = 2 * model.hidden_size if model.linear_biases else 0
+    """What every tensor rank holds of a block: its norms and the biases of the row-parallel
+    matrices.
+    """
+    biases = 0
+    if model.linear_biases:
+        biases = 2 * model.hidden_size
     return 2 * _norm(model) + biases + (2 * model.head_size if model.qk_norm else 0)
 
 
 def _sharded_cross(model: ModelSection) -> int:
-    """What a decoder's block has more, and tensor parallelism divides: four matrices, the biases of three."""
+    """What a decoder's block has more, and tensor parallelism divides: four matrices, the biases of
+    three.
+    """
     heads = attention_width(model)
     return 4 * model.hidden_size * heads + 3 * heads
 
@@ -134,7 +158,9 @@ def _decoder_per_worker(model: ModelSection, tensor: int) -> int:
 
 # ----------------------------------------------------------------------------- pipeline stages
 class StageBlocks(Record):
-    """What one pipeline stage owns: so many `blocks`, in parts that are adjacent each, the first at `first_block`."""
+    """What one pipeline stage owns: so many `blocks`, in parts that are adjacent each, the first at
+    `first_block`.
+    """
 
     index: int
     first_block: int
@@ -152,17 +178,20 @@ class StageBlocks(Record):
 def stage_layout(
     model: ModelSection, parallel: ParallelSection, padded_vocabulary_size: int
 ) -> tuple[StageBlocks, ...] | None:
-    """How a `type:REGEX` partition deals the layers; None for partitions that only the engine can compute.
+    """How a `type:REGEX` partition deals the layers; None for partitions that only the engine can
+    compute.
 
-    The classes are an embedding, the transformer blocks and the head, which is an embedding too; those that the
-    expression matches weigh 1, the others go with their neighbours.
+    The classes are an embedding, the transformer blocks and the head, which is an embedding too;
+    those that the expression matches weigh 1, the others go with their neighbours.
     """
     stages, layers = parallel.pipeline, model.layers
     every = stages * parallel.virtual_stages
     units = units_of(parallel.partition)
     if every > 1 and (units is None or not units.blocks or units.total(layers) % every):
         return None
-    ends = int(units is not None and units.ends) if every > 1 else 0
+    ends = 0
+    if every > 1:
+        ends = int(units is not None and units.ends)
     each = (layers + 2 * ends) // every
     bounds = [0, *(number * each - ends for number in range(1, every)), layers]
     parts = [(begin, end - begin) for begin, end in pairwise(bounds)]
@@ -172,24 +201,39 @@ def stage_layout(
         own = tuple(parts[index::stages])
         blocks = sum(count for _, count in own)
         per_worker = blocks * (_sharded_block(model) // parallel.tensor + _replicated_block(model))
-        per_worker += _ends_parameters(model, padded_vocabulary_size, parallel.tensor, embedding=is_first, head=is_last)
+        per_worker += _ends_parameters(
+            model, padded_vocabulary_size, parallel.tensor, embedding=is_first, head=is_last
+        )
         per_worker += _decoder_per_worker(model, parallel.tensor)  # which has no pipeline
         result.append(
             StageBlocks(
-                index, own[0][0], blocks, embedding=is_first, head=is_last, parameters_per_worker=per_worker, parts=own
+                index,
+                own[0][0],
+                blocks,
+                embedding=is_first,
+                head=is_last,
+                parameters_per_worker=per_worker,
+                parts=own,
             )
         )
     return tuple(result)
 
 
-def _ends_parameters(model: ModelSection, vocabulary: int, tensor: int, embedding: bool, head: bool) -> int:
+def _ends_parameters(
+    model: ModelSection, vocabulary: int, tensor: int, embedding: bool, head: bool
+) -> int:
     """Parameters of one worker of a stage beside its blocks."""
     ends, table = ends_of(model, vocabulary), vocabulary * model.hidden_size // tensor
-    count = table if embedding or head else 0  # tied: a stage that has both ends holds it once
+    # tied: a stage that has both ends holds it once
+    count = 0
+    if embedding or head:
+        count = table
     if embedding and head and not model.tied_embeddings:
         count += table
     if embedding:
-        count += model.positions * model.hidden_size if model.position_embedding == "absolute" else 0
+        count += (
+            model.positions * model.hidden_size if model.position_embedding == "absolute" else 0
+        )
         count += _norm(model) if model.embedding_layernorm else 0
         count += ends.token_types
     if head:
@@ -198,8 +242,9 @@ def _ends_parameters(model: ModelSection, vocabulary: int, tensor: int, embeddin
 
 
 class Busiest(Record):
-    """The stage with most operations. `excess`: its share over the mean of all; so much longer is a step than with even
-    stages. `for_blocks`: it has more blocks than another stage; else only the logits make it the busiest.
+    """The stage with most operations. `excess`: its share over the mean of all; so much longer is a
+    step than with even stages. `for_blocks`: it has more blocks than another stage; else only the
+    logits make it the busiest.
     """
 
     excess: float
@@ -226,7 +271,8 @@ def busiest_stage(
     return Busiest(excess, busiest.blocks > min(stage.blocks for stage in stages))
 
 
-# ----------------------------------------------------------------------------- floating-point operations
+# ----------------------------------------------------------------------------- floating-point
+# operations
 def tflops_per_gpu(
     model: ModelSection,
     padded_vocabulary_size: int,
@@ -235,10 +281,11 @@ def tflops_per_gpu(
     world_size: int,
     sequence_length: int | None = None,
 ) -> float:
-    """TFLOPs of each worker in a step of `seconds`, by the original's formula, so that logs can be compared.
+    """TFLOPs of each worker in a step of `seconds`, by the original's formula, so that logs can be
+    compared.
 
-    Recomputed activations count as work. The formula takes f = 4h for granted. There is none for a T5, nor for a gate
-    or for shared keys and values: what is carried out is counted.
+    Recomputed activations count as work. The formula takes f = 4h for granted. There is none for a
+    T5, nor for a gate or for shared keys and values: what is carried out is counted.
     """
     length = sequence_length or model.sequence_length
     if model.has_decoder or model.is_gated or model.groups != model.attention_heads:
@@ -251,20 +298,28 @@ def tflops_per_gpu(
 
 
 def tokens_of_a_parameter(model: ModelSection, length: int) -> float:
-    """Tokens of a sample that a parameter meets: all of them, or the mean of what the two sides of a T5 have."""
-    return (length + model.decoder_sequence_length) / 2 if model.has_decoder else length
+    """Tokens of a sample that a parameter meets: all of them, or the mean of what the two sides of
+    a T5 have.
+    """
+    if model.has_decoder:
+        return (length + model.decoder_sequence_length) / 2
+    return length
 
 
 def passes(model: ModelSection) -> float:
-    """What a step costs, in forward passes: one, a backward pass worth two, and what of the blocks is recomputed."""
+    """What a step costs, in forward passes: one, a backward pass worth two, and what of the blocks
+    is recomputed.
+    """
     whole = _blocks_forward(model, model.sequence_length)
     return 3 + _recomputed_forward(model, model.sequence_length) / whole
 
 
 def counted_gigaflops(model: ModelSection, padded_vocabulary_size: int, samples: int) -> float:
-    """What the original's FLOP counter grows by with `samples` samples: 6 per token and parameter, no embeddings.
+    """What the original's FLOP counter grows by with `samples` samples: 6 per token and parameter,
+    no embeddings.
 
-    Always at the full sequence length, also under a curriculum, so that the TensorBoard axis can be compared.
+    Always at the full sequence length, also under a curriculum, so that the TensorBoard axis can be
+    compared.
     """
     parameters = count_parameters(model, padded_vocabulary_size).without_embeddings
     return 6 * samples * tokens_of_a_parameter(model, model.sequence_length) * parameters / 1e9
@@ -277,15 +332,20 @@ def model_flops(
     sequence_length: int | None = None,
     mask_probability: float = MASK_PROBABILITY,
 ) -> int:
-    """Operations that `samples` samples need: a forward pass and twice that backward, nothing recomputed.
+    """Operations that `samples` samples need: a forward pass and twice that backward, nothing
+    recomputed.
 
-    2 for each multiply-add; attention scores over the full window, as the usual formula has it. `sequence_length`:
-    of these samples, where a curriculum makes them shorter than the card's. `mask_probability`: a BERT's, by which few
-    of its tokens have logits.
+    2 for each multiply-add; attention scores over the full window, as the usual formula has it.
+    `sequence_length`: of these samples, where a curriculum makes them shorter than the card's.
+    `mask_probability`: a BERT's, by which few of its tokens have logits.
     """
     length = sequence_length or model.sequence_length
     forward = _blocks_forward(model, length)
-    return 3 * samples * (forward + _logits_forward(model, padded_vocabulary_size, length, mask_probability))
+    return (
+        3
+        * samples
+        * (forward + _logits_forward(model, padded_vocabulary_size, length, mask_probability))
+    )
 
 
 def hardware_flops(
@@ -297,7 +357,11 @@ def hardware_flops(
 ) -> int:
     """Operations carried out: `model_flops`, and what of the blocks' forward passes is recomputed."""
     needed = model_flops(
-        model, padded_vocabulary_size, samples, sequence_length=sequence_length, mask_probability=mask_probability
+        model,
+        padded_vocabulary_size,
+        samples,
+        sequence_length=sequence_length,
+        mask_probability=mask_probability,
     )
     return needed + samples * _recomputed_forward(model, sequence_length or model.sequence_length)
 
@@ -305,7 +369,10 @@ def hardware_flops(
 def _recomputed_forward(model: ModelSection, length: int) -> int:
     """Operations that the backward pass of one sample does over again."""
     selective = model.recompute_granularity == "selective"
-    whole = _scores_forward(model, length) if selective else _blocks_forward(model, length)
+    if selective:
+        whole = _scores_forward(model, length)
+    else:
+        whole = _blocks_forward(model, length)
     return recomputed_blocks(model) * whole // model.layers
 
 
@@ -322,12 +389,16 @@ def _scores_forward(model: ModelSection, length: int) -> int:
     """Of these, attention's scores and their use."""
     each = _attention_forward(model, length)
     if model.has_decoder:
-        each += _attention_forward(model, model.decoder_sequence_length) + _cross_scores_forward(model, length)
+        each += _attention_forward(model, model.decoder_sequence_length) + _cross_scores_forward(
+            model, length
+        )
     return model.layers * each
 
 
 def _cross_scores_forward(model: ModelSection, length: int) -> int:
-    """Operations of one decoder block's scores over the encoder's tokens and their use, for one sample."""
+    """Operations of one decoder block's scores over the encoder's tokens and their use, for one
+    sample.
+    """
     return 4 * model.decoder_sequence_length * length * attention_width(model)
 
 
@@ -341,8 +412,12 @@ def _attention_forward(model: ModelSection, length: int) -> int:
     return 4 * length * length * attention_width(model)
 
 
-def _logits_forward(model: ModelSection, padded_vocabulary_size: int, length: int, mask_probability: float) -> int:
-    """Operations of the model's end for one sample: logits of what is predicted, and what each token passes before."""
+def _logits_forward(
+    model: ModelSection, padded_vocabulary_size: int, length: int, mask_probability: float
+) -> int:
+    """Operations of the model's end for one sample: logits of what is predicted, and what each
+    token passes before.
+    """
     predicted = predicted_tokens(model, tokens_at_the_end(model, length), mask_probability)
     logits = 2 * predicted * model.hidden_size * padded_vocabulary_size
     return logits + 2 * length * ends_of(model, padded_vocabulary_size).dense
@@ -356,7 +431,8 @@ def mixed_peak(
     length: int | None = None,
     mask_probability: float = MASK_PROBABILITY,
 ) -> float | None:
-    """Peak in TFLOPs where the linear layers of the blocks run at the rate `float8` and all else at `wide`.
+    """Peak in TFLOPs where the linear layers of the blocks run at the rate `float8` and all else at
+    `wide`.
 
     It is reached when every operation runs at its own peak. None where either is not known.
     """
@@ -375,19 +451,30 @@ def weight_bytes(parameters: int, precision: PrecisionSection) -> int:
     return parameters * (4 if precision.dtype == "fp32" else 2)
 
 
-def checkpoint_bytes(parameters: int, precision: PrecisionSection, optimizer: OptimizerSection) -> int:
-    """Bytes of a whole checkpoint: weights, fp32 master copy, fp32 moments (14 a parameter in bf16 with AdamW)."""
-    return weight_bytes(parameters, precision) + parameters * (MASTER_BYTES + _full_moment_bytes(optimizer))
+def checkpoint_bytes(
+    parameters: int, precision: PrecisionSection, optimizer: OptimizerSection
+) -> int:
+    """Bytes of a whole checkpoint: weights, fp32 master copy, fp32 moments (14 a parameter in bf16
+    with AdamW).
+    """
+    return weight_bytes(parameters, precision) + parameters * (
+        MASTER_BYTES + _full_moment_bytes(optimizer)
+    )
 
 
 def _full_moment_bytes(optimizer: OptimizerSection) -> int:
-    """Bytes of the fp32 moments of one parameter, as a checkpoint holds them whatever the optimizer does in memory."""
+    """Bytes of the fp32 moments of one parameter, as a checkpoint holds them whatever the optimizer
+    does in memory.
+    """
     third = optimizer.type == "lamb" and optimizer.lamb_variant == "layer-noise"
-    return ADAM_BYTES * 3 // 2 if third else ADAM_BYTES
+    if third:
+        return ADAM_BYTES * 3 // 2
+    return ADAM_BYTES
 
 
 def moment_bytes(parameters: int, optimizer: OptimizerSection, word_embedding: int) -> int:
-    """Bytes of the moments. In 8 bits: a byte and a share of a scale each, but for the word embedding's.
+    """Bytes of the moments. In 8 bits: a byte and a share of a scale each, but for the word
+    embedding's.
 
     Layer-noise LAMB has a third one.
     Small tensors, which keep fp32 moments too, are not told apart: they are less than a thousandth of any model for
@@ -402,7 +489,8 @@ def moment_bytes(parameters: int, optimizer: OptimizerSection, word_embedding: i
 def training_bytes(
     parameters: int, precision: PrecisionSection, optimizer: OptimizerSection, word_embedding: int
 ) -> int:
-    """Bytes of training state over all workers of one replica, nothing sharded (18 a parameter in bf16 with AdamW).
+    """Bytes of training state over all workers of one replica, nothing sharded (18 a parameter in
+    bf16 with AdamW).
 
     `word_embedding`: how many of the parameters are its.
     """
@@ -417,7 +505,8 @@ def worker_state_bytes(
     optimizer: OptimizerSection,
     word_embedding: int,
 ) -> int:
-    """Bytes of training state on one worker: weights and gradients whole, optimizer state divided by ZeRO stage 1.
+    """Bytes of training state on one worker: weights and gradients whole, optimizer state divided
+    by ZeRO stage 1.
 
     `word_embedding`: how many of the worker's parameters are its.
     """
@@ -438,13 +527,20 @@ class CheckpointFiles(Record):
         return self.layer + self.model + self.optimizer
 
 
-def deepspeed_checkpoint_files(layers: int, tensor: int, pipeline: int, data_parallel: int) -> CheckpointFiles:
-    """A file for each layer (embedding and final LayerNorm too) and tensor rank, each model rank, each worker."""
-    return CheckpointFiles((layers + 2) * tensor, tensor * pipeline, tensor * pipeline * data_parallel)
+def deepspeed_checkpoint_files(
+    layers: int, tensor: int, pipeline: int, data_parallel: int
+) -> CheckpointFiles:
+    """A file for each layer (embedding and final LayerNorm too) and tensor rank, each model rank,
+    each worker.
+    """
+    return CheckpointFiles(
+        (layers + 2) * tensor, tensor * pipeline, tensor * pipeline * data_parallel
+    )
 
 
 def bubble_share(micro_batches: int, stages: int, parts: int = 1) -> float:
-    """Share of a step that a 1F1B pipeline idles: (stages - 1) / (parts x micro_batches + stages - 1).
+    """Share of a step that a 1F1B pipeline idles: (stages - 1) / (parts x micro_batches + stages -
+    1).
 
     `parts`: of each stage. With fewer micro batches than stages, parts wait for one another too.
     """

@@ -1,8 +1,9 @@
 """The order of a worker's passes where each pipeline stage is cut in parts: interleaved 1F1B. Pure.
 
-Part c of stage s holds layers number c x stages + s, counted in parts of the model, so a micro batch goes through all
-stages `parts` times. Micro batches go in rounds of at least as many as there are stages, every round through all parts:
-then no stage waits for the last one to send a round back. Rounds are as even as they can be, so any number will do.
+Part c of stage s holds layers number c x stages + s, counted in parts of the model, so a micro
+batch goes through all stages `parts` times. Micro batches go in rounds of at least as many as there
+are stages, every round through all parts: then no stage waits for the last one to send a round
+back. Rounds are as even as they can be, so any number will do.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ FORWARD_TIME, BACKWARD_TIME = 1, 2
 class Pass(Record):
     """One micro batch forward or backward through one part of a worker's stage.
 
-    `taken`: places, in the worker's order, of passes whose message has been taken by the time this one begins.
+    `taken`: places, in the worker's order, of passes whose message has been taken by the time this
+    one begins.
     """
 
     is_forward: bool
@@ -33,10 +35,14 @@ def rounds(micro_batches: int, stages: int) -> list[int]:
 
 
 @lru_cache(maxsize=4096)
-def held_counts(micro_batches: int, stages: int, parts: int, stage: int) -> tuple[tuple[int, ...], ...]:
-    """How many micro batches of each part wait for their backward pass: the moments at which most do.
+def held_counts(
+    micro_batches: int, stages: int, parts: int, stage: int
+) -> tuple[tuple[int, ...], ...]:
+    """How many micro batches of each part wait for their backward pass: the moments at which most
+    do.
 
-    Each entry has a count for each part; what another moment has of every part is no more than one of these.
+    Each entry has a count for each part; what another moment has of every part is no more than one
+    of these.
     """
     counts = [0] * parts
     found: set[tuple[int, ...]] = set()
@@ -44,7 +50,11 @@ def held_counts(micro_batches: int, stages: int, parts: int, stage: int) -> tupl
         if not is_forward:
             found.add(tuple(counts))
         counts[part] += 1 if is_forward else -1
-    return tuple(one for one in found if not any(one != other and all(map(int.__le__, one, other)) for other in found))
+    return tuple(
+        one
+        for one in found
+        if not any(one != other and all(map(int.__le__, one, other)) for other in found)
+    )
 
 
 def idle_passes(micro_batches: int, stages: int, parts: int) -> int:
@@ -56,20 +66,28 @@ _Place = tuple[bool, int, int, int]  # of a pass: is it forward, stage, part, mi
 
 
 @lru_cache(maxsize=8)
-def passes(micro_batches: int, stages: int, parts: int, stage: int, trains: bool = True) -> tuple[Pass, ...]:
+def passes(
+    micro_batches: int, stages: int, parts: int, stage: int, trains: bool = True
+) -> tuple[Pass, ...]:
     """The order of a stage's passes. Not `trains`: forward alone.
 
-    All stages take forward passes in one order and backward passes in another, so messages of a kind arrive in the
-    order in which they are needed. A rank that takes its passes in this order, sends without waiting and waits for
-    what it needs never waits in a circle, since every wait is for something earlier in one and the same step. That
-    step's times also say when a message has been taken.
+    All stages take forward passes in one order and backward passes in another, so messages of a
+    kind arrive in the order in which they are needed. A rank that takes its passes in this order,
+    sends without waiting and waits for what it needs never waits in a circle, since every wait is
+    for something earlier in one and the same step. That step's times also say when a message has
+    been taken.
     """
-    orders = [_order(micro_batches, stages, parts, stage=number, trains=trains) for number in range(stages)]
+    orders = [
+        _order(micro_batches, stages, parts, stage=number, trains=trains)
+        for number in range(stages)
+    ]
     return _with_taken(orders[stage], stages, parts, _begins(orders, parts))
 
 
 def _order(micro_batches: int, stages: int, parts: int, stage: int, trains: bool) -> list[_Place]:
-    """The passes of a stage. Forward ones first, as many as the stages behind need to begin; then in turn."""
+    """The passes of a stage. Forward ones first, as many as the stages behind need to begin; then
+    in turn.
+    """
     forward: list[_Place] = []
     backward: list[_Place] = []
     sizes, first = rounds(micro_batches, stages), 0
@@ -93,7 +111,9 @@ def _source(place: _Place, stages: int, parts: int) -> _Place | None:
         return is_forward, stage + step, part, micro_batch
     if 0 <= part + step < parts:
         return is_forward, stages - 1 if is_forward else 0, part + step, micro_batch
-    return None if is_forward else (True, stage, part, micro_batch)
+    if is_forward:
+        return None
+    return (True, stage, part, micro_batch)
 
 
 def _begins(orders: list[list[_Place]], parts: int) -> dict[_Place, int]:
@@ -113,7 +133,9 @@ def _begins(orders: list[list[_Place]], parts: int) -> dict[_Place, int]:
                 if source is not None and source not in ends:
                     break
                 begins[place] = max(free[stage], 0 if source is None else ends[source])
-                ends[place] = free[stage] = begins[place] + (FORWARD_TIME if place[0] else BACKWARD_TIME)
+                ends[place] = free[stage] = begins[place] + (
+                    FORWARD_TIME if place[0] else BACKWARD_TIME
+                )
                 done[stage] += 1
             else:
                 waiting.discard(stage)
@@ -121,11 +143,20 @@ def _begins(orders: list[list[_Place]], parts: int) -> dict[_Place, int]:
     return begins
 
 
-def _with_taken(order: list[_Place], stages: int, parts: int, begins: dict[_Place, int]) -> tuple[Pass, ...]:
-    """The passes of a stage, each with those of the same stage whose message was taken before it begins."""
-    takers = {source: place for place in begins if (source := _source(place, stages, parts)) and source[1] != place[1]}
+def _with_taken(
+    order: list[_Place], stages: int, parts: int, begins: dict[_Place, int]
+) -> tuple[Pass, ...]:
+    """The passes of a stage, each with those of the same stage whose message was taken before it
+    begins.
+    """
+    takers = {
+        source: place
+        for place in begins
+        if (source := _source(place, stages, parts)) and source[1] != place[1]
+    }
     found: list[Pass] = []
-    sent: list[tuple[int, _Place]] = []  # passes whose message has not been taken, and what takes it
+    # passes whose message has not been taken, and what takes it
+    sent: list[tuple[int, _Place]] = []
     for index, place in enumerate(order):
         now = begins[place]
         taken = tuple(number for number, taker in sent if begins[taker] < now)

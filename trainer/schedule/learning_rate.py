@@ -1,6 +1,7 @@
 """The learning rate: warm-up, decay by samples or by tokens, and the floor. Pure, free of torch.
 
-Formulas: Megatron's. Trainings counted in iterations use the same ones, with iterations x global batch for samples.
+Formulas: Megatron's. Trainings counted in iterations use the same ones, with iterations x global
+batch for samples.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from trainer.schedule.path import path_of
 class LearningRatePlan(Record):
     """The learning rate of a whole training; built once by `plan_of`, then asked before every step.
 
-    `warmup_samples` has a fraction where the card gives the warm-up as a share of the decay. With `decay_tokens` the
-    decay is counted in tokens and `decay_samples` has no effect; so is the cooldown of the style "wsd", which has the
-    last `cooldown_samples` or `cooldown_tokens` of the decay. `warmup_tokens` are the tokens of exactly the first
-    `warmup_samples` samples on the card's path of batches and sequence lengths: the decay starts there, at the peak.
-    (Megatron-DeepSpeed noted this number only if a step ended exactly with the warm-up, and else took zero, so its
-    rate jumped there.)
+    `warmup_samples` has a fraction where the card gives the warm-up as a share of the decay. With
+    `decay_tokens` the decay is counted in tokens and `decay_samples` has no effect; so is the
+    cooldown of the style "wsd", which has the last `cooldown_samples` or `cooldown_tokens` of the
+    decay. `warmup_tokens` are the tokens of exactly the first `warmup_samples` samples on the
+    card's path of batches and sequence lengths: the decay starts there, at the peak.
+    (Megatron-DeepSpeed noted this number only if a step ended exactly with the warm-up, and else
+    took zero, so its rate jumped there.)
     """
 
     learning_rate: float
@@ -39,8 +41,9 @@ class LearningRatePlan(Record):
     def at(self, samples: int, tokens: int) -> float:
         """The rate for the step that starts after so many scheduled samples and tokens.
 
-        Scheduled are those of updates that were made, and of ranges that the card skips. An update that was dropped
-        (fp16's loss scale) does not move the schedule, which so lags behind what was consumed, as Megatron's does.
+        Scheduled are those of updates that were made, and of ranges that the card skips. An update
+        that was dropped (fp16's loss scale) does not move the schedule, which so lags behind what
+        was consumed, as Megatron's does.
         """
         peak, floor = self.learning_rate, self.min_learning_rate
         if self.warmup_samples > 0 and samples <= self.warmup_samples:
@@ -70,11 +73,12 @@ class LearningRatePlan(Record):
 
 
 def remaining(style: str, ratio: float) -> float:
-    """What is left of the way from peak to floor when `ratio` (0 to 1) of the decay or cooldown is behind.
+    """What is left of the way from peak to floor when `ratio` (0 to 1) of the decay or cooldown is
+    behind.
 
-    linear: 1 - r. cosine: (cos(pi r) + 1) / 2. exponential: 2 x 0.5^r - 1. minus_sqrt: 1 - sqrt(r), which ended lower
-    than the linear one for Haegele et al., arXiv 2405.18392. All as in Megatron; warm-up, stable, decay as a whole: Hu
-    et al., arXiv 2404.06395.
+    linear: 1 - r. cosine: (cos(pi r) + 1) / 2. exponential: 2 x 0.5^r - 1. minus_sqrt: 1 - sqrt(r),
+    which ended lower than the linear one for Haegele et al., arXiv 2405.18392. All as in Megatron;
+    warm-up, stable, decay as a whole: Hu et al., arXiv 2404.06395.
     """
     if style == "linear":
         return 1.0 - ratio
@@ -104,7 +108,9 @@ def decay_samples_of(config: TrainerConfig) -> int:
 
 
 def warmup_samples_of(config: TrainerConfig) -> float:
-    """Where the warm-up ends; a `warmup_fraction` is of the decay in samples, also when tokens end the decay."""
+    """Where the warm-up ends; a `warmup_fraction` is of the decay in samples, also when tokens end
+    the decay.
+    """
     schedule = config.schedule
     if schedule.warmup_fraction is not None:
         return schedule.warmup_fraction * decay_samples_of(config)

@@ -1,7 +1,9 @@
-"""Bytes of device memory that a worker needs at its peak, part by part, from the card alone. Free of torch.
+"""Bytes of device memory that a worker needs at its peak, part by part, from the card alone. Free
+of torch.
 
-Counted is what the trainer's own code and DeepSpeed's keep and make; tests compare it with real allocations. What no
-count can know, the driver's context and the communicators' buffers, is `RESERVED`.
+Counted is what the trainer's own code and DeepSpeed's keep and make; tests compare it with real
+allocations. What no count can know, the driver's context and the communicators' buffers, is
+`RESERVED`.
 """
 
 from __future__ import annotations
@@ -9,12 +11,22 @@ from __future__ import annotations
 from typing import Literal
 
 from trainer.config.data import BatchSection
-from trainer.config.kernel_choice import SMALLEST_FLEX_HEAD, KernelName, recomputed_between, recomputed_part
+from trainer.config.kernel_choice import (
+    SMALLEST_FLEX_HEAD,
+    KernelName,
+    recomputed_between,
+    recomputed_part,
+)
 from trainer.config.model import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
 from trainer.config.stage_units import sends_shares
 from trainer.contract.record import Record
 from trainer.schedule import flops
-from trainer.schedule.ends import MASK_PROBABILITY, places_with_logits, tokens_at_the_end, tokens_between_layers
+from trainer.schedule.ends import (
+    MASK_PROBABILITY,
+    places_with_logits,
+    tokens_at_the_end,
+    tokens_between_layers,
+)
 from trainer.schedule.interleaving import held_counts, rounds
 from trainer.schedule.pieces import PIECE_ELEMENTS, SOFTMAX_ELEMENTS, WIDENED_ELEMENTS
 
@@ -30,9 +42,11 @@ class MemoryPart(Record):
 
 
 class WorkerMemory(Record):
-    """The worker that needs most: one of stage `stage`, with micro batches of `micro_batch` samples.
+    """The worker that needs most: one of stage `stage`, with micro batches of `micro_batch`
+    samples.
 
-    Parts that are made and freed within a step count where they stand beside the activations at their largest.
+    Parts that are made and freed within a step count where they stand beside the activations at
+    their largest.
     """
 
     stage: int
@@ -49,7 +63,9 @@ class WorkerMemory(Record):
 
 
 class MemoryShape(Record):
-    """What the memory of a training depends on. `vocabulary`: padded. `attention`: the kernel in use."""
+    """What the memory of a training depends on. `vocabulary`: padded. `attention`: the kernel in
+    use.
+    """
 
     model: ModelSection
     parallel: ParallelSection
@@ -65,12 +81,16 @@ class MemoryShape(Record):
     @property
     def width(self) -> int:
         """Bytes of a number in the card's dtype."""
-        return 4 if self.precision.dtype == "fp32" else 2
+        if self.precision.dtype == "fp32":
+            return 4
+        return 2
 
     @property
     def mask(self) -> int:
         """Bytes of an element of a dropout mask."""
-        return 1 if self.kind == "cuda" else self.width
+        if self.kind == "cuda":
+            return 1
+        return self.width
 
     @property
     def table(self) -> int:
@@ -79,27 +99,43 @@ class MemoryShape(Record):
 
     @property
     def stream(self) -> int:
-        """Columns of the residual stream that a worker holds of each token: with sequence parallelism a share."""
-        return self.model.hidden_size // (self.parallel.tensor if self.parallel.sequence_parallel else 1)
+        """Columns of the residual stream that a worker holds of each token: with sequence
+        parallelism a share.
+        """
+        return self.model.hidden_size // (
+            self.parallel.tensor if self.parallel.sequence_parallel else 1
+        )
 
     @property
     def message(self) -> int:
         """The same of what it sends to another stage."""
         parallel, hidden = self.parallel, self.model.hidden_size
-        cuts = sends_shares(parallel.pipeline, parallel.tensor, bool(parallel.sequence_parallel), hidden)
-        return hidden // parallel.tensor if cuts else self.stream
+        cuts = sends_shares(
+            parallel.pipeline, parallel.tensor, bool(parallel.sequence_parallel), hidden
+        )
+        if cuts:
+            return hidden // parallel.tensor
+        return self.stream
 
 
 def worker_memory(shape: MemoryShape) -> WorkerMemory | None:
-    """The peak over all stages and micro batches of the ramp; None where the stages are known to the engine alone."""
+    """The peak over all stages and micro batches of the ramp; None where the stages are known to
+    the engine alone.
+    """
     stages = flops.stage_layout(shape.model, shape.parallel, shape.vocabulary)
     if stages is None:
         return None
     batch = shape.batch
     first = batch.ramp.start if batch.ramp else batch.global_batch_size
-    levels = {first, batch.global_batch_size, *(entry.from_batch for entry in batch.micro_batch_ramp)}
+    levels = {
+        first,
+        batch.global_batch_size,
+        *(entry.from_batch for entry in batch.micro_batch_ramp),
+    }
     if batch.ramp and shape.parallel.virtual_stages > 1:
-        levels |= _largest_rounds(shape, range(first, batch.global_batch_size, batch.ramp.increment))
+        levels |= _largest_rounds(
+            shape, range(first, batch.global_batch_size, batch.ramp.increment)
+        )
     every = [stage_memory(shape, stage, level) for stage in stages for level in levels]
     return max(every, key=lambda memory: memory.total)
 
@@ -108,7 +144,10 @@ def _largest_rounds(shape: MemoryShape, levels: range) -> set[int]:
     """For each size of micro batches the level of the batch ramp whose rounds are largest."""
     found: dict[int, tuple[int, int]] = {}
     for level in levels:
-        size, count = shape.batch.micro_batch_at(level), shape.batch.micro_batches(level, shape.data_parallel)
+        size, count = (
+            shape.batch.micro_batch_at(level),
+            shape.batch.micro_batches(level, shape.data_parallel),
+        )
         largest = rounds(max(1, count), shape.parallel.pipeline)[0]
         found[size] = max(found.get(size, (0, 0)), (largest, level))
     return {level for _, level in found.values()}
@@ -118,7 +157,10 @@ def stage_memory(shape: MemoryShape, stage: flops.StageBlocks, global_batch: int
     """The peak of one stage's workers, where the global batch is `global_batch`."""
     size = shape.batch.micro_batch_at(global_batch)
     micro_batches = max(1, shape.batch.micro_batches(global_batch, shape.data_parallel))
-    activations, working = _activations(shape, stage, size, micro_batches), _working(shape, stage, size)
+    activations, working = (
+        _activations(shape, stage, size, micro_batches),
+        _working(shape, stage, size),
+    )
     transient = (MemoryPart("activations", activations), *working)
     step = _step(shape, stage)
     if sum(part.bytes for part in transient) < sum(part.bytes for part in step):
@@ -130,7 +172,9 @@ def stage_memory(shape: MemoryShape, stage: flops.StageBlocks, global_batch: int
 # ----------------------------------------------------------------------------- what stays
 def _state(shape: MemoryShape, stage: flops.StageBlocks) -> tuple[MemoryPart, ...]:
     count, replicas = stage.parameters_per_worker, shape.data_parallel
-    table = shape.table if stage.embedding or (stage.head and shape.model.tied_embeddings) else 0
+    table = 0
+    if stage.embedding or (stage.head and shape.model.tied_embeddings):
+        table = shape.table
     moments = flops.moment_bytes(count, shape.optimizer, table)
     gradients = 2 if shape.precision.dtype == "fp16" else flops.GRADIENT_BYTES
     return (
@@ -146,7 +190,9 @@ def _fixed(shape: MemoryShape, size: int, micro_batches: int) -> tuple[MemoryPar
     model, length, parallel = shape.model, shape.model.sequence_length, shape.parallel
     count = 3 if parallel.pipeline > 1 else 0
     if parallel.virtual_stages > 1:  # asked for ahead, and sent but not yet taken
-        count += 2 + rounds(micro_batches, parallel.pipeline)[0] - min(micro_batches, parallel.pipeline)
+        count += (
+            2 + rounds(micro_batches, parallel.pipeline)[0] - min(micro_batches, parallel.pipeline)
+        )
     messages = count * size * length * shape.message * shape.width
     bias = 0
     if shape.attention in ("dense", "efficient", "math") and model.position_embedding == "alibi":
@@ -160,7 +206,9 @@ def _fixed(shape: MemoryShape, size: int, micro_batches: int) -> tuple[MemoryPar
 
 
 # ----------------------------------------------------------------------------- activations
-def _activations(shape: MemoryShape, stage: flops.StageBlocks, size: int, micro_batches: int) -> int:
+def _activations(
+    shape: MemoryShape, stage: flops.StageBlocks, size: int, micro_batches: int
+) -> int:
     """What is kept for the backward pass, of all micro batches that a 1F1B pipeline has on the way."""
     parts = len(stage.parts)
     each = [_part_activations(shape, stage, size, part) for part in range(parts)]
@@ -171,22 +219,31 @@ def _activations(shape: MemoryShape, stage: flops.StageBlocks, size: int, micro_
 def _part_activations(shape: MemoryShape, stage: flops.StageBlocks, size: int, part: int) -> int:
     """What one micro batch keeps in a part of a stage."""
     model, length = shape.model, shape.model.sequence_length
-    tokens, last = size * tokens_between_layers(model, length), size * tokens_at_the_end(model, length)
+    tokens, last = (
+        size * tokens_between_layers(model, length),
+        size * tokens_at_the_end(model, length),
+    )
     unit = tokens * shape.stream * shape.width  # the residual stream of one micro batch
     kept = tokens * model.hidden_size * shape.width
     if shape.parallel.sequence_parallel or model.partition_activations:
         kept //= shape.parallel.tensor
     head, embedding = stage.head and part == len(stage.parts) - 1, stage.embedding and part == 0
-    ends = (last * shape.stream if head else tokens * shape.message) * shape.width  # the part's own output
+    # the part's own output
+    ends = (last * shape.stream if head else tokens * shape.message) * shape.width
     if embedding:
         ends += unit if model.embedding_layernorm else 0
         ends += tokens * shape.stream * shape.mask if model.hidden_dropout > 0.0 else 0
     if head:
         ends += last * model.hidden_size * shape.width  # the final LayerNorm's output
-        ends += 3 * unit if model.family == "bert" else 0  # of the words' head: dense layer, GELU, LayerNorm
+        # of the words' head: dense layer, GELU, LayerNorm
+        ends += 3 * unit if model.family == "bert" else 0
     tokens = size * length
     outside = _outside_attention(shape, tokens)
-    held = {"nothing": outside + _inside_attention(shape, tokens, length), "attention": outside, "block": kept}
+    held = {
+        "nothing": outside + _inside_attention(shape, tokens, length),
+        "attention": outside,
+        "block": kept,
+    }
     if model.has_decoder:
         decoder = zip(held.items(), _decoder(shape, size, kept), strict=True)
         held = {kind: bytes_ + more for (kind, bytes_), more in decoder}
@@ -197,9 +254,11 @@ def _part_activations(shape: MemoryShape, stage: flops.StageBlocks, size: int, p
 
 
 def _decoder(shape: MemoryShape, size: int, kept: int) -> tuple[int, int, int]:
-    """What a decoder's block keeps, and an encoder's more: recomputed not at all, in attention's inner part, wholly.
+    """What a decoder's block keeps, and an encoder's more: recomputed not at all, in attention's
+    inner part, wholly.
 
-    `kept`: both sides of the residual stream. Each block hands on a copy of the side that it leaves alone.
+    `kept`: both sides of the residual stream. Each block hands on a copy of the side that it leaves
+    alone.
     """
     model, parts = shape.model, shape.parallel.tensor
     text, answer = size * model.sequence_length, size * model.decoder_sequence_length
@@ -214,10 +273,13 @@ def _decoder(shape: MemoryShape, size: int, kept: int) -> tuple[int, int, int]:
 
 
 def _outside_attention(shape: MemoryShape, tokens: int) -> int:
-    """What one block keeps of so many tokens outside of what lies between attention's two projections, with the results
-    of both."""
+    """What one block keeps of so many tokens outside of what lies between attention's two
+    projections, with the results of both.
+    """
     model, parts = shape.model, shape.parallel.tensor
-    cut = flops.fused_width(model) + flops.attention_width(model) + flops.up_width(model) + model.ffn
+    cut = (
+        flops.fused_width(model) + flops.attention_width(model) + flops.up_width(model) + model.ffn
+    )
     columns = 4 * shape.stream + cut // parts
     kept = tokens * columns * shape.width
     if model.hidden_dropout > 0.0:
@@ -227,22 +289,32 @@ def _outside_attention(shape: MemoryShape, tokens: int) -> int:
 
 
 def _inside_attention(shape: MemoryShape, tokens: int, keys: int) -> int:
-    """What one block keeps of so many tokens between attention's projections. `keys`: what each token attends to."""
+    """What one block keeps of so many tokens between attention's projections. `keys`: what each
+    token attends to.
+    """
     model, parts = shape.model, shape.parallel.tensor
     heads, keys_width = flops.attention_width(model), flops.key_width(model)
     is_grouped = keys_width != heads
-    columns = (heads + keys_width) // parts if model.position_embedding == "rotary" or model.qk_norm else 0
+    columns = 0
+    if model.position_embedding == "rotary" or model.qk_norm:
+        columns = (heads + keys_width) // parts
     if is_grouped and (model.qk_norm or not columns):
-        columns += heads // parts  # queries, taken out of their groups: what the norm reads, or attention itself
+        # queries, taken out of their groups: what the norm reads, or attention itself
+        columns += heads // parts
     if is_grouped and shape.attention == "efficient":
         columns += 2 * heads // parts  # keys and values, repeated for each head
-    passes = 2 if shape.attention == "flex" and model.attention_dropout > 0.0 else 1
-    if passes > 1:  # values as they were mixed, before they are scaled; and the few that the second pass mixes
+    if shape.attention == "flex" and model.attention_dropout > 0.0:
+        passes = 2
+    else:
+        passes = 1
+    # values as they were mixed, before they are scaled; and the few that the second pass mixes
+    if passes > 1:
         columns += (heads + SMALLEST_FLEX_HEAD * model.attention_heads) // parts
     if shape.kind == "cpu":
         columns += heads // parts  # strips are joined to a second copy of the mixed values
     kept = tokens * columns * shape.width
-    kept += 4 * tokens * (model.attention_heads // parts) * passes  # statistics of the soft-max, fp32
+    # statistics of the soft-max, fp32
+    kept += 4 * tokens * (model.attention_heads // parts) * passes
     if model.qk_norm:
         kept += 4 * tokens * ((model.attention_heads + model.groups) // parts)
     if shape.attention == "math":
@@ -258,19 +330,21 @@ def _working(shape: MemoryShape, stage: flops.StageBlocks, size: int) -> tuple[M
     tokens = size * length
     up = flops.up_width(model)
     matrix = model.hidden_size * max(up, flops.fused_width(model)) // shape.parallel.tensor
-    block = _handed_over(shape, matrix) + (matrix if shape.precision.float8 else 0)  # the weight, rounded
+    # the weight, rounded
+    block = _handed_over(shape, matrix) + (matrix if shape.precision.float8 else 0)
     block += tokens * shape.width * (3 * shape.stream + (model.ffn + up) // shape.parallel.tensor)
     # A recomputed block before the last one takes the place of one whose backward pass is over.
     last = recomputed_part(model, sum(stage.parts[-1]) - 1)
     outside, inside = _outside_attention(shape, tokens), _inside_attention(shape, tokens, length)
     block += {"nothing": 0, "attention": inside, "block": outside + inside}[last]
-    if (
-        model.has_decoder
-    ):  # gradients of both sides, and of the encoder's result, which all blocks of the decoder add to
-        block += size * (2 * tokens_between_layers(model, length) + length) * shape.stream * shape.width
+    # gradients of both sides, and of the encoder's result, which all blocks of the decoder add to
+    if model.has_decoder:
+        block += (
+            size * (2 * tokens_between_layers(model, length) + length) * shape.stream * shape.width
+        )
     if shape.parallel.sequence_parallel:
-        # Whole sequences: what is gathered, its gradient, copies of both for the collectives, of which the last may not
-        # be freed yet, and the head's.
+        # Whole sequences: what is gathered, its gradient, copies of both for the collectives, of
+        # which the last may not be freed yet, and the head's.
         block += 7 * tokens * model.hidden_size * shape.width
     found = [MemoryPart("one block's backward pass", block)]
     waiting = 0
@@ -286,9 +360,15 @@ def _working(shape: MemoryShape, stage: flops.StageBlocks, size: int) -> tuple[M
 
 
 def _handed_over(shape: MemoryShape, elements: int) -> int:
-    """A gradient as autograd makes it; on CPUs bf16's is widened in strips, to be added to the accumulated ones."""
-    widened = min(elements, WIDENED_ELEMENTS) * 4 if shape.precision.dtype == "bf16" and shape.kind == "cpu" else 0
-    return 0 if shape.width == 4 else elements * 2 + widened
+    """A gradient as autograd makes it; on CPUs bf16's is widened in strips, to be added to the
+    accumulated ones.
+    """
+    widened = 0
+    if shape.precision.dtype == "bf16" and shape.kind == "cpu":
+        widened = min(elements, WIDENED_ELEMENTS) * 4
+    if shape.width == 4:
+        return 0
+    return elements * 2 + widened
 
 
 def _head(shape: MemoryShape, tokens: int) -> int:
@@ -297,17 +377,27 @@ def _head(shape: MemoryShape, tokens: int) -> int:
     height = min(tokens, max(1, PIECE_ELEMENTS[shape.kind] // rows))
     strip = max(1, SOFTMAX_ELEMENTS[shape.kind] // rows)
     soft = min(height, strip) * rows * 4
-    strips = 2 * soft if shape.width < 4 else soft
-    held = height if shape.kind == "cpu" else -(-height // strip) * strip  # what is compiled takes whole strips
+    if shape.width < 4:
+        strips = 2 * soft
+    else:
+        strips = soft
+    # what is compiled takes whole strips
+    if shape.kind == "cpu":
+        held = height
+    else:
+        held = -(-height // strip) * strip
     # Logits, and hidden states of which those not counted are zero.
     piece = (held * rows + height * shape.model.hidden_size) * shape.width
-    made = shape.table * (4 if shape.precision.dtype == "fp16" else shape.width)  # the weight's gradient
-    if height >= tokens or shape.width == 4:  # of one piece, or further ones are added as they are made
+    # the weight's gradient
+    made = shape.table * (4 if shape.precision.dtype == "fp16" else shape.width)
+    # of one piece, or further ones are added as they are made
+    if height >= tokens or shape.width == 4:
         pieces = piece + made + strips
     else:  # summed in fp32; beside it the first piece's, when the second one's comes
         pieces = piece + shape.table * 4 + max(strips, made + _handed_over(shape, shape.table))
     hidden = tokens * shape.model.hidden_size * shape.width
-    hidden += every * shape.model.hidden_size * shape.width if tokens < every else 0  # from which they were gathered
+    # from which they were gathered
+    hidden += every * shape.model.hidden_size * shape.width if tokens < every else 0
     return hidden + max(pieces, _handed_over(shape, shape.table))
 
 
@@ -323,4 +413,6 @@ def _bucket(shape: MemoryShape, stage: flops.StageBlocks) -> int:
     """What fp16 and fp32 gradients are summed in, fp16 widened; bf16's are summed where they are."""
     if shape.precision.dtype == "bf16":
         return 0
-    return min(stage.parameters_per_worker, REDUCE_BUCKET) * (shape.width if shape.width == 4 else 2 + 4)
+    return min(stage.parameters_per_worker, REDUCE_BUCKET) * (
+        shape.width if shape.width == 4 else 2 + 4
+    )

@@ -1,6 +1,8 @@
-"""The way of a training through its steps: batch and sequence length of each, samples and tokens after it.
+"""The way of a training through its steps: batch and sequence length of each, samples and tokens
+after it.
 
-Pure and free of torch: the trainer steps by it, the operations side plans by it. Formulas: Megatron's.
+Pure and free of torch: the trainer steps by it, the operations side plans by it. Formulas:
+Megatron's.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from trainer.schedule.curriculum import last_step_of_length, sequence_length_at
 
 
 class Position(Record):
-    """Where a training stands: steps completed, and what they took. A skipped iteration counts in all three."""
+    """Where a training stands: steps completed, and what they took. A skipped iteration counts in
+    all three.
+    """
 
     iteration: int = 0
     consumed_samples: int = 0
@@ -26,7 +30,9 @@ START = Position()
 
 
 class Segment(Record):
-    """Consecutive steps of one global batch and one sequence length: `iterations` of them, from `start` on."""
+    """Consecutive steps of one global batch and one sequence length: `iterations` of them, from
+    `start` on.
+    """
 
     start: Position
     iterations: int
@@ -49,7 +55,8 @@ class Segment(Record):
 
 
 class BatchLevel(Record):
-    """Consecutive steps of one global batch: `iterations` of them, the first of which starts at `consumed_samples`.
+    """Consecutive steps of one global batch: `iterations` of them, the first of which starts at
+    `consumed_samples`.
 
     `first_iteration` counts from 1, as the log does.
     """
@@ -72,7 +79,9 @@ class TrainingPath(Record):
     @property
     def end(self) -> Position:
         """Where the training is finished; it drops the batch that `train_samples` cannot fill."""
-        return self.segments[-1].end if self.segments else self.start
+        if self.segments:
+            return self.segments[-1].end
+        return self.start
 
     @property
     def total_iterations(self) -> int:
@@ -82,7 +91,9 @@ class TrainingPath(Record):
     def after_iteration(self, iteration: int) -> Position:
         """The position after step `iteration`; the path's own ends for steps outside it."""
         segment = self._segment(iteration, lambda position: position.iteration)
-        return segment.after(iteration - segment.start.iteration) if segment else self.start
+        if segment:
+            return segment.after(iteration - segment.start.iteration)
+        return self.start
 
     def after_samples(self, samples: float) -> Position:
         """The last position between two steps at which at most `samples` samples were consumed."""
@@ -96,12 +107,19 @@ class TrainingPath(Record):
         segment = self._segment(tokens, lambda position: position.consumed_tokens)
         if segment is None:
             return self.start
-        return segment.after((tokens - segment.start.consumed_tokens) // (segment.batch_size * segment.sequence_length))
+        return segment.after(
+            (tokens - segment.start.consumed_tokens)
+            // (segment.batch_size * segment.sequence_length)
+        )
 
     def _segment(self, value: float, counter: Callable[[Position], int]) -> Segment | None:
-        """The last segment that starts with at most `value` on the counter; None before the first one."""
+        """The last segment that starts with at most `value` on the counter; None before the first
+        one.
+        """
         index = bisect_right(self.segments, value, key=lambda segment: counter(segment.start))
-        return self.segments[index - 1] if index else None
+        if index:
+            return self.segments[index - 1]
+        return None
 
     def tokens_at(self, samples: float) -> float:
         """Tokens consumed with exactly the first `samples` samples, which may end inside a step.
@@ -111,7 +129,10 @@ class TrainingPath(Record):
         segment = self._segment(samples, lambda position: position.consumed_samples)
         if segment is None:
             return float(self.start.consumed_tokens)
-        return segment.start.consumed_tokens + (samples - segment.start.consumed_samples) * segment.sequence_length
+        return (
+            segment.start.consumed_tokens
+            + (samples - segment.start.consumed_samples) * segment.sequence_length
+        )
 
     @property
     def batch_levels(self) -> tuple[BatchLevel, ...]:
@@ -120,19 +141,30 @@ class TrainingPath(Record):
         for segment in self.segments:
             if levels and levels[-1].batch_size == segment.batch_size:
                 last = levels.pop()
-                iterations, first, samples = last.iterations, last.first_iteration, last.consumed_samples
+                iterations, first, samples = (
+                    last.iterations,
+                    last.first_iteration,
+                    last.consumed_samples,
+                )
             else:
-                iterations, first, samples = 0, segment.start.iteration + 1, segment.start.consumed_samples
-            levels.append(BatchLevel(segment.batch_size, first, iterations + segment.iterations, samples))
+                iterations, first, samples = (
+                    0,
+                    segment.start.iteration + 1,
+                    segment.start.consumed_samples,
+                )
+            levels.append(
+                BatchLevel(segment.batch_size, first, iterations + segment.iterations, samples)
+            )
         return tuple(levels)
 
 
 def path_of(config: TrainerConfig, start: Position = START) -> TrainingPath:
     """All steps of the card's training from `start` on.
 
-    The training ends where no whole batch is left of `batch.train_samples`, or with the first step that reaches
-    `batch.train_tokens`. From a checkpoint's position this gives what is left under the card of today, also where
-    batch, ramp or curriculum were changed since; under an unchanged card it is the rest of the path from zero.
+    The training ends where no whole batch is left of `batch.train_samples`, or with the first step
+    that reaches `batch.train_tokens`. From a checkpoint's position this gives what is left under
+    the card of today, also where batch, ramp or curriculum were changed since; under an unchanged
+    card it is the rest of the path from zero.
     """
     return TrainingPath(start, tuple(_segments(config, start)))
 
@@ -169,17 +201,22 @@ def batch_size_at(consumed_samples: int, batch: BatchSection) -> int:
 
 def _samples_per_level(batch: BatchSection) -> float:
     assert batch.ramp is not None
-    return batch.ramp.samples / ((batch.global_batch_size - batch.ramp.start) // batch.ramp.increment)
+    return batch.ramp.samples / (
+        (batch.global_batch_size - batch.ramp.start) // batch.ramp.increment
+    )
 
 
 def _steps_until_change(consumed: int, size: int, batch: BatchSection) -> int:
-    """Steps of `size` that start before the batch changes; more than any training has when it never does."""
+    """Steps of `size` that start before the batch changes; more than any training has when it never
+    does.
+    """
     ramp = batch.ramp
     if ramp is None or size == batch.global_batch_size:
         return batch.train_samples
     level = (size - ramp.start) // ramp.increment
     change = min(math.ceil((level + 1) * _samples_per_level(batch)), ramp.samples + 1)
-    # The product above and the division in batch_size_at round apart: step to the first sample of the next level.
+    # The product above and the division in batch_size_at round apart: step to the first sample of
+    # the next level.
     while change > consumed + 1 and batch_size_at(change - 1, batch) > size:
         change -= 1
     while batch_size_at(change, batch) == size:

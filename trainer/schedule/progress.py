@@ -1,4 +1,6 @@
-"""Where a training stands: the counters that move with every step and survive in every checkpoint. Pure."""
+"""Where a training stands: the counters that move with every step and survive in every checkpoint.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from trainer.schedule.path import Position
 class Progress(Record):
     """`skipped` (updates that were dropped) and `nan` count over the whole training.
 
-    `unscheduled_samples` and `unscheduled_tokens` are those of dropped updates: consumed, but the learning-rate
-    schedule did not move for them.
+    `unscheduled_samples` and `unscheduled_tokens` are those of dropped updates: consumed, but the
+    learning-rate schedule did not move for them.
     """
 
     iteration: int = 0
@@ -46,11 +48,21 @@ class Progress(Record):
         """Where the learning-rate schedule stands, in tokens."""
         return self.consumed_tokens - self.unscheduled_tokens
 
-    def after_step(self, samples: int, sequence_length: int, loss: float, skipped: bool) -> Progress:
-        """The counters after one step of `samples` samples; data is consumed even where the update was dropped."""
+    def after_step(
+        self, samples: int, sequence_length: int, loss: float, skipped: bool
+    ) -> Progress:
+        """The counters after one step of `samples` samples; data is consumed even where the update
+        was dropped.
+        """
         tokens = samples * sequence_length
         return replace(
-            self.moved_to(Position(self.iteration + 1, self.consumed_samples + samples, self.consumed_tokens + tokens)),
+            self.moved_to(
+                Position(
+                    self.iteration + 1,
+                    self.consumed_samples + samples,
+                    self.consumed_tokens + tokens,
+                )
+            ),
             skipped=self.skipped + int(skipped),
             nan=self.nan + int(not math.isfinite(loss)),
             unscheduled_samples=self.unscheduled_samples + samples * skipped,
@@ -58,7 +70,9 @@ class Progress(Record):
         )
 
     def moved_to(self, position: Position) -> Progress:
-        """The counters at another place of the training's way, where nothing was trained in between."""
+        """The counters at another place of the training's way, where nothing was trained in
+        between.
+        """
         return replace(
             self,
             iteration=position.iteration,

@@ -1,4 +1,6 @@
-"""Rules between the keys of [schedule], [batch], [curriculum], [recovery], and of data.skip_ranges. Pure."""
+"""Rules between the keys of [schedule], [batch], [curriculum], [recovery], and of data.skip_ranges.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,11 @@ from trainer.schedule.skip import parse_range
 
 
 def schedule_problems(config: TrainerConfig) -> list[Problem]:
-    """A learning rate that is no schedule, lengths said twice, and lengths of the other style of counting.
+    """A learning rate that is no schedule, lengths said twice, and lengths of the other style of
+    counting.
 
-    A training is counted in samples, or in iterations when `batch.train_iterations` is given: then no key may count in
-    samples, because with a batch ramp the two do not agree.
+    A training is counted in samples, or in iterations when `batch.train_iterations` is given: then
+    no key may count in samples, because with a batch ramp the two do not agree.
     """
     return [
         *_style_problems(config),
@@ -41,7 +44,9 @@ def _style_problems(config: TrainerConfig) -> Iterator[Problem]:
         for name in ("decay", "warmup", "cooldown"):
             if (value := getattr(schedule, f"{name}_iterations")) is not None:
                 rule = "is for trainings that are counted by batch.train_iterations"
-                yield Problem(f"schedule.{name}_iterations", value, rule, f"use schedule.{name}_samples")
+                yield Problem(
+                    f"schedule.{name}_iterations", value, rule, f"use schedule.{name}_samples"
+                )
         return
     product = batch.train_iterations * batch.global_batch_size
     if batch.train_samples != product:
@@ -52,18 +57,34 @@ def _style_problems(config: TrainerConfig) -> Iterator[Problem]:
         yield Problem("batch.ramp", None, rule, "use batch.train_samples, or remove the ramp")
     if schedule.decay_samples is not None:
         rule = "is for trainings that are counted by batch.train_samples"
-        yield Problem("schedule.decay_samples", schedule.decay_samples, rule, "use schedule.decay_iterations")
+        yield Problem(
+            "schedule.decay_samples", schedule.decay_samples, rule, "use schedule.decay_iterations"
+        )
     if schedule.cooldown_samples is not None:
         rule = "is for trainings that are counted by batch.train_samples"
-        yield Problem("schedule.cooldown_samples", schedule.cooldown_samples, rule, "use schedule.cooldown_iterations")
+        yield Problem(
+            "schedule.cooldown_samples",
+            schedule.cooldown_samples,
+            rule,
+            "use schedule.cooldown_iterations",
+        )
     if schedule.warmup_samples:
         rule = "is for trainings that are counted by batch.train_samples"
-        yield Problem("schedule.warmup_samples", schedule.warmup_samples, rule, "use schedule.warmup_iterations")
+        yield Problem(
+            "schedule.warmup_samples",
+            schedule.warmup_samples,
+            rule,
+            "use schedule.warmup_iterations",
+        )
 
 
 def _warmup_problems(config: TrainerConfig) -> Iterator[Problem]:
     schedule = config.schedule
-    fraction, warmup, decay = schedule.warmup_fraction, warmup_samples_of(config), decay_samples_of(config)
+    fraction, warmup, decay = (
+        schedule.warmup_fraction,
+        warmup_samples_of(config),
+        decay_samples_of(config),
+    )
     if fraction is not None and (schedule.warmup_samples or schedule.warmup_iterations is not None):
         rule = "excludes schedule.warmup_samples and schedule.warmup_iterations"
         yield Problem("schedule.warmup_fraction", fraction, rule, "keep one of them")
@@ -90,7 +111,9 @@ def _warmup_problems(config: TrainerConfig) -> Iterator[Problem]:
 
 
 def _cooldown_problems(config: TrainerConfig) -> Iterator[Problem]:
-    """A cooldown without its style, a style without its cooldown, one counted otherwise than the decay, or too long."""
+    """A cooldown without its style, a style without its cooldown, one counted otherwise than the
+    decay, or too long.
+    """
     schedule = config.schedule
     lengths = {
         f"schedule.cooldown_{unit}": getattr(schedule, f"cooldown_{unit}")
@@ -102,10 +125,17 @@ def _cooldown_problems(config: TrainerConfig) -> Iterator[Problem]:
         unit = "iterations"
     if schedule.decay_style != "wsd":
         for key, value in given.items():
-            yield Problem(key, value, 'needs schedule.decay_style = "wsd"', "set that, or leave this out")
+            yield Problem(
+                key, value, 'needs schedule.decay_style = "wsd"', "set that, or leave this out"
+            )
         return
     if not given:
-        yield Problem(f"schedule.cooldown_{unit}", None, 'is needed by schedule.decay_style = "wsd"', "give its length")
+        yield Problem(
+            f"schedule.cooldown_{unit}",
+            None,
+            'is needed by schedule.decay_style = "wsd"',
+            "give its length",
+        )
         return
     key, value = next(iter(given.items()))
     if len(given) > 1:
@@ -128,7 +158,9 @@ def _cooldown_problems(config: TrainerConfig) -> Iterator[Problem]:
 
 
 def _has_path(config: TrainerConfig) -> bool:
-    """Whether batch and length of every step follow from the card; what is wrong otherwise is told elsewhere."""
+    """Whether batch and length of every step follow from the card; what is wrong otherwise is told
+    elsewhere.
+    """
     ramp, full = config.batch.ramp, config.batch.global_batch_size
     if ramp is not None:
         growth = full - ramp.start
@@ -145,7 +177,9 @@ def _rate_problems(config: TrainerConfig) -> Iterator[Problem]:
 
 
 def curriculum_problems(config: TrainerConfig) -> list[Problem]:
-    """Keys of the other kind, keys that are missing, and lengths that shrink, pass the full one, or cannot be cut."""
+    """Keys of the other kind, keys that are missing, and lengths that shrink, pass the full one, or
+    cannot be cut.
+    """
     curriculum = config.curriculum
     if curriculum is None:
         return []
@@ -159,7 +193,9 @@ def curriculum_problems(config: TrainerConfig) -> list[Problem]:
         key, lengths = "lengths", curriculum.lengths
     if any(length % tensor for length in lengths):
         rule = f"must be divisible by parallel.tensor ({tensor}) with parallel.sequence_parallel"
-        problems.append(Problem(f"curriculum.{key}", getattr(curriculum, key), rule, "use multiples of it"))
+        problems.append(
+            Problem(f"curriculum.{key}", getattr(curriculum, key), rule, "use multiples of it")
+        )
     return problems
 
 
@@ -184,7 +220,9 @@ def _growing_problems(curriculum: CurriculumSection, full_length: int) -> Iterat
         rule = f"must be a multiple of curriculum.step ({step})"
         yield Problem("curriculum.start_length", start, rule, f"use {max(1, start // step) * step}")
     elif count_lengths(curriculum, full_length) > MOST_RAMP_LEVELS:
-        yield Problem("curriculum.step", step, f"gives more than {MOST_RAMP_LEVELS} lengths", "raise it")
+        yield Problem(
+            "curriculum.step", step, f"gives more than {MOST_RAMP_LEVELS} lengths", "raise it"
+        )
 
 
 def _discrete_problems(curriculum: CurriculumSection, full_length: int) -> Iterator[Problem]:
@@ -205,7 +243,9 @@ def _discrete_problems(curriculum: CurriculumSection, full_length: int) -> Itera
     if until and (until[0] < 1 or not _rises(until)):
         yield Problem("curriculum.until_steps", until, "must be above zero and rise", "sort them")
     if len(lengths) > MOST_RAMP_LEVELS:
-        yield Problem("curriculum.lengths", lengths, f"has more than {MOST_RAMP_LEVELS} entries", "use fewer")
+        yield Problem(
+            "curriculum.lengths", lengths, f"has more than {MOST_RAMP_LEVELS} entries", "use fewer"
+        )
 
 
 def _rises(values: list[int]) -> bool:
@@ -213,13 +253,17 @@ def _rises(values: list[int]) -> bool:
 
 
 def skip_problems(config: TrainerConfig) -> list[Problem]:
-    """Ranges in data.skip_ranges that are empty or start before the first iteration. Overlaps are allowed."""
+    """Ranges in data.skip_ranges that are empty or start before the first iteration. Overlaps are
+    allowed.
+    """
     problems = []
     for text in config.data.skip_ranges:
         try:
             parse_range(text)
         except RangeError as error:
-            problems.append(Problem("data.skip_ranges", None, str(error), "write FIRST-LAST, counted from 1"))
+            problems.append(
+                Problem("data.skip_ranges", None, str(error), "write FIRST-LAST, counted from 1")
+            )
     return problems
 
 
@@ -231,10 +275,14 @@ def recovery_problems(config: TrainerConfig) -> list[Problem]:
     problems = []
     if recovery.roll_backs == 0:
         rule = 'leaves nothing of recovery.on_spike = "roll_back"'
-        problems.append(Problem("recovery.roll_backs", 0, rule, 'raise it, or use recovery.on_spike = "flag"'))
+        problems.append(
+            Problem("recovery.roll_backs", 0, rule, 'raise it, or use recovery.on_spike = "flag"')
+        )
     if not config.checkpoint.save_optimizer:
         rule = 'saves nothing that recovery.on_spike = "roll_back" could go back to'
-        problems.append(Problem("checkpoint.save_optimizer", False, rule, "switch it on, or only flag spikes"))
+        problems.append(
+            Problem("checkpoint.save_optimizer", False, rule, "switch it on, or only flag spikes")
+        )
     return problems
 
 
@@ -244,7 +292,9 @@ def cross_problems(config: TrainerConfig, world_size: int) -> list[Problem]:
 
 
 def cross_rules(config: TrainerConfig, world_size: Callable[[], int]) -> tuple[Rule, ...]:
-    """The same one by one, so that those can be asked that need nothing of what a faulty card lacks."""
+    """The same one by one, so that those can be asked that need nothing of what a faulty card
+    lacks.
+    """
     return (
         *shape_rules(config, world_size),
         partial(schedule_problems, config),

@@ -1,10 +1,11 @@
 """Ranges of iterations whose data is passed over. Pure, free of torch.
 
-A skipped iteration is numbered and takes its whole global batch: iteration, consumed samples and consumed tokens move
-as if it had been trained, and so do batch ramp, curriculum and learning rate, which follow them. Only the step itself
-is missing: no forward pass, no update, no log line, no save, no evaluation. What is skipped is therefore a function of
-the iteration's number alone, and a restart anywhere, inside a range too, goes on exactly where it would have been.
-(Megatron-DeepSpeed passed over one micro-batch per iteration, moved no counter, and forgot the offset at a restart.)
+A skipped iteration is numbered and takes its whole global batch: iteration, consumed samples and
+consumed tokens move as if it had been trained, and so do batch ramp, curriculum and learning rate,
+which follow them. Only the step itself is missing: no forward pass, no update, no log line, no
+save, no evaluation. What is skipped is therefore a function of the iteration's number alone, and a
+restart anywhere, inside a range too, goes on exactly where it would have been. (Megatron-DeepSpeed
+passed over one micro-batch per iteration, moved no counter, and forgot the offset at a restart.)
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from trainer.schedule.path import Position, path_of
 
 
 def parse_ranges(texts: Iterable[str]) -> tuple[IterationRange, ...]:
-    """Read ranges such as `13251-14000`; ascending, those that overlap or touch merged. Raises RangeError."""
+    """Read ranges such as `13251-14000`; ascending, those that overlap or touch merged. Raises
+    RangeError.
+    """
     return merge_ranges(parse_range(text) for text in texts)
 
 
@@ -50,7 +53,9 @@ def merge_ranges(ranges: Iterable[IterationRange]) -> tuple[IterationRange, ...]
 
 
 def next_training_iteration(iteration: int, ranges: Sequence[IterationRange]) -> int:
-    """The first iteration from `iteration` on that is not skipped. `ranges` as `merge_ranges` gives them."""
+    """The first iteration from `iteration` on that is not skipped. `ranges` as `merge_ranges` gives
+    them.
+    """
     index = bisect_left(ranges, iteration, key=lambda item: item.last)
     if index < len(ranges) and iteration in ranges[index]:
         return ranges[index].last + 1
@@ -58,7 +63,9 @@ def next_training_iteration(iteration: int, ranges: Sequence[IterationRange]) ->
 
 
 class Skipped(Record):
-    """One passage over skipped iterations: `first` to `last`, and where the training stands behind them."""
+    """One passage over skipped iterations: `first` to `last`, and where the training stands behind
+    them.
+    """
 
     first: int
     last: int
@@ -93,14 +100,17 @@ class SkipPlan(Record):
         return cls(merge_ranges([*parse_ranges(config.data.skip_ranges), *added]))
 
     def advance(self, position: Position, config: TrainerConfig) -> Skipped | None:
-        """What is skipped before the next step when the training stands at `position`; None when nothing is.
+        """What is skipped before the next step when the training stands at `position`; None when
+        nothing is.
 
-        Ask before every step. Afterwards the data continues at `position.consumed_samples` of the answer. A range that
-        reaches beyond the training's end is cut there: then no step follows.
+        Ask before every step. Afterwards the data continues at `position.consumed_samples` of the
+        answer. A range that reaches beyond the training's end is cut there: then no step follows.
         """
         first = position.iteration + 1
         target = next_training_iteration(first, self.ranges) - 1
         if target < first:
             return None
         behind = path_of(config, position).after_iteration(target)
-        return Skipped(first, behind.iteration, position, behind) if behind.iteration >= first else None
+        if behind.iteration >= first:
+            return Skipped(first, behind.iteration, position, behind)
+        return None

@@ -1,4 +1,5 @@
-"""What a training starts from, and whether its card goes on from there: one rule, for trainer and `tr11 launch`.
+"""What a training starts from, and whether its card goes on from there: one rule, for trainer and
+`tr11 launch`.
 
 Free of torch. What makes one checkpoint resumable is in `trainer.contract.resumable`.
 """
@@ -19,15 +20,25 @@ from trainer.contract.resumable import ResumeNeed
 from trainer.schedule.learning_rate import LearningRatePlan, plan_of
 
 OPTIMIZER_KEYS = (
-    "type", "beta1", "beta2", "epsilon", "weight_decay", "clip_grad", "lamb_variant", "lamb_norms", "embedding_alpha",
-)  # fmt: skip
+    "type",
+    "beta1",
+    "beta2",
+    "epsilon",
+    "weight_decay",
+    "clip_grad",
+    "lamb_variant",
+    "lamb_norms",
+    "embedding_alpha",
+)
 
 
 class StartSource(Record):
-    """Where a training looks for its start: the run's own checkpoints, or the folder that `checkpoint.load` names.
+    """Where a training looks for its start: the run's own checkpoints, or the folder that
+    `checkpoint.load` names.
 
-    `must`: no start from random weights where it holds none. `takes_weights`: the optimizer's moments begin at zero.
-    `is_fresh`: so do all counters, and the schedule is the card's. `need`: what one of its checkpoints must hold.
+    `must`: no start from random weights where it holds none. `takes_weights`: the optimizer's
+    moments begin at zero. `is_fresh`: so do all counters, and the schedule is the card's. `need`:
+    what one of its checkpoints must hold.
     """
 
     folder: Path
@@ -45,7 +56,9 @@ def own_source(config: TrainerConfig) -> StartSource:
 
 
 def loaded_source(config: TrainerConfig) -> StartSource | None:
-    """Another run's checkpoints, for a run that has none of its own; None where the card names none."""
+    """Another run's checkpoints, for a run that has none of its own; None where the card names
+    none.
+    """
     settings = config.checkpoint
     if settings.load is None:
         return None
@@ -54,16 +67,25 @@ def loaded_source(config: TrainerConfig) -> StartSource | None:
     if takes_weights:
         need = need.for_weights()
     return StartSource(
-        Path(settings.load), False, True, need=need, takes_weights=takes_weights, is_fresh=settings.finetune
+        Path(settings.load),
+        False,
+        True,
+        need=need,
+        takes_weights=takes_weights,
+        is_fresh=settings.finetune,
     )
 
 
 def no_start(source: StartSource) -> str:
-    """Why nothing can be started from the folder that `checkpoint.load` names and that holds no checkpoint."""
+    """Why nothing can be started from the folder that `checkpoint.load` names and that holds no
+    checkpoint.
+    """
     folder = source.folder
     if checkpoint_step(folder.name) is not None and folder.is_dir():
         return f"checkpoint.load = {folder} is one checkpoint; name the folder above it, whose file latest says which"
-    fault = "holds no checkpoint (global_stepN)" if folder.is_dir() else "is not a folder that is there"
+    fault = (
+        "holds no checkpoint (global_stepN)" if folder.is_dir() else "is not a folder that is there"
+    )
     return f"checkpoint.load = {folder} {fault}; name a folder of checkpoints, or leave the key out"
 
 
@@ -72,11 +94,15 @@ def optimizer_facts(config: TrainerConfig) -> dict[str, Any]:
     return {key: getattr(config.optimizer, key) for key in OPTIMIZER_KEYS}
 
 
-def agreed_settings(config: TrainerConfig, source: StartSource, cursor: Mapping[str, Any], place: str) -> Reconciled:
-    """The learning-rate plan to train by from the checkpoint `place`, whose cursor this is, and the lines to say.
+def agreed_settings(
+    config: TrainerConfig, source: StartSource, cursor: Mapping[str, Any], place: str
+) -> Reconciled:
+    """The learning-rate plan to train by from the checkpoint `place`, whose cursor this is, and the
+    lines to say.
 
-    Raises CheckpointError where schedule or optimizer are not the checkpoint's and `schedule.on_resume` does not say
-    which count: every difference, one line each, with its fix behind the last semicolon.
+    Raises CheckpointError where schedule or optimizer are not the checkpoint's and
+    `schedule.on_resume` does not say which count: every difference, one line each, with its fix
+    behind the last semicolon.
     """
     card = plan_of(config)
     if source.is_fresh:
@@ -85,10 +111,14 @@ def agreed_settings(config: TrainerConfig, source: StartSource, cursor: Mapping[
     try:
         agreed = reconcile(cursor.get("schedule", {}), card, config.schedule.on_resume)
     except ScheduleMismatch as error:
-        faults += [f"{place} follows another learning rate: {line}" for line in str(error).splitlines()]
+        faults += [
+            f"{place} follows another learning rate: {line}" for line in str(error).splitlines()
+        ]
     differing = _optimizer_differences(config, cursor)
     if differing and config.schedule.on_resume != "override":
-        listed = ", ".join(f"optimizer.{key} is {then} there and {now} in the card" for key, then, now in differing)
+        listed = ", ".join(
+            f"optimizer.{key} is {then} there and {now} in the card" for key, then, now in differing
+        )
         faults.append(
             f'{place} was trained with other settings: {listed}; restore them, or set schedule.on_resume = "override"'
         )
@@ -98,10 +128,18 @@ def agreed_settings(config: TrainerConfig, source: StartSource, cursor: Mapping[
     return Reconciled(agreed.plan, (*agreed.remarks, *overridden))
 
 
-def _optimizer_differences(config: TrainerConfig, cursor: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(key, value in the checkpoint, the card's value) of the optimizer's settings that are not the checkpoint's."""
+def _optimizer_differences(
+    config: TrainerConfig, cursor: Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """(key, value in the checkpoint, the card's value) of the optimizer's settings that are not the
+    checkpoint's.
+    """
     saved, card = cursor.get("optimizer", {}), optimizer_facts(config)
-    return [(key, saved[key], card[key]) for key in OPTIMIZER_KEYS if key in saved and saved[key] != card[key]]
+    return [
+        (key, saved[key], card[key])
+        for key in OPTIMIZER_KEYS
+        if key in saved and saved[key] != card[key]
+    ]
 
 
 OnResume = Literal["match", "override", "checkpoint"]
@@ -135,22 +173,32 @@ class Reconciled(Record):
 def reconcile(saved: Mapping[str, Any], card: LearningRatePlan, on_resume: OnResume) -> Reconciled:
     """Decide between the schedule in a checkpoint (`LearningRatePlan.facts()`) and the card's.
 
-    A value that the checkpoint does not know is the card's. Raises ScheduleMismatch under "match" where any differs.
+    A value that the checkpoint does not know is the card's. Raises ScheduleMismatch under "match"
+    where any differs.
     """
     mine, differing = card.facts(), schedule_differences(saved, card)
     if on_resume == "override":
-        remarks = (f" > overriding {NAMES[name]} value to {_shown(mine[name])}" for name in differing)
+        remarks = (
+            f" > overriding {NAMES[name]} value to {_shown(mine[name])}" for name in differing
+        )
         return Reconciled(card, tuple(remarks))
     if on_resume == "checkpoint":
         known = {name: saved[name] for name in (*NAMES, "warmup_tokens") if name in saved}
         remarks = (
-            f" > using checkpoint value {_shown(saved[name])} for {NAMES[name]}" for name in NAMES if name in saved
+            f" > using checkpoint value {_shown(saved[name])} for {NAMES[name]}"
+            for name in NAMES
+            if name in saved
         )
         return Reconciled(replace(card, **known), tuple(remarks))
     if differing:
-        raise ScheduleMismatch("\n".join(_refusal(name, saved[name], mine[name]) for name in differing))
-    # The decay by tokens starts where the warm-up truly ended, also when batch or curriculum were changed since.
-    return Reconciled(replace(card, warmup_tokens=saved.get("warmup_tokens", card.warmup_tokens)), ())
+        raise ScheduleMismatch(
+            "\n".join(_refusal(name, saved[name], mine[name]) for name in differing)
+        )
+    # The decay by tokens starts where the warm-up truly ended, also when batch or curriculum were
+    # changed since.
+    return Reconciled(
+        replace(card, warmup_tokens=saved.get("warmup_tokens", card.warmup_tokens)), ()
+    )
 
 
 def schedule_differences(saved: Mapping[str, Any], card: LearningRatePlan) -> list[str]:
@@ -160,12 +208,16 @@ def schedule_differences(saved: Mapping[str, Any], card: LearningRatePlan) -> li
 
 
 def _equal(name: str, saved: Mapping[str, Any], card: Mapping[str, Any]) -> bool:
-    """Whether one value agrees. Where tokens end both decays, the length in samples has no effect and may differ; a
-    cooldown may where neither has one.
+    """Whether one value agrees. Where tokens end both decays, the length in samples has no effect
+    and may differ; a cooldown may where neither has one.
     """
     if name.startswith("cooldown") and "wsd" not in (saved.get("decay_style"), card["decay_style"]):
         return True
-    if name == "decay_samples" and card["decay_tokens"] is not None and saved.get("decay_tokens") is not None:
+    if (
+        name == "decay_samples"
+        and card["decay_tokens"] is not None
+        and saved.get("decay_tokens") is not None
+    ):
         return True
     return bool(saved[name] == card[name])
 
@@ -181,4 +233,6 @@ def _refusal(name: str, saved: Any, card: Any) -> str:
 def _shown(value: Any) -> str:
     if value is None:
         return "none"
-    return f"{value:.12g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return str(value)

@@ -1,4 +1,6 @@
-"""How well workers use their devices: the operations of `trainer.schedule.flops` over time and peak. Free of torch."""
+"""How well workers use their devices: the operations of `trainer.schedule.flops` over time and
+peak. Free of torch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from trainer.schedule.flops import hardware_flops, model_flops
 class Utilization(Record):
     """Operations per second of each worker, in TFLOPs, and their share of the device's dense peak.
 
-    `mfu` counts what the model needs, `hfu` also what is recomputed; None where the device's peak is not known.
+    `mfu` counts what the model needs, `hfu` also what is recomputed; None where the device's peak
+    is not known.
     """
 
     model_tflops: float
@@ -37,13 +40,21 @@ def utilization(
     scale = seconds * world_size * 1e12
     needed = (
         model_flops(
-            model, padded_vocabulary_size, samples, sequence_length=sequence_length, mask_probability=mask_probability
+            model,
+            padded_vocabulary_size,
+            samples,
+            sequence_length=sequence_length,
+            mask_probability=mask_probability,
         )
         / scale
     )
     done = (
         hardware_flops(
-            model, padded_vocabulary_size, samples, sequence_length=sequence_length, mask_probability=mask_probability
+            model,
+            padded_vocabulary_size,
+            samples,
+            sequence_length=sequence_length,
+            mask_probability=mask_probability,
         )
         / scale
     )

@@ -1,11 +1,13 @@
 """One micro batch, computed twice on every worker, beside the training: it changes no bit of it.
 
-Each stage computes on its own, forward and backward: the first from the last micro batch of replica 0, the others from
-drawn hidden states, so that a wrong stage does not make those after it look wrong. All replicas have the same weights,
-the same input and the same random numbers, so each worker is compared with itself and with the same place of the other
-replicas. A layer is held at a time: the check needs no more memory than a step does with full recomputation.
+Each stage computes on its own, forward and backward: the first from the last micro batch of replica
+0, the others from drawn hidden states, so that a wrong stage does not make those after it look
+wrong. All replicas have the same weights, the same input and the same random numbers, so each
+worker is compared with itself and with the same place of the other replicas. A layer is held at a
+time: the check needs no more memory than a step does with full recomputation.
 
-Tensor ranks agree before each of their operations that all can go on: where one cannot, the others do not wait for it.
+Tensor ranks agree before each of their operations that all can go on: where one cannot, the others
+do not wait for it.
 """
 
 from __future__ import annotations
@@ -32,18 +34,23 @@ from trainer.parallel.micro_batch import Batch, each_tensor, tensors_of
 from trainer.parallel.replica_check import digest
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-# What the layers call between tensor ranks, and the place of the argument that holds this worker's own part.
+# What the layers call between tensor ranks, and the place of the argument that holds this worker's
+# own part.
 PEER_FAULT = "a tensor rank that it computes with could not go on"
 SHARED = {"all_reduce": 0, "reduce_scatter_tensor": 1, "all_gather_into_tensor": 1, "all_gather": 1}
 
 
 def allow_repeatable_kernels() -> None:
-    """Let cuBLAS keep to workspaces of its own, so that products can repeat bit for bit. Call it before the first."""
+    """Let cuBLAS keep to workspaces of its own, so that products can repeat bit for bit. Call it
+    before the first.
+    """
     os.environ.setdefault(WORKSPACE, ":4096:8")
 
 
 def use_repeatable_kernels() -> None:
-    """From now on the same input gives the same bits, also on a GPU where `allow_repeatable_kernels` came in time."""
+    """From now on the same input gives the same bits, also on a GPU where
+    `allow_repeatable_kernels` came in time.
+    """
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
@@ -53,10 +60,11 @@ class _PeerFault(RuntimeError):
 
 
 def check_workers(stage: Stage, mesh: Mesh, seed: int, iteration: int) -> list[WorkerDigests]:
-    """Every worker's outcome, by rank, on every worker. Leaves weights, gradients and random streams alone. Collective.
+    """Every worker's outcome, by rank, on every worker. Leaves weights, gradients and random
+    streams alone. Collective.
 
-    A worker that cannot compute says so in its outcome, and so do its tensor ranks (`PEER_FAULT`). Raises
-    LostRanksError where one has died, or has not come within the timeout of the groups.
+    A worker that cannot compute says so in its outcome, and so do its tensor ranks (`PEER_FAULT`).
+    Raises LostRanksError where one has died, or has not come within the timeout of the groups.
     """
     try:
         return _outcomes(stage, mesh, seed, iteration)
@@ -79,7 +87,9 @@ def _outcomes(stage: Stage, mesh: Mesh, seed: int, iteration: int) -> list[Worke
     all_go_on = _agreement(mesh)
     with _beside_the_training(stage.module, mesh.device):
         try:
-            first, second = (_compute(stage, batch, mesh, seed=drawn, all_go_on=all_go_on) for _ in range(2))
+            first, second = (
+                _compute(stage, batch, mesh, seed=drawn, all_go_on=all_go_on) for _ in range(2)
+            )
             all_go_on(True)
         except _PeerFault:
             fault = PEER_FAULT
@@ -99,7 +109,9 @@ def _outcomes(stage: Stage, mesh: Mesh, seed: int, iteration: int) -> list[Worke
 
 
 def _agreement(mesh: Mesh) -> Callable[[bool], None]:
-    """Says to the tensor ranks whether this one can go on, and raises _PeerFault where one cannot. Collective."""
+    """Says to the tensor ranks whether this one can go on, and raises _PeerFault where one cannot.
+    Collective.
+    """
     add = dist.all_reduce  # as it is outside of the check, which watches it
 
     def all_go_on(can: bool) -> None:
@@ -114,11 +126,14 @@ def _agreement(mesh: Mesh) -> Callable[[bool], None]:
 
 
 def _common_batch(stage: Stage, mesh: Mesh) -> Batch | None:
-    """The micro batch of replica 0, on all replicas of a stage that reads data. Collective over them."""
+    """The micro batch of replica 0, on all replicas of a stage that reads data. Collective over
+    them.
+    """
     if stage.batch is None:
         return None
     read, compared = (
-        each_tensor(lambda tensor: tensor.to(mesh.device, copy=True).contiguous(), part) for part in stage.batch
+        each_tensor(lambda tensor: tensor.to(mesh.device, copy=True).contiguous(), part)
+        for part in stage.batch
     )
     if mesh.data_group is not None:
         first = mesh.rank_at(mesh.pipeline_rank, 0, mesh.tensor_rank)
@@ -130,7 +145,9 @@ def _common_batch(stage: Stage, mesh: Mesh) -> Batch | None:
 def _compute(
     stage: Stage, batch: Batch | None, mesh: Mesh, seed: int, all_go_on: Callable[[bool], None]
 ) -> tuple[int, ...]:
-    """Forward, then backward, a layer at a time; digests of all results, and of what was given to tensor ranks."""
+    """Forward, then backward, a layer at a time; digests of all results, and of what was given to
+    tensor ranks.
+    """
     seen: list[Tensor] = []
     streams, last = [_entrance(stage, batch, mesh, seed)], len(stage.layers) - 1
     with _witnessed(seen, all_go_on):
@@ -150,29 +167,44 @@ def _compute(
                 result, gradient = _exit(stage, result, batch)
                 seen.append(digest(result))
             wanted = [*([source] if source.requires_grad else ()), *stage.parameters[index]]
-            found = torch.autograd.grad(result, wanted, gradient, allow_unused=True) if wanted else ()
+            if wanted:
+                found = torch.autograd.grad(result, wanted, gradient, allow_unused=True)
+            else:
+                found = ()
             seen += [digest(part) for part in found if part is not None]
-            gradient = found[0] if source.requires_grad else None
+            gradient = None
+            if source.requires_grad:
+                gradient = found[0]
     return tuple(torch.stack(seen).tolist())
 
 
 def _entrance(stage: Stage, batch: Batch | None, mesh: Mesh, seed: int) -> Any:
-    """What the stage's first layer takes: tokens, or drawn hidden states of ordinary tokens, in the model's dtype."""
+    """What the stage's first layer takes: tokens, or drawn hidden states of ordinary tokens, in the
+    model's dtype.
+    """
     if mesh.is_first_stage:
         assert batch is not None
         return batch[0]
     samples, length = stage.shape
     torch.manual_seed(seed - 1)
-    own = length // mesh.tensor if mesh.sequence_parallel else length
+    if mesh.sequence_parallel:
+        own = length // mesh.tensor
+    else:
+        own = length
     dtype = next(stage.module.parameters()).dtype
     hidden = torch.randn(samples, own, stage.hidden_size).to(mesh.device, dtype)
     if stage.plain_mark is None:
         return hidden
-    return joined(hidden, torch.full((samples, length), stage.plain_mark, dtype=torch.int32, device=mesh.device))
+    return joined(
+        hidden,
+        torch.full((samples, length), stage.plain_mark, dtype=torch.int32, device=mesh.device),
+    )
 
 
 def _exit(stage: Stage, result: Tensor, batch: Batch | None) -> tuple[Tensor, Tensor | None]:
-    """The last result of the stage, and the gradient that comes back to it (None: that of a scalar)."""
+    """The last result of the stage, and the gradient that comes back to it (None: that of a
+    scalar).
+    """
     if stage.loss is not None:
         assert batch is not None
         return stage.loss(result, batch[1]), None
@@ -181,8 +213,8 @@ def _exit(stage: Stage, result: Tensor, batch: Batch | None) -> tuple[Tensor, Te
 
 @contextmanager
 def _witnessed(seen: list[Tensor], all_go_on: Callable[[bool], None]) -> Iterator[None]:
-    """Within it, what this worker gives to a sum of tensor ranks is noted first: afterwards all have the same. And none
-    of them begins it before all can.
+    """Within it, what this worker gives to a sum of tensor ranks is noted first: afterwards all
+    have the same. And none of them begins it before all can.
     """
 
     def noting(operation: Callable[..., Any], place: int) -> Callable[..., Any]:
@@ -202,9 +234,14 @@ def _witnessed(seen: list[Tensor], all_go_on: Callable[[bool], None]) -> Iterato
 
 @contextmanager
 def _beside_the_training(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Random streams, the mode of the layers and the choice of kernels are afterwards what they were."""
+    """Random streams, the mode of the layers and the choice of kernels are afterwards what they
+    were.
+    """
     was_training = module.training
-    strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    strict, warns = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:

@@ -1,4 +1,6 @@
-"""Spikes in a running training: seen by all ranks alike, decided by rank 0, remembered in the run directory."""
+"""Spikes in a running training: seen by all ranks alike, decided by rank 0, remembered in the run
+directory.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +31,23 @@ from trainer.engine import StepResult
 from trainer.parallel.agreement import RankGroup
 from trainer.schedule.skip import SkipPlan
 
-# Loss spikes: seen in the numbers of each step, answered by a flag or by going back and passing over data. Pure.
+# Loss spikes: seen in the numbers of each step, answered by a flag or by going back and passing
+# over data. Pure.
 #
-# The rule is the one that separates the spike of April 2022 in the 176B training from its noise: a gradient norm above
-# ten times its running median in two consecutive steps (it came two steps before the loss moved), or a loss above twice
-# its median; and whatever is not finite.
+# The rule is the one that separates the spike of April 2022 in the 176B training from its noise: a
+# gradient norm above ten times its running median in two consecutive steps (it came two steps
+# before the loss moved), or a loss above twice its median; and whatever is not finite.
 
 CONSECUTIVE_NORMS = 2  # high gradient norms in a row that make a spike; a single one is noise
-LASTING_SKIPS = 3  # non-finite steps in a row, each dropped by the optimizer, that are more than a hiccup
+# non-finite steps in a row, each dropped by the optimizer, that are more than a hiccup
+LASTING_SKIPS = 3
 LEARNING_STEPS = 10  # steps seen before a median means anything
 CALM_STEPS = 10  # ordinary steps in a row that end a spike
 
 
 class DroppedSteps(Record):
-    """Steps in a row that changed nothing, because their numbers were not finite: how many, and how many may be.
+    """Steps in a row that changed nothing, because their numbers were not finite: how many, and how
+    many may be.
 
     `most` is 0 where they are not counted.
     """
@@ -58,7 +63,10 @@ class DroppedSteps(Record):
     def check(self, iteration: int, saved_step: int | None) -> None:
         """Raises NotFiniteError when there are too many."""
         if self.most and self.count >= self.most:
-            newest = "no checkpoint" if saved_step is None else f"step {saved_step}"
+            if saved_step is None:
+                newest = "no checkpoint"
+            else:
+                newest = f"step {saved_step}"
             raise NotFiniteError(
                 f"the last {self.count} steps, up to iteration {iteration}, were not finite and changed nothing "
                 f"(recovery.dropped_steps = {self.most}); nothing was saved, the newest to resume from is {newest}"
@@ -66,10 +74,11 @@ class DroppedSteps(Record):
 
 
 class SpikeDetector(Record):
-    """Everything the rule remembers; `observe` gives the next one. A new attempt starts with an empty one.
+    """Everything the rule remembers; `observe` gives the next one. A new attempt starts with an
+    empty one.
 
-    High values are not learnt, so a spike does not lift the median it is measured by. A level that stays high for
-    more than `window` steps is no spike: the medians are then learnt again.
+    High values are not learnt, so a spike does not lift the median it is measured by. A level that
+    stays high for more than `window` steps is no spike: the medians are then learnt again.
     """
 
     gradient_factor: float = 10.0
@@ -90,10 +99,11 @@ class SpikeDetector(Record):
     def observe(
         self, iteration: int, loss: float, grad_norm: float | None, update_dropped: bool = False
     ) -> tuple[SpikeDetector, Spike | None]:
-        """Take one step's numbers. Returns a spike when it is first seen, and again when it shows in another way.
+        """Take one step's numbers. Returns a spike when it is first seen, and again when it shows
+        in another way.
 
-        `update_dropped`: the optimizer skipped this step. With a finite loss that is the loss scale of fp16 at work,
-        and no sign of anything.
+        `update_dropped`: the optimizer skipped this step. With a finite loss that is the loss scale
+        of fp16 at work, and no sign of anything.
         """
         if update_dropped and math.isfinite(loss):
             return self, None
@@ -115,14 +125,19 @@ class SpikeDetector(Record):
         return after, None
 
     def over(self) -> SpikeDetector:
-        """The detector after a roll-back: the spike is forgotten, the medians from before it are kept."""
+        """The detector after a roll-back: the spike is forgotten, the medians from before it are
+        kept.
+        """
         return replace(self, high_norms=0, dropped=0, first_sign=None, calm=0, told=frozenset())
 
     def _not_finite(
         self, iteration: int, loss: float, grad_norm: float | None, update_dropped: bool
     ) -> tuple[SpikeDetector, Spike | None]:
         after = replace(self._sign(iteration), dropped=self.dropped + 1, high_norms=0)
-        value = loss if grad_norm is None or not math.isfinite(loss) else grad_norm
+        if grad_norm is None or not math.isfinite(loss):
+            value = loss
+        else:
+            value = grad_norm
         lasting = not update_dropped or after.dropped >= LASTING_SKIPS
         return after._tell(iteration, "not finite", value, math.nan, lasting)
 
@@ -134,15 +149,25 @@ class SpikeDetector(Record):
         return replace(self, first_sign=first, calm=0)
 
     def _settle(self) -> SpikeDetector:
-        """After an ordinary step: a sign that was not followed is forgotten at once, a spike after some calm."""
+        """After an ordinary step: a sign that was not followed is forgotten at once, a spike after
+        some calm.
+        """
         if self.first_sign is None:
             return self
         calm = self.calm + 1
-        return self.over() if not self.told or calm >= CALM_STEPS else replace(self, calm=calm)
+        if not self.told or calm >= CALM_STEPS:
+            return self.over()
+        return replace(self, calm=calm)
 
     def _learn(self, grad_norm: float | None, loss: float | None) -> SpikeDetector:
-        norms = self.norms if grad_norm is None else (*self.norms, grad_norm)[-self.window :]
-        losses = self.losses if loss is None else (*self.losses, loss)[-self.window :]
+        if grad_norm is None:
+            norms = self.norms
+        else:
+            norms = (*self.norms, grad_norm)[-self.window :]
+        if loss is None:
+            losses = self.losses
+        else:
+            losses = (*self.losses, loss)[-self.window :]
         return replace(self, norms=norms, losses=losses)
 
     def _tell(
@@ -151,18 +176,24 @@ class SpikeDetector(Record):
         """Report each kind once in a spike."""
         if self.first_sign is None or (kind, lasting) in self.told:
             return self, None
-        spike = Spike(iteration, kind, value, median=usual, first_sign=self.first_sign, lasting=lasting)
+        spike = Spike(
+            iteration, kind, value, median=usual, first_sign=self.first_sign, lasting=lasting
+        )
         return replace(self, told=self.told | {(kind, lasting)}), spike
 
 
 def _median(values: tuple[float, ...]) -> float:
     """NaN, above which nothing is high, until there are enough values."""
-    return median(values) if len(values) >= LEARNING_STEPS else math.nan
+    if len(values) >= LEARNING_STEPS:
+        return median(values)
+    return math.nan
 
 
 # ----------------------------------------------------------------------------- what to do about it
 class Flag(Record):
-    """Say that there is a spike, and train on. `why` is given where a roll-back was wanted and cannot be."""
+    """Say that there is a spike, and train on. `why` is given where a roll-back was wanted and
+    cannot be.
+    """
 
     spike: Spike
     why: str = ""
@@ -177,9 +208,9 @@ def decide_recovery(
 ) -> RollBack | Flag:
     """What to do about a spike, for `on_spike` "flag" or "roll_back".
 
-    `usable_steps`: complete checkpoints of this run, without those that an earlier roll-back discarded. The newest one
-    from before the first sign is gone back to. Skipped are the iterations from the first sign to the detection, and
-    `skip_margin` more on each side.
+    `usable_steps`: complete checkpoints of this run, without those that an earlier roll-back
+    discarded. The newest one from before the first sign is gone back to. Skipped are the iterations
+    from the first sign to the detection, and `skip_margin` more on each side.
     """
     if settings.on_spike != "roll_back":
         return Flag(spike)
@@ -189,16 +220,20 @@ def decide_recovery(
         return Flag(spike, f"all {settings.roll_backs} of recovery.roll_backs are used")
     before = [step for step in usable_steps if step < spike.first_sign]
     if not before:
-        return Flag(spike, f"no checkpoint is older than its first sign at iteration {spike.first_sign}")
+        return Flag(
+            spike, f"no checkpoint is older than its first sign at iteration {spike.first_sign}"
+        )
     step = max(before)
     first = max(step + 1, spike.first_sign - settings.skip_margin)
     return RollBack(spike, step, IterationRange(first, spike.iteration + settings.skip_margin))
 
 
 class SpikeWatch:
-    """Looks at the numbers of every step, and says what to do about a spike. `decide` and `roll_back` are collective.
+    """Looks at the numbers of every step, and says what to do about a spike. `decide` and
+    `roll_back` are collective.
 
-    Raises CheckpointError when the record of earlier roll-backs cannot be read: what they skipped would come again.
+    Raises CheckpointError when the record of earlier roll-backs cannot be read: what they skipped
+    would come again.
     """
 
     def __init__(self, config: TrainerConfig, group: dist.ProcessGroup | None):
@@ -221,10 +256,11 @@ class SpikeWatch:
         skipped: bool,
         finish_saves: Callable[[], object] = lambda: None,
     ) -> RollBack | Flag | None:
-        """Take one step's numbers, the same on all ranks; returns what is to be done, if anything. Collective then.
+        """Take one step's numbers, the same on all ranks; returns what is to be done, if anything.
+        Collective then.
 
-        `finish_saves` is called before a checkpoint to go back to is looked for: one that is still being written in the
-        background may be the newest from before the spike. Collective too.
+        `finish_saves` is called before a checkpoint to go back to is looked for: one that is still
+        being written in the background may be the newest from before the spike. Collective too.
         """
         settings = self._config.recovery
         if settings.on_spike == "off":
@@ -237,11 +273,14 @@ class SpikeWatch:
         folder, used = self._config.paths.checkpoints, self.record.automatic
         return self._ranks.on_first(
             "the search for a checkpoint before the spike",
-            lambda: decide_recovery(spike, used, self.record.usable(complete_steps(folder)), settings),
+            lambda: decide_recovery(
+                spike, used, self.record.usable(complete_steps(folder)), settings
+            ),
         )
 
     def roll_back(self, action: RollBack, fence: Fence | None = None) -> None:
-        """Remember the roll-back, then take the checkpoints that it discards out of every restart's way. Collective.
+        """Remember the roll-back, then take the checkpoints that it discards out of every restart's
+        way. Collective.
 
         `fence` is asked first, on rank 0: what another trainer reads by now must not be renamed.
         """
@@ -255,12 +294,16 @@ class SpikeWatch:
             write_recovery(paths, record)
             return finish(paths, record, ask)
 
-        self.record = self._ranks.on_first(f"the roll-back to step {action.to_step} could not be prepared", change)
+        self.record = self._ranks.on_first(
+            f"the roll-back to step {action.to_step} could not be prepared", change
+        )
         self._detector = self._detector.over()
         self._dropped = DroppedSteps(self._config.recovery.dropped_steps)
 
     def count_dropped(self, iteration: int, result: StepResult, saved_step: int | None) -> None:
-        """Take one step's numbers. Raises NotFiniteError when too many steps in a row changed nothing."""
+        """Take one step's numbers. Raises NotFiniteError when too many steps in a row changed
+        nothing.
+        """
         self._dropped = self._dropped.after(result.loss, result.grad_norm, result.skipped)
         self._dropped.check(iteration, saved_step)
 

@@ -39,7 +39,10 @@ if __name__ == "__main__":
             state = optimizer.state[parameter]
             kept[f"weights_{step}"] = parameter.detach().numpy().copy()
             for ours, theirs in (("exp_avg", "1"), ("exp_avg_sq", "2")):
-                assert state[f"state{theirs}"].dtype == torch.uint8 and len(state[f"state{theirs}"]) == ELEMENTS
+                assert (
+                    state[f"state{theirs}"].dtype == torch.uint8
+                    and len(state[f"state{theirs}"]) == ELEMENTS
+                )
                 kept[f"{ours}_codes_{step}"] = state[f"state{theirs}"].numpy().copy()
                 kept[f"{ours}_scales_{step}"] = state[f"absmax{theirs}"].numpy().copy()
                 kept[f"{ours}_values"] = state[f"qmap{theirs}"].numpy().copy()

@@ -40,6 +40,12 @@ if __name__ == "__main__":
         result=result.detach().numpy(),
         largest=np.array(bitsandbytes.nn.StableEmbedding(*WIDE).weight.abs().max().item()),
         state_bytes=np.array(optimizer.state[wide.weight]["state1"].element_size()),
-        **{f"at_{name}": parameter.detach().numpy() for name, parameter in embedding.named_parameters()},
-        **{f"grad_{name}": parameter.grad.numpy() for name, parameter in embedding.named_parameters()},
+        **{
+            f"at_{name}": parameter.detach().numpy()
+            for name, parameter in embedding.named_parameters()
+        },
+        **{
+            f"grad_{name}": parameter.grad.numpy()
+            for name, parameter in embedding.named_parameters()
+        },
     )

@@ -39,7 +39,14 @@ def marker(reason: str) -> EndMarker:
 
 @pytest.mark.parametrize(
     ("reason", "status"),
-    [("finished", 0), ("exit-duration", 0), ("kill-switch", 0), ("signal", 0), ("refused", 2), ("error", 1)],
+    [
+        ("finished", 0),
+        ("exit-duration", 0),
+        ("kill-switch", 0),
+        ("signal", 0),
+        ("refused", 2),
+        ("error", 1),
+    ],
 )
 def test_the_trainers_own_word_decides(reason, status):
     assert of_marker(marker(reason)).exit_status == status
@@ -54,7 +61,10 @@ def first_failure(attempt: Path) -> str:
 def test_the_first_cause_is_quoted_and_half_records_skipped(tmp_path):
     folder = tmp_path / "failures"
     folder.mkdir()
-    for rank, moment, error in ((3, 20.0, "RuntimeError: peer closed"), (5, 10.0, "MemoryError: no memory")):
+    for rank, moment, error in (
+        (3, 20.0, "RuntimeError: peer closed"),
+        (5, 10.0, "MemoryError: no memory"),
+    ):
         (folder / f"rank-{rank}.json").write_text(
             json.dumps({"rank": rank, "host": "x02", "time": moment, "error": error})
         )
@@ -66,7 +76,9 @@ def test_allocation_of_an_array_task():
     environment = {
         "SLURM_JOB_ID": "105", "SLURM_ARRAY_JOB_ID": "103", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_NODELIST": "x[1-2],y7",
     }  # fmt: skip
-    assert read_allocation(environment, None) == Allocation("slurm", "105", "103", 2, ("x1", "x2", "y7"))
+    assert read_allocation(environment, None) == Allocation(
+        "slurm", "105", "103", 2, ("x1", "x2", "y7")
+    )
     assert read_allocation({**environment, "TR11_SCHEDULER": "local"}, None).kind == "local"
     alone = read_allocation({}, 3)
     assert (alone.kind, len(alone.nodes), len(set(alone.nodes))) == ("foreground", 3, 3)
@@ -88,7 +100,9 @@ def test_the_port_of_rank_0_is_none_that_srun_is_given(
     ports = [free_port() for _ in range(200)]
     assert all(1024 <= port <= 65535 for port in ports)
     if first_given > allocation.FIRST_PORT:
-        assert max(ports) < first_given and len(set(ports)) > 100  # two launches on a node seldom try the same
+        assert (
+            max(ports) < first_given and len(set(ports)) > 100
+        )  # two launches on a node seldom try the same
 
 
 def test_a_port_that_someone_listens_on_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +118,14 @@ def test_a_port_that_someone_listens_on_is_passed_over(monkeypatch: pytest.Monke
 
 def test_srun_ends_the_whole_step_and_never_hides_a_dead_node():
     launch = WorkerLaunch(
-        1, Path("/run/state/attempts/7"), Path("/run/card.json"), "7", ("x1", "x2"), 8, "10.0.0.1", 6000
+        1,
+        Path("/run/state/attempts/7"),
+        Path("/run/card.json"),
+        "7",
+        ("x1", "x2"),
+        8,
+        "10.0.0.1",
+        6000,
     )
     command = srun_command(launch)
     assert {"--wait=60", "--kill-on-bad-exit=1", "--ntasks-per-node=1"} <= set(command)
@@ -114,7 +135,13 @@ def test_srun_ends_the_whole_step_and_never_hides_a_dead_node():
 
 def test_torchrun_gets_a_static_rendezvous_and_no_restarts():
     task = NodeTask(Path("/a"), Path("/c.json"), "7", 1, 1, 2, 8, "10.0.0.1", 6000)
-    assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=8", "--max-restarts=0", "--tee=3"} <= set(task.command)
+    assert {
+        "--nnodes=2",
+        "--node-rank=1",
+        "--nproc-per-node=8",
+        "--max-restarts=0",
+        "--tee=3",
+    } <= set(task.command)
     assert task.command[-3:] == ["-m", "trainer", "/c.json"]
     environment = task.environment(NodeSettings())
     assert (environment["TR11_JOB_ID"], environment["TR11_LAUNCH"]) == ("7", "1")
@@ -142,7 +169,9 @@ def test_daemons_that_ignore_signals_are_ended():
         child.wait()
         print(json.dumps([pid, end_descendants(0.5)]))
     """)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     pid, ended = json.loads(done.stdout)
     assert ended == [pid]
@@ -184,7 +213,9 @@ def test_a_stop_signal_reaches_the_agent_as_a_request(tmp_path):
         task = node.NodeTask(Path({str(tmp_path)!r}), Path("c"), "7", 1, 0, 1, 1, "127.0.0.1", 1)
         sys.exit(node.run(task))
     """)
-    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
     assert child.stdout.readline() == "up\n"
     os.kill(child.pid, signal.SIGUSR1)
     until((tmp_path / "stop-request.json").exists, "the request to stop")
@@ -199,9 +230,32 @@ def record(folder: Path, name: str, **value: object) -> None:
 
 
 def test_a_killed_process_comes_before_the_peers_that_lost_it(tmp_path):
-    record(tmp_path, "rank-0", rank=0, host="x01", time=5.0, error="RuntimeError: Connection closed by peer")
-    record(tmp_path, "killed-3", rank=3, host="x02", time=5.4, error="the worker was ended by SIGKILL", signal=9)
-    record(tmp_path, "launcher-x03", rank=None, host="x03", time=9.0, error="torchrun was ended by SIGKILL", signal=9)
+    record(
+        tmp_path,
+        "rank-0",
+        rank=0,
+        host="x01",
+        time=5.0,
+        error="RuntimeError: Connection closed by peer",
+    )
+    record(
+        tmp_path,
+        "killed-3",
+        rank=3,
+        host="x02",
+        time=5.4,
+        error="the worker was ended by SIGKILL",
+        signal=9,
+    )
+    record(
+        tmp_path,
+        "launcher-x03",
+        rank=None,
+        host="x03",
+        time=9.0,
+        error="torchrun was ended by SIGKILL",
+        signal=9,
+    )
     assert first_failure(tmp_path) == "rank 3 on x02: the worker was ended by SIGKILL"
 
 
@@ -252,7 +306,9 @@ def test_a_torchrun_that_fails_itself_is_recorded_with_who_holds_the_port(tmp_pa
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = f"tr11: the launcher on x02 failed: {said}"
-        child = node_agent(tmp_path, f"print({line!r}); raise SystemExit(1)", node_rank=0, port=port)
+        child = node_agent(
+            tmp_path, f"print({line!r}); raise SystemExit(1)", node_rank=0, port=port
+        )
         assert child.wait(timeout=300) == 1
     assert first_failure(tmp_path) == f"x02: {said}"
     [report] = read_reports(tmp_path, 1)
@@ -268,10 +324,17 @@ def test_a_bad_node_stays_until_the_others_have_told_how_their_checks_ended(tmp_
     (tmp_path / "nodes").mkdir()
     until(lambda: own.exists() and json.loads(own.read_text())["checks"], "its own word")
     assert child.poll() is None and json.loads(own.read_text())["end"] is None
-    other = {"node": "x01", "launch": 1, "checks": [{"name": "fans", "result": "bad", "why": "slow"}]}
+    other = {
+        "node": "x01",
+        "launch": 1,
+        "checks": [{"name": "fans", "result": "bad", "why": "slow"}],
+    }
     (tmp_path / "nodes" / "x01.json").write_text(json.dumps(other))
     assert child.wait(timeout=300) == EXIT_BAD_NODE
-    assert {report.node for report in read_reports(tmp_path, 1) if report.bad_checks} == {"x01", "x02"}
+    assert {report.node for report in read_reports(tmp_path, 1) if report.bad_checks} == {
+        "x01",
+        "x02",
+    }
 
 
 def test_a_killed_torchrun_is_recorded(tmp_path):
@@ -286,9 +349,7 @@ def test_usr1_to_the_whole_step_leaves_torchrun_alone(tmp_path):
 
 
 def test_without_a_folder_a_stop_request_becomes_a_signal(tmp_path):
-    worker = (
-        "import signal, sys, time; signal.signal(10, lambda *_: sys.exit(0)); print('up'); time.sleep(60); sys.exit(5)"
-    )
+    worker = "import signal, sys, time; signal.signal(10, lambda *_: sys.exit(0)); print('up'); time.sleep(60); sys.exit(5)"
     child = node_agent(
         tmp_path,
         f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-u', '-c', {worker!r}]))",

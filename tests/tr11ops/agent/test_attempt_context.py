@@ -24,8 +24,12 @@ NODES = tuple(f"n{number}" for number in range(1, 6))
 
 @pytest.mark.parametrize("kind", ["slurm", "local", "foreground"])
 @pytest.mark.parametrize(("held", "needed"), [(5, 4), (4, 4)])
-def test_spare_nodes_do_not_train(tmp_path: Path, kind: SchedulerKind, held: int, needed: int) -> None:
-    card = load_card(shipped_folder() / "demo.toml", [f"run.directory={tmp_path}", "slurm.spare_nodes=1"], {})
+def test_spare_nodes_do_not_train(
+    tmp_path: Path, kind: SchedulerKind, held: int, needed: int
+) -> None:
+    card = load_card(
+        shipped_folder() / "demo.toml", [f"run.directory={tmp_path}", "slurm.spare_nodes=1"], {}
+    )
     place = AttemptContext(card, Allocation(kind, "7", None, None, NODES[:held]), {}, "t")
     assert AttemptObservations(place, LineTee(tmp_path / "log.txt")).situation().needed == needed
 
@@ -60,7 +64,9 @@ def test_what_a_nodes_state_means_for_the_next_launch(
     card = load_card(shipped_folder() / "demo.toml", [f"run.directory={tmp_path}"], {})
     states: Any = States(n1={"mixed"}, n2=words)
     seen = AttemptObservations(
-        AttemptContext(card, Allocation("slurm", "7", None, None, NODES[:3]), {}, "t", states=states),
+        AttemptContext(
+            card, Allocation("slurm", "7", None, None, NODES[:3]), {}, "t", states=states
+        ),
         LineTee(tmp_path / "log.txt"),
     )
     seen.look()
@@ -84,13 +90,18 @@ def test_what_is_on_record_is_used_after_the_others(tmp_path: Path) -> None:
     exclude(directory, "n2", why="Xid 79", owner="tr11", days=14)
     include(directory, "n2", why="repaired", owner="ana", then=NodeStanding.RETURNED)
     log = tmp_path / "log.txt"
-    seen = AttemptObservations(AttemptContext(card, Allocation("slurm", "7", None, None, NODES), {}, "t"), LineTee(log))
+    seen = AttemptObservations(
+        AttemptContext(card, Allocation("slurm", "7", None, None, NODES), {}, "t"), LineTee(log)
+    )
     for _ in range(2):
         found = seen.situation()
         assert (found.usable, found.reluctant, found.suspected) == (NODES[1:], {"n2", "n3"}, {"n3"})
     assert first_nodes(replace(found, needed=2)) == ("n4", "n5")
     assert first_nodes(replace(found, needed=3)) == ("n2", "n4", "n5")
-    assert first_nodes(replace(found, usable=("n3", "n2", "n4"), needed=2)) == ("n2", "n4")  # the suspect comes last
+    assert first_nodes(replace(found, usable=("n3", "n2", "n4"), needed=2)) == (
+        "n2",
+        "n4",
+    )  # the suspect comes last
     assert log.read_text().count(f"what another run knows of nodes is unknown: {site}") == 1
 
 
@@ -111,7 +122,9 @@ def test_a_steps_exit_code_counts_for_the_launch_that_left_it(tmp_path: Path) ->
     """Slurm keeps the highest of all steps of the job: what an earlier launch left says nothing of a later one."""
     card = load_card(shipped_folder() / "demo.toml", [f"run.directory={tmp_path}"], {})
     codes = Steps(134, 134, SchedulerError("silent"), 139, None)
-    place = AttemptContext(card, Allocation("slurm", "7", None, None, NODES), {}, "t", step_codes=codes)
+    place = AttemptContext(
+        card, Allocation("slurm", "7", None, None, NODES), {}, "t", step_codes=codes
+    )
     seen = AttemptObservations(place, LineTee(tmp_path / "log.txt"))
     assert [seen.step_code() for _ in range(4)] == [134, None, None, 139]
     assert "does not tell how the steps ended: silent" in (tmp_path / "log.txt").read_text()

@@ -32,7 +32,9 @@ from trainer.contract.paths import RunPaths
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
-    return RunDirectory(RunPaths(tmp_path / "run", "small", "main"), tmp_path / "run" / "kill-switch")
+    return RunDirectory(
+        RunPaths(tmp_path / "run", "small", "main"), tmp_path / "run" / "kill-switch"
+    )
 
 
 # ----------------------------------------------------------------------------- counting
@@ -70,7 +72,9 @@ def verdict(directory: RunDirectory, job_id: str, order: float, **changes: objec
     os.utime(folder / "verdict.json", (order, order))
 
 
-def test_a_task_that_was_tried_has_trained_where_its_records_or_the_checkpoint_say_so(directory: RunDirectory):
+def test_a_task_that_was_tried_has_trained_where_its_records_or_the_checkpoint_say_so(
+    directory: RunDirectory,
+):
     verdict(directory, "1", 1.0, progress=True)
     verdict(directory, "2", 2.0)  # the one that left suspects out of the next
     assert not has_trained_since(directory, "4", "2")
@@ -96,14 +100,18 @@ def test_the_count_ends_at_progress_a_good_end_and_a_release(directory: RunDirec
     assert [entry.job_id for entry in read_burned(directory, "2")] == ["1"]
     verdict(directory, "3", 3.0, reason="superseded")
     assert [entry.job_id for entry in read_burned(directory, "4")] == ["2", "1"]
-    for number, changes in enumerate(({"progress": True}, {"reason": "exit-duration"}, {"held": ("7",)})):
+    for number, changes in enumerate(
+        ({"progress": True}, {"reason": "exit-duration"}, {"held": ("7",)})
+    ):
         verdict(directory, str(10 + number), 10.0 + number, **changes)
         assert read_burned(directory, "30") == ()
     verdict(directory, "20", 20.0)
     assert [entry.job_id for entry in read_burned(directory, "30")] == ["20"]
 
 
-def killed(directory: RunDirectory, job_id: str, order: float, checkpoint_before: int | None) -> None:
+def killed(
+    directory: RunDirectory, job_id: str, order: float, checkpoint_before: int | None
+) -> None:
     """An attempt that began and was killed before it could leave a word."""
     folder = directory.paths.attempt(job_id)
     write_json(folder / "attempt.json", {"nodes": [f"n{job_id}"]})
@@ -163,7 +171,9 @@ def test_what_was_killed_twice_is_held_by_the_next(directory: RunDirectory):
 
 def test_records_survive_the_disk(directory: RunDirectory):
     folder = directory.paths.attempt("4")
-    before = replace(without_restart(of_failure("words", 5, None)), held=("7",), blamed=("x1",), time=2.0)
+    before = replace(
+        without_restart(of_failure("words", 5, None)), held=("7",), blamed=("x1",), time=2.0
+    )
     before.write(folder)
     assert AttemptVerdict.read(folder) == before
     assert (before.exit_status, before.restart) == (EXIT_HELD, False)
@@ -177,7 +187,9 @@ def test_records_survive_the_disk(directory: RunDirectory):
 # ----------------------------------------------------------------------------- the queued jobs
 
 
-def work(queue: Queue, directory: RunDirectory, said: list[str], pauses: list[float], **changes: object) -> PendingJobs:
+def work(
+    queue: Queue, directory: RunDirectory, said: list[str], pauses: list[float], **changes: object
+) -> PendingJobs:
     return PendingJobs(queue, directory, "7", said.append, pause=pauses.append, **changes)  # type: ignore[arg-type]
 
 
@@ -203,7 +215,9 @@ def test_a_silent_scheduler_is_asked_again_with_growing_pauses(directory: RunDir
     assert work(queue, directory, said, pauses).hold() == PendingChanges(("7",), ("7",), True)
     assert pauses == [0.5, 1.0, 2.0, 4.0]
     queue.silent = 10**9
-    assert work(queue, directory, said, pauses, give_up=lambda: True).hold() == PendingChanges((), (), False)
+    assert work(queue, directory, said, pauses, give_up=lambda: True).hold() == PendingChanges(
+        (), (), False
+    )
     assert "does not list the queued jobs" in said[-1]
 
 
@@ -240,7 +254,10 @@ def test_what_a_person_holds_is_not_taken_for_a_hold_of_ours(directory: RunDirec
 
 
 def test_a_persons_part_of_an_array_is_not_held_nor_released(directory: RunDirectory):
-    queue, said = Queue(job("7", "7", pending_tasks=(3, 4)), job("9", "7", task_id=5, reason="JobHeldUser")), []
+    queue, said = (
+        Queue(job("7", "7", pending_tasks=(3, 4)), job("9", "7", task_id=5, reason="JobHeldUser")),
+        [],
+    )
     queue.waiting["7"] = replace(queue.waiting["7"], job_id="7_[3-4]")
     waiting = work(queue, directory, said, [])
     assert waiting.hold() == PendingChanges(("7_[3-4]",), ("7_[3-4]",), True)

@@ -25,7 +25,9 @@ FANS = "script:fans.sh"
 
 def launch(start: float, failed: str = "", passed: str = "", name: str = FANS) -> LaunchChecks:
     """A launch at `start` in which these nodes (one letter each) failed or passed one check."""
-    return LaunchChecks(start, {name: [*failed]} if failed else {}, {name: [*passed]} if failed else {})
+    return LaunchChecks(
+        start, {name: [*failed]} if failed else {}, {name: [*passed]} if failed else {}
+    )
 
 
 UNTOLD = LaunchChecks(2.5, is_known=False)
@@ -54,22 +56,36 @@ WITHOUT = LaunchChecks(2.5, left_out=(FANS,))
         (launch(9, "b", "a"), [launch(8, "a")], ""),  # a has passed it since
     ],
 )
-def test_where_a_check_fails_everywhere(last: LaunchChecks, before: list[LaunchChecks], nodes: str) -> None:
+def test_where_a_check_fails_everywhere(
+    last: LaunchChecks, before: list[LaunchChecks], nodes: str
+) -> None:
     found = failing_everywhere(last, before)
     assert [one.nodes for one in found] == ([tuple(nodes)] if nodes else [])
     if found:
         assert found[0].name == FANS and found[0].since == min(
-            one.start for one in (last, *before) if FANS in one.failed and set(one.failed[FANS]) & set(nodes)
+            one.start
+            for one in (last, *before)
+            if FANS in one.failed and set(one.failed[FANS]) & set(nodes)
         )
 
 
 @given(
-    st.lists(st.tuples(st.sets(st.sampled_from("abcdef"), min_size=1), st.sets(st.sampled_from("abcdef"))), min_size=1)
+    st.lists(
+        st.tuples(
+            st.sets(st.sampled_from("abcdef"), min_size=1), st.sets(st.sampled_from("abcdef"))
+        ),
+        min_size=1,
+    )
 )
 def test_one_node_is_never_enough(launches: list[tuple[set[str], set[str]]]) -> None:
-    seen = [launch(9.0 - place, "".join(bad), "".join(good - bad)) for place, (bad, good) in enumerate(launches)]
+    seen = [
+        launch(9.0 - place, "".join(bad), "".join(good - bad))
+        for place, (bad, good) in enumerate(launches)
+    ]
     for found in failing_everywhere(seen[0], seen[1:]):
-        assert len(found.nodes) >= (3 if found.passed else 2) and len(found.nodes) > len(found.passed)
+        assert len(found.nodes) >= (3 if found.passed else 2) and len(found.nodes) > len(
+            found.passed
+        )
         assert not set(found.nodes) & set(found.passed)
 
 
@@ -81,7 +97,9 @@ def test_what_was_excluded_for_such_a_check_alone_is_taken_back() -> None:
     [fails] = failing_everywhere(launch(9, "b"), [launch(4, "a")])
     listed = (
         excluded("a", f"a: health check {FANS}: fan 3 is slow"),
-        excluded("b", f"b: health check {FANS}: fan: 3 is slow", f"c: health check {FANS}: no answer"),
+        excluded(
+            "b", f"b: health check {FANS}: fan: 3 is slow", f"c: health check {FANS}: no answer"
+        ),
         excluded("c", f"c: health check {FANS}: fan 3", "c: health check gpu-count: 7 of 8"),
         excluded("d", f"d: health check {FANS}: fan 3", "srun: error: d: task 1: Killed"),
         excluded("e", f"e: health check {FANS}: fan 3", owner="ana"),
@@ -97,8 +115,15 @@ def test_reports_tell_who_failed_and_who_passed() -> None:
         NodeReport("c", None),
     )  # fmt: skip
     found = of_reports(reports, 1.0, ("clock",))
-    assert found.failed == {FANS: ["a"], "memory": ["a"]} and found.passed == {FANS: ["b"], "memory": ["b"]}
-    assert found.is_known and found.left_out == ("clock",) and not of_reports((NodeReport("c"),), 1.0).is_known
+    assert found.failed == {FANS: ["a"], "memory": ["a"]} and found.passed == {
+        FANS: ["b"],
+        "memory": ["b"],
+    }
+    assert (
+        found.is_known
+        and found.left_out == ("clock",)
+        and not of_reports((NodeReport("c"),), 1.0).is_known
+    )
 
 
 def evidence(*reports: NodeReport, **failing: str) -> Evidence:
@@ -120,7 +145,9 @@ def test_a_check_that_fails_everywhere_blames_no_node() -> None:
         ("b",),
         ("b: health check gpu-count: 7 of 8",),
     )
-    later = (NodeReport("a", 1, passed_checks=("memory",)),)  # a launch without the check fails for another reason
+    later = (
+        NodeReport("a", 1, passed_checks=("memory",)),
+    )  # a launch without the check fails for another reason
     assert attribute(evidence(*later, fans="...")).kind is Kind.UNKNOWN
 
 
@@ -132,16 +159,22 @@ def allocation(nodes: str, needed: int = 2) -> AllocationState:
 
 
 def test_the_next_launch_goes_without_the_check_on_the_same_nodes() -> None:
-    last = FailedLaunch(("a", "b"), Kind.HEALTH_CHECK, fault="checks: fans", failing_checks=("fans",))
+    last = FailedLaunch(
+        ("a", "b"), Kind.HEALTH_CHECK, fault="checks: fans", failing_checks=("fans",)
+    )
     decision = decide([last], allocation("ab"), BUDGET)
     assert decision == Relaunch(("a", "b"), "without health check fans, which fails everywhere")
-    assert isinstance(decide([last] * 3, allocation("ab"), BUDGET), EndTask)  # within the budget, as any other
+    assert isinstance(
+        decide([last] * 3, allocation("ab"), BUDGET), EndTask
+    )  # within the budget, as any other
 
 
 def test_a_node_that_was_blamed_for_such_a_check_is_used_again() -> None:
     first = FailedLaunch(("a", "b"), Kind.NODE, ("a",), fault="node a", checks=("fans",))
     other = FailedLaunch(("b", "c"), Kind.NODE, ("c",), fault="node c", checks=("fans", "memory"))
     last = FailedLaunch(("b", "d"), Kind.HEALTH_CHECK, failing_checks=("fans",))
-    assert blamed_nodes([first, other]) == ("a", "c") and blamed_nodes([first, other, last]) == ("c",)
+    assert blamed_nodes([first, other]) == ("a", "c") and blamed_nodes([first, other, last]) == (
+        "c",
+    )
     decision = decide([first, last], allocation("ab"), BUDGET)
     assert isinstance(decision, Relaunch) and decision.nodes == ("a", "b")

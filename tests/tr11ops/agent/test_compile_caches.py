@@ -20,7 +20,9 @@ def test_it_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     assert caches_folder(tmp_path).stat().st_mode & 0o022 == 0
 
 
-def test_another_users_folder_or_a_link_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_folder_or_a_link_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In /tmp anyone may have made it before, and code is loaded from it."""
     place = caches_folder(tmp_path)
     (tmp_path / "elsewhere").mkdir()

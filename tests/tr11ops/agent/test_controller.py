@@ -138,10 +138,15 @@ class Stage:
 
     def launches(self, job_id: str = "1") -> list[dict[str, Any]]:
         folder = self.paths.attempt(job_id) / "launches"
-        return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"), key=lambda path: int(path.stem))]
+        return [
+            json.loads(path.read_text())
+            for path in sorted(folder.glob("*.json"), key=lambda path: int(path.stem))
+        ]
 
     def verdict(self, job_id: str = "1") -> dict[str, Any]:
-        value: dict[str, Any] = json.loads((self.paths.attempt(job_id) / "verdict.json").read_text())
+        value: dict[str, Any] = json.loads(
+            (self.paths.attempt(job_id) / "verdict.json").read_text()
+        )
         return value
 
 
@@ -158,14 +163,22 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 def test_a_killed_node_agent_starts_again_on_the_same_machine(stage: Stage):
     status, shown = stage.play("step die", "step")
     first, second = stage.launches()
-    assert (status, stage.verdict()["reason"], stage.verdict()["launches"]) == (0, "finished", 2), shown
+    assert (status, stage.verdict()["reason"], stage.verdict()["launches"]) == (0, "finished", 2), (
+        shown
+    )
     assert (first["cause"], first["nodes"]) == ("node", second["nodes"])
     assert first["start"] < first["first_sign"] <= first["end"] <= second["start"]
-    assert (first["iteration_before"], first["iteration_after"], second["iteration_after"]) == (None, 1, 2)
+    assert (first["iteration_before"], first["iteration_after"], second["iteration_after"]) == (
+        None,
+        1,
+        2,
+    )
     assert first["decision"].startswith("starting again")
     assert not (stage.paths.state / "exclusions.json").exists()  # it is this very machine
     # What is left of the exit duration is what the second launch gets.
-    minutes = json.loads((stage.paths.attempt("1") / "launches" / "2.card").read_text())["run"]["exit_duration_minutes"]
+    minutes = json.loads((stage.paths.attempt("1") / "launches" / "2.card").read_text())["run"][
+        "exit_duration_minutes"
+    ]
     assert 0 < minutes < 5
 
 
@@ -176,7 +189,10 @@ def test_a_derived_end_follows_what_was_measured_since_launch(stage: Stage):
     stage.paths.logs.mkdir(parents=True)
     stage.paths.main_log.write_text("time (ms) | save-checkpoint: 120000.00\n")
     status, shown = stage.play("step die", "step")
-    assert status == 0 and "tr11: the trainer leaves after 7 min, 3 min before the limit: a save 2 min" in shown
+    assert (
+        status == 0
+        and "tr11: the trainer leaves after 7 min, 3 min before the limit: a save 2 min" in shown
+    )
     kept = json.loads((stage.paths.attempt("1") / "card.json").read_text())
     assert kept["run"]["exit_duration_minutes"] == 7 and kept["derived"]["card_hash"] == card.digest
     second = json.loads((stage.paths.attempt("1") / "launches" / "2.card").read_text())
@@ -207,13 +223,23 @@ def test_what_the_job_left_before_it_was_requeued_accuses_no_one(stage: Stage):
     }
     write_json(folder / "failures" / "rank-0.json", ecc)
     check = {"name": "gpus", "result": "bad", "why": "Xid 79"}
-    write_json(folder / "nodes" / "n9.json", {"node": "n9", "launch": 1, "exit_status": 3, "checks": [check]})
+    write_json(
+        folder / "nodes" / "n9.json",
+        {"node": "n9", "launch": 1, "exit_status": 3, "checks": [check]},
+    )
     write_json(folder / "failures" / "rank-7.json", {**ecc, "launch": 5})
     status, shown = stage.play("error", "finish")
     assert status == 0, shown
     first = stage.launches()[0]
-    assert "RuntimeError: something" in first["summary"] and first["suspects"] != ["n9"] and first["blamed"] == []
-    assert not (folder / "failures" / "rank-0.json").exists() and (folder / "failures" / "rank-7.json").exists()
+    assert (
+        "RuntimeError: something" in first["summary"]
+        and first["suspects"] != ["n9"]
+        and first["blamed"] == []
+    )
+    assert (
+        not (folder / "failures" / "rank-0.json").exists()
+        and (folder / "failures" / "rank-7.json").exists()
+    )
 
 
 def test_bad_input_is_not_tried_again(stage: Stage):
@@ -233,7 +259,9 @@ def test_storage_that_comes_back_is_tried_again_and_a_full_one_is_not(stage: Sta
         second["nodes"],
     )
     assert 0 < first["restart_confidence"] < 0.9 and "passes" in first["restart_why"]
-    status, shown = stage.play("error: OSError: [Errno 28] No space left on device: '/lustre/x'", job_id="2")
+    status, shown = stage.play(
+        "error: OSError: [Errno 28] No space left on device: '/lustre/x'", job_id="2"
+    )
     [only] = stage.launches("2")
     assert (status, only["cause"], only["restart"]) == (EXIT_HELD, "storage", "change"), shown
     assert only["decision"] == "stopping: storage: another launch would end the same way"
@@ -257,7 +285,9 @@ def latest(stage: Stage) -> str:
 def test_an_older_checkpoint_is_tried_before_anything_is_held(stage: Stage, error: str):
     """A checkpoint that is whole and wrong: what begins from it ends at one step, again and again."""
     with_checkpoints(stage, 10, 15, 20)
-    (stage.paths.checkpoints / "global_step15" / "cursor.json").unlink()  # no training resumes from it
+    (
+        stage.paths.checkpoints / "global_step15" / "cursor.json"
+    ).unlink()  # no training resumes from it
     before = sorted(path.name for path in stage.paths.checkpoints.iterdir())
     status, shown = stage.play(f"whole-but-wrong: {error}")
     assert (status, stage.verdict()["reason"]) == (0, "finished"), shown
@@ -268,9 +298,15 @@ def test_an_older_checkpoint_is_tried_before_anything_is_held(stage: Stage, erro
     assert second["decision"] == "starting again: from the older checkpoint of step 10"
     said = "launches that begin from step 20 end at iteration 23, 2 times so far: the training goes on from the older"
     assert f"tr11: {said} checkpoint of step 10; step 20 stays where it is" in shown
-    [entry] = [one for one in read_journal(stage.directory.journal).entries if one.kind == "older-checkpoint"]
+    [entry] = [
+        one
+        for one in read_journal(stage.directory.journal).entries
+        if one.kind == "older-checkpoint"
+    ]
     assert (entry.data["doubted"], entry.data["step"]) == (20, 10) and said in entry.why
-    assert sorted(path.name for path in stage.paths.checkpoints.iterdir()) == before  # nothing is renamed
+    assert (
+        sorted(path.name for path in stage.paths.checkpoints.iterdir()) == before
+    )  # nothing is renamed
     assert latest(stage) == "global_step10"
 
 
@@ -278,25 +314,37 @@ def test_what_an_older_checkpoint_does_not_cure_holds_and_goes_back(stage: Stage
     with_checkpoints(stage, 10, 20)
     status, shown = stage.play(f"whole-but-wrong hopeless: {WRONG}")
     assert (status, len(stage.launches())) == (EXIT_HELD, 3), shown
-    assert "the same fault came back at the same step, from an older checkpoint too" in stage.verdict()["held_because"]
-    assert latest(stage) == "global_step20" and "step 10 was no cure: step 20 is resumed from again" in shown
+    assert (
+        "the same fault came back at the same step, from an older checkpoint too"
+        in stage.verdict()["held_because"]
+    )
+    assert (
+        latest(stage) == "global_step20"
+        and "step 10 was no cure: step 20 is resumed from again" in shown
+    )
 
 
 def test_without_an_older_checkpoint_the_same_step_is_tried_twice(stage: Stage):
     with_checkpoints(stage, 20)
     status, shown = stage.play(f"whole-but-wrong: {WRONG}")
     assert (status, len(stage.launches())) == (EXIT_HELD, 2), shown
-    assert stage.verdict()["held_because"].startswith("numerics: another launch would end the same way")
+    assert stage.verdict()["held_because"].startswith(
+        "numerics: another launch would end the same way"
+    )
 
 
 def test_repetitions_are_counted_over_attempts(stage: Stage):
     """Each task may have time for one launch only."""
     with_checkpoints(stage, 10, 20)
     card = json.loads(stage.card.read_text())
-    write_json(stage.card, {**card, "resilience": {**card["resilience"], "launches_per_attempt": 1}})
+    write_json(
+        stage.card, {**card, "resilience": {**card["resilience"], "launches_per_attempt": 1}}
+    )
     assert stage.play(f"whole-but-wrong: {UNKNOWN}")[0] == 1 and latest(stage) == "global_step20"
     status, shown = stage.play(f"whole-but-wrong: {UNKNOWN}", job_id="2")
-    assert (status, latest(stage)) == (1, "global_step10"), shown  # not held: the next task begins from another one
+    assert (status, latest(stage)) == (1, "global_step10"), (
+        shown
+    )  # not held: the next task begins from another one
     assert stage.verdict("2")["restart"] is True
     assert stage.play(f"whole-but-wrong: {UNKNOWN}", job_id="3")[0] == 0
 
@@ -305,7 +353,9 @@ def test_a_kill_switch_between_two_launches_is_honoured(stage: Stage):
     status, shown = stage.play("step kill die", "step")
     assert (status, len(stage.launches())) == (0, 1), shown
     assert (stage.verdict()["reason"], stage.verdict()["restart"]) == ("kill-switch", False)
-    assert json.loads((stage.paths.attempt("1") / "end.json").read_text())["reason"] == "kill-switch"
+    assert (
+        json.loads((stage.paths.attempt("1") / "end.json").read_text())["reason"] == "kill-switch"
+    )
     status, _ = stage.play("step", job_id="2")
     assert (status, stage.launches("2"), stage.verdict("2")["reason"]) == (0, [], "kill-switch")
 
@@ -313,16 +363,27 @@ def test_a_kill_switch_between_two_launches_is_honoured(stage: Stage):
 def test_ranks_that_are_lost_in_an_end_at_once_are_no_fault(stage: Stage):
     status, shown = stage.play("step now error")
     [launch] = stage.launches()
-    assert (status, launch["cause"], launch["blamed"], launch["suspects"]) == (0, "operator", [], []), shown
+    assert (status, launch["cause"], launch["blamed"], launch["suspects"]) == (
+        0,
+        "operator",
+        [],
+        [],
+    ), shown
     assert (stage.verdict()["reason"], stage.verdict()["restart"]) == ("kill-switch", False)
-    assert json.loads((stage.paths.attempt("1") / "end.json").read_text())["reason"] == "kill-switch"
+    assert (
+        json.loads((stage.paths.attempt("1") / "end.json").read_text())["reason"] == "kill-switch"
+    )
     assert "launch 1 failed" not in shown
 
 
 def test_a_pause_keeps_all_but_the_named_attempt_from_training(stage: Stage):
     write_json(stage.paths.pause, {"kind": "pause", "id": 5, "exempt": "1"})
     assert (stage.play("step")[0], stage.verdict()["reason"]) == (0, "finished")
-    assert (stage.play("step", job_id="2")[0], stage.verdict("2")["reason"], stage.launches("2")) == (0, "pause", [])
+    assert (
+        stage.play("step", job_id="2")[0],
+        stage.verdict("2")["reason"],
+        stage.launches("2"),
+    ) == (0, "pause", [])
 
 
 def test_a_signal_saves_and_leaves_and_no_launch_follows(stage: Stage):
@@ -332,7 +393,11 @@ def test_a_signal_saves_and_leaves_and_no_launch_follows(stage: Stage):
         pass
     process.send_signal(signal.SIGUSR1)
     process.communicate(timeout=300)
-    assert (process.returncode, stage.verdict()["reason"], stage.verdict()["restart"]) == (0, "signal", True)
+    assert (process.returncode, stage.verdict()["reason"], stage.verdict()["restart"]) == (
+        0,
+        "signal",
+        True,
+    )
     assert len(stage.launches()) == 1
 
 

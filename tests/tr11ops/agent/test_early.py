@@ -24,25 +24,43 @@ END = EarlyEnd("setup", "n1", 7, 3, ("loading", "cuda: not found"))
 def test_a_set_up_fault_names_line_status_and_last_words():
     found = judge(END, SETUP, 10)
     assert (found.kind, found.blamed) == (Kind.CONFIGURATION, ())
-    assert found.summary == "slurm.setup[2] (module load cuda) ended with exit status 7 on n1: cuda: not found"
-    assert judge(replace(END, line=2), SETUP, 10).summary.startswith("slurm.setup[1] (export A=1 export B=2) ended")
+    assert (
+        found.summary
+        == "slurm.setup[2] (module load cuda) ended with exit status 7 on n1: cuda: not found"
+    )
+    assert judge(replace(END, line=2), SETUP, 10).summary.startswith(
+        "slurm.setup[1] (export A=1 export B=2) ended"
+    )
     for line in (None, 9):
         assert judge(replace(END, line=line, said=()), SETUP, 10).summary == (
             "slurm.setup ended with exit status 7 on n1"
         )
     late = judge(replace(END, what="late", status=137), SETUP, 10)
-    assert late.summary.startswith("slurm.setup[2] (module load cuda) did not end within 10 min on n1")
+    assert late.summary.startswith(
+        "slurm.setup[2] (module load cuda) did not end within 10 min on n1"
+    )
     assert "SIGKILL" in judge(replace(END, status=137), SETUP, 10).summary
 
 
 def test_the_same_fault_has_one_name_on_every_node():
-    assert judge(END, SETUP, 10).fault == judge(replace(END, host="n2", said=("other",)), SETUP, 10).fault
+    assert (
+        judge(END, SETUP, 10).fault
+        == judge(replace(END, host="n2", said=("other",)), SETUP, 10).fault
+    )
 
 
 def test_an_agent_that_does_not_begin_blames_set_up_or_node():
-    agent = replace(END, what="agent", status=1, line=None, said=("ModuleNotFoundError: No module named 'x'", "<end>"))
+    agent = replace(
+        END,
+        what="agent",
+        status=1,
+        line=None,
+        said=("ModuleNotFoundError: No module named 'x'", "<end>"),
+    )
     assert judge(agent, SETUP, 10).kind is Kind.CONFIGURATION
-    assert judge(agent, SETUP, 10).summary.endswith("on n1: ModuleNotFoundError: No module named 'x'")
+    assert judge(agent, SETUP, 10).summary.endswith(
+        "on n1: ModuleNotFoundError: No module named 'x'"
+    )
     assert judge(agent, [], 10).kind is Kind.UNKNOWN
     node = judge(replace(agent, what="node"), [], 10)
     assert (node.kind, node.blamed) == (Kind.NODE, ("n1",))
@@ -62,17 +80,42 @@ def test_the_last_lines_are_the_jobs_own_and_hold_no_secret(tmp_path: Path):
 
 
 def test_it_is_on_record_as_an_attempt_that_was_refused(tmp_path: Path, monkeypatch):
-    card = load_card(write_card(tmp_path), ["slurm.setup=['module load cuda']"], {}, directory=tmp_path)
+    card = load_card(
+        write_card(tmp_path), ["slurm.setup=['module load cuda']"], {}, directory=tmp_path
+    )
     path = tmp_path / "card.json"
     write_json(path, resolved_card(card))
-    words = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "TR11_SCHEDULER": "local", "TR11_EARLY": str(tmp_path)}
-    monkeypatch.setattr(os, "environ", {**os.environ, **words, "TR11_LOCAL_ROOT": str(tmp_path / "local")})
-    arguments = ["--what", "setup", "--host", "n1", "--status", "3", "--line", "1", "--submission", "", "--card"]
+    words = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n1",
+        "TR11_SCHEDULER": "local",
+        "TR11_EARLY": str(tmp_path),
+    }
+    monkeypatch.setattr(
+        os, "environ", {**os.environ, **words, "TR11_LOCAL_ROOT": str(tmp_path / "local")}
+    )
+    arguments = [
+        "--what",
+        "setup",
+        "--host",
+        "n1",
+        "--status",
+        "3",
+        "--line",
+        "1",
+        "--submission",
+        "",
+        "--card",
+    ]
     assert early.main([*arguments, str(path)]) == EXIT_REFUSED
     end = EndMarker.read(card.paths.end_marker("7"))
     assert end is not None and (end.reason, end.restart, end.launch) == ("refused", False, 0)
     assert end.message == "slurm.setup[1] (module load cuda) ended with exit status 3 on n1"
     verdict = json.loads((card.paths.attempt("7") / "verdict.json").read_text())
-    assert (verdict["cause"], verdict["restart"], verdict["message"]) == ("configuration", False, end.message)
+    assert (verdict["cause"], verdict["restart"], verdict["message"]) == (
+        "configuration",
+        False,
+        end.message,
+    )
     assert (card.paths.attempt("7") / "attempt.json").exists() and (tmp_path / "told").exists()
     assert early.main([*arguments, str(tmp_path / "none.json")]) == EXIT_REFUSED

@@ -36,7 +36,10 @@ ctypes.PyDLL(None).sleep(600)
 
 
 def test_workers_that_hear_no_signal_are_ended_and_named(tmp_path: Path) -> None:
-    card = {"slurm": {"gpus_per_node": 0}, "resilience": {"end_within_seconds": 4, "skip_checks": []}}
+    card = {
+        "slurm": {"gpus_per_node": 0},
+        "resilience": {"end_within_seconds": 4, "skip_checks": []},
+    }
     (tmp_path / "card.json").write_text(json.dumps(card))
     (tmp_path / "worker.py").write_text(WORKER)
     script = textwrap.dedent(f"""
@@ -50,15 +53,21 @@ def test_workers_that_hear_no_signal_are_ended_and_named(tmp_path: Path) -> None
         sys.exit(node.run(node.NodeTask(folder, folder / "card.json", "7", 1, 0, 1, 2, "127.0.0.1", 1)))
     """)
     environment = {**os.environ, "TR11_NODE_NAME": "x01", "PYTHONPATH": str(ROOT)}
-    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment
+    )
     shown, _ = child.communicate(timeout=300)
     assert child.returncode != 0, shown
     assert (tmp_path / "failures" / "killed-0-x01.json").exists(), shown
     death = json.loads((tmp_path / "failures" / "killed-0-x01.json").read_text())
-    assert (death["rank"], death["host"], death["launch"]) == (0, "x01", 1) and "SIGABRT" in death["error"]
+    assert (death["rank"], death["host"], death["launch"]) == (0, "x01", 1) and "SIGABRT" in death[
+        "error"
+    ]
     assert "a worker failed, but the others stay: ending them" in shown
     found = json.loads((tmp_path / "nodes" / "x01.json").read_text())
-    assert found["end"] - death["time"] < 20, "torchrun alone would wait half a minute for a stopped worker"
+    assert found["end"] - death["time"] < 20, (
+        "torchrun alone would wait half a minute for a stopped worker"
+    )
     for rank in (0, 1):  # an orphan that was killed is there until its new parent has noticed
         with suppress(psutil.NoSuchProcess):
             worker = psutil.Process(int((tmp_path / f"pid-{rank}").read_text()))
@@ -74,10 +83,20 @@ def test_what_workers_get_unless_it_is_set(gpus: int, tensor: int) -> None:
         assert found[name].startswith("/node/")
     assert ("CUDA_DEVICE_MAX_CONNECTIONS" in found) == (gpus > 0 and tensor > 1)
     if gpus:
-        assert found["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3" and found["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
-        assert found["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == f"{attempt}/flight-recorder/launch-2-rank-"
-        renamed = worker_defaults({}, attempt, 2, temporary, gpus=gpus, tensor=tensor, torch="2.13.0+cpu")
+        assert (
+            found["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+            and found["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+        )
+        assert (
+            found["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == f"{attempt}/flight-recorder/launch-2-rank-"
+        )
+        renamed = worker_defaults(
+            {}, attempt, 2, temporary, gpus=gpus, tensor=tensor, torch="2.13.0+cpu"
+        )
         assert {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"} < set(renamed)
-        assert set(found) - set(renamed) == {"TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
+        assert set(found) - set(renamed) == {
+            "TORCH_NCCL_TRACE_BUFFER_SIZE",
+            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+        }
     assert "CUDA_LAUNCH_BLOCKING" not in found
     assert worker_defaults(found, attempt, 2, temporary, gpus=gpus, tensor=tensor) == {}

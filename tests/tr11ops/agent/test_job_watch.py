@@ -20,7 +20,9 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.runcard.card import load_card, shipped_folder
 
 NODES = ("n1", "n2", "n3")
-RUNNING = replace(job("7", "6"), state=JobState.RUNNING, start_time=1000.0, end_time=1600.0, nodes=NODES)
+RUNNING = replace(
+    job("7", "6"), state=JobState.RUNNING, start_time=1000.0, end_time=1600.0, nodes=NODES
+)
 
 
 class Answers:
@@ -36,7 +38,9 @@ class Answers:
         return answer
 
 
-def observations(folder: Path, *answers: Job | SchedulerError | None) -> tuple[JobWatch, AttemptObservations]:
+def observations(
+    folder: Path, *answers: Job | SchedulerError | None
+) -> tuple[JobWatch, AttemptObservations]:
     card = load_card(shipped_folder() / "demo.toml", [f"run.directory={folder}"], {})
     watch = JobWatch(Answers(*answers), "7")
     context = AttemptContext(card, Allocation("slurm", "7", "6", 1, NODES), {}, "t", watch=watch)
@@ -92,7 +96,9 @@ def test_a_job_is_over_only_when_the_scheduler_says_so(
 
 def test_who_is_to_blame_for_the_end_of_a_job(tmp_path: Path) -> None:
     """A batch host that is lost; no other node, whatever its workers said as they were ended."""
-    _, seen = observations(tmp_path, replace(RUNNING, nodes=("n2", "n3")), replace(RUNNING, state=JobState.CANCELLED))
+    _, seen = observations(
+        tmp_path, replace(RUNNING, nodes=("n2", "n3")), replace(RUNNING, state=JobState.CANCELLED)
+    )
     lost, cancelled = seen.why_over(), seen.why_over()
     assert lost is not None and cancelled is not None
     assert of_ended_job(lost, NODES).blamed == ("n1",)

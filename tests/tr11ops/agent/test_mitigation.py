@@ -78,11 +78,18 @@ def test_a_suspect_is_on_record_and_used_on_until_it_is_avoided(scene: Scene):
     version = read_version(scene.directory.exclusions)
     assert (version.exclusions, scene.excluded) == ((), ("x8",))
     [entry] = version.suspects
-    assert (entry.node, entry.state, entry.fault, entry.why) == ("x2", "suspect", "died", FOUND.summary)
+    assert (entry.node, entry.state, entry.fault, entry.why) == (
+        "x2",
+        "suspect",
+        "died",
+        FOUND.summary,
+    )
     scene.mitigation.exclude_nodes(replace(SUSPECTED, avoided=("x2",)))
     scene.mitigation.wait()
     version = read_version(scene.directory.exclusions)
-    assert [(one.node, one.state) for one in version.exclusions] == [("x2", "avoid")] and not version.suspects
+    assert [(one.node, one.state) for one in version.exclusions] == [
+        ("x2", "avoid")
+    ] and not version.suspects
     assert scene.excluded == ("x2", "x8")
 
 
@@ -97,7 +104,9 @@ def test_a_node_that_is_surely_bad_takes_the_place_of_one_that_is_avoided(scene:
     assert scene.excluded == ("x2", "x8") and not scene.mitigation.refused
     scene.mitigation.exclude_nodes(replace(FOUND, blamed=("x3",)))
     scene.mitigation.wait()
-    assert scene.excluded == ("x2", "x8") and scene.mitigation.refused  # an exclusion gives way to none
+    assert (
+        scene.excluded == ("x2", "x8") and scene.mitigation.refused
+    )  # an exclusion gives way to none
 
 
 def test_good_training_gives_an_avoided_node_back_and_clears_a_suspect(scene: Scene):
@@ -131,12 +140,20 @@ def test_the_task_without_the_suspects_tells(scene: Scene):
             scene.mitigation.end_trial("it failed", ["x2"])
         scene.mitigation.wait()
         version = read_version(scene.directory.exclusions)
-        found.append(([(one.node, one.state) for one in version.exclusions], version.suspects, scene.excluded))
+        found.append(
+            (
+                [(one.node, one.state) for one in version.exclusions],
+                version.suspects,
+                scene.excluded,
+            )
+        )
         include(scene.directory, "x2", why="for the next try", owner="ana")
     assert found == [([("x2", "avoid")], (), ("x2", "x8")), ([], (), ("x8",))]
 
 
-def test_where_the_queue_cannot_be_kept_off_them_no_task_is_tried(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+def test_where_the_queue_cannot_be_kept_off_them_no_task_is_tried(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
     def refuse(*_: object) -> None:
         raise SchedulerError("no")
 
@@ -185,7 +202,9 @@ def test_only_what_is_taken_back_leaves_list_and_queue(scene: Scene):
     scene.mitigation.wait()
     assert [entry.node for entry in read_version(scene.directory.exclusions).exclusions] == ["x5"]
     assert scene.excluded == ("x5", "x8")  # x8 is the card's own
-    back = [entry for entry in read_journal(scene.directory.journal).entries if entry.kind == INCLUDED]
+    back = [
+        entry for entry in read_journal(scene.directory.journal).entries if entry.kind == INCLUDED
+    ]
     assert [(entry.data["node"], entry.why, entry.who) for entry in back] == [
         ("x2", "it came back on x4", "tr11"), ("x8", "it came back on x4", "tr11"),
     ]  # fmt: skip
@@ -215,13 +234,16 @@ def test_a_node_that_a_person_excluded_since_is_not_left_in_use(scene: Scene):
     assert exclude(scene.directory, "x3", why="lost", owner="ana", days=3)
     one = scene.mitigation.why_left_in_use()
     assert (
-        one.startswith("x4 cannot be excluded: ") and "exclude it all the same: `tr11 nodes exclude x4 --force" in one
+        one.startswith("x4 cannot be excluded: ")
+        and "exclude it all the same: `tr11 nodes exclude x4 --force" in one
     )
     assert exclude(scene.directory, "x4", why="lost", owner="ana", days=3)
     assert scene.mitigation.why_left_in_use() == ""
 
 
-def test_where_the_list_cannot_be_read_a_bad_node_counts_as_left_in_use(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+def test_where_the_list_cannot_be_read_a_bad_node_counts_as_left_in_use(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
     scene.mitigation.exclude_nodes(replace(FOUND, blamed=("x2", "x3")))
     scene.mitigation.wait()
 
@@ -233,7 +255,9 @@ def test_where_the_list_cannot_be_read_a_bad_node_counts_as_left_in_use(scene: S
 
 
 @pytest.mark.parametrize("is_refused", [True, False])
-def test_what_could_not_be_released_stays_on_record(scene: Scene, monkeypatch: pytest.MonkeyPatch, is_refused: bool):
+def test_what_could_not_be_released_stays_on_record(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+):
     """Else `tr11 resume` would not know it for tr11's, and it would wait for ever."""
 
     def refuse(job_id: str) -> None:
@@ -250,19 +274,28 @@ def test_what_could_not_be_released_stays_on_record(scene: Scene, monkeypatch: p
 
 @pytest.mark.parametrize("switch", ["", "pause"])
 @pytest.mark.parametrize("is_away", [True, False])
-def test_a_hold_while_the_run_directory_is_away_has_a_name(scene: Scene, is_away: bool, switch: str):
+def test_a_hold_while_the_run_directory_is_away_has_a_name(
+    scene: Scene, is_away: bool, switch: str
+):
     """The held job's comment says who holds it and why; its mark of the run stays, and a release ends it."""
     job, directory = scene.queue.waiting["7"], scene.directory
     scene.queue.waiting["7"] = replace(job, comment=directory.comment("20260101-000000-00000000"))
     if not is_away:
         directory.paths.attempt("11").mkdir(parents=True)
         (directory.paths.attempt("11") / "attempt.json").write_text("{}")
-    scene.mitigation.finish(of_failure("the lease is not in state/lease", 5, 5), hold="superseded", switch=switch)
+    scene.mitigation.finish(
+        of_failure("the lease is not in state/lease", 5, 5), hold="superseded", switch=switch
+    )
     held = scene.queue.waiting["7"]
-    assert is_held(held) and parse_comment(held.comment) == ("20260101-000000-00000000", directory.mark)
+    assert is_held(held) and parse_comment(held.comment) == (
+        "20260101-000000-00000000",
+        directory.mark,
+    )
     assert ("held-by-tr11@" in held.comment) is is_away
     assert ("is in the comment of job 7" in scene.log.read_text()) is is_away
-    shutil.rmtree(directory.root)  # the file system is back, with nothing of what was written meanwhile
+    shutil.rmtree(
+        directory.root
+    )  # the file system is back, with nothing of what was written meanwhile
     directory.paths.state.mkdir(parents=True)
     records = read_holds(directory, [held])
     if not is_away:
@@ -280,21 +313,29 @@ def test_a_batch_host_that_is_gone_is_left_out_by_the_task_that_ends_its_job(sce
     """Its own controller died with it. One that Slurm does not call gone stays."""
     context = SimpleNamespace(swaps_nodes=True)
     attempt = SimpleNamespace(label_of=lambda job_id: f"1_{job_id}")
-    controller: Any = SimpleNamespace(_context=context, _attempt=attempt, _mitigation=scene.mitigation)
+    controller: Any = SimpleNamespace(
+        _context=context, _attempt=attempt, _mitigation=scene.mitigation
+    )
     Controller._leave_out_dead_host(controller, ConcurrentAttempt("9", True, 0.0))
     scene.mitigation.wait()
     assert not read_version(scene.directory.exclusions).exclusions
     Controller._leave_out_dead_host(controller, ConcurrentAttempt("9", True, 0.0, "x2"))
     scene.mitigation.wait()
     (entry,) = read_version(scene.directory.exclusions).exclusions
-    assert (entry.node, entry.evidence) == ("x2", ("x2 is down, and ran the batch script of job 1_9",))
+    assert (entry.node, entry.evidence) == (
+        "x2",
+        ("x2 is down, and ran the batch script of job 1_9",),
+    )
     assert is_loss_alone(entry.why), "it comes back as any node that was lost once"
 
 
 @pytest.mark.parametrize(
-    ("states", "gone"), [({"down"}, "n01"), ({"allocated", "not_responding"}, ""), ({"allocated"}, ""), (None, "")]
+    ("states", "gone"),
+    [({"down"}, "n01"), ({"allocated", "not_responding"}, ""), ({"allocated"}, ""), (None, "")],
 )
-def test_a_batch_host_is_gone_only_where_the_scheduler_says_so_now(states: set[str] | None, gone: str):
+def test_a_batch_host_is_gone_only_where_the_scheduler_says_so_now(
+    states: set[str] | None, gone: str
+):
     nodes = Unknown("no answer") if states is None else (Node("n01", frozenset(states)),)
     attempts = (Attempt("1007", NOW, None, "1000_7", nodes=("n01", "n02")),)
     job = running(nodes=("n02",))

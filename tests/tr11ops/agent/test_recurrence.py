@@ -28,13 +28,22 @@ from tr11ops.agent.traces import node_fault
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding
 
-FIRST = NodeFault("11", 1, "died: the worker was ended by sigsegv at 3", 7, ("x2",), "rank 3 on x2: ended by SIGSEGV")
+FIRST = NodeFault(
+    "11",
+    1,
+    "died: the worker was ended by sigsegv at 3",
+    7,
+    ("x2",),
+    "rank 3 on x2: ended by SIGSEGV",
+)
 LAST = replace(FIRST, job_id="12", nodes=("x5",), summary="rank 3 on x5: ended by SIGSEGV")
 
 
 def test_the_same_fault_on_another_node_clears_both():
     assert same_elsewhere(LAST, [FIRST]) == (FIRST,)
-    assert same_elsewhere(replace(LAST, job_id="11", launch=2), [FIRST]) == (FIRST,)  # in the same task
+    assert same_elsewhere(replace(LAST, job_id="11", launch=2), [FIRST]) == (
+        FIRST,
+    )  # in the same task
     assert same_elsewhere(replace(LAST, reached=8), [FIRST])  # its step was just logged
 
 
@@ -48,16 +57,23 @@ def test_another_fault_or_the_same_node_clears_no_one():
 
 
 def test_no_suspicion_rests_on_a_fault_that_is_the_softwares_whichever_rank_had_it():
-    other_rank = replace(FIRST, launch=2, fault="died: the worker was ended by sigsegv at 5", nodes=("x4",))
+    other_rank = replace(
+        FIRST, launch=2, fault="died: the worker was ended by sigsegv at 5", nodes=("x4",)
+    )
     elsewhere = replace(other_rank, job_id="3", reached=200)
     assert of_one_family(LAST, [FIRST, other_rank, elsewhere]) == (FIRST, other_rank)
-    assert of_one_family(LAST, [replace(FIRST, fault="died: the worker was ended by sigbus at 3")]) == ()
+    assert (
+        of_one_family(LAST, [replace(FIRST, fault="died: the worker was ended by sigbus at 3")])
+        == ()
+    )
 
 
 def test_before_a_first_step_three_nodes_are_needed():
     early, last = replace(FIRST, reached=None), replace(LAST, reached=None)
     assert same_elsewhere(last, [early]) == ()
-    assert same_elsewhere(last, [early, replace(early, nodes=("x2", "x4"))]) == ()  # the same node twice
+    assert (
+        same_elsewhere(last, [early, replace(early, nodes=("x2", "x4"))]) == ()
+    )  # the same node twice
     third = replace(early, nodes=("x9",))
     assert same_elsewhere(last, [early, third]) == (early, third)
 
@@ -72,8 +88,12 @@ def test_what_saved_and_died_is_at_one_place_with_those_that_begin_there():
     assert same_elsewhere(early[0], [first]) == (), "two may die alike"
     assert same_elsewhere(early[1], [early[0], first]) == (early[0], first)
     assert without_recurring([early[1], early[0], first]) == ()
-    other = replace(first, job_id="13", fault="died: the worker was ended by sigkill at 2", reached=2215)
-    assert suspected_before(other, [*reversed(early), first]) == (), "the first one was the software's"
+    other = replace(
+        first, job_id="13", fault="died: the worker was ended by sigkill at 2", reached=2215
+    )
+    assert suspected_before(other, [*reversed(early), first]) == (), (
+        "the first one was the software's"
+    )
     apart = replace(first, reached=2190)
     assert same_elsewhere(early[1], [early[0], apart]) == ()
     assert repetition(replace(first, reached=2206), early).times == 1
@@ -81,15 +101,29 @@ def test_what_saved_and_died_is_at_one_place_with_those_that_begin_there():
 
 def test_before_a_first_step_a_new_checkpoint_is_a_new_fault():
     # three bad nodes weeks apart: the run trained in between
-    faults = [replace(FIRST, reached=None, nodes=(f"x{step}",), began_at=step) for step in (1000, 9000, 30_000)]
-    assert same_elsewhere(faults[-1], faults[:-1]) == () and without_recurring(faults) == tuple(faults)
-    assert node_fault("11", {"cause": "node", "blamed": ["x2"], "fault": "f"}) is None  # of an older tr11
+    faults = [
+        replace(FIRST, reached=None, nodes=(f"x{step}",), began_at=step)
+        for step in (1000, 9000, 30_000)
+    ]
+    assert same_elsewhere(faults[-1], faults[:-1]) == () and without_recurring(faults) == tuple(
+        faults
+    )
+    assert (
+        node_fault("11", {"cause": "node", "blamed": ["x2"], "fault": "f"}) is None
+    )  # of an older tr11
 
 
 def test_the_conclusion_says_where_and_blames_no_one():
-    found = Attribution(Kind.NODE, LAST.summary, 0.85, ("x5",), evidence=("srun: x5",), fault=LAST.fault)
+    found = Attribution(
+        Kind.NODE, LAST.summary, 0.85, ("x5",), evidence=("srun: x5",), fault=LAST.fault
+    )
     told = of_software(found, LAST, (FIRST,))
-    assert (told.kind, told.blamed, told.suspects, told.fault) == (Kind.SOFTWARE, (), ("x5",), LAST.fault)
+    assert (told.kind, told.blamed, told.suspects, told.fault) == (
+        Kind.SOFTWARE,
+        (),
+        ("x5",),
+        LAST.fault,
+    )
     assert told.summary == (
         "software or data, not the nodes: the same fault came back after iteration 7 on x2 and x5: "
         "rank 3 on x5: ended by SIGSEGV"
@@ -110,12 +144,21 @@ def test_a_second_suspicion_of_one_node_counts():
     assert suspected_before(again, [first, other]) == (first,)
     well = GoodUse(("x2", "x9"), first.start + 1, 90_000.0)
     assert suspected_before(again, [first], [well]) == ()  # it has trained well since
-    assert suspected_before(again, [first], [replace(well, seconds=3600.0), replace(well, nodes=("x9",))]) == (first,)
-    found = Attribution(Kind.NODE, "rank 3 on x2: died", 0.78, suspects=("x2",), evidence=("srun",), fault="f")
+    assert suspected_before(
+        again, [first], [replace(well, seconds=3600.0), replace(well, nodes=("x9",))]
+    ) == (first,)
+    found = Attribution(
+        Kind.NODE, "rank 3 on x2: died", 0.78, suspects=("x2",), evidence=("srun",), fault="f"
+    )
     told = of_standing(found, again, [first], NodeStanding.EXCLUDE, ())
     assert (told.kind, told.blamed, told.suspects, told.fault) == (Kind.NODE, ("x2",), (), "f")
     wary = of_standing(found, again, [first], NodeStanding.AVOID, ())
-    assert (wary.kind, wary.blamed, wary.suspects, wary.avoided) == (Kind.NODE, (), ("x2",), ("x2",))
+    assert (wary.kind, wary.blamed, wary.suspects, wary.avoided) == (
+        Kind.NODE,
+        (),
+        ("x2",),
+        ("x2",),
+    )
     assert told.summary == "the second time on x2: rank 3 on x2: died"
     assert told.evidence == ("srun", "attempt 11, launch 1: rank 3 on x2: ended by SIGSEGV")
 
@@ -129,18 +172,35 @@ def test_a_suspicion_that_the_software_had_does_not_count():
 
 def test_whom_the_next_task_does_without():
     one = NodeFault("11", 1, "died: sigabrt", None, (), may_be=("x1", "x2"))
-    assert suspects_to_try_without([one, replace(one, job_id="12", may_be=("x2",))], one.fault) == ("x1", "x2")
-    assert suspects_to_try_without([one, replace(one, may_be=())], one.fault) == ()  # once without any node
-    assert suspects_to_try_without([one, replace(one, may_be=(), fault="refused")], one.fault) == ("x1", "x2")
-    assert suspects_to_try_without([replace(one, fault="died: sigabrt at 3")], "died: sigabrt at 7") == ("x1", "x2")
+    assert suspects_to_try_without([one, replace(one, job_id="12", may_be=("x2",))], one.fault) == (
+        "x1",
+        "x2",
+    )
+    assert (
+        suspects_to_try_without([one, replace(one, may_be=())], one.fault) == ()
+    )  # once without any node
+    assert suspects_to_try_without([one, replace(one, may_be=(), fault="refused")], one.fault) == (
+        "x1",
+        "x2",
+    )
+    assert suspects_to_try_without(
+        [replace(one, fault="died: sigabrt at 3")], "died: sigabrt at 7"
+    ) == ("x1", "x2")
 
 
 def test_what_came_without_the_suspects_too_is_the_softwares():
-    left_out = [Exclusion(node, "", "tr11", evidence=("rank 1 died",), state="suspect") for node in ("x1", "x2")]
-    found = Attribution(Kind.UNKNOWN, "ended by SIGABRT", 0.6, suspects=("x5",), fault="died: sigabrt")
+    left_out = [
+        Exclusion(node, "", "tr11", evidence=("rank 1 died",), state="suspect")
+        for node in ("x1", "x2")
+    ]
+    found = Attribution(
+        Kind.UNKNOWN, "ended by SIGABRT", 0.6, suspects=("x5",), fault="died: sigabrt"
+    )
     told = of_trial(found, ("x4", "x5"), left_out)
     assert (told.kind, told.blamed, told.suspects) == (Kind.SOFTWARE, (), ())
-    assert told.summary.startswith("software or data, not the nodes: the same fault came back without x1, x2")
+    assert told.summary.startswith(
+        "software or data, not the nodes: the same fault came back without x1, x2"
+    )
 
 
 def test_only_automatic_exclusions_are_taken_back():
@@ -152,9 +212,18 @@ def test_only_automatic_exclusions_are_taken_back():
 
 
 def test_a_launchs_record_tells_the_nodes_of_its_fault():
-    record = {"launch": 2, "cause": "node", "fault": "f", "blamed": ["x1"], "suspects": ["x7"], "reached": 4}
+    record = {
+        "launch": 2,
+        "cause": "node",
+        "fault": "f",
+        "blamed": ["x1"],
+        "suspects": ["x7"],
+        "reached": 4,
+    }
     assert node_fault("11", record) == NodeFault("11", 2, "f", 4, ("x1",), "", may_be=("x1",))
-    assert node_fault("11", {**record, "cause": "software"}) == NodeFault("11", 2, "f", 4, ("x7",), "")
+    assert node_fault("11", {**record, "cause": "software"}) == NodeFault(
+        "11", 2, "f", 4, ("x7",), ""
+    )
     suspicion = node_fault("11", {**record, "blamed": []})
     assert suspicion == NodeFault("11", 2, "f", 4, ("x7",), "", is_suspicion=True, may_be=("x7",))
     bare = {"launch": 1, "cause": "node", "blamed": ["x1"], "reached": None}
@@ -171,7 +240,9 @@ faults = st.builds(
 
 
 @given(st.lists(faults, max_size=6), faults)
-def test_what_clears_a_node_is_the_same_fault_on_other_nodes(before: list[NodeFault], last: NodeFault):
+def test_what_clears_a_node_is_the_same_fault_on_other_nodes(
+    before: list[NodeFault], last: NodeFault
+):
     found = same_elsewhere(last, before)
     nodes = [node for one in (last, *found) for node in set(one.nodes)]
     assert len(set(nodes)) == len(nodes)
@@ -181,7 +252,9 @@ def test_what_clears_a_node_is_the_same_fault_on_other_nodes(before: list[NodeFa
 
 
 # ----------------------------------------------------------------------------- one fault at one step
-def launch(number: int, began_at: int | None, reached: int | None = 23, fault: str = "nan") -> NodeFault:
+def launch(
+    number: int, began_at: int | None, reached: int | None = 23, fault: str = "nan"
+) -> NodeFault:
     return NodeFault("11", number, fault, reached, (), began_at=began_at)
 
 
@@ -189,10 +262,14 @@ def test_launches_that_end_at_one_step_are_counted_in_a_row():
     last = launch(4, 20)
     assert repetition(last, []).times == 1
     assert repetition(last, [launch(3, 20, 24), launch(2, 20, 22)]).began_at == (20, 20, 20)
-    assert repetition(last, [launch(3, 20, 90), launch(2, 20)]).times == 1  # another step in between
+    assert (
+        repetition(last, [launch(3, 20, 90), launch(2, 20)]).times == 1
+    )  # another step in between
     assert repetition(last, [launch(3, 20, fault="other"), launch(2, 20)]).times == 1
     early = launch(4, 20, None)
-    assert repetition(early, [launch(3, 20, None)]).times == 1  # before a first step: no step to come back to
+    assert (
+        repetition(early, [launch(3, 20, None)]).times == 1
+    )  # before a first step: no step to come back to
 
 
 def test_an_older_checkpoint_is_worth_one_try():
@@ -224,5 +301,7 @@ def test_what_several_nodes_met_at_once_is_no_one_nodes(
     rule: str, fault: str, suspects: tuple[str, ...], *, everywhere: bool
 ):
     """A node on which alone it had come before stayed under suspicion, though the array was held for software."""
-    found = Attribution(Kind.UNKNOWN, "the worker has ended", 0.5, suspects=suspects, fault=fault, rule=rule)
+    found = Attribution(
+        Kind.UNKNOWN, "the worker has ended", 0.5, suspects=suspects, fault=fault, rule=rule
+    )
     assert is_everywhere(found, ("n1", "n2", "n3", "n4")) is everywhere

@@ -29,7 +29,9 @@ FIRST = ALL[:4]
 
 
 def bad(node: str, nodes: tuple[str, ...] = FIRST, **changes: object) -> FailedLaunch:
-    return replace(FailedLaunch(nodes, Kind.NODE, blamed=(node,), fault=f"died at {node}"), **changes)  # type: ignore[arg-type]
+    return replace(
+        FailedLaunch(nodes, Kind.NODE, blamed=(node,), fault=f"died at {node}"), **changes
+    )  # type: ignore[arg-type]
 
 
 def unknown(nodes: tuple[str, ...] = FIRST, **changes: object) -> FailedLaunch:
@@ -56,9 +58,18 @@ def test_a_suspect_is_swapped_and_comes_back_when_no_other_is_left():
     first = decide([suspect("x2")], SITUATION, BUDGET)
     assert relaunched(first) == ("x1", "x3", "x4", "x5")
     assert first.why == "a spare takes the place of x2, which is only suspected"
-    course = [suspect("x2"), suspect("x3", ("x1", "x3", "x4", "x5")), suspect("x6", ("x1", "x4", "x5", "x6"))]
+    course = [
+        suspect("x2"),
+        suspect("x3", ("x1", "x3", "x4", "x5")),
+        suspect("x6", ("x1", "x4", "x5", "x6")),
+    ]
     third = decide(course, SITUATION, RelaunchBudget(20, 9))
-    assert relaunched(third) == ("x1", "x2", "x4", "x5")  # one that was suspected earlier, not the last one
+    assert relaunched(third) == (
+        "x1",
+        "x2",
+        "x4",
+        "x5",
+    )  # one that was suspected earlier, not the last one
     alone = decide([suspect("x2")], replace(SITUATION, usable=FIRST), BUDGET)
     assert relaunched(alone) == FIRST
     assert alone.why == "no spare node is left for x2, which is only suspected"
@@ -74,7 +85,11 @@ def test_whom_two_launches_in_a_row_named_for_an_unknown_cause():
 
 
 def test_the_last_suspect_comes_after_all_that_are_to_be_used_last():
-    course = [suspect("x4"), suspect("x5", ("x1", "x2", "x3", "x5")), suspect("x1", ("x1", "x2", "x3", "x6"))]
+    course = [
+        suspect("x4"),
+        suspect("x5", ("x1", "x2", "x3", "x5")),
+        suspect("x1", ("x1", "x2", "x3", "x6")),
+    ]
     third = decide(course, SITUATION, RelaunchBudget(20, 9))
     assert relaunched(third) == ("x2", "x3", "x4", "x6")
     watched = replace(SITUATION, reluctant=frozenset({"x5", "x6"}))
@@ -97,7 +112,9 @@ def test_what_other_nodes_would_meet_too_burns_no_launch(kind):
 
 
 def test_storage_that_comes_back_by_itself_is_tried_again():
-    passing = FailedLaunch(FIRST, Kind.STORAGE, fault="evicted", progress=True, restart=Restart.PLAIN)
+    passing = FailedLaunch(
+        FIRST, Kind.STORAGE, fault="evicted", progress=True, restart=Restart.PLAIN
+    )
     again = decide([passing], SITUATION, BUDGET)
     assert (relaunched(again), again.why) == (FIRST, "storage: once more on the same nodes")
     came_back = replace(passing, times=2, restart=Restart.CHANGE)
@@ -120,7 +137,11 @@ def test_an_unknown_cause_is_tried_on_the_nodes_then_on_others():
 
 def test_a_fault_that_follows_the_rank_is_not_the_nodes():
     other = ("x2", "x3", "x4", "x5")
-    history = [unknown(suspects=("x1",)), unknown(suspects=("x1",)), unknown(other, suspects=("x5",))]
+    history = [
+        unknown(suspects=("x1",)),
+        unknown(suspects=("x1",)),
+        unknown(other, suspects=("x5",)),
+    ]
     assert isinstance(decide(history, SITUATION, BUDGET), Stop)
     # Two nodes may die alike; a third time it is something else, though the budget would allow one more.
     same = [bad("x1", fault="abort"), bad("x2", other, fault="abort")]
@@ -144,23 +165,37 @@ def test_a_taken_port_is_cured_by_another_or_by_another_node():
     elsewhere = [taken(suspects=("x1",)), taken(("x2", "x3", "x4", "x5"), ("x2",))]
     assert isinstance(decide(elsewhere, SITUATION, BUDGET), Stop)  # someone holds it on every node
     alone = replace(SITUATION, usable=FIRST)
-    assert relaunched(decide([taken(suspects=("x1",))], alone, BUDGET)) == FIRST  # who holds it may have gone
+    assert (
+        relaunched(decide([taken(suspects=("x1",))], alone, BUDGET)) == FIRST
+    )  # who holds it may have gone
     assert isinstance(decide([taken(suspects=("x1",))] * 2, alone, BUDGET), EndTask)
 
 
 def test_a_fault_that_comes_back_at_one_step_is_bounded_and_tries_an_older_checkpoint():
     again = unknown(began_at=20, times=2, progress=False)
-    assert relaunched(decide([unknown(began_at=20, progress=True), again], SITUATION, BUDGET))  # on other nodes
-    third = [unknown(began_at=20, progress=True), again, replace(again, times=3, restart=Restart.CHANGE)]
+    assert relaunched(
+        decide([unknown(began_at=20, progress=True), again], SITUATION, BUDGET)
+    )  # on other nodes
+    third = [
+        unknown(began_at=20, progress=True),
+        again,
+        replace(again, times=3, restart=Restart.CHANGE),
+    ]
     assert "3 times" in decide(third, SITUATION, RelaunchBudget(20, 9)).why
     for kind in (Kind.UNKNOWN, Kind.NUMERICS, Kind.SOFTWARE):
         older = replace(again, kind=kind, older=10, suspects=("x2",))
         tried = decide([older], SITUATION, BUDGET)
-        assert (relaunched(tried), tried.why) == (("x1", "x3", "x4", "x5"), "from the older checkpoint of step 10")
+        assert (relaunched(tried), tried.why) == (
+            ("x1", "x3", "x4", "x5"),
+            "from the older checkpoint of step 10",
+        )
         late = decide([older], replace(SITUATION, seconds_left=5.0), BUDGET)
         assert isinstance(late, EndTask)  # the next task does
         in_vain = replace(again, kind=kind, began_at=10, times=3, tried_older=True, newest_tried=20)
-        assert "from an older checkpoint too" in decide([in_vain], SITUATION, RelaunchBudget(20, 9)).why
+        assert (
+            "from an older checkpoint too"
+            in decide([in_vain], SITUATION, RelaunchBudget(20, 9)).why
+        )
 
 
 def test_numbers_that_are_not_finite_get_a_second_try_after_a_checkpoint_alone():
@@ -181,7 +216,9 @@ def test_budgets_of_launches_progress_and_time():
 
 
 def test_one_machine_playing_all_nodes_starts_again_on_them():
-    here = AllocationState(usable=FIRST, needed=4, seconds_left=None, seconds_needed=60.0, may_reuse=True)
+    here = AllocationState(
+        usable=FIRST, needed=4, seconds_left=None, seconds_needed=60.0, may_reuse=True
+    )
     assert relaunched(decide([bad("x2")], here, BUDGET)) == FIRST
     assert relaunched(decide([bad("x2"), bad("x2")], here, BUDGET)) == FIRST
     assert isinstance(decide([bad("x2")] * 3, here, BUDGET), EndTask)
@@ -213,7 +250,9 @@ events = st.tuples(kinds, st.integers(0, 3), st.booleans(), st.sampled_from(["a"
     st.integers(1, 6), st.integers(0, 4), st.integers(1, 8), st.integers(1, 5), st.booleans(),
     st.lists(events, min_size=60, max_size=60),
 )  # fmt: skip
-def test_it_ends_within_its_budget_and_no_blamed_node_returns(needed, spares, launches, fruitless, one_machine, course):
+def test_it_ends_within_its_budget_and_no_blamed_node_returns(
+    needed, spares, launches, fruitless, one_machine, course
+):
     budget = RelaunchBudget(launches, fruitless)
     usable = tuple(f"n{number}" for number in range(needed + spares))
     situation = AllocationState(usable, needed, None, 60.0, may_reuse=one_machine)

@@ -28,7 +28,9 @@ from trainer.contract.state_file import read_json
 LAUNCHER = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "NNODES": "4", "NODE_RANK": "2"}
 RENDEZVOUS = Rendezvous(4, 2, "node1", 29500)
 SLOW_MACHINE_SECONDS = 120.0
-SERVERS: set[int] = set()  # what forks for each worker: it has the folder in its command line, and stays
+SERVERS: set[int] = (
+    set()
+)  # what forks for each worker: it has the folder in its command line, and stays
 
 
 # ----------------------------------------------------------------------------- which node this is
@@ -36,8 +38,18 @@ SERVERS: set[int] = set()  # what forks for each worker: it has the folder in it
     "environment",
     [
         LAUNCHER,
-        {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "4", "RANK": "2"},  # a PyTorchJob
-        {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "NNODES": "4", "JOB_COMPLETION_INDEX": "2"},  # an indexed Job
+        {
+            "MASTER_ADDR": "node1",
+            "MASTER_PORT": "29500",
+            "WORLD_SIZE": "4",
+            "RANK": "2",
+        },  # a PyTorchJob
+        {
+            "MASTER_ADDR": "node1",
+            "MASTER_PORT": "29500",
+            "NNODES": "4",
+            "JOB_COMPLETION_INDEX": "2",
+        },  # an indexed Job
     ],
 )
 def test_a_launchers_environment_names_the_node(environment: dict[str, str]) -> None:
@@ -56,27 +68,60 @@ def test_options_win_over_the_environment_and_say_so() -> None:
     assert read_rendezvous(None, 1, "[::1]:29500", {}, 2)[0] == Rendezvous(2, 1, "::1", 29500)
 
 
-@pytest.mark.parametrize("environment", [{}, {"RANK": "3", "WORLD_SIZE": "8"}, {"JOB_COMPLETION_INDEX": "1"}])
+@pytest.mark.parametrize(
+    "environment", [{}, {"RANK": "3", "WORLD_SIZE": "8"}, {"JOB_COMPLETION_INDEX": "1"}]
+)
 def test_no_launcher_means_one_machine(environment: dict[str, str]) -> None:
     assert read_rendezvous(2, None, None, environment, 2) == (None, ())
 
 
 def test_a_launcher_of_one_container_means_one_machine() -> None:
-    assert read_rendezvous(None, None, None, {**LAUNCHER, "NNODES": "1", "NODE_RANK": "0"}, 4)[0] is None
+    assert (
+        read_rendezvous(None, None, None, {**LAUNCHER, "NNODES": "1", "NODE_RANK": "0"}, 4)[0]
+        is None
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "environment", "fix"),
     [
-        ((None, None, None), {"MASTER_ADDR": "a"}, "MASTER_ADDR is set and MASTER_PORT is not: set both"),
-        ((None, None, None), {"MASTER_PORT": "1"}, "MASTER_PORT is set and MASTER_ADDR is not: set both"),
-        ((None, None, None), {"MASTER_ADDR": "a", "MASTER_PORT": "1"}, "give --node-rank, or set NODE_RANK, or unset"),
-        ((None, None, None), {"NODE_RANK": "1"}, "give --master HOST:PORT, or set MASTER_ADDR and MASTER_PORT"),
-        ((None, None, None), {**LAUNCHER, "NNODES": "four"}, "NNODES='four': must be a whole number from 1"),
-        ((None, None, None), {**LAUNCHER, "MASTER_PORT": "70000"}, "MASTER_PORT: port='70000': must be"),
+        (
+            (None, None, None),
+            {"MASTER_ADDR": "a"},
+            "MASTER_ADDR is set and MASTER_PORT is not: set both",
+        ),
+        (
+            (None, None, None),
+            {"MASTER_PORT": "1"},
+            "MASTER_PORT is set and MASTER_ADDR is not: set both",
+        ),
+        (
+            (None, None, None),
+            {"MASTER_ADDR": "a", "MASTER_PORT": "1"},
+            "give --node-rank, or set NODE_RANK, or unset",
+        ),
+        (
+            (None, None, None),
+            {"NODE_RANK": "1"},
+            "give --master HOST:PORT, or set MASTER_ADDR and MASTER_PORT",
+        ),
+        (
+            (None, None, None),
+            {**LAUNCHER, "NNODES": "four"},
+            "NNODES='four': must be a whole number from 1",
+        ),
+        (
+            (None, None, None),
+            {**LAUNCHER, "MASTER_PORT": "70000"},
+            "MASTER_PORT: port='70000': must be",
+        ),
         ((None, None, None), {**LAUNCHER, "NODE_RANK": "4"}, "with 4 nodes it must be 0 to 3"),
         ((None, None, None), {**LAUNCHER, "LOCAL_RANK": "0"}, "start it once on each node"),
-        ((2, None, "a:1"), {}, "nothing says which node this is: give --node-rank, or set NODE_RANK"),
+        (
+            (2, None, "a:1"),
+            {},
+            "nothing says which node this is: give --node-rank, or set NODE_RANK",
+        ),
         ((2, 1, None), {}, "nothing says where node 0 is: give --master HOST:PORT"),
         ((2, 2, "a:1"), {}, "with --nodes 2 it must be 0 to 1"),
         ((2, 1, "node1"), {}, "must be HOST:PORT, such as node1:29500"),
@@ -99,11 +144,20 @@ OURS = Newcomer(2, 0, "a", "1.0", {"run": {"seed": 1, "name": "x"}, "derived": {
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        (Newcomer(2, 1, "b", "1.0", {"run": {"seed": 1, "name": "x"}, "derived": {"hash": "2"}}), ""),
-        (Newcomer(3, 1, "b", "1.0", OURS.card), "was started for 3 nodes, node 0 for 2: give the same --nodes"),
+        (
+            Newcomer(2, 1, "b", "1.0", {"run": {"seed": 1, "name": "x"}, "derived": {"hash": "2"}}),
+            "",
+        ),
+        (
+            Newcomer(3, 1, "b", "1.0", OURS.card),
+            "was started for 3 nodes, node 0 for 2: give the same --nodes",
+        ),
         (Newcomer(2, 2, "b", "1.0", OURS.card), "its rank must be 1 to 1: correct --node-rank"),
         (Newcomer(2, 1, "b", "1.1", OURS.card), "has tr11 1.1, node 0 has 1.0: install the same"),
-        (Newcomer(2, 1, "b", "1.0", {"run": {"seed": 2, "name": "x"}}), "another card than node 0, in run.seed: give"),
+        (
+            Newcomer(2, 1, "b", "1.0", {"run": {"seed": 2, "name": "x"}}),
+            "another card than node 0, in run.seed: give",
+        ),
     ],
 )
 def test_nodes_that_disagree_are_told_in_what(other: Newcomer, why: str) -> None:
@@ -132,7 +186,11 @@ def test_who_does_not_share_the_key_is_put_off() -> None:
 @pytest.fixture(scope="module")
 def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
     folder = tmp_path_factory.mktemp("two machines")
-    environment = {key: value for key, value in os.environ.items() if key not in {*LAUNCHER, "RANK", "WORLD_SIZE"}}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in {*LAUNCHER, "RANK", "WORLD_SIZE"}
+    }
     python, server = worker_python(folder)
     SERVERS.add(server)
     made = Playground(folder, {**environment, "COLUMNS": "80", "PYTHON_EXEC": str(python)})
@@ -151,7 +209,9 @@ def port() -> Iterator[int]:
 class Node:
     """One agent, as a person starts it on one machine."""
 
-    def __init__(self, playground: Playground, name: str, options: list[str], more: Mapping[str, str]) -> None:
+    def __init__(
+        self, playground: Playground, name: str, options: list[str], more: Mapping[str, str]
+    ) -> None:
         self.output = playground.folder / f"{name}.txt"
         self.folder = playground.folder
         with self.output.open("wb") as out:
@@ -169,7 +229,9 @@ class Node:
             code = self.process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running:\n{self.said[-3000:]}") from None
-        assert "Traceback" not in "".join(line for line in self.said.splitlines() if line.startswith("tr11: "))
+        assert "Traceback" not in "".join(
+            line for line in self.said.splitlines() if line.startswith("tr11: ")
+        )
         return code
 
 
@@ -180,10 +242,23 @@ def left_running(folder: Path) -> list[list[str]]:
     return [words for words in lines if any(str(folder) in word for word in words)]
 
 
-def pair(playground: Playground, port: int, directory: str, *options: str, name: str = "") -> tuple[Node, Node]:
+def pair(
+    playground: Playground, port: int, directory: str, *options: str, name: str = ""
+) -> tuple[Node, Node]:
     """Node 0 and node 1, with the same command but for the rank."""
-    words = ["--nodes", "2", "--master", f"127.0.0.1:{port}", "--set", f"run.directory={directory}", *options]
-    nodes = [Node(playground, f"{directory}{name}-{rank}", [*words, "--node-rank", str(rank)], {}) for rank in (0, 1)]
+    words = [
+        "--nodes",
+        "2",
+        "--master",
+        f"127.0.0.1:{port}",
+        "--set",
+        f"run.directory={directory}",
+        *options,
+    ]
+    nodes = [
+        Node(playground, f"{directory}{name}-{rank}", [*words, "--node-rank", str(rank)], {})
+        for rank in (0, 1)
+    ]
     return nodes[0], nodes[1]
 
 
@@ -201,7 +276,12 @@ def test_two_machines_train_as_one_does(playground: Playground, port: int) -> No
     """
     started = []
     for rank in (1, 0):
-        launcher = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NNODES": "2", "NODE_RANK": str(rank)}
+        launcher = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "NNODES": "2",
+            "NODE_RANK": str(rank),
+        }
         options = ["--until-finished", "--set", "run.directory=env"]
         started.append(Node(playground, f"env-{rank}", options, launcher))
     other, first = started
@@ -212,13 +292,24 @@ def test_two_machines_train_as_one_does(playground: Playground, port: int) -> No
     finally:
         end(*started)
     [marker] = playground.ends("env")
-    assert (marker.reason, marker.restart, marker.checkpoint_step) == ("signal", True, marker.iteration)
-    assert "exit status 1, as --until-finished asks" in first.said and "node 0 has ended: signal" in other.said
+    assert (marker.reason, marker.restart, marker.checkpoint_step) == (
+        "signal",
+        True,
+        marker.iteration,
+    )
+    assert (
+        "exit status 1, as --until-finished asks" in first.said
+        and "node 0 has ended: signal" in other.said
+    )
     [attempt] = playground.paths("env").attempts.iterdir()
-    assert len({json.loads(path.read_text())["node"] for path in (attempt / "nodes").iterdir()}) == 2
+    assert (
+        len({json.loads(path.read_text())["node"] for path in (attempt / "nodes").iterdir()}) == 2
+    )
     assert not (playground.paths("env").state / "meeting.json").exists()
 
-    playground.tr11("train", "--set", f"run.exit_interval={marker.iteration}", "--set", "run.directory=alone")
+    playground.tr11(
+        "train", "--set", f"run.exit_interval={marker.iteration}", "--set", "run.directory=alone"
+    )
     two, one = playground.steps("env"), playground.steps("alone")
     assert [step["iteration"] for step in two] == list(range(1, marker.iteration + 1))
     for field in ("lm_loss", "grad_norm", "learning_rate", "consumed_samples"):
@@ -228,12 +319,20 @@ def test_two_machines_train_as_one_does(playground: Playground, port: int) -> No
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--nodes", "4"], "was started for 4 nodes, node 0 for 2: give the same --nodes (or NNODES) on all"),
+        (
+            ["--nodes", "4"],
+            "was started for 4 nodes, node 0 for 2: give the same --nodes (or NNODES) on all",
+        ),
         (["--set", "run.seed=8"], "has another card than node 0, in run.seed: give the same card"),
-        (["--set", "batch.micro_batch_size=0"], "cannot start: its card is refused: batch.micro_batch_size"),
+        (
+            ["--set", "batch.micro_batch_size=0"],
+            "cannot start: its card is refused: batch.micro_batch_size",
+        ),
     ],
 )
-def test_a_node_that_disagrees_ends_all(playground: Playground, port: int, options: list[str], why: str) -> None:
+def test_a_node_that_disagrees_ends_all(
+    playground: Playground, port: int, options: list[str], why: str
+) -> None:
     words = ["--master", f"127.0.0.1:{port}", "--set", "run.directory=odd"]
     first = Node(playground, "odd-0", ["--nodes", "2", "--node-rank", "0", *words], {})
     other = Node(playground, "odd-1", ["--nodes", "2", "--node-rank", "1", *words, *options], {})
@@ -256,7 +355,9 @@ def test_a_node_that_does_not_come_is_named(playground: Playground, port: int) -
     assert "address already in use" in (done.stdout + done.stderr).lower()
 
 
-def test_a_lost_node_ends_all_and_the_same_commands_go_on(playground: Playground, port: int) -> None:
+def test_a_lost_node_ends_all_and_the_same_commands_go_on(
+    playground: Playground, port: int
+) -> None:
     more = ["--set", "batch.train_samples=1_000_000", "--set", "resilience.end_within_seconds=8"]
     first, other = pair(playground, port, "lost", *more)
     try:
@@ -275,7 +376,9 @@ def test_a_lost_node_ends_all_and_the_same_commands_go_on(playground: Playground
     failure = read_json(attempt / "failures" / f"lost-{name[1]}.json") or {}
     assert failure["host"] == name[1] and "agent of node 1 was lost" in failure["error"]
     launch = read_json(attempt / "launches" / "1.json") or {}
-    assert launch["end"] - launch["first_sign"] < 8 + SLOW_MACHINE_SECONDS  # not the silence of a whole connection
+    assert (
+        launch["end"] - launch["first_sign"] < 8 + SLOW_MACHINE_SECONDS
+    )  # not the silence of a whole connection
     playground.wait(lambda: left_running(playground.folder) == [], "the lost node's workers to end")
 
     # The same commands; now node 0 dies.

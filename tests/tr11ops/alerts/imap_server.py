@@ -81,12 +81,16 @@ class Conversation(socketserver.StreamRequestHandler):
         found = sorted(mails)
         if words[0] == "UID":
             first = int(words[1].split(":")[0])
-            found = [number for number in found if number >= first] or found[-1:]  # `n:*` is never empty
+            found = [number for number in found if number >= first] or found[
+                -1:
+            ]  # `n:*` is never empty
         keys = words[2:]
         assert keys[0] == "OR" and keys[1] == keys[4] == "HEADER"
         parsed = {number: message_from_bytes(mails[number]) for number in found}
         pairs = ((keys[2], keys[3]), (keys[5], keys[6]))
-        return [n for n in found if any(text in str(parsed[n].get(name, "")) for name, text in pairs)]
+        return [
+            n for n in found if any(text in str(parsed[n].get(name, "")) for name, text in pairs)
+        ]
 
     def fetch(self, number: int, items: str) -> None:
         box = self.server.box

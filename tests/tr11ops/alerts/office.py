@@ -42,9 +42,16 @@ def clock(seconds: float, zone: str = "UTC") -> str:
 NOON = at("2022-05-02 12:00")  # a Monday
 
 
-def finding(detector: str = "stalled", severity: Severity = CRITICAL, subject: str = "1007", **more: Any) -> Finding:
+def finding(
+    detector: str = "stalled", severity: Severity = CRITICAL, subject: str = "1007", **more: Any
+) -> Finding:
     """A subject that begins with a digit is a job, which is no identity; all else is a name."""
-    values: dict[str, Any] = {"title": f"{detector} it is", "evidence": ("line one",), "fix": "tr11 logs", **more}
+    values: dict[str, Any] = {
+        "title": f"{detector} it is",
+        "evidence": ("line one",),
+        "fix": "tr11 logs",
+        **more,
+    }
     values.setdefault("identity", (subject,) if subject and not subject[0].isdigit() else ())
     return Finding(detector, severity, subject=subject, **values)
 
@@ -68,7 +75,9 @@ class Mailbox:
         session.host_name = hostname
         return "250 HELP"
 
-    async def handle_RCPT(self, server: SMTP, session: Any, envelope: Any, address: str, options: list[str]) -> str:
+    async def handle_RCPT(
+        self, server: SMTP, session: Any, envelope: Any, address: str, options: list[str]
+    ) -> str:
         if address in self.slow:
             await asyncio.sleep(30)
         answer = self.recipient_answers.get(address, "250 OK")
@@ -118,7 +127,12 @@ class Office:
 
     def set(self, *settings: str) -> None:
         """The card's [alerts] section, beyond server and sender."""
-        fixed = ('smtp_host="127.0.0.1"', f"smtp_port={self.port}", 'sender="bot@example.org"', 'digest_time=""')
+        fixed = (
+            'smtp_host="127.0.0.1"',
+            f"smtp_port={self.port}",
+            'sender="bot@example.org"',
+            'digest_time=""',
+        )
         overrides = [f"alerts.{line}" for line in (*fixed, *settings)]
         self.card: RunCard = load_card(self.path, overrides, {}, directory=self.folder)
 
@@ -131,7 +145,14 @@ class Office:
         deliver: bool = True,
     ) -> AlertOutcome:
         return process(
-            self.directory, self.card, findings, frozenset(blind), observed, now, deliver=deliver, typed="tr11.toml"
+            self.directory,
+            self.card,
+            findings,
+            frozenset(blind),
+            observed,
+            now,
+            deliver=deliver,
+            typed="tr11.toml",
         )
 
     @property
@@ -153,7 +174,12 @@ class Office:
 
 
 def run_days(
-    office: Office, mailbox: Mailbox, begin: float, hours: int, sees: Callable[[float], Iterable[Finding]], zone: str
+    office: Office,
+    mailbox: Mailbox,
+    begin: float,
+    hours: int,
+    sees: Callable[[float], Iterable[Finding]],
+    zone: str,
 ) -> list[tuple[str, tuple[str, ...], str]]:
     """Look once an hour; (time of day, to whom, subject) of each mail."""
     log = []

@@ -36,20 +36,31 @@ def policy(**changes: object) -> Policy:
 )
 def test_quiet_hours(span: tuple[time, time] | None, quiet: list[str], loud: list[str]) -> None:
     rules = policy(quiet_hours=span, zone=PARIS)
-    assert [clock for clock in [*quiet, *loud] if rules.is_quiet(at(f"2022-05-02 {clock}", "Europe/Paris"))] == quiet
+    assert [
+        clock
+        for clock in [*quiet, *loud]
+        if rules.is_quiet(at(f"2022-05-02 {clock}", "Europe/Paris"))
+    ] == quiet
 
 
 def test_quiet_hours_in_the_night_that_has_an_hour_more_or_less() -> None:
     rules = policy(quiet_hours=(time(22), time(7)), zone=PARIS)
     for day, length in (("2022-03-26", 8), ("2022-10-29", 10), ("2022-05-02", 9)):
         begin = at(f"{day} 22:00", "Europe/Paris")
-        assert [rules.is_quiet(begin + hour * HOUR) for hour in range(length + 1)] == [True] * length + [False]
+        assert [rules.is_quiet(begin + hour * HOUR) for hour in range(length + 1)] == [
+            True
+        ] * length + [False]
 
 
 def test_the_rota_goes_round_and_begins_with_its_first() -> None:
     before = [THREE.on_duty(at("2022-05-02 00:00") - days * DAY) for days in (0.001, 1, 7, 8, 400)]
     assert before == [(ANA,)] * 5
-    assert [THREE.on_duty(at("2022-05-02 00:00") + week * 7 * DAY)[0] for week in range(4)] == [ANA, BEN, CLEO, ANA]
+    assert [THREE.on_duty(at("2022-05-02 00:00") + week * 7 * DAY)[0] for week in range(4)] == [
+        ANA,
+        BEN,
+        CLEO,
+        ANA,
+    ]
     assert policy(rota=()).on_duty(NOON) == (LIST,)
 
 
@@ -70,10 +81,15 @@ def test_escalation_asks_each_of_the_rota_once_and_then_all() -> None:
     assert rules.escalation(2, (ANA, BEN), NOON) == (CLEO,)
     assert rules.escalation(3, (ANA, BEN, CLEO), NOON) == rules.everyone == (ANA, BEN, CLEO, LIST)
     assert rules.escalation(4, (ANA,), NOON) == rules.everyone
-    assert rules.escalation(1, (ANA,), NOON + 7 * DAY) == (BEN,)  # it is Ben's turn now, and he was not asked
+    assert rules.escalation(1, (ANA,), NOON + 7 * DAY) == (
+        BEN,
+    )  # it is Ben's turn now, and he was not asked
 
 
-@given(st.integers(0, 10_000_000), st.sampled_from(["Europe/Paris", "UTC", "America/Sao_Paulo", "Australia/Lord_Howe"]))
+@given(
+    st.integers(0, 10_000_000),
+    st.sampled_from(["Europe/Paris", "UTC", "America/Sao_Paulo", "Australia/Lord_Howe"]),
+)
 def test_the_digest_is_due_once_a_day(quarters: int, zone: str) -> None:
     rules = policy(digest_time=time(2, 30), zone=ZoneInfo(zone))
     now = 1_600_000_000 + quarters % 100_000 * 900.0

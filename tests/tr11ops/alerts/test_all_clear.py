@@ -18,13 +18,29 @@ from tr11ops.alerts.state import AlertState, Incident, Message
 from tr11ops.detect.finding import Finding
 from tr11ops.observe.snapshot import Step
 
-POLICY = Policy(run="small", directory="/runs/small", typed="tr11.toml", folder="/home/ana", recipients=(ANA,))
+POLICY = Policy(
+    run="small", directory="/runs/small", typed="tr11.toml", folder="/home/ana", recipients=(ANA,)
+)
 HANG = finding("hung", title="job 1007 hangs", fix="tr11 stacks")
-DOWN = finding("down", subject="", title="small is neither running nor queued", fix="tr11 launch --array 1-10")
-SLOW = finding("slow-node", WARNING, "iam05", title="iam05 holds the others back", fix="tr11 nodes check iam05")
-LESS = finding("slow", WARNING, "", title="the training is 62.5 % slower than it was", fix="tr11 nodes check n01")
-DISK = finding("filesystem-filling", WARNING, "/scratch", title="/scratch is full in 3 days", fix="tr11 disk")
-TRAINS = RunCondition("HEALTHY: job 1008 on 4 nodes: training at iteration 266", is_well=True, trains=True)
+DOWN = finding(
+    "down", subject="", title="small is neither running nor queued", fix="tr11 launch --array 1-10"
+)
+SLOW = finding(
+    "slow-node", WARNING, "iam05", title="iam05 holds the others back", fix="tr11 nodes check iam05"
+)
+LESS = finding(
+    "slow",
+    WARNING,
+    "",
+    title="the training is 62.5 % slower than it was",
+    fix="tr11 nodes check n01",
+)
+DISK = finding(
+    "filesystem-filling", WARNING, "/scratch", title="/scratch is full in 3 days", fix="tr11 disk"
+)
+TRAINS = RunCondition(
+    "HEALTHY: job 1008 on 4 nodes: training at iteration 266", is_well=True, trains=True
+)
 STARTS = RunCondition("STARTING: job 1008 on 4 nodes started 3 s ago", is_well=False)
 QUEUED = RunCondition("QUEUED: nothing runs now; job 1008 waits: Resources", is_well=True)
 FINISHED = RunCondition("FINISHED: all 100 iterations are trained", is_well=True, is_finished=True)
@@ -69,14 +85,18 @@ def subjects(messages: Iterable[Message]) -> list[str]:
 def test_no_all_clear_of_a_hang_while_the_run_is_down() -> None:
     looks = Looks()
     assert subjects(looks.see(HANG, condition=ENDED)) == ["[CRITICAL] small: job 1007 hangs"]
-    assert subjects(looks.see(DOWN, condition=ENDED)) == ["[CRITICAL] small: small is neither running nor queued"]
+    assert subjects(looks.see(DOWN, condition=ENDED)) == [
+        "[CRITICAL] small: small is neither running nor queued"
+    ]
     assert looks.see(DOWN, condition=ENDED) == []
     assert looks.see(DOWN, condition=ENDED) == []
     assert looks.see(condition=STARTS, after=10 * MINUTE) == []
     assert looks.see(condition=STARTS) == []
     (over,) = looks.see(condition=TRAINS, trained=5.0)
     assert over.subject == "[OK] small: over: job 1007 hangs (and 1 more)"
-    assert "Now HEALTHY: job 1008 on 4 nodes: training at iteration 266. Nothing to type." in flat(over)
+    assert "Now HEALTHY: job 1008 on 4 nodes: training at iteration 266. Nothing to type." in flat(
+        over
+    )
     assert "neither running nor queued" in over.body
     assert looks.see(condition=TRAINS, trained=5.0) == []
 
@@ -84,12 +104,19 @@ def test_no_all_clear_of_a_hang_while_the_run_is_down() -> None:
 def test_a_slow_node_is_not_over_because_nothing_moves() -> None:
     looks = Looks()
     looks.see(SLOW, condition=TRAINS, trained=5.0)
-    for age in (65.0, 125.0, 185.0):  # the last iteration ended before the node was last seen to be slow
+    for age in (
+        65.0,
+        125.0,
+        185.0,
+    ):  # the last iteration ended before the node was last seen to be slow
         assert looks.see(condition=TRAINS, trained=age) == []
     assert subjects(looks.see(HANG, condition=ENDED)) == ["[CRITICAL] small: job 1007 hangs"]
     assert looks.see(HANG, condition=ENDED) == []
     told = subjects(looks.see(condition=TRAINS, trained=5.0))
-    assert told == ["[OK] small: over: job 1007 hangs", "[OK] small: over: iam05 holds the others back"]
+    assert told == [
+        "[OK] small: over: job 1007 hangs",
+        "[OK] small: over: iam05 holds the others back",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +136,9 @@ def test_an_all_clear_needs_evidence_that_the_run_is_well(
 ) -> None:
     looks = Looks()
     looks.see(fault, condition=ENDED)
-    told = [message for _ in range(2) for message in looks.see(condition=condition, trained=trained)]
+    told = [
+        message for _ in range(2) for message in looks.see(condition=condition, trained=trained)
+    ]
     assert [message.kind for message in told] == (["cleared"] if is_told else [])
 
 
@@ -121,20 +150,28 @@ def test_an_all_clear_needs_evidence_that_the_run_is_well(
         (LESS, STOPPED, STOPPED.words),
     ],
 )  # fmt: skip
-def test_after_an_hour_it_is_said_what_is_there_instead(fault: Finding, condition: RunCondition, instead: str) -> None:
+def test_after_an_hour_it_is_said_what_is_there_instead(
+    fault: Finding, condition: RunCondition, instead: str
+) -> None:
     looks = Looks()
     looks.see(fault, condition=ENDED)
     looks.see(condition=condition)
     assert looks.see(condition=condition) == []
     (message,) = looks.see(condition=condition, after=HOUR)
     shown = "QUEUED: nothing runs now; job 1008 waits, Resources" if fault is SLOW else instead
-    over = "the training ..." if fault is LESS else f"{fault.title})"  # as far as a subject has room
+    over = (
+        "the training ..." if fault is LESS else f"{fault.title})"
+    )  # as far as a subject has room
     assert (message.kind, message.subject) == ("replaced", f"[NOT OK] small: {shown} (over: {over}")
     assert "Nothing to type" not in flat(message)
     assert f"Now: {instead}." in flat(message)
-    assert ("When it may, type: cd /home/ana tr11 resume" in flat(message)) is (condition is STOPPED)
+    assert ("When it may, type: cd /home/ana tr11 resume" in flat(message)) is (
+        condition is STOPPED
+    )
     assert looks.see(condition=condition) == []
-    assert subjects(looks.see(fault, condition=ENDED, after=HOUR)) == [f"[{fault.severity.name}] small: {fault.title}"]
+    assert subjects(looks.see(fault, condition=ENDED, after=HOUR)) == [
+        f"[{fault.severity.name}] small: {fault.title}"
+    ]
 
 
 def test_what_stands_instead_is_named_with_what_to_type() -> None:
@@ -142,10 +179,18 @@ def test_what_stands_instead_is_named_with_what_to_type() -> None:
     looks.see(HANG, condition=ENDED)
     for _ in range(3):
         looks.see(DOWN, condition=ENDED)
-    (message,) = (one for one in looks.see(DOWN, condition=ENDED, after=HOUR) if one.kind == "replaced")
-    assert message.subject == "[NOT OK] small: small is neither running nor queued (over: job 1007 hangs)"
+    (message,) = (
+        one for one in looks.see(DOWN, condition=ENDED, after=HOUR) if one.kind == "replaced"
+    )
+    assert (
+        message.subject
+        == "[NOT OK] small: small is neither running nor queued (over: job 1007 hangs)"
+    )
     assert "But the run is not well." in flat(message)
-    assert "Still open, CRITICAL: small is neither running nor queued (since 2022-05-02 12:02 UTC)." in flat(message)
+    assert (
+        "Still open, CRITICAL: small is neither running nor queued (since 2022-05-02 12:02 UTC)."
+        in flat(message)
+    )
     assert "Type: cd /home/ana tr11 launch --array 1-10" in flat(message)
 
 
@@ -160,14 +205,19 @@ def test_an_all_clear_names_the_lesser_faults_that_stand() -> None:
 
 
 @pytest.mark.parametrize(("condition", "trained"), [(STOPPED, None), (PAUSED, 5.0)])
-def test_an_all_clear_of_a_run_that_waits_to_be_resumed_says_how(condition: RunCondition, trained: float) -> None:
+def test_an_all_clear_of_a_run_that_waits_to_be_resumed_says_how(
+    condition: RunCondition, trained: float
+) -> None:
     looks = Looks()
     looks.see(DISK, condition=TRAINS, trained=1.0)
     looks.see(condition=condition, trained=trained)
     (message,) = looks.see(condition=condition, trained=trained)
     assert message.kind == "cleared"
     assert "Nothing to type" not in flat(message)
-    assert "It goes on only when it is resumed. When it may, type: cd /home/ana tr11 resume" in flat(message)
+    assert (
+        "It goes on only when it is resumed. When it may, type: cd /home/ana tr11 resume"
+        in flat(message)
+    )
 
 
 def test_what_was_slow_before_a_stop_is_over_when_it_trains_again_and_is_not_slow() -> None:
@@ -186,7 +236,9 @@ def course(*parts: tuple[int, int, str]) -> tuple[Step, ...]:
     times = [(60 * minute + second, job) for first, last, job in parts for minute in range(first, last)
              for second in range(0, 60, 10)]  # fmt: skip
     return tuple(
-        replace(one, record=replace(one.record, iteration=200 + number), time=NOON + time, job_id=job)
+        replace(
+            one, record=replace(one.record, iteration=200 + number), time=NOON + time, job_id=job
+        )
         for number, (time, job) in enumerate(times)
     )
 
@@ -207,23 +259,35 @@ def test_an_all_clear_says_since_when_and_in_which_job_the_training_goes_on(
 ) -> None:
     looks = Looks()
     looks.see(at(fault, MINUTE), condition=ENDED, steps=steps)
-    told = [message for _ in range(3) for message in looks.see(condition=TRAINS, trained=1.0, steps=steps)]
+    told = [
+        message
+        for _ in range(3)
+        for message in looks.see(condition=TRAINS, trained=1.0, steps=steps)
+    ]
     (over,) = told
     assert over.kind == "cleared"
     assert (says in flat(over)) if says else ("Training goes on" not in flat(over))
 
 
 # ----------------------------------------------------------------------------- what comes back
-def test_a_critical_fault_that_comes_back_after_its_all_clear_is_a_new_incident_and_is_said_at_once() -> None:
+def test_a_critical_fault_that_comes_back_after_its_all_clear_is_a_new_incident_and_is_said_at_once() -> (
+    None
+):
     looks = Looks()
-    bad = finding("unfinished-end", CRITICAL, "67_1", title="attempt 67_1 failed", identity=("software",))
+    bad = finding(
+        "unfinished-end", CRITICAL, "67_1", title="attempt 67_1 failed", identity=("software",)
+    )
     looks.see(at(bad, MINUTE), condition=ENDED)
     told = [message for _ in range(2) for message in looks.see(condition=TRAINS, trained=1.0)]
     assert [message.kind for message in told] == ["cleared"]
-    two = replace(bad, title="the last 2 attempts failed", subject="67_2")  # the first of them ended long ago
+    two = replace(
+        bad, title="the last 2 attempts failed", subject="67_2"
+    )  # the first of them ended long ago
     (message,) = looks.see(at(two, MINUTE), condition=ENDED)
     assert (message.kind, message.severity) == ("reopened", CRITICAL)
-    assert "The last 2 attempts failed. This began at 2022-05-02 12:04 UTC, just now." in flat(message)
+    assert "The last 2 attempts failed. This began at 2022-05-02 12:04 UTC, just now." in flat(
+        message
+    )
     assert "This came back 1 min after its all-clear." in flat(message)
     looks.see(at(two, MINUTE), condition=ENDED)
     first, second = looks.state.incidents()
@@ -236,15 +300,23 @@ def test_a_critical_fault_that_comes_back_after_its_all_clear_is_a_new_incident_
 def test_a_fault_that_a_later_attempt_meets_again_calls_again_who_took_it_on() -> None:
     """Even where one look alone saw the later attempt train."""
     looks = Looks()
-    bad = finding("unfinished-end", CRITICAL, "67_1", title="attempt 67_1 failed", identity=("software",))
+    bad = finding(
+        "unfinished-end", CRITICAL, "67_1", title="attempt 67_1 failed", identity=("software",)
+    )
     looks.see(bad, condition=ENDED)
-    looks.state = looks.state.with_alert(acknowledge("ana")[0](looks.state.open_alerts[0], looks.now))
+    looks.state = looks.state.with_alert(
+        acknowledge("ana")[0](looks.state.open_alerts[0], looks.now)
+    )
     trains = replace(bad, severity=INFO, is_to_be_passed=True)
     assert looks.see(trains, condition=TRAINS, trained=1.0) == []
     assert [alert.severity for alert in looks.state.open_alerts] == [WARNING]
-    (message,) = looks.see(replace(bad, title="the last 2 attempts failed", subject="67_2"), condition=ENDED)
+    (message,) = looks.see(
+        replace(bad, title="the last 2 attempts failed", subject="67_2"), condition=ENDED
+    )
     assert (message.kind, message.severity) == ("raised", CRITICAL)
-    assert [looks.see(trains, condition=TRAINS, trained=1.0) for _ in range(5)] == [[]] * 5, "no all-clear yet"
+    assert [looks.see(trains, condition=TRAINS, trained=1.0) for _ in range(5)] == [[]] * 5, (
+        "no all-clear yet"
+    )
     told = [looks.see(condition=TRAINS, trained=1.0) for _ in range(2)]
     assert [[message.kind for message in messages] for messages in told] == [[], ["cleared"]]
 
@@ -255,10 +327,16 @@ def test_a_critical_fault_that_flaps_is_said_to_be_back_once_in_ten_minutes() ->
     for minute in range(1, 31):
         ill = minute % 3 == 1  # one look in three sees it
         found = (HANG,) if ill else ()
-        messages = looks.see(*found, condition=ENDED if ill else TRAINS, trained=None if ill else 1.0)
+        messages = looks.see(
+            *found, condition=ENDED if ill else TRAINS, trained=None if ill else 1.0
+        )
         kinds += [(minute, message.kind) for message in messages]
     back = [minute for minute, kind in kinds if kind == "reopened"]
-    assert [kind for _, kind in kinds] == ["opened", "cleared", *["reopened", "cleared"] * len(back)]
+    assert [kind for _, kind in kinds] == [
+        "opened",
+        "cleared",
+        *["reopened", "cleared"] * len(back),
+    ]
     assert back == [4, 16, 28]
 
 
@@ -274,7 +352,9 @@ def test_a_warning_that_comes_back_after_its_all_clear_is_not_said_within_the_ho
 def test_a_person_who_says_that_it_is_over_is_not_kept_waiting() -> None:
     looks = Looks()
     looks.see(HANG, condition=ENDED)
-    looks.state = looks.state.with_alert(resolve("ana", "false alarm")[0](looks.state.open_alerts[0], looks.now))
+    looks.state = looks.state.with_alert(
+        resolve("ana", "false alarm")[0](looks.state.open_alerts[0], looks.now)
+    )
     (message,) = looks.see(condition=UNSEEN)
     assert message.kind == "replaced"
     assert "(ana: false alarm)" in flat(message)
@@ -283,7 +363,9 @@ def test_a_person_who_says_that_it_is_over_is_not_kept_waiting() -> None:
 def test_what_comes_back_before_its_all_clear_calls_again_who_took_it_on() -> None:
     looks = Looks()
     looks.see(HANG, condition=ENDED)
-    looks.state = looks.state.with_alert(acknowledge("ana")[0](looks.state.open_alerts[0], looks.now))
+    looks.state = looks.state.with_alert(
+        acknowledge("ana")[0](looks.state.open_alerts[0], looks.now)
+    )
     assert [looks.see(condition=STARTS) for _ in range(2)] == [[], []]
     (message,) = looks.see(HANG, condition=ENDED)
     assert message.kind == "again"
@@ -335,18 +417,28 @@ def test_an_iteration_proves_in_one_look_that_a_training_stands_still_no_more() 
         looks = Looks()
         looks.see(fault, condition=ENDED)
         told = [looks.see(condition=TRAINS, trained=1.0) for _ in range(2)]
-        assert [len(messages) for messages in told] == ([1, 0] if looks_needed == 1 else [0, 1]), fault.detector
+        assert [len(messages) for messages in told] == ([1, 0] if looks_needed == 1 else [0, 1]), (
+            fault.detector
+        )
 
 
 def test_a_hang_that_recovers_by_itself_has_an_all_clear_and_no_second_alarm() -> None:
     """Its ranks show life again and have finished no iteration yet, which is a stall for a moment."""
-    stall = finding("stalled", title="job 1007: no iteration after 8", fix="tr11 kill --wait", patience=5 * MINUTE)
+    stall = finding(
+        "stalled",
+        title="job 1007: no iteration after 8",
+        fix="tr11 kill --wait",
+        patience=5 * MINUTE,
+    )
     looks = Looks()
     (first,) = looks.see(at(HANG, 0.0), condition=ENDED)
     told = [message for _ in range(3) for message in looks.see(at(stall, 0.0), condition=ENDED)]
     assert told == []
     (over,) = looks.see(condition=TRAINS, trained=1.0)
-    assert (over.kind, over.thread) == ("cleared", first.message_id) and "job 1007 hangs" in over.subject
+    assert (over.kind, over.thread) == (
+        "cleared",
+        first.message_id,
+    ) and "job 1007 hangs" in over.subject
     looks.see(at(HANG, 0.0), condition=ENDED, after=HOUR * 2)
     told = [message for _ in range(8) for message in looks.see(at(stall, 0.0), condition=ENDED)]
     (again,) = told
@@ -356,14 +448,23 @@ def test_a_hang_that_recovers_by_itself_has_an_all_clear_and_no_second_alarm() -
 def test_what_comes_back_is_dated_from_when_it_came_back() -> None:
     """Two attempts that ended badly: the first alert's hour is not that of the second."""
     looks = Looks()
-    bad = finding("unfinished-end", WARNING, "20_1", title="attempt 20_1 ended by an error", identity=("sigsegv",))
+    bad = finding(
+        "unfinished-end",
+        WARNING,
+        "20_1",
+        title="attempt 20_1 ended by an error",
+        identity=("sigsegv",),
+    )
     looks.see(at(bad, 0.0), condition=ENDED)
     for _ in range(2):
         looks.see(condition=TRAINS, trained=1.0)
     two = replace(bad, severity=CRITICAL, subject="20_2", title="the last 2 attempts did not end")
     (message,) = looks.see(at(two, 9 * MINUTE), condition=ENDED, after=20 * MINUTE)
     assert message.kind == "reopened"
-    assert "The last 2 attempts did not end. This began at 2022-05-02 12:09 UTC, 14 min ago." in flat(message)
+    assert (
+        "The last 2 attempts did not end. This began at 2022-05-02 12:09 UTC, 14 min ago."
+        in flat(message)
+    )
 
 
 def test_a_record_of_an_older_tr11_has_the_looks_alone() -> None:
@@ -372,7 +473,10 @@ def test_a_record_of_an_older_tr11_has_the_looks_alone() -> None:
     looks = Looks()
     looks.see(HANG, condition=ENDED)
     old = looks.state.open_alerts[0]
-    assert (replace(old, since=None).start, replace(old, resolved_at=NOON + 5).end) == (old.began, NOON + 5)
+    assert (replace(old, since=None).start, replace(old, resolved_at=NOON + 5).end) == (
+        old.began,
+        NOON + 5,
+    )
 
 
 def flat(message: Message) -> str:

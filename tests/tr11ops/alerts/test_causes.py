@@ -14,8 +14,12 @@ from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.state import Alert, AlertState, Message
 from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
 
-POLICY = Policy(run="small", directory="/runs/small", recipients=(LIST,), rota=(ANA,), escalate_minutes=())
-FAULT = finding("unfinished-end", WARNING, "20_3", title="attempt 20_3 failed: SIGSEGV", fix="tr11 diagnose")
+POLICY = Policy(
+    run="small", directory="/runs/small", recipients=(LIST,), rota=(ANA,), escalate_minutes=()
+)
+FAULT = finding(
+    "unfinished-end", WARNING, "20_3", title="attempt 20_3 failed: SIGSEGV", fix="tr11 diagnose"
+)
 HELD = finding(
     "held", CRITICAL, "20", title="job 20_[4-10%1] is held", fix="tr11 diagnose", then=("tr11 resume",),
     fault=HELD_FOR_FAULT,
@@ -70,14 +74,30 @@ def test_a_lost_node_and_the_end_of_its_job_are_one_thread() -> None:
     watch = Watch()
     title = "n01, which runs the batch script of job 20_3, does not answer the scheduler"
     (first,) = watch.sees(finding("node-lost", WARNING, "20_3", title=title, identity=("n01",)))
-    end = finding("unfinished-end", WARNING, "20_3", title="attempt 20_3 failed: n01 was lost", identity=("unknown",))
+    end = finding(
+        "unfinished-end",
+        WARNING,
+        "20_3",
+        title="attempt 20_3 failed: n01 was lost",
+        identity=("unknown",),
+    )
     told = watch.sees(end)
-    assert watch.open == ["unfinished-end"] and all(message.thread == first.message_id for message in told)
+    assert watch.open == ["unfinished-end"] and all(
+        message.thread == first.message_id for message in told
+    )
     watch.sees()
     (last,) = watch.sees()
     assert last.kind == "cleared" and last.thread == first.message_id and watch.open == []
-    other = finding("unfinished-end", WARNING, "20_4", title="attempt 20_4 failed: n02 was lost", identity=("node",))
-    watch.sees(finding("node-lost", WARNING, "20_5", title="n07 of job 20_5 is silent", identity=("n07",)))
+    other = finding(
+        "unfinished-end",
+        WARNING,
+        "20_4",
+        title="attempt 20_4 failed: n02 was lost",
+        identity=("node",),
+    )
+    watch.sees(
+        finding("node-lost", WARNING, "20_5", title="n07 of job 20_5 is silent", identity=("n07",))
+    )
     watch.sees(other)
     assert "node-lost" in watch.open, "the end of another job is another incident"
 
@@ -88,34 +108,56 @@ def test_a_cause_that_is_found_later_goes_on_with_the_alert_of_its_consequence()
     (first,) = watch.sees(HELD)
     began = watch.alert.began
     change, _ = acknowledge("ana")
-    watch.alert_state = apply(watch.alert_state, watch.alert.fingerprint, change, ACKNOWLEDGED, "ana", "", watch.now)
+    watch.alert_state = apply(
+        watch.alert_state, watch.alert.fingerprint, change, ACKNOWLEDGED, "ana", "", watch.now
+    )
     (second,) = watch.sees(HELD, FAULT)
     assert second.kind == "cause" and "SIGSEGV" in second.subject
     assert "This is the cause of what you were told before," in second.body
-    assert (watch.open, watch.alert.began, watch.alert.acknowledged_by) == (["unfinished-end"], began, "ana")
+    assert (watch.open, watch.alert.began, watch.alert.acknowledged_by) == (
+        ["unfinished-end"],
+        began,
+        "ana",
+    )
     assert second.thread == first.message_id
-    assert resolve_prefix(watch.alert_state, fingerprint("held", ())) == watch.alert  # as the first mail named it
+    assert (
+        resolve_prefix(watch.alert_state, fingerprint("held", ())) == watch.alert
+    )  # as the first mail named it
     assert watch.sees(HELD, FAULT) == ()
 
 
 def test_a_suspicion_that_proves_to_be_the_programs_is_told_in_its_thread() -> None:
     watch = Watch()
     title = "attempt 20_1 failed: SIGSEGV; whether it is a node's fault, the next attempt tells"
-    supposed = finding("unfinished-end", WARNING, "20_1", title=title, identity=("sigsegv",), fault="node")
+    supposed = finding(
+        "unfinished-end", WARNING, "20_1", title=title, identity=("sigsegv",), fault="node"
+    )
     (first,) = watch.sees(supposed)
-    proved = replace(supposed, subject="20_2", title="the last 2 attempts failed: software or data", fault="software")
+    proved = replace(
+        supposed,
+        subject="20_2",
+        title="the last 2 attempts failed: software or data",
+        fault="software",
+    )
     (second,) = watch.sees(proved)
-    assert (second.kind, second.thread) == ("cause", first.message_id) and "software or data" in second.subject
+    assert (second.kind, second.thread) == (
+        "cause",
+        first.message_id,
+    ) and "software or data" in second.subject
     assert watch.sees(proved) == ()
     worse = Watch()
     worse.sees(supposed)
     (told,) = worse.sees(replace(proved, severity=CRITICAL))
-    assert told.kind == "raised" and "This is the cause of what you were told before" in told.body.replace("\n", " ")
+    assert (
+        told.kind == "raised"
+        and "This is the cause of what you were told before" in told.body.replace("\n", " ")
+    )
 
 
 def test_of_lesser_alerts_in_one_mail_the_strongest_cause_is_the_subject() -> None:
     chain, slow, full = (
-        finding(name, WARNING, title=f"it is {name}") for name in ("chain-end", "slow", "filesystem-full")
+        finding(name, WARNING, title=f"it is {name}")
+        for name in ("chain-end", "slow", "filesystem-full")
     )
     (message,) = Watch().sees(chain, slow, full)
     assert message.subject == "[WARNING] small: it is filesystem-full (and 2 more)"
@@ -131,7 +173,11 @@ def test_another_fault_of_the_same_kind_has_not_come_back(severity: Severity) ->
     (over,) = watch.sees()
     (second,) = watch.sees(finding("hung", severity, "20_2", title="job 20_2 hangs: rank 1 on n03"))
     assert [first.kind, over.kind, second.kind] == ["opened", "cleared", "opened"]
-    assert second.thread == "" and second.message_id != first.message_id and "came back" not in second.body
+    assert (
+        second.thread == ""
+        and second.message_id != first.message_id
+        and "came back" not in second.body
+    )
     assert [one.title for one in watch.alert_state.closed] == ["job 20_1 hangs: rank 6 on n07"]
 
 
@@ -149,12 +195,16 @@ def test_two_alerts_become_one_when_one_proves_to_follow_from_the_other() -> Non
     watch = Watch()
     watch.sees(replace(HELD, fault=""), FAULT)
     assert watch.open == ["held", "unfinished-end"]
-    assert watch.sees(HELD, FAULT) == () and watch.open == ["unfinished-end"]  # both are known already
+    assert watch.sees(HELD, FAULT) == () and watch.open == [
+        "unfinished-end"
+    ]  # both are known already
     assert watch.alert.severity is CRITICAL
     assert [one.detector for one in watch.alert_state.closed] == ["held"]
 
 
-@pytest.mark.parametrize("blind", [(), ("unfinished-end",)], ids=["one look", "a look that could not see it"])
+@pytest.mark.parametrize(
+    "blind", [(), ("unfinished-end",)], ids=["one look", "a look that could not see it"]
+)
 def test_a_cause_that_one_look_misses_is_still_the_cause(blind: tuple[str, ...]) -> None:
     watch = Watch()
     watch.sees(HELD, FAULT)
@@ -178,7 +228,13 @@ def test_what_becomes_worse_is_told_although_its_cause_was_missed() -> None:
 
 def test_another_cause_is_another_incident_and_what_is_held_follows_from_the_newest() -> None:
     watch = Watch()
-    lost = finding("unfinished-end", WARNING, "20_2", title="attempt 20_2 failed: n07 is dead", identity=("node",))
+    lost = finding(
+        "unfinished-end",
+        WARNING,
+        "20_2",
+        title="attempt 20_2 failed: n07 is dead",
+        identity=("node",),
+    )
     (first,) = watch.sees(lost)
     bad = replace(FAULT, identity=("software",))
     (second,) = watch.sees(HELD, bad, replace(lost, severity=INFO))
@@ -191,7 +247,9 @@ def test_another_cause_is_another_incident_and_what_is_held_follows_from_the_new
 
 def test_a_cause_that_becomes_known_makes_no_second_incident_of_an_end() -> None:
     watch = Watch()
-    wordless = replace(FAULT, title="attempt 20_3 ended without the trainer's end marker", identity=("unknown",))
+    wordless = replace(
+        FAULT, title="attempt 20_3 ended without the trainer's end marker", identity=("unknown",)
+    )
     (first,) = watch.sees(wordless)
     began = watch.alert.began
     (second,) = watch.sees(replace(FAULT, identity=("software",)))
@@ -205,6 +263,9 @@ def test_where_the_array_is_held_for_a_fault_the_page_is_the_one_that_lets_it_go
     assert watch.alert.runbook == "unfinished-end.md"
     (message,) = watch.sees(HELD, FAULT)
     assert watch.alert.runbook == "array-held.md"
-    assert "---- tr11 runbook array-held " in message.appendix and "runbook unfinished-end" not in message.appendix
+    assert (
+        "---- tr11 runbook array-held " in message.appendix
+        and "runbook unfinished-end" not in message.appendix
+    )
     watch.sees(FAULT)
     assert watch.alert.runbook == "unfinished-end.md"

@@ -35,7 +35,9 @@ EVERYBODY = (ANA, BEN, CLEO, LIST)
 Make = Callable[..., Office]
 
 
-def do(office: Office, now: float, made: tuple[object, str], who: str = "ana", why: str = "") -> None:
+def do(
+    office: Office, now: float, made: tuple[object, str], who: str = "ana", why: str = ""
+) -> None:
     """One person's change of the one open alert."""
     name = office.alert_state.open_alerts[0].fingerprint
     change_alerts(office.directory, office.card, [PersonalChange(name, *made, who, why)], now)  # type: ignore[arg-type]
@@ -47,7 +49,11 @@ def test_a_day_of_a_critical_fault_that_no_one_takes(office: Make, mailbox: Mail
     subject = "[CRITICAL] small: stalled it is"
     assert log == [
         ("02 12:00", (ANA,), subject),  # on duty
-        ("02 13:00", EVERYBODY, subject),  # an hourly watchdog finds both steps of the escalation due
+        (
+            "02 13:00",
+            EVERYBODY,
+            subject,
+        ),  # an hourly watchdog finds both steps of the escalation due
         ("03 13:00", EVERYBODY, subject),  # a day after the last
     ]
 
@@ -69,7 +75,10 @@ def test_an_acknowledgement_stops_it_for_a_day(office: Make, mailbox: Mailbox) -
     do(desk, NOON + 10 * MINUTE, acknowledge("ana", "on it"))
     log = run_days(desk, mailbox, NOON + HOUR, 48, lambda now: [finding()], "UTC")
     assert [(when, to) for when, to, _ in log] == [
-        ("03 13:00", (ANA,)),  # the acknowledgement is a day old, and it still stands: said once again,
+        (
+            "03 13:00",
+            (ANA,),
+        ),  # the acknowledgement is a day old, and it still stands: said once again,
         ("03 14:00", EVERYBODY),  # and as no one takes it, escalated as at first
     ]
     assert [entry.who for entry in desk.journal("alert-acknowledged")] == ["ana"]
@@ -86,26 +95,45 @@ def test_a_day_of_a_warning_with_quiet_hours(office: Make, mailbox: Mailbox) -> 
 
     log = run_days(desk, mailbox, begin, 60, sees, "Europe/Paris")
     assert log == [
-        ("03 07:00", (ANA,), "[WARNING] small: disk-full it is"),  # held back until the quiet hours ended
+        (
+            "03 07:00",
+            (ANA,),
+            "[WARNING] small: disk-full it is",
+        ),  # held back until the quiet hours ended
         ("04 07:00", (ANA,), "[WARNING] small: disk-full it is"),
-        ("04 10:00", (ANA,), "[OK] small: over: disk-full it is"),  # two looks without it: 9:00 and 10:00
+        (
+            "04 10:00",
+            (ANA,),
+            "[OK] small: over: disk-full it is",
+        ),  # two looks without it: 9:00 and 10:00
     ]
 
 
-def test_what_comes_and_goes_in_the_quiet_hours_is_never_said(office: Make, mailbox: Mailbox) -> None:
+def test_what_comes_and_goes_in_the_quiet_hours_is_never_said(
+    office: Make, mailbox: Mailbox
+) -> None:
     desk = office(*ROTA, 'quiet_hours="22:00-07:00"')
     begin = at("2022-05-02 23:00")
     log = run_days(
-        desk, mailbox, begin, 20, lambda now: [finding("slow", WARNING)] if now < begin + HOUR else [], "UTC"
+        desk,
+        mailbox,
+        begin,
+        20,
+        lambda now: [finding("slow", WARNING)] if now < begin + HOUR else [],
+        "UTC",
     )
     assert log == []
     assert desk.alert_state.incidents()[0].resolved is not None
 
 
-def test_critical_and_its_all_clear_do_not_wait_for_the_morning(office: Make, mailbox: Mailbox) -> None:
+def test_critical_and_its_all_clear_do_not_wait_for_the_morning(
+    office: Make, mailbox: Mailbox
+) -> None:
     desk = office(*ROTA, 'quiet_hours="22:00-07:00"')
     begin = at("2022-05-02 23:00")
-    log = run_days(desk, mailbox, begin, 12, lambda now: [finding()] if now < begin + HOUR else [], "UTC")
+    log = run_days(
+        desk, mailbox, begin, 12, lambda now: [finding()] if now < begin + HOUR else [], "UTC"
+    )
     assert [(when, to, subject[:4]) for when, to, subject in log] == [
         ("02 23:00", (ANA,), "[CRI"),
         ("03 01:00", (ANA,), "[OK]"),
@@ -116,9 +144,17 @@ def test_an_all_clear_of_a_warning_waits_for_the_morning(office: Make, mailbox: 
     desk = office(*ROTA, 'quiet_hours="22:00-07:00"')
     begin = at("2022-05-02 21:00")
     log = run_days(
-        desk, mailbox, begin, 14, lambda now: [finding("slow", WARNING)] if now < begin + HOUR else [], "UTC"
+        desk,
+        mailbox,
+        begin,
+        14,
+        lambda now: [finding("slow", WARNING)] if now < begin + HOUR else [],
+        "UTC",
     )
-    assert [(when, subject[:4]) for when, _, subject in log] == [("02 21:00", "[WAR"), ("03 07:00", "[OK]")]
+    assert [(when, subject[:4]) for when, _, subject in log] == [
+        ("02 21:00", "[WAR"),
+        ("03 07:00", "[OK]"),
+    ]
 
 
 def test_info_is_in_the_digest_alone(office: Make, mailbox: Mailbox) -> None:
@@ -136,9 +172,14 @@ def test_a_fault_that_becomes_worse_is_said_again(office: Make, mailbox: Mailbox
     do(desk, NOON + MINUTE, acknowledge("ana"))
     do(desk, NOON + MINUTE, snooze("ana", 5 * HOUR))
     desk.look(NOON + 10 * MINUTE, finding("disk-full", CRITICAL, "SCRATCH"))
-    assert mailbox.subjects == ["[WARNING] small: disk-full it is", "[CRITICAL] small: disk-full it is"]
+    assert mailbox.subjects == [
+        "[WARNING] small: disk-full it is",
+        "[CRITICAL] small: disk-full it is",
+    ]
     assert "has become worse" in body(mailbox, 1)
-    desk.look(NOON + 20 * MINUTE, finding("disk-full", WARNING, "SCRATCH"))  # a little better: no one need hear
+    desk.look(
+        NOON + 20 * MINUTE, finding("disk-full", WARNING, "SCRATCH")
+    )  # a little better: no one need hear
     desk.look(NOON + 30 * MINUTE, finding("disk-full", CRITICAL, "SCRATCH"))
     assert len(mailbox.mails) == 2
 
@@ -151,14 +192,25 @@ def test_a_snooze_ends_with_a_word(office: Make, mailbox: Mailbox) -> None:
     assert [(when, to) for when, to, _ in log] == [("02 16:00", (ANA,))]
 
 
-def test_a_flapping_warning_is_one_incident_and_one_mail_an_hour(office: Make, mailbox: Mailbox) -> None:
+def test_a_flapping_warning_is_one_incident_and_one_mail_an_hour(
+    office: Make, mailbox: Mailbox
+) -> None:
     desk = office(*ROTA, "resolve_after=1")
     log = []
     for minute in range(0, 240, 10):  # seen in one look, gone in the next, for four hours
         before = len(mailbox.mails)
-        desk.look(NOON + minute * MINUTE, *([finding(severity=WARNING)] if minute % 20 == 0 else []))
+        desk.look(
+            NOON + minute * MINUTE, *([finding(severity=WARNING)] if minute % 20 == 0 else [])
+        )
         log += [(minute, subject[:4]) for subject in mailbox.subjects[before:]]
-    assert log == [(0, "[WAR"), (10, "[OK]"), (80, "[WAR"), (90, "[OK]"), (160, "[WAR"), (170, "[OK]")]
+    assert log == [
+        (0, "[WAR"),
+        (10, "[OK]"),
+        (80, "[WAR"),
+        (90, "[OK]"),
+        (160, "[WAR"),
+        (170, "[OK]"),
+    ]
     assert len(desk.alert_state.incidents()) == 1
     assert "came back" in body(mailbox, 2)
     assert len({str(mail["In-Reply-To"]) for _, mail in mailbox.mails[1:]}) == 1  # one thread
@@ -173,7 +225,9 @@ def test_a_fault_that_comes_back_later_is_a_new_incident(office: Make, mailbox: 
     assert mailbox.mails[2][1]["In-Reply-To"] is None
 
 
-def test_the_same_fault_in_the_next_job_is_the_same_incident(office: Make, mailbox: Mailbox) -> None:
+def test_the_same_fault_in_the_next_job_is_the_same_incident(
+    office: Make, mailbox: Mailbox
+) -> None:
     desk = office(*ROTA)
     desk.look(NOON, finding(subject="1000_7"), finding("slow-node", WARNING, "n07"))
     desk.look(NOON + MINUTE, finding(subject="1000_8"), finding("slow-node", WARNING, "n07"))
@@ -216,7 +270,9 @@ def test_what_comes_back_milder_is_milder_at_once(office: Make, mailbox: Mailbox
         desk.look(NOON + minute * MINUTE)
     assert desk.alert_state.open_alerts == ()
     desk.look(NOON + 3 * MINUTE, finding(severity=WARNING, title="some is lost"))
-    assert [(alert.severity, alert.title) for alert in desk.alert_state.open_alerts] == [(WARNING, "some is lost")]
+    assert [(alert.severity, alert.title) for alert in desk.alert_state.open_alerts] == [
+        (WARNING, "some is lost")
+    ]
 
 
 def test_what_a_mail_says_to_type_works_from_any_folder(office: Make, mailbox: Mailbox) -> None:
@@ -272,7 +328,9 @@ def test_a_week_with_a_change_of_clocks_has_seven_digests(
     for quarter in range(hours * 4):
         now = start + quarter * 15 * MINUTE
         before = len(mailbox.mails)
-        if quarter % 16 == 0 or 8 <= quarter % 96 <= 15:  # every quarter of an hour round the time, else now and then
+        if (
+            quarter % 16 == 0 or 8 <= quarter % 96 <= 15
+        ):  # every quarter of an hour round the time, else now and then
             desk.look(now)
         times += [now] * (len(mailbox.mails) - before)
     assert set(mailbox.subjects) == {"[DIGEST] small: nothing to report"}
@@ -283,7 +341,13 @@ def test_a_week_with_a_change_of_clocks_has_seven_digests(
 
 def test_a_digest_after_days_of_no_one_looking_comes_once(office: Make, mailbox: Mailbox) -> None:
     desk = office(f'recipients=["{LIST}"]', 'digest_time="08:00"')
-    for now in (NOON, NOON + 4 * DAY, NOON + 4 * DAY + HOUR, NOON + 3 * DAY, NOON + 4 * DAY + 21 * HOUR):
+    for now in (
+        NOON,
+        NOON + 4 * DAY,
+        NOON + 4 * DAY + HOUR,
+        NOON + 3 * DAY,
+        NOON + 4 * DAY + 21 * HOUR,
+    ):
         desk.look(now)  # the fourth: a clock that was set back
     assert mailbox.subjects == ["[DIGEST] small: nothing to report"] * 2
 
@@ -293,9 +357,16 @@ def test_the_rota_turns_at_midnight_of_its_zone(office: Make, mailbox: Mailbox) 
     turn = at("2022-05-09 00:00", "Europe/Paris")
     desk.look(turn - 1, finding("slow-node", WARNING, "n01"))
     desk.look(turn, finding("slow-node", WARNING, "n02"))
-    assert mailbox.told() == [(ANA,), (BEN,), (ANA,)]  # the last is the all-clear of n01: to those who knew of it
+    assert mailbox.told() == [
+        (ANA,),
+        (BEN,),
+        (ANA,),
+    ]  # the last is the all-clear of n01: to those who knew of it
     desk.look(turn + 14 * DAY, finding("slow-node", WARNING, "n03"))
-    assert sorted(mailbox.told()[3:]) == [(ANA,), (BEN,)]  # three turns later it is Ana again; Ben's n02 is over
+    assert sorted(mailbox.told()[3:]) == [
+        (ANA,),
+        (BEN,),
+    ]  # three turns later it is Ana again; Ben's n02 is over
 
 
 def body(mailbox: Mailbox, number: int) -> str:
@@ -313,6 +384,9 @@ def test_the_sites_support_hears_of_what_only_it_can_repair(office: Make, mailbo
         desk.look(NOON + 3 * HOUR + minutes * MINUTE)
     [opened, over] = [mail for to, mail in mailbox.mails if to == ("assist@example.org",)]
     assert opened["Subject"] == "small: 47 nodes can be used, 48 are needed"
-    assert f"To be asked about it: {ANA}." in opened.get_content() and "tr11 " not in opened.get_content()
+    assert (
+        f"To be asked about it: {ANA}." in opened.get_content()
+        and "tr11 " not in opened.get_content()
+    )
     assert over["Subject"].startswith("[OK] ") and "has the nodes again" in over.get_content()
     assert (ANA,) in mailbox.told() and EVERYBODY in mailbox.told()

@@ -37,15 +37,25 @@ from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.registry import detect_all
 
 Make = Callable[..., Office]
-POLICY = Policy(run="small", directory="/runs/small", typed="tr11.toml", folder="/home/ana", recipients=(ANA,))
-HANG = finding("hung", title="job 1007 hangs: no sign of life for 31 min", fix="tr11 logs --run tr11.toml --rank 17")
+POLICY = Policy(
+    run="small", directory="/runs/small", typed="tr11.toml", folder="/home/ana", recipients=(ANA,)
+)
+HANG = finding(
+    "hung",
+    title="job 1007 hangs: no sign of life for 31 min",
+    fix="tr11 logs --run tr11.toml --rank 17",
+)
 SPELL = Spell(0, 2.4, 2.3, 48.0, 0.75, 64.0, 16.0)
 CANCEL = Act("cancel", "cancel 1007: job 1007 hangs", NOON + MINUTE)
 
 
 def lost(number: int, severity: Severity = WARNING) -> Finding:
     return finding(
-        "node-lost", severity, "1007", title=f"job 1007 has lost n{number:02d}", identity=(f"n{number:02d}",)
+        "node-lost",
+        severity,
+        "1007",
+        title=f"job 1007 has lost n{number:02d}",
+        identity=(f"n{number:02d}",),
     )
 
 
@@ -70,7 +80,13 @@ def test_fifty_one_findings_of_one_look_are_one_mail(office: Make, mailbox: Mail
 
 def test_critical_has_a_mail_for_each_kind_of_fault(office: Make, mailbox: Mailbox) -> None:
     desk = office(f'recipients=["{ANA}"]')
-    desk.look(NOON, *(lost(n) for n in range(5)), lost(7, CRITICAL), lost(8, CRITICAL), finding("down", title="down"))
+    desk.look(
+        NOON,
+        *(lost(n) for n in range(5)),
+        lost(7, CRITICAL),
+        lost(8, CRITICAL),
+        finding("down", title="down"),
+    )
     assert sorted(mailbox.subjects) == [
         "[CRITICAL] small: down",
         "[CRITICAL] small: job 1007 has lost n07 (and 1 more)",
@@ -78,7 +94,9 @@ def test_critical_has_a_mail_for_each_kind_of_fault(office: Make, mailbox: Mailb
     ]
 
 
-def test_no_one_hears_twice_where_people_hear_different_things(office: Make, mailbox: Mailbox) -> None:
+def test_no_one_hears_twice_where_people_hear_different_things(
+    office: Make, mailbox: Mailbox
+) -> None:
     """Ana knew of the first; Ben is on duty when it ends, and another begins."""
     desk = office(f'rota=["{ANA}","{BEN}"]', 'rota_start="2022-05-02"', "resolve_after=1")
     turn = at("2022-05-09 00:00")
@@ -91,32 +109,46 @@ def test_no_one_hears_twice_where_people_hear_different_things(office: Make, mai
 
 def test_delivery_urls_get_each_part_once() -> None:
     policy = Policy(run="small", directory="/r", rota=(ANA, BEN), has_urls=True)
-    alert_state, first = tell(look(AlertState(), [lost(1)], frozenset(), policy, NOON), policy, NOON)
+    alert_state, first = tell(
+        look(AlertState(), [lost(1)], frozenset(), policy, NOON), policy, NOON
+    )
     assert [message.urls for message in first] == [True]
     later = NOON + 7 * 86400
-    alert_state, second = tell(look(alert_state, [lost(1), lost(2)], frozenset(), policy, later), policy, later)
+    alert_state, second = tell(
+        look(alert_state, [lost(1), lost(2)], frozenset(), policy, later), policy, later
+    )
     assert sorted(len(message.alerts) for message in second if message.urls) == [2]
     assert {address for message in second for address in message.to} >= {BEN}
 
 
 def test_thousands_of_findings_make_a_mail_that_can_be_read() -> None:
-    found = [finding("slow-node", WARNING, f"node{number}", title="x" * 150) for number in range(3000)]
+    found = [
+        finding("slow-node", WARNING, f"node{number}", title="x" * 150) for number in range(3000)
+    ]
     _, (message,) = tell(look(AlertState(), found, frozenset(), POLICY, NOON), POLICY, NOON)
     assert f"and {3000 - MOST_TITLES} more: tr11 alerts list" in message.body
     assert len(message.body) < 40_000
 
 
 # ----------------------------------------------------------------------------- what
-def message_of(found: Finding, situation: RunSituation | None = None, policy: Policy = POLICY) -> str:
+def message_of(
+    found: Finding, situation: RunSituation | None = None, policy: Policy = POLICY
+) -> str:
     _, (message,) = tell(
-        look(AlertState(), [found], frozenset(), policy, NOON), policy, NOON + 5 * MINUTE, situation=situation
+        look(AlertState(), [found], frozenset(), policy, NOON),
+        policy,
+        NOON + 5 * MINUTE,
+        situation=situation,
     )
     return message.body + message.appendix
 
 
 def test_the_first_lines_say_all_that_a_telephone_shows() -> None:
     situation = RunSituation(
-        "iteration 12,000 of 95,367 (12.5 %), loss 2.3120", planned=(CANCEL,), may_act=True, since=lambda _: SPELL
+        "iteration 12,000 of 95,367 (12.5 %), loss 2.3120",
+        planned=(CANCEL,),
+        may_act=True,
+        since=lambda _: SPELL,
     )
     text = message_of(HANG, situation)
     assert (
@@ -151,11 +183,26 @@ def test_a_person_is_not_told_to_do_what_tr11_does_now() -> None:
         (None, ""),
         (RunSituation(), "tr11 does nothing about it by itself."),
         (RunSituation(done=(CANCEL,)), "tr11 did: cancel 1007: job 1007 hangs."),
-        (RunSituation(planned=(CANCEL,)), "tr11 would cancel 1007: job 1007 hangs, but it may not act"),
-        (RunSituation(withheld=("cancel 1007: x; not done: y",)), "tr11 did not cancel 1007 (x): y."),
-        (RunSituation(withheld=("nothing is done, because jobs are unknown",)), "tr11 did not act: nothing is done"),
-        (RunSituation(withheld=("resubmit 1-3: x; not done: y",)), "tr11 does nothing about it by itself."),
-        (RunSituation(done=(CANCEL,), withheld=("cancel 1007: x; not done: y",)), "tr11 did not cancel 1007 (x): y."),
+        (
+            RunSituation(planned=(CANCEL,)),
+            "tr11 would cancel 1007: job 1007 hangs, but it may not act",
+        ),
+        (
+            RunSituation(withheld=("cancel 1007: x; not done: y",)),
+            "tr11 did not cancel 1007 (x): y.",
+        ),
+        (
+            RunSituation(withheld=("nothing is done, because jobs are unknown",)),
+            "tr11 did not act: nothing is done",
+        ),
+        (
+            RunSituation(withheld=("resubmit 1-3: x; not done: y",)),
+            "tr11 does nothing about it by itself.",
+        ),
+        (
+            RunSituation(done=(CANCEL,), withheld=("cancel 1007: x; not done: y",)),
+            "tr11 did not cancel 1007 (x): y.",
+        ),
         (
             RunSituation(withheld=("cancel 1: x; not done: y", "cancel 1007: x; not done: z")),
             "tr11 did not cancel 1007 (x): z.",
@@ -173,21 +220,34 @@ def test_what_tr11_does_is_said(situation: RunSituation | None, words: str) -> N
 
 
 def test_a_mail_says_that_the_queue_goes_on_when_the_site_is_done() -> None:
-    (alert,) = look(AlertState(), [finding("waits-for-site", WARNING, "15")], frozenset(), POLICY, NOON).alerts
-    assert what_tr11_does(alert, RunSituation()) == "What is queued starts by itself when the site is done."
+    (alert,) = look(
+        AlertState(), [finding("waits-for-site", WARNING, "15")], frozenset(), POLICY, NOON
+    ).alerts
+    assert (
+        what_tr11_does(alert, RunSituation())
+        == "What is queued starts by itself when the site is done."
+    )
 
 
-@pytest.mark.parametrize(("has_next", "words"), [(True, "in the next queued task"), (False, "nothing is queued")])
+@pytest.mark.parametrize(
+    ("has_next", "words"), [(True, "in the next queued task"), (False, "nothing is queued")]
+)
 def test_a_mail_promises_no_next_task_where_nothing_is_queued(has_next: bool, words: str) -> None:
     (alert,) = look(AlertState(), [lost(1)], frozenset(), POLICY, NOON).alerts
     assert (words in what_tr11_does(alert, RunSituation(has_next=has_next))) is True
-    assert ("next queued task" in what_tr11_does(alert, RunSituation(has_next=has_next))) is has_next
+    assert (
+        "next queued task" in what_tr11_does(alert, RunSituation(has_next=has_next))
+    ) is has_next
 
 
 def test_a_mail_says_that_an_attempt_leaves_in_time_for_a_changed_limit() -> None:
-    (alert,) = look(AlertState(), [finding("limit-changed", WARNING, "35_2")], frozenset(), POLICY, NOON).alerts
+    (alert,) = look(
+        AlertState(), [finding("limit-changed", WARNING, "35_2")], frozenset(), POLICY, NOON
+    ).alerts
     said = what_tr11_does(alert, RunSituation())
-    assert said.startswith("The attempt saves and leaves in time by itself") and "nothing" not in said
+    assert (
+        said.startswith("The attempt saves and leaves in time by itself") and "nothing" not in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,13 +261,19 @@ def test_a_mail_says_that_an_attempt_leaves_in_time_for_a_changed_limit() -> Non
     ],
 )
 def test_what_only_looks_is_not_said_to_help(fix: str, after: str) -> None:
-    said = message_of(finding("unfinished-end", title="attempt 57_1 failed", fix=fix, then=("tr11 resume",)))
+    said = message_of(
+        finding("unfinished-end", title="attempt 57_1 failed", fix=fix, then=("tr11 resume",))
+    )
     assert next(line for line in said.splitlines() if line.startswith(("When ", "Then"))) == after
 
 
 def test_a_subject_is_short_and_ends_with_a_whole_word() -> None:
     why = "n09 cannot be excluded: of the partition's 44 nodes at most 0 may be excluded, for an attempt needs 2"
-    found = finding("unfinished-end", CRITICAL, title=f"attempt 57_1 failed: {why} (resilience.exclusion_cap_percent)")
+    found = finding(
+        "unfinished-end",
+        CRITICAL,
+        title=f"attempt 57_1 failed: {why} (resilience.exclusion_cap_percent)",
+    )
     _, (message,) = tell(look(AlertState(), [found], frozenset(), POLICY, NOON), POLICY, NOON)
     assert len(message.subject) <= 110 and message.subject.endswith(" ...")
     whole = {word.strip(",:") for word in f"[CRITICAL] small: {found.title}".split()}
@@ -216,13 +282,17 @@ def test_a_subject_is_short_and_ends_with_a_whole_word() -> None:
 
 def test_a_long_path_leaves_room_for_what_is_wrong_with_it() -> None:
     path = "/gpfsssd/worksf/projects/rech/six/commun/checkpoints/tr11-176B-ml/checkpoints/run"
-    found = finding("filesystem-full", CRITICAL, title=f"{path} cannot be written to: no byte is left")
+    found = finding(
+        "filesystem-full", CRITICAL, title=f"{path} cannot be written to: no byte is left"
+    )
     _, (message,) = tell(look(AlertState(), [found], frozenset(), POLICY, NOON), POLICY, NOON)
     assert message.subject.endswith(".../checkpoints/run cannot be written to: no byte is left")
     assert path in message.body.replace("\n", "")
 
 
-@pytest.mark.parametrize(("count", "words"), [(1, "1 alert and 1 over"), (2, "2 alerts and 1 over")])
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, "1 alert and 1 over"), (2, "2 alerts and 1 over")]
+)
 def test_one_alert_is_one(office: Make, mailbox: Mailbox, count: int, words: str) -> None:
     desk = office(f'recipients=["{ANA}"]', "resolve_after=1")
     desk.look(NOON, lost(0))
@@ -247,15 +317,21 @@ def test_a_fault_costs_from_the_last_iteration_on() -> None:
         asked.append(moment)
         return SPELL
 
-    assert "lost since 2022-05-02 11:30 UTC" in message_of(HANG, RunSituation(trained=NOON - HOUR / 2, since=since))
-    assert "lost since 2022-05-02 12:00 UTC" in message_of(HANG, RunSituation(trained=NOON + MINUTE, since=since))
+    assert "lost since 2022-05-02 11:30 UTC" in message_of(
+        HANG, RunSituation(trained=NOON - HOUR / 2, since=since)
+    )
+    assert "lost since 2022-05-02 12:00 UTC" in message_of(
+        HANG, RunSituation(trained=NOON + MINUTE, since=since)
+    )
     assert asked == [NOON - HOUR / 2, NOON]
 
 
 def test_only_what_works_is_offered_as_acknowledgement() -> None:
     text = message_of(HANG)
     assert re.search(r"^  tr11 alerts ack --run tr11.toml [0-9a-f]{12}$", text, re.MULTILINE)
-    assert "Replies to this mail are not read" in text and "/runs/small/state/alerts/replies/" in text
+    assert (
+        "Replies to this mail are not read" in text and "/runs/small/state/alerts/replies/" in text
+    )
     read = message_of(HANG, policy=replace(POLICY, reads_replies=True))
     assert "  reply to this mail with the one word: ack" in read and "not read" not in read
 
@@ -282,11 +358,18 @@ def test_an_all_clear_needs_no_page_and_no_command(office: Make, mailbox: Mailbo
 def test_hostile_names_forge_no_header_and_no_line() -> None:
     evil = "n01\r\nBcc: eve@example.org\r\n\r\nhf_abcdefghijkl Größe"
     found = finding(
-        "slow-node", WARNING, evil, title=f"{evil} is slow", evidence=(evil,), fix=f"tr11 nodes check {evil}"
+        "slow-node",
+        WARNING,
+        evil,
+        title=f"{evil} is slow",
+        evidence=(evil,),
+        fix=f"tr11 nodes check {evil}",
     )
     _, (message,) = tell(look(AlertState(), [found], frozenset(), POLICY, NOON), POLICY, NOON)
     mail = compose(message, "bot@example.org", NOON)
-    assert mail["Bcc"] is None and "\n" not in str(mail["Subject"]) and "Größe" in str(mail["Subject"])
+    assert (
+        mail["Bcc"] is None and "\n" not in str(mail["Subject"]) and "Größe" in str(mail["Subject"])
+    )
     assert b"\r\nBcc:" not in mail.as_bytes() and "hf_abcdefghijkl" not in mail.get_content()
     assert not [line for line in mail.get_content().splitlines() if line.startswith("Bcc")]
 
@@ -321,9 +404,11 @@ def test_another_page_is_named_by_its_command() -> None:
     """A mail has no folder of pages: the file of one is of no use in it."""
     for page in PAGES:
         lines = page_lines(page.name, 78)
-        assert not any(re.search(r"(?<![/\w-])[a-z-]+\.md\b", line) for line in lines if not line.startswith("    ")), (
-            page.name
-        )
+        assert not any(
+            re.search(r"(?<![/\w-])[a-z-]+\.md\b", line)
+            for line in lines
+            if not line.startswith("    ")
+        ), page.name
     text = " ".join(page_lines("README.md", 10_000))
     assert "nothing runs, nothing is queued: `tr11 runbook down`" in text
 
@@ -342,7 +427,9 @@ def test_a_subject_has_two_colons_at_most_and_a_sentence_begins_with_a_capital()
     for message in messages:
         assert message.subject.count(": ") <= 2, message.subject
         first = message.body.split(" ")[0]
-        assert not first.isalpha() or first[0].isupper() or first == "latest", message.body.splitlines()[0]
+        assert not first.isalpha() or first[0].isupper() or first == "latest", (
+            message.body.splitlines()[0]
+        )
 
 
 def test_what_stands_in_place_of_a_fault_makes_no_row_of_colons() -> None:
@@ -353,7 +440,9 @@ def test_what_stands_in_place_of_a_fault_makes_no_row_of_colons() -> None:
     for minutes in (1, 2, 70):
         later = NOON + minutes * MINUTE
         situation = RunSituation(condition=down)
-        state, told = tell(look(state, [], frozenset(), policy, later), policy, later, situation=situation)
+        state, told = tell(
+            look(state, [], frozenset(), policy, later), policy, later, situation=situation
+        )
         subjects += [message.subject for message in told]
     assert subjects == [
         "[NOT OK] small: DOWN: nothing runs, nothing is queued, the end (over: job 1007 hangs, no sign of life for ..."
@@ -367,7 +456,10 @@ def test_each_command_of_a_mail_means_the_run_in_any_folder() -> None:
     state = look(AlertState(), [slow, full, HANG], frozenset(), POLICY, NOON)
     state, messages = tell(state, POLICY, NOON)
     text = next(message.body for message in messages if len(message.alerts) == 2)
-    assert f"   Type: cd /home/ana && {slow.fix}\n" in text and f"   Type: cd /home/ana && {full.fix}\n" in text
+    assert (
+        f"   Type: cd /home/ana && {slow.fix}\n" in text
+        and f"   Type: cd /home/ana && {full.fix}\n" in text
+    )
     policy = replace(POLICY, resolve_after=1)
     later = NOON + HOUR
     _, (over,) = tell(look(state, [slow, full], frozenset(), policy, later), policy, later)
@@ -381,7 +473,9 @@ def test_the_run_is_named_at_one_place_in_every_command() -> None:
     text = message_of(HANG).partition("What follows is the runbook")[0]
     commands = [line.strip() for line in text.splitlines() if line.startswith("  tr11 ")]
     assert len(commands) >= 2
-    assert all(re.match(r"tr11 (alerts )?[a-z]+ --run tr11.toml ", command) for command in commands), commands
+    assert all(
+        re.match(r"tr11 (alerts )?[a-z]+ --run tr11.toml ", command) for command in commands
+    ), commands
 
 
 def test_a_cost_of_seconds_is_no_cost() -> None:

@@ -51,7 +51,11 @@ def test_a_line_of_text_acknowledges(desk: Office, mailbox: Mailbox) -> None:
 
 
 def test_json_says_who(desk: Office) -> None:
-    drop(desk, "a.json", json.dumps({"ack": fingerprint(desk), "who": "cleo", "reason": "on the train"}))
+    drop(
+        desk,
+        "a.json",
+        json.dumps({"ack": fingerprint(desk), "who": "cleo", "reason": "on the train"}),
+    )
     desk.look(NOON + HOUR, finding())
     assert desk.alert_state.alerts[0].acknowledged_by == f"cleo (file of {getpass.getuser()})"
 
@@ -88,8 +92,14 @@ def test_all_that_a_person_may_do(desk: Office, mailbox: Mailbox) -> None:
         ('{"ack": {"a": 1}}', "not an open alert"),
     ],
 )
-def test_what_makes_no_sense_is_put_away_and_said(desk: Office, content: str | bytes, words: str) -> None:
-    text = content.replace("{}", fingerprint(desk)) if isinstance(content, str) and "{}" in content else content
+def test_what_makes_no_sense_is_put_away_and_said(
+    desk: Office, content: str | bytes, words: str
+) -> None:
+    text = (
+        content.replace("{}", fingerprint(desk))
+        if isinstance(content, str) and "{}" in content
+        else content
+    )
     drop(desk, "answer", text)
     outcome = desk.look(NOON + MINUTE, finding())
     assert words in outcome.notes[0]
@@ -142,6 +152,10 @@ def test_prefixes(desk: Office) -> None:
     alert_state = desk.alert_state
     name = alert_state.alerts[0].fingerprint
     assert resolve_prefix(alert_state, name[:3].upper()) == alert_state.alerts[0]
-    for wrong, words in (("", "too short"), ("zzz", "not an open alert"), (name + "0", "not an open alert")):
+    for wrong, words in (
+        ("", "too short"),
+        ("zzz", "not an open alert"),
+        (name + "0", "not an open alert"),
+    ):
         with pytest.raises(NoSuchAlert, match=words):
             resolve_prefix(alert_state, wrong)

@@ -33,7 +33,15 @@ from tests.tr11ops.alerts.office import (
 )
 from tr11ops.alerts import dead_man
 from tr11ops.alerts.mail_route import MailRoute, compose, is_address
-from tr11ops.alerts.outbox import CLAIM_SECONDS, OutboxEntry, delay, deliver, in_turn, queue, waiting_entries
+from tr11ops.alerts.outbox import (
+    CLAIM_SECONDS,
+    OutboxEntry,
+    delay,
+    deliver,
+    in_turn,
+    queue,
+    waiting_entries,
+)
 from tr11ops.alerts.reading import incidents, open_alerts, waiting
 from tr11ops.alerts.state import Message
 from tr11ops.base.observed import Unknown
@@ -67,11 +75,17 @@ def identities(mailbox: Mailbox) -> list[str]:
 
 
 # ----------------------------------------------------------------------------- servers
-def test_a_server_that_is_away_for_three_hours(office: Make, mailbox: Mailbox, server: Server) -> None:
+def test_a_server_that_is_away_for_three_hours(
+    office: Make, mailbox: Mailbox, server: Server
+) -> None:
     desk = office(TWO, 'digest_time="14:30"', "resolve_after=1", "escalate_minutes=[]")
     desk.port = closed_port()
     desk.set(TWO, 'digest_time="14:30"', "resolve_after=1", "escalate_minutes=[]")
-    seen = {0: [finding()], 1: [finding(), finding("slow", WARNING, "n01")], 2: [finding("slow", WARNING, "n01")]}
+    seen = {
+        0: [finding()],
+        1: [finding(), finding("slow", WARNING, "n01")],
+        2: [finding("slow", WARNING, "n01")],
+    }
     for hour, found in seen.items():
         outcome = desk.look(NOON + hour * HOUR, *found)
         assert outcome.sent == 0
@@ -92,7 +106,10 @@ def test_a_server_that_is_away_for_three_hours(office: Make, mailbox: Mailbox, s
     assert outcome.sent == 4
     assert outcome.waiting.count == 0
     assert "This waited 3 h 00 min for the mail server" in mailbox.mails[0][1].get_content()
-    assert "3 messages wait to be sent, the oldest since 2022-05-02 12:00" in mailbox.mails[3][1].get_content()
+    assert (
+        "3 messages wait to be sent, the oldest since 2022-05-02 12:00"
+        in mailbox.mails[3][1].get_content()
+    )
     for quarter in range(1, 9):
         desk.look(NOON + 3 * HOUR + quarter * 15 * MINUTE, finding("slow", WARNING, "n01"))
     assert len(mailbox.mails) == 4
@@ -136,7 +153,9 @@ def test_a_refused_address_does_not_hold_up_the_others(office: Make, mailbox: Ma
     assert mailbox.told() == [(ANA,)]
     assert outcome.notes == ("mail: ben@example.org: the server said 550 no such user",)
     mailbox.recipient_answers = {BEN: "450 grey"}
-    desk.look(NOON + DAY - HOUR, finding())  # refused for good: tried again a day later, in case it was repaired
+    desk.look(
+        NOON + DAY - HOUR, finding()
+    )  # refused for good: tried again a day later, in case it was repaired
     assert waiting_entries(desk.directory)[0].left == (BEN,)
     mailbox.recipient_answers = {}
     desk.look(NOON + DAY - 2 * MINUTE, finding())
@@ -154,7 +173,9 @@ def test_a_refused_address_gone_from_the_card_is_given_up(office: Make, mailbox:
     assert desk.files("outbox") == []
 
 
-def test_a_server_that_hangs_costs_its_time_out_and_the_round(mailbox: Mailbox, server: Server, tmp_path: Path) -> None:
+def test_a_server_that_hangs_costs_its_time_out_and_the_round(
+    mailbox: Mailbox, server: Server, tmp_path: Path
+) -> None:
     mailbox.silent = True
     desk = Office(tmp_path, server.port)
     for number in (1, 2):
@@ -165,13 +186,17 @@ def test_a_server_that_hangs_costs_its_time_out_and_the_round(mailbox: Mailbox, 
     with socket.socket() as mute:  # takes the connection and never says a word
         mute.bind(("127.0.0.1", 0))
         mute.listen()
-        report = route(mute.getsockname()[1], timeout=0.2).send(OutboxEntry(message(), "mail", left=(ANA,)))
+        report = route(mute.getsockname()[1], timeout=0.2).send(
+            OutboxEntry(message(), "mail", left=(ANA,))
+        )
     assert report.is_unreachable
     assert "timed out" in report.trouble
     assert {entry.attempts for entry in waiting_entries(desk.directory)} == {1}
 
 
-def test_a_mail_that_is_late_in_every_round_keeps_up_no_alarm(mailbox: Mailbox, server: Server, tmp_path: Path) -> None:
+def test_a_mail_that_is_late_in_every_round_keeps_up_no_alarm(
+    mailbox: Mailbox, server: Server, tmp_path: Path
+) -> None:
     desk = Office(tmp_path, server.port)
     mailbox.slow = {LIST}
     slow = {"kind": "digest", "alert": "", "severity": Severity.INFO, "to": (LIST,)}
@@ -180,7 +205,9 @@ def test_a_mail_that_is_late_in_every_round_keeps_up_no_alarm(mailbox: Mailbox, 
     queue(desk.directory, message(4), ("mail",))
     done = deliver(desk.directory, (route(server.port, deadline=0.4),), lambda: NOON + 60, 60.0)
     assert [entry.message.id for entry in done.sent] == ["0123456789ab-4"]
-    assert {entry.attempts for entry in waiting_entries(desk.directory)} == {1}  # the line was open: each was tried
+    assert {entry.attempts for entry in waiting_entries(desk.directory)} == {
+        1
+    }  # the line was open: each was tried
 
 
 def test_urgent_messages_go_first_and_incidents_keep_order() -> None:
@@ -198,10 +225,14 @@ def test_urgent_messages_go_first_and_incidents_keep_order() -> None:
     assert turns == ["4", "5", "7", "3", "6", "2", "1"]
 
 
-@pytest.mark.parametrize("wrong", ["a@b\r\nBcc: x@y", "nobody", "a b@c", "ünï@example.org", "a@b,c@d", "<a@b>", ""])
+@pytest.mark.parametrize(
+    "wrong", ["a@b\r\nBcc: x@y", "nobody", "a b@c", "ünï@example.org", "a@b,c@d", "<a@b>", ""]
+)
 def test_what_is_no_address_is_never_sent(wrong: str, mailbox: Mailbox, server: Server) -> None:
     assert not is_address(wrong)
-    report = route(server.port).send(OutboxEntry(message(to=(wrong, ANA)), "mail", left=(wrong, ANA)))
+    report = route(server.port).send(
+        OutboxEntry(message(to=(wrong, ANA)), "mail", left=(wrong, ANA))
+    )
     assert mailbox.told() == [(ANA,)]
     assert report.withdrawn == (wrong,)
 
@@ -238,7 +269,9 @@ def age_claims(desk: Office) -> None:
         os.utime(desk.folder_of("claims") / name, (past, past))
 
 
-def test_a_kill_before_any_effect_loses_nothing(tmp_path: Path, mailbox: Mailbox, server: Server) -> None:
+def test_a_kill_before_any_effect_loses_nothing(
+    tmp_path: Path, mailbox: Mailbox, server: Server
+) -> None:
     doubled, was_killed, effect = [], True, 0
     while was_killed:
         effect += 1
@@ -251,7 +284,10 @@ def test_a_kill_before_any_effect_loses_nothing(tmp_path: Path, mailbox: Mailbox
         desk.look(NOON + 20 * MINUTE, finding())
         desk.look(NOON + 40 * MINUTE)
         sent = Counter(identities(mailbox))
-        assert Counter(subject.partition(" ")[0] for subject in set(mailbox.subjects)) == {"[CRITICAL]": 1, "[OK]": 1}
+        assert Counter(subject.partition(" ")[0] for subject in set(mailbox.subjects)) == {
+            "[CRITICAL]": 1,
+            "[OK]": 1,
+        }
         assert len(sent) == 2, effect
         doubled += [effect] * (sum(sent.values()) - 2)
         assert desk.files("outbox") == [], effect
@@ -259,13 +295,19 @@ def test_a_kill_before_any_effect_loses_nothing(tmp_path: Path, mailbox: Mailbox
         for kind in ("alert-opened", "alert-resolved"):
             assert len({entry.data["event"] for entry in desk.journal(kind)}) == 1, effect
     assert effect > 20
-    assert len(doubled) <= 2, doubled  # where the kill fell between the server's yes and the record of it
+    assert len(doubled) <= 2, (
+        doubled
+    )  # where the kill fell between the server's yes and the record of it
 
 
-def test_two_watchdogs_at_once_send_each_message_once(tmp_path: Path, mailbox: Mailbox, server: Server) -> None:
+def test_two_watchdogs_at_once_send_each_message_once(
+    tmp_path: Path, mailbox: Mailbox, server: Server
+) -> None:
     desk = Office(tmp_path, server.port, TWO, "escalate_minutes=[]")
     found = [finding("slow-node", WARNING, f"n{number}") for number in range(8)]
-    children = [forked(lambda shift=shift: desk.look(NOON + shift, *found)) for shift in (0.0, 0.001, 0.002)]
+    children = [
+        forked(lambda shift=shift: desk.look(NOON + shift, *found)) for shift in (0.0, 0.001, 0.002)
+    ]
     assert [exit_code(child) for child in children] == [0, 0, 0]
     desk.look(NOON + HOUR, *found)
     assert list(Counter(identities(mailbox)).values()) == [1]
@@ -274,11 +316,15 @@ def test_two_watchdogs_at_once_send_each_message_once(tmp_path: Path, mailbox: M
 
 
 # ----------------------------------------------------------------------------- disks
-def test_people_hear_of_it_where_nothing_can_be_written(tmp_path: Path, mailbox: Mailbox, server: Server) -> None:
+def test_people_hear_of_it_where_nothing_can_be_written(
+    tmp_path: Path, mailbox: Mailbox, server: Server
+) -> None:
     desk = Office(tmp_path, server.port, TWO)
 
     def look() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as a full disk does: files may be made, nothing goes in
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (0, 0)
+        )  # as a full disk does: files may be made, nothing goes in
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         outcome = desk.look(NOON, finding())
         assert "alerts cannot be recorded" in outcome.notes[0]
@@ -301,7 +347,9 @@ def test_a_folder_that_cannot_be_used_is_said(office: Make, mailbox: Mailbox) ->
     assert len(mailbox.mails) == 1
 
 
-def test_no_run_directory_is_made_where_none_is(tmp_path: Path, mailbox: Mailbox, server: Server) -> None:
+def test_no_run_directory_is_made_where_none_is(
+    tmp_path: Path, mailbox: Mailbox, server: Server
+) -> None:
     desk = Office(tmp_path, server.port, TWO)
     desk.directory.root.rmdir()
     outcome = desk.look(NOON, finding())
@@ -310,8 +358,12 @@ def test_no_run_directory_is_made_where_none_is(tmp_path: Path, mailbox: Mailbox
     assert len(mailbox.mails) == 1
 
 
-@pytest.mark.parametrize("garbage", [b"", b"{", b"\xff\xfe", b"[1]", b'{"schema": 1}', b'{"schema": 1, "alerts": [7]}'])
-def test_a_damaged_book_falls_back_to_the_version_before_it(office: Make, mailbox: Mailbox, garbage: bytes) -> None:
+@pytest.mark.parametrize(
+    "garbage", [b"", b"{", b"\xff\xfe", b"[1]", b'{"schema": 1}', b'{"schema": 1, "alerts": [7]}']
+)
+def test_a_damaged_book_falls_back_to_the_version_before_it(
+    office: Make, mailbox: Mailbox, garbage: bytes
+) -> None:
     desk = office(TWO)
     desk.look(NOON, finding())
     versions = sorted(desk.folder_of("book.d").iterdir())
@@ -322,7 +374,9 @@ def test_a_damaged_book_falls_back_to_the_version_before_it(office: Make, mailbo
     assert desk.look(NOON + 2 * MINUTE, finding()).notes == ()
 
 
-def test_without_a_readable_version_the_next_look_begins_again(office: Make, mailbox: Mailbox) -> None:
+def test_without_a_readable_version_the_next_look_begins_again(
+    office: Make, mailbox: Mailbox
+) -> None:
     desk = office(TWO)
     desk.look(NOON, finding())
     for path in [*desk.folder_of("book.d").iterdir(), desk.folder_of("book.json")]:
@@ -349,14 +403,21 @@ def test_a_book_of_a_newer_tr11_is_left_alone(office: Make, mailbox: Mailbox) ->
 def test_garbage_in_the_outbox_holds_nothing_up(office: Make, mailbox: Mailbox) -> None:
     desk = office(TWO)
     desk.look(NOON, finding("slow", WARNING, "n01"))
-    for name, content in (("a-mail.json", b"{}"), ("b-mail.json", b"\xff"), ("c-mail.json", b""), ("d\n.json", b"")):
+    for name, content in (
+        ("a-mail.json", b"{}"),
+        ("b-mail.json", b"\xff"),
+        ("c-mail.json", b""),
+        ("d\n.json", b""),
+    ):
         (desk.folder_of("outbox") / name).write_bytes(content)
     outcome = desk.look(NOON + MINUTE, finding())
     assert len(mailbox.mails) == 2
     assert any("a-mail.json" in note for note in outcome.notes)
 
 
-def test_a_claim_of_a_killed_process_runs_out(office: Make, mailbox: Mailbox, server: Server) -> None:
+def test_a_claim_of_a_killed_process_runs_out(
+    office: Make, mailbox: Mailbox, server: Server
+) -> None:
     desk = office(TWO)
     queue(desk.directory, message(), ("mail",))
     queue(desk.directory, message(), ("mail",))  # the same again: it is one
@@ -370,7 +431,9 @@ def test_a_claim_of_a_killed_process_runs_out(office: Make, mailbox: Mailbox, se
     assert desk.files("outbox") == []
 
 
-def test_mail_to_lists_goes_once_with_no_delivery_when_asked(office: Make, mailbox: Mailbox) -> None:
+def test_mail_to_lists_goes_once_with_no_delivery_when_asked(
+    office: Make, mailbox: Mailbox
+) -> None:
     desk = office(f'recipients=["{LIST}"]')
     outcome = desk.look(NOON, finding(), deliver=False)
     assert outcome.suppressed

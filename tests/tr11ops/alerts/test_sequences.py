@@ -11,7 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.tr11ops.alerts.office import ANA, BEN, CLEO, CRITICAL, HOUR, INFO, LIST, MINUTE, NOON, WARNING, finding
+from tests.tr11ops.alerts.office import (
+    ANA,
+    BEN,
+    CLEO,
+    CRITICAL,
+    HOUR,
+    INFO,
+    LIST,
+    MINUTE,
+    NOON,
+    WARNING,
+    finding,
+)
 from tr11ops.alerts import incidents
 from tr11ops.alerts.changes import acknowledge, assign, resolve, snooze
 from tr11ops.alerts.fingerprint import fingerprint
@@ -38,7 +50,11 @@ POLICY = Policy(
 
 
 def advance(
-    alert_state: AlertState, found: Iterable[Finding], blind: frozenset[str], policy: Policy, now: float
+    alert_state: AlertState,
+    found: Iterable[Finding],
+    blind: frozenset[str],
+    policy: Policy,
+    now: float,
 ) -> tuple[AlertState, tuple[Message, ...]]:
     """One look and all that follows: the alert state after it, and the messages that must go out because of it."""
     return tell(incidents.look(alert_state, found, blind, policy, now), policy, now)
@@ -55,9 +71,15 @@ def person(alert_state: AlertState, action: str, now: float) -> AlertState:
     return alert_state.with_alert(made[action][0](alert_state.open_alerts[0], now))
 
 
-@given(looks=st.lists(LOOK, min_size=1, max_size=15), quiet=st.booleans(), resolve_after=st.integers(1, 3))
+@given(
+    looks=st.lists(LOOK, min_size=1, max_size=15),
+    quiet=st.booleans(),
+    resolve_after=st.integers(1, 3),
+)
 @settings(max_examples=100, deadline=None)
-def test_the_promises_of_the_table(looks: list[dict[str, object]], quiet: bool, resolve_after: int) -> None:
+def test_the_promises_of_the_table(
+    looks: list[dict[str, object]], quiet: bool, resolve_after: int
+) -> None:
     policy = replace(POLICY, resolve_after=resolve_after)
     policy = policy if quiet else replace(policy, quiet_hours=None)
     alert_state, now = AlertState(), NOON
@@ -69,7 +91,9 @@ def test_the_promises_of_the_table(looks: list[dict[str, object]], quiet: bool, 
         nonlocal alert_state, now
         now += pause
         before = {alert.fingerprint: alert for alert in alert_state.alerts}
-        found = [finding(name, severity, "n01") for name, severity in seen.items() if name not in blind]  # type: ignore[arg-type]
+        found = [
+            finding(name, severity, "n01") for name, severity in seen.items() if name not in blind
+        ]  # type: ignore[arg-type]
         alert_state, messages = advance(alert_state, found, blind, policy, now)
         for message in messages:
             assert message.id not in identities
@@ -82,7 +106,11 @@ def test_the_promises_of_the_table(looks: list[dict[str, object]], quiet: bool, 
                 assert not policy.is_quiet(now)
             assert message.severity >= WARNING
         for address in policy.everyone:
-            lesser = [m for m in messages if m.kind != "digest" and m.severity < CRITICAL and address in m.to]
+            lesser = [
+                m
+                for m in messages
+                if m.kind != "digest" and m.severity < CRITICAL and address in m.to
+            ]
             assert len(lesser) <= 1
         pieces = each_alert(messages, alert_state)
         for piece in pieces:
@@ -92,7 +120,12 @@ def test_the_promises_of_the_table(looks: list[dict[str, object]], quiet: bool, 
             if alert.severity is CRITICAL and old is None:
                 assert [m.kind for m in pieces if m.alert == alert.fingerprint] == ["opened"]
             was_heard = old is not None and old.heard is CRITICAL
-            if old is not None and alert.severity is CRITICAL and old.severity < CRITICAL and not was_heard:
+            if (
+                old is not None
+                and alert.severity is CRITICAL
+                and old.severity < CRITICAL
+                and not was_heard
+            ):
                 assert [m.severity for m in pieces if m.alert == alert.fingerprint] == [CRITICAL]
             if old is not None and old.is_open and not alert.is_open:
                 assert alert.detector not in blind
@@ -113,14 +146,30 @@ def test_the_promises_of_the_table(looks: list[dict[str, object]], quiet: bool, 
         last, back = None, -math.inf  # when it was last said to be back
         for message in messages:
             if message.kind in OVER:
-                assert believed is not None, "an all-clear to people who were never told, or a second one"
-                assert set(message.to) == set(believed), "an all-clear to others than those who were told"
+                assert believed is not None, (
+                    "an all-clear to people who were never told, or a second one"
+                )
+                assert set(message.to) == set(believed), (
+                    "an all-clear to others than those who were told"
+                )
                 believed = None
             else:
-                if last is not None and last.kind in OVER and message.kind in {"opened", "reopened"}:
-                    heard = max(m.severity for m in messages if m.time <= last.time and m.thread == last.thread)
+                if (
+                    last is not None
+                    and last.kind in OVER
+                    and message.kind in {"opened", "reopened"}
+                ):
+                    heard = max(
+                        m.severity
+                        for m in messages
+                        if m.time <= last.time and m.thread == last.thread
+                    )
                     is_alarm = message.severity is CRITICAL and message.time - back >= BACK_SECONDS
-                    assert message.time - last.time >= FLAP_SECONDS or message.severity > heard or is_alarm
+                    assert (
+                        message.time - last.time >= FLAP_SECONDS
+                        or message.severity > heard
+                        or is_alarm
+                    )
                 if message.kind == "reopened":
                     back = message.time
                 believed = [*(believed or last_told(messages, message)), *message.to]
@@ -152,7 +201,19 @@ def last_told(messages: list[Message], reopened: Message) -> list[str]:
 
 
 def test_fingerprints_tell_every_name_apart() -> None:
-    names = [(), ("",), ("7",), ("1007",), ("n12",), ("rank-3",), ("rank3",), ("job",), ("a", "b"), ("ab",), ("a b",)]
+    names = [
+        (),
+        ("",),
+        ("7",),
+        ("1007",),
+        ("n12",),
+        ("rank-3",),
+        ("rank3",),
+        ("job",),
+        ("a", "b"),
+        ("ab",),
+        ("a b",),
+    ]
     assert len({fingerprint("slow-node", name) for name in names}) == len(names)
     assert fingerprint("stalled", ()) != fingerprint("down", ())
     assert fingerprint("x", ["\udcff"]) == fingerprint("x", ["\udcff"])
@@ -161,7 +222,10 @@ def test_fingerprints_tell_every_name_apart() -> None:
 
 
 def test_findings_of_one_fingerprint_are_one_alert() -> None:
-    two = [finding("held", WARNING, "7", title="job 7 is held"), finding("held", CRITICAL, "8", title="job 8 is held")]
+    two = [
+        finding("held", WARNING, "7", title="job 7 is held"),
+        finding("held", CRITICAL, "8", title="job 8 is held"),
+    ]
     alert_state, messages = advance(AlertState(), two, frozenset(), POLICY, NOON)
     alert = alert_state.open_alerts[0]
     assert (alert.severity, alert.title) == (CRITICAL, "job 8 is held (and 1 more)")
@@ -179,13 +243,20 @@ def test_a_clock_that_ran_ahead_silences_nothing() -> None:
     assert [message.kind for message in messages] == ["opened"]
     digests = 0
     for hour in range(72):
-        alert_state, messages = advance(alert_state, [finding()], frozenset(), policy, NOON + hour * HOUR)
+        alert_state, messages = advance(
+            alert_state, [finding()], frozenset(), policy, NOON + hour * HOUR
+        )
         digests += sum(message.kind == "digest" for message in messages)
     assert digests == 3
 
 
 def test_evidence_is_bounded_and_carries_no_secret() -> None:
-    lines = ("https://bot:hunter2@host/x", "token=abc123 and password: tr0ub4", "a\x1b[2J\nb", *("x" * 9999,) * 50)
+    lines = (
+        "https://bot:hunter2@host/x",
+        "token=abc123 and password: tr0ub4",
+        "a\x1b[2J\nb",
+        *("x" * 9999,) * 50,
+    )
     alert_state, messages = advance(
         AlertState(), [finding(evidence=lines, title="t\n" * 900)], frozenset(), POLICY, NOON
     )
@@ -235,9 +306,13 @@ def test_worse_than_before_is_said_within_the_hour_of_all_clear() -> None:
     alert_state, _ = advance(AlertState(), [finding(severity=WARNING)], frozenset(), policy, NOON)
     alert_state, over = advance(alert_state, [], frozenset(), policy, NOON + MINUTE)
     assert [m.kind for m in over] == ["cleared"]
-    alert_state, again = advance(alert_state, [finding(severity=WARNING)], frozenset(), policy, NOON + 2 * MINUTE)
+    alert_state, again = advance(
+        alert_state, [finding(severity=WARNING)], frozenset(), policy, NOON + 2 * MINUTE
+    )
     assert again == ()
-    alert_state, worse = advance(alert_state, [finding(severity=CRITICAL)], frozenset(), policy, NOON + 3 * MINUTE)
+    alert_state, worse = advance(
+        alert_state, [finding(severity=CRITICAL)], frozenset(), policy, NOON + 3 * MINUTE
+    )
     assert [(m.kind, m.severity) for m in worse] == [("reopened", CRITICAL)]
 
 
@@ -257,10 +332,23 @@ def test_an_alert_of_an_older_tr11_goes_on_under_todays_names() -> None:
         "node-lost", "dfa58d4edf6b", "1000_7", "job 1000_7 has lost n01, n07, which ran its batch script",
         evidence=("n01: down", "n07: down"),
     )  # fmt: skip
-    slow = old_alert("slow-node", "c1a4a860b212", "n07", "n07 holds the others back", severity=WARNING, said=WARNING)
-    number = old_alert("slow-node", "5a1d", "1007", "1007 holds the others back", severity=WARNING, said=WARNING)
+    slow = old_alert(
+        "slow-node",
+        "c1a4a860b212",
+        "n07",
+        "n07 holds the others back",
+        severity=WARNING,
+        said=WARNING,
+    )
+    number = old_alert(
+        "slow-node", "5a1d", "1007", "1007 holds the others back", severity=WARNING, said=WARNING
+    )
     started = AlertState(alerts=(old, slow, number))
-    seen = [lost("n01", CRITICAL), lost("n07"), finding("slow-node", WARNING, "1007", identity=("1007",))]
+    seen = [
+        lost("n01", CRITICAL),
+        lost("n07"),
+        finding("slow-node", WARNING, "1007", identity=("1007",)),
+    ]
     alert_state, messages = advance(started, seen, frozenset(), POLICY, NOON)
     assert messages == ()
     assert {(alert.detector, alert.identity) for alert in alert_state.open_alerts} == {
@@ -278,8 +366,14 @@ def test_an_alert_of_an_older_tr11_goes_on_under_todays_names() -> None:
 
 
 def test_an_alert_of_an_older_tr11_gets_its_all_clear() -> None:
-    old = old_alert("node-lost", "dfa58d4edf6b", "1000_7", "job 1000_7 has lost n01", evidence=("n01: down",))
-    alert_state, messages = advance(AlertState(alerts=(old,)), [lost("n09", job="1000_8")], frozenset(), POLICY, NOON)
+    old = old_alert(
+        "node-lost", "dfa58d4edf6b", "1000_7", "job 1000_7 has lost n01", evidence=("n01: down",)
+    )
+    alert_state, messages = advance(
+        AlertState(alerts=(old,)), [lost("n09", job="1000_8")], frozenset(), POLICY, NOON
+    )
     assert [m.kind for m in messages] == ["opened"]
-    alert_state, messages = advance(alert_state, [lost("n09", job="1000_8")], frozenset(), POLICY, NOON + MINUTE)
+    alert_state, messages = advance(
+        alert_state, [lost("n09", job="1000_8")], frozenset(), POLICY, NOON + MINUTE
+    )
     assert [(m.kind, m.alert) for m in messages] == [("cleared", "dfa58d4edf6b")]

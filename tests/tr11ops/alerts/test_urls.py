@@ -80,7 +80,9 @@ def url(web: Web, word: str = SECRET) -> str:
     return f"json://bot:{word}@127.0.0.1:{web.server_address[1]}/{word}"
 
 
-def test_every_message_goes_to_every_url_once(tmp_path: Path, web: Web, office: Make, mailbox: Mailbox) -> None:
+def test_every_message_goes_to_every_url_once(
+    tmp_path: Path, web: Web, office: Make, mailbox: Mailbox
+) -> None:
     path = secret_file(tmp_path, url(web), url(web, SECRET + "2"))
     desk = office(f'recipients=["{ANA}"]', f'urls_file="{path}"', "resolve_after=1")
     assert desk.look(NOON, finding()).sent == 2  # the mail, and the URLs
@@ -92,11 +94,15 @@ def test_every_message_goes_to_every_url_once(tmp_path: Path, web: Web, office: 
     desk.look(NOON + HOUR)
     assert json.loads(web.requests[-1][2])["type"] == "success"
     assert len(web.requests) == 4
-    everything = b"".join(file.read_bytes() for file in desk.directory.root.rglob("*") if file.is_file())
+    everything = b"".join(
+        file.read_bytes() for file in desk.directory.root.rglob("*") if file.is_file()
+    )
     assert SECRET.encode() not in everything
 
 
-def test_one_url_that_fails_is_tried_again_alone(tmp_path: Path, web: Web, office: Make, capfd: Any) -> None:
+def test_one_url_that_fails_is_tried_again_alone(
+    tmp_path: Path, web: Web, office: Make, capfd: Any
+) -> None:
     path = secret_file(tmp_path, url(web), url(web, SECRET + "2"))
     desk = office(f'urls_file="{path}"')
     web.codes = [500]
@@ -109,7 +115,9 @@ def test_one_url_that_fails_is_tried_again_alone(tmp_path: Path, web: Web, offic
     assert SECRET not in "".join(capfd.readouterr())
 
 
-def test_urls_that_are_no_longer_wanted_hold_nothing(tmp_path: Path, web: Web, office: Make) -> None:
+def test_urls_that_are_no_longer_wanted_hold_nothing(
+    tmp_path: Path, web: Web, office: Make
+) -> None:
     desk = office(f'urls_file="{secret_file(tmp_path, url(web))}"')
     web.codes = [500]
     desk.look(NOON, finding())
@@ -147,9 +155,12 @@ def test_a_file_that_is_not_safe_is_refused(
 
 
 @pytest.mark.parametrize(
-    "wrong", ["nonsense", f"nosuch://{SECRET}", "json://", f"slack://{SECRET}", f"mailto://{SECRET}"]
+    "wrong",
+    ["nonsense", f"nosuch://{SECRET}", "json://", f"slack://{SECRET}", f"mailto://{SECRET}"],
 )
-def test_what_is_no_url_is_said_without_it(tmp_path: Path, wrong: str, office: Make, capfd: Any) -> None:
+def test_what_is_no_url_is_said_without_it(
+    tmp_path: Path, wrong: str, office: Make, capfd: Any
+) -> None:
     desk = office(f'urls_file="{secret_file(tmp_path, wrong)}"')
     outcome = desk.look(NOON, finding())
     assert outcome.waiting.count == 1
@@ -173,8 +184,12 @@ def test_a_service_that_does_not_answer_costs_its_time_out(tmp_path: Path, offic
     assert results[0][1] == "the service did not take it"
 
 
-def test_the_test_message_reports_each_route(tmp_path: Path, web: Web, office: Make, mailbox: Mailbox) -> None:
-    desk = office(f'recipients=["{ANA}","ben@example.org"]', f'urls_file="{secret_file(tmp_path, url(web))}"')
+def test_the_test_message_reports_each_route(
+    tmp_path: Path, web: Web, office: Make, mailbox: Mailbox
+) -> None:
+    desk = office(
+        f'recipients=["{ANA}","ben@example.org"]', f'urls_file="{secret_file(tmp_path, url(web))}"'
+    )
     mailbox.recipient_answers = {"ben@example.org": "550 no"}
     results = send_test(desk.directory, desk.card, (), NOON)
     assert [(route, who, bool(trouble)) for route, who, trouble in results] == [
@@ -186,7 +201,9 @@ def test_the_test_message_reports_each_route(tmp_path: Path, web: Web, office: M
 
 
 # ----------------------------------------------------------------------------- the dead man
-def test_the_dead_man_is_called_only_when_something_was_seen(tmp_path: Path, web: Web, office: Make) -> None:
+def test_the_dead_man_is_called_only_when_something_was_seen(
+    tmp_path: Path, web: Web, office: Make
+) -> None:
     path = secret_file(tmp_path, f"http://127.0.0.1:{web.server_address[1]}/{SECRET}")
     desk = office(f'dead_man_url_file="{path}"', f'recipients=["{ANA}"]')
     desk.look(NOON, observed=False)
@@ -220,10 +237,14 @@ def test_a_dead_man_call_that_fails_never_shows_its_url(tmp_path: Path, wrong: s
 # ----------------------------------------------------------------------------- recipes
 def test_the_recipes_of_the_page_make_a_file_of_urls_that_are_known(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "alerts.md").read_text(encoding="utf-8")
-    recipe = re.search(r"### Chat.*?^```sh\n(.*?)^tr11 alerts test\n```", page, re.MULTILINE | re.DOTALL)
+    recipe = re.search(
+        r"### Chat.*?^```sh\n(.*?)^tr11 alerts test\n```", page, re.MULTILINE | re.DOTALL
+    )
     assert recipe
     subprocess.run(["bash", "-ec", recipe[1]], cwd=tmp_path, check=True)
     assert len(secret_lines(tmp_path / "chats.txt")) == 1
-    urls = re.findall(r"^(?:# )?([a-z]+://\S+)$", (tmp_path / "chats.txt").read_text(), re.MULTILINE)
+    urls = re.findall(
+        r"^(?:# )?([a-z]+://\S+)$", (tmp_path / "chats.txt").read_text(), re.MULTILINE
+    )
     kinds = [type(apprise.Apprise.instantiate(url)).__name__ for url in urls]
     assert kinds == ["NotifyNtfy", "NotifyNtfy", "NotifySlack", "NotifyPagerDuty"]

@@ -8,14 +8,18 @@ from tr11ops.backup.base import Archive
 from tr11ops.base.errors import ArchiveUnavailable
 
 QUANTUM = 256 << 10
-LARGE = 8 * QUANTUM + 17  # goes through a session of 9 requests; what fits in one request needs none
+LARGE = (
+    8 * QUANTUM + 17
+)  # goes through a session of 9 requests; what fits in one request needs none
 
 
 def some_bytes(count: int, seed: int = 1) -> bytes:
     return random.Random(seed).randbytes(count)
 
 
-def send(archive: Archive, path: str, content: bytes, identity: str = "i", piece: int = 1 << 20) -> int:
+def send(
+    archive: Archive, path: str, content: bytes, identity: str = "i", piece: int = 1 << 20
+) -> int:
     """Send a file until it is there; returns from where on the last try went."""
     for _ in range(20):
         upload = None

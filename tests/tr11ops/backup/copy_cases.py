@@ -31,7 +31,9 @@ SIZES = {
 }
 
 
-def make_checkpoint(variant_folder: Path, step: int = 100, sizes: dict[str, int] | None = None, seed: int = 0) -> Path:
+def make_checkpoint(
+    variant_folder: Path, step: int = 100, sizes: dict[str, int] | None = None, seed: int = 0
+) -> Path:
     """A checkpoint of random bytes with its manifest."""
     chance = random.Random(f"{step} {seed}")
     folder = variant_folder / checkpoint_name(step)
@@ -56,20 +58,40 @@ def make_archive(folder: Path, **options: Any) -> FolderArchive:
 def quick(**changes: Any) -> Transfer:
     """Settings that wait for nothing and cut every file into several pieces."""
     return Transfer(
-        **{"parallel": 4, "piece_bytes": 16_384, "retries": replace(ARCHIVE_RETRIES, first_seconds=0.0), **changes}
+        **{
+            "parallel": 4,
+            "piece_bytes": 16_384,
+            "retries": replace(ARCHIVE_RETRIES, first_seconds=0.0),
+            **changes,
+        }
     )
 
 
-def copy(archive: Archive, folder: Path, transfer: Transfer | None = None, **options: Any) -> Receipt:
-    given: dict[str, Any] = {"kind": "full", "run": RUN, "variant": VARIANT, "transfer": transfer or quick(), **options}
+def copy(
+    archive: Archive, folder: Path, transfer: Transfer | None = None, **options: Any
+) -> Receipt:
+    given: dict[str, Any] = {
+        "kind": "full",
+        "run": RUN,
+        "variant": VARIANT,
+        "transfer": transfer or quick(),
+        **options,
+    }
     step = int(folder.name.removeprefix("global_step"))
-    source, base = read_source(folder, step, given["kind"]), location_of(given["kind"], given["variant"], step)
+    source, base = (
+        read_source(folder, step, given["kind"]),
+        location_of(given["kind"], given["variant"], step),
+    )
     return copy_source(archive, source, base=base, **given)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 class OddArchive:

@@ -9,7 +9,10 @@ from typing import Any
 
 from tests.tr11ops.backup.forked_deeds import ForkingProcess, die_at, serve
 
-FILE_CALLS = tuple((os, name) for name in ("open", "pwrite", "fsync", "replace", "rename", "link", "mkdir", "unlink"))
+FILE_CALLS = tuple(
+    (os, name)
+    for name in ("open", "pwrite", "fsync", "replace", "rename", "link", "mkdir", "unlink")
+)
 
 
 class CopyNursery(ForkingProcess):
@@ -21,7 +24,9 @@ class CopyNursery(ForkingProcess):
         """Copy a checkpoint in a process that is killed as it makes its `at`-th call that changes files, or right
         after it. False: it made fewer calls, and ended well.
         """
-        code, _ = self.order(at=at, store=str(store), checkpoint=str(checkpoint), format=format, settings=settings)
+        code, _ = self.order(
+            at=at, store=str(store), checkpoint=str(checkpoint), format=format, settings=settings
+        )
         assert code in (0, -signal.SIGKILL), code
         return code != 0
 

@@ -91,7 +91,9 @@ class FaultProxy:
         self._scheme = "http" if tls is None else "https"
         if tls is not None:
             self._http.socket = tls.wrap_socket(self._http.socket, server_side=True)
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
         self._thread.start()
 
     @property
@@ -169,7 +171,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._pass_on(self.owner.fault_of(self.command, self.path))
         except _Cut:
             with suppress(OSError):
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
                 self.connection.shutdown(socket.SHUT_RD)
             self.close_connection = True
 
@@ -201,7 +205,9 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "lose-answer":
             raise _Cut
         if fault is not None and kind == "foreign":
-            self._say(status, {**headers, **fault.headers}, answer if fault.body is None else fault.body)
+            self._say(
+                status, {**headers, **fault.headers}, answer if fault.body is None else fault.body
+            )
             return
         if fault is not None and kind == "corrupt":
             answer = _changed(answer, fault.at)
@@ -215,7 +221,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _asked(self, body: bytes) -> tuple[int, dict[str, str], bytes] | None:
         """The answer to: how much of this upload has arrived?"""
-        if self.command != "PUT" or not re.fullmatch(r"bytes \*/(\d+|\*)", self.headers.get("Content-Range", "")):
+        if self.command != "PUT" or not re.fullmatch(
+            r"bytes \*/(\d+|\*)", self.headers.get("Content-Range", "")
+        ):
             return None
         with self.owner.lock:
             session = self.owner.sessions.get(_upload_id(self.path))

@@ -47,7 +47,10 @@ class Case(Rounds):
             keys.append("backup.store_format=tar")
         if bucket is not None:
             keys.append(f"backup.url={bucket.url}")
-            keys += [f"backup.options.{name}={json.dumps(value)}" for name, value in bucket.options.items()]
+            keys += [
+                f"backup.options.{name}={json.dumps(value)}"
+                for name, value in bucket.options.items()
+            ]
         super().__init__(folder, *keys, *changes)
         self.now = time.time()
 
@@ -74,7 +77,9 @@ class Case(Rounds):
 
     def copy(self, step: int) -> CopyRecord:
         """The record of the step's copy."""
-        return next(copy for copy in self.copies() if (copy.archive, copy.step) == (self.archive, step))
+        return next(
+            copy for copy in self.copies() if (copy.archive, copy.step) == (self.archive, step)
+        )
 
     # ------------------------------------------------------------------ harm
     def damage(self, step: int, path: str) -> None:
@@ -133,10 +138,18 @@ class Case(Rounds):
     def _names(self) -> list[str]:
         if self.bucket is not None:
             return list(self.bucket.objects())
-        return [path.relative_to(self.store).as_posix() for path in self.store.rglob("*") if path.is_file()]
+        return [
+            path.relative_to(self.store).as_posix()
+            for path in self.store.rglob("*")
+            if path.is_file()
+        ]
 
     def _content(self, name: str) -> bytes:
-        return self.bucket.content(name) if self.bucket is not None else (self.store / name).read_bytes()
+        return (
+            self.bucket.content(name)
+            if self.bucket is not None
+            else (self.store / name).read_bytes()
+        )
 
     def _replace(self, name: str, content: bytes) -> None:
         if self.bucket is not None:
@@ -146,7 +159,9 @@ class Case(Rounds):
 
     def place(self) -> BackupContext:
         """With tries enough for what passes."""
-        return replace(super().place(), retries=replace(ARCHIVE_RETRIES, tries=4, first_seconds=0.0))
+        return replace(
+            super().place(), retries=replace(ARCHIVE_RETRIES, tries=4, first_seconds=0.0)
+        )
 
     def restore(self, step: int, into: Path) -> Path:
         """The step's copy, in another folder."""
@@ -162,7 +177,9 @@ def copied(case: Case, *steps: int) -> None:
     """Steps that are saved and copied."""
     case.save(*steps)
     done = case.round()
-    assert done.exit_code == 0 and [step for step, _ in case.copied(case.archive)] == list(steps), done
+    assert done.exit_code == 0 and [step for step, _ in case.copied(case.archive)] == list(steps), (
+        done
+    )
 
 
 def faults_of(folder: Path) -> list[str]:

@@ -45,7 +45,9 @@ def _copy(what: dict[str, Any]) -> int:
     from tr11ops.backup.remote import open_remote
 
     moments = die_at(what["at"], MOMENTS)
-    archive = open_remote(what["url"], what["options"], run="tr11-test", environment={"XDG_STATE_HOME": what["state"]})
+    archive = open_remote(
+        what["url"], what["options"], run="tr11-test", environment={"XDG_STATE_HOME": what["state"]}
+    )
     copy(archive, Path(what["folder"]), quick(parallel=what["parallel"]), format=what["format"])
     return moments[0]
 
@@ -64,7 +66,12 @@ def _restore(what: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    for module in ("gcsfs.core", "tests.tr11ops.backup.copy_cases", "tr11ops.backup.remote", "tr11ops.backup.restore"):
+    for module in (
+        "gcsfs.core",
+        "tests.tr11ops.backup.copy_cases",
+        "tr11ops.backup.remote",
+        "tr11ops.backup.restore",
+    ):
         importlib.import_module(module)
     serve(lambda what: _copy(what) if what["deed"] == "copy" else _restore(what))
 

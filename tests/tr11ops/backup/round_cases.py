@@ -16,7 +16,13 @@ from tests.tr11ops.backup.copy_cases import OddArchive, make_checkpoint
 from tr11ops.backup.archives import open_archive
 from tr11ops.backup.base import ARCHIVE_RETRIES, Archive
 from tr11ops.backup.due import Asked
-from tr11ops.backup.round_values import BackupContext, Reading, RoundRequest, RoundResult, card_archives
+from tr11ops.backup.round_values import (
+    BackupContext,
+    Reading,
+    RoundRequest,
+    RoundResult,
+    card_archives,
+)
 from tr11ops.backup.service import run_round
 from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.rundir.copies import CopyRecord, read_copies
@@ -89,17 +95,27 @@ class Rounds:
         return archive
 
     def run(
-        self, *archives: str, steps: tuple[int, ...] = (), reading: Reading = "share", **changes: Any
+        self,
+        *archives: str,
+        steps: tuple[int, ...] = (),
+        reading: Reading = "share",
+        **changes: Any,
     ) -> RoundResult:
         names = archives or card_archives(self.card)
-        return run_round(self.place(), RoundRequest(names, Asked(steps), reading=reading, **changes))
+        return run_round(
+            self.place(), RoundRequest(names, Asked(steps), reading=reading, **changes)
+        )
 
     def copies(self) -> tuple[CopyRecord, ...]:
         return read_copies(self.directory)
 
     def copied(self, archive: str) -> list[tuple[int, str]]:
         """Sound copies on record."""
-        return [(copy.step, copy.kind) for copy in self.copies() if copy.archive == archive and copy.is_sound]
+        return [
+            (copy.step, copy.kind)
+            for copy in self.copies()
+            if copy.archive == archive and copy.is_sound
+        ]
 
     def status(self) -> dict[str, Any]:
         """The content of status.json."""
@@ -132,4 +148,7 @@ def flip(path: Path, position: int) -> None:
 
 def receipts_below(folder: Path) -> dict[str, Any]:
     """All receipts of an archive, by their paths."""
-    return {path.relative_to(folder).as_posix(): json.loads(path.read_text()) for path in folder.rglob("*.copy.json")}
+    return {
+        path.relative_to(folder).as_posix(): json.loads(path.read_text())
+        for path in folder.rglob("*.copy.json")
+    }

@@ -19,7 +19,11 @@ def rounds(tmp_path: Path) -> Rounds:
 
 def logs(rounds: Rounds) -> dict[str, bytes]:
     root = rounds.store / "small-logs"
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_what_grew_takes_the_place_of_its_copy(rounds: Rounds) -> None:
@@ -79,6 +83,8 @@ def test_a_log_that_grows_while_copied_is_a_whole_beginning(rounds: Rounds) -> N
 
 def test_an_archive_that_spoils_what_it_stores_is_told(rounds: Rounds) -> None:
     rounds.directory.paths.main_log.write_bytes(b"abc")
-    rounds.odd["store"] = {"spoil": lambda path, content: bytes(len(content)) if path.endswith("txt") else content}
+    rounds.odd["store"] = {
+        "spoil": lambda path, content: bytes(len(content)) if path.endswith("txt") else content
+    }
     done = rounds.run("store")
     assert done.exit_code == 1 and "other bytes than were sent" in done.tallies[0].faults[0]

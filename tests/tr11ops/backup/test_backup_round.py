@@ -41,8 +41,12 @@ def test_a_round_copies_what_is_due_and_the_next_one_nothing(rounds: Rounds) -> 
     assert rounds.copied("store") == [(100, "full"), (200, "full"), (300, "full")]
     assert rounds.copied("url") == [(100, "weights"), (200, "weights"), (300, "full")]
     for step in (100, 200, 300):
-        assert contents(rounds.far(step, ".")) == contents(rounds.checkpoints / f"global_step{step}")
-    assert (rounds.store / "small-logs" / "logs" / "main" / "main_log.txt").read_text() == "iteration 1\n"
+        assert contents(rounds.far(step, ".")) == contents(
+            rounds.checkpoints / f"global_step{step}"
+        )
+    assert (
+        rounds.store / "small-logs" / "logs" / "main" / "main_log.txt"
+    ).read_text() == "iteration 1\n"
     assert len(rounds.journal("backup-copied")) == len(rounds.journal("backup-began")) == 6
     before = contents(rounds.store)
     again = rounds.run()
@@ -54,14 +58,22 @@ def test_the_status_file_is_what_the_watchdog_reads(rounds: Rounds) -> None:
     rounds.save(100)
     rounds.run()
     seen = read_copy(rounds.directory.paths.state / "backup" / "status.json")
-    assert seen == CopyStatus(NOW, 100, "", (Copied("store", "full", 100), Copied("url", "weights", 100)))
+    assert seen == CopyStatus(
+        NOW, 100, "", (Copied("store", "full", 100), Copied("url", "weights", 100))
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(ArchiveUnavailable("no answer", 0.0), 3), (ArchivePermanentError("no such bucket"), 1), (ArchiveFull("full"), 1)],
+    [
+        (ArchiveUnavailable("no answer", 0.0), 3),
+        (ArchivePermanentError("no such bucket"), 1),
+        (ArchiveFull("full"), 1),
+    ],
 )
-def test_a_faulty_archive_keeps_no_copies_from_the_other(rounds: Rounds, error: Exception, code: int) -> None:
+def test_a_faulty_archive_keeps_no_copies_from_the_other(
+    rounds: Rounds, error: Exception, code: int
+) -> None:
     rounds.save(100)
     rounds.odd["store"] = fault("write", error)
     done = rounds.run()
@@ -151,8 +163,12 @@ def test_damage_is_found_told_and_repaired(rounds: Rounds) -> None:
     (record,) = found.tallies[0].damaged
     assert (record.step, record.damaged) == (200, ("optimizer/b",))
     assert rounds.status()["copied"]["store"] == {"full": [100]} and rounds.status()["step"] == 100
-    assert rounds.status()["damaged"] == ["store: step 200 (full): optimizer/b; whole in the run directory"]
-    assert rounds.journal("backup-damaged")[0]["files"] == {"optimizer/b": "other bytes than were copied"}
+    assert rounds.status()["damaged"] == [
+        "store: step 200 (full): optimizer/b; whole in the run directory"
+    ]
+    assert rounds.journal("backup-damaged")[0]["files"] == {
+        "optimizer/b": "other bytes than were copied"
+    }
     mended = rounds.run("store")
     assert mended.exit_code == 0 and [copy.step for copy in mended.tallies[0].copied] == [200]
     assert contents(rounds.far(200, ".")) == contents(rounds.checkpoints / "global_step200")
@@ -172,7 +188,9 @@ def test_damage_without_a_source_names_the_other_copy(rounds: Rounds) -> None:
     again = rounds.run()
     assert again.exit_code == 1, "nothing can repair it, and it is told in each round"
     flip(rounds.far(300, "weights/a"), 1)
-    assert rounds.run("store").exit_code == 0, "repaired by hand: what is damaged is read in each round"
+    assert rounds.run("store").exit_code == 0, (
+        "repaired by hand: what is damaged is read in each round"
+    )
     assert rounds.status()["damaged"] == ["url: step 300 (full): weights/a; whole in the store"]
 
 
@@ -186,7 +204,9 @@ def test_a_damaged_copy_is_repaired_from_the_other_archive(rounds: Rounds) -> No
     assert rounds.run("store", copies=False).exit_code == 1
     archive = rounds.open("url", rounds.card)
     receipt = restorable(archive, "main", 300).receipt
-    restore_checkpoint(archive, receipt, rounds.checkpoints, rounds.place().transfer(rounds.progress))
+    restore_checkpoint(
+        archive, receipt, rounds.checkpoints, rounds.place().transfer(rounds.progress)
+    )
     done = rounds.run("store", steps=(300,), logs=False, reading="none")
     assert done.exit_code == 0 and contents(rounds.far(300, ".")) == whole
     assert len(receipts_below(rounds.store)) == 1 and rounds.status()["damaged"] == []
@@ -255,13 +275,16 @@ def test_one_flipped_bit_is_found_within_the_rotation(memory: Path) -> None:
             rounds.now += chance.uniform(0.7, 1.9) * DAY
             if flipped is None and rounds.now > NOW + flipped_after:
                 flip(
-                    rounds.far(100 * chance.randint(1, 4), f"weights/{chance.randrange(24):02d}"), chance.randrange(40)
+                    rounds.far(100 * chance.randint(1, 4), f"weights/{chance.randrange(24):02d}"),
+                    chance.randrange(40),
                 )
                 flipped = rounds.now
             done = rounds.run("store", copies=False)
             if done.exit_code:
                 found = rounds.now
-            assert flipped is None or rounds.now - flipped <= 14 * DAY, "12 days, and the round after them"
+            assert flipped is None or rounds.now - flipped <= 14 * DAY, (
+                "12 days, and the round after them"
+            )
         assert flipped is not None and rounds.status()["damaged"]
 
 
@@ -275,7 +298,9 @@ def test_each_byte_is_read_in_time_and_no_round_reads_it_all(memory: Path) -> No
         done = rounds.run("store")
         read.append(done.tallies[0].reread_files)
         state = last_state(rounds.directory, "store")
-        assert state is not None and state.unread is not None and rounds.now - state.unread <= 10 * DAY
+        assert (
+            state is not None and state.unread is not None and rounds.now - state.unread <= 10 * DAY
+        )
     assert sum(read) >= 24 and max(read) <= 8
 
 
@@ -287,7 +312,13 @@ def test_what_was_read_is_kept_on_the_way(memory: Path, monkeypatch: pytest.Monk
     rounds.run("store")
     flip(rounds.far(100, "cursor.json"), 3)
     rounds.now += DAY
-    kept = rounds.directory.paths.state / "backup" / "reread" / "store" / "checkpoints-main-global_step200.json"
+    kept = (
+        rounds.directory.paths.state
+        / "backup"
+        / "reread"
+        / "store"
+        / "checkpoints-main-global_step200.json"
+    )
 
     def on(call: str, path: str, position: int) -> None:
         if call == "look" and "global_step200/weights/a" in path:
@@ -300,7 +331,9 @@ def test_what_was_read_is_kept_on_the_way(memory: Path, monkeypatch: pytest.Monk
     rounds.stop.clear()
     rounds.odd.clear()
     assert rounds.run("store", reading="all", steps=(200,), copies=False).exit_code == 1
-    assert not json.loads(kept.read_text())["read"], "all of it was read: the record itself says when"
+    assert not json.loads(kept.read_text())["read"], (
+        "all of it was read: the record itself says when"
+    )
     assert next(copy for copy in rounds.copies() if copy.step == 200).reread == rounds.now
     assert next(copy for copy in rounds.copies() if copy.step == 100).damaged == ("cursor.json",)
 

@@ -41,10 +41,21 @@ def test_a_drill_restores_the_newest_copy_and_leaves_nothing(rounds: Rounds) -> 
         and done.message == "restored, looked at"
         and seen == [contents(rounds.checkpoints / "global_step400")]
     )
-    assert not (rounds.directory.root / "backup-drill").exists() and read_drill(rounds.directory) == done
-    assert rounds.journal("backup-drill") == [{"archive": "store", "step": 400, "bytes": copy.bytes, "passed": True}]
-    odd = run_drill(rounds.place(), archive, copy, look=lambda folder: LoadResult(False, "no tensor in it"))
-    assert not odd.passed and odd.message == "restored, but: no tensor in it" and read_drill(rounds.directory) == odd
+    assert (
+        not (rounds.directory.root / "backup-drill").exists()
+        and read_drill(rounds.directory) == done
+    )
+    assert rounds.journal("backup-drill") == [
+        {"archive": "store", "step": 400, "bytes": copy.bytes, "passed": True}
+    ]
+    odd = run_drill(
+        rounds.place(), archive, copy, look=lambda folder: LoadResult(False, "no tensor in it")
+    )
+    assert (
+        not odd.passed
+        and odd.message == "restored, but: no tensor in it"
+        and read_drill(rounds.directory) == odd
+    )
     flip(rounds.far(400, "weights/a"), 2)
     failed = run_drill(rounds.place(), archive, copy, look=look)
     assert not failed.passed and "weights/a is damaged" in failed.message and len(seen) == 1
@@ -57,9 +68,13 @@ def test_the_records_are_made_again_from_the_receipts(rounds: Rounds) -> None:
     rounds.save(100, 200, 300)
     rounds.run()
     before, status = rounds.copies(), rounds.status()
-    (rounds.directory.paths.state / "backup" / "copies" / "store" / "checkpoints-main-global_step100.json").write_text(
-        "{"
-    )
+    (
+        rounds.directory.paths.state
+        / "backup"
+        / "copies"
+        / "store"
+        / "checkpoints-main-global_step100.json"
+    ).write_text("{")
     with pytest.raises(ValueError, match="global_step100"):
         read_copies(rounds.directory)
     drill_file(rounds.directory).write_text("{")
@@ -72,7 +87,9 @@ def test_the_records_are_made_again_from_the_receipts(rounds: Rounds) -> None:
     assert not any(tally.copied for tally in rounds.run().tallies)
 
 
-def test_a_record_that_finds_no_room_is_made_by_the_next_round(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_finds_no_room_is_made_by_the_next_round(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rounds.save(100, 200)
 
     def full(*given: object) -> None:
@@ -81,16 +98,25 @@ def test_a_record_that_finds_no_room_is_made_by_the_next_round(rounds: Rounds, m
     with monkeypatch.context() as patched:
         patched.setattr(archive_round, "write_copy", full)
         done = rounds.run("store")
-    assert done.exit_code == 1 and done.tallies[0].faults == ["state/backup: No space left on device"]
+    assert done.exit_code == 1 and done.tallies[0].faults == [
+        "state/backup: No space left on device"
+    ]
     assert rounds.copies() == () and len(receipts_below(rounds.store)) == 1
     done = rounds.run("store")
-    assert done.exit_code == 0 and len(done.tallies[0].copied) == 1, "the other one is there, and now on record"
+    assert done.exit_code == 0 and len(done.tallies[0].copied) == 1, (
+        "the other one is there, and now on record"
+    )
     assert len(rounds.copied("store")) == 2
 
 
 @pytest.mark.parametrize(
     "name",
-    ["archives/store.json", "reread/store/checkpoints-main-global_step100.json", "logs/store.json", "status.json"],
+    [
+        "archives/store.json",
+        "reread/store/checkpoints-main-global_step100.json",
+        "logs/store.json",
+        "status.json",
+    ],
 )
 def test_garbage_in_what_is_only_remembered_stops_nothing(rounds: Rounds, name: str) -> None:
     rounds.save(100)
@@ -105,9 +131,19 @@ def test_garbage_in_what_is_only_remembered_stops_nothing(rounds: Rounds, name: 
 
 
 @pytest.mark.parametrize(
-    ("name", "lie"), [("step", "x"), ("archive", 3), ("bytes", None), ("files", [1]), ("schema", {}), ("damaged", "a")]
+    ("name", "lie"),
+    [
+        ("step", "x"),
+        ("archive", 3),
+        ("bytes", None),
+        ("files", [1]),
+        ("schema", {}),
+        ("damaged", "a"),
+    ],
 )
-def test_a_record_whose_values_are_of_the_wrong_kind_is_none(rounds: Rounds, name: str, lie: object) -> None:
+def test_a_record_whose_values_are_of_the_wrong_kind_is_none(
+    rounds: Rounds, name: str, lie: object
+) -> None:
     rounds.save(100)
     rounds.run("store")
     (path,) = (rounds.directory.paths.state / "backup" / "copies" / "store").iterdir()
@@ -160,9 +196,13 @@ def test_a_round_that_is_told_to_stop_goes_on_in_the_next(rounds: Rounds) -> Non
     rounds.odd["store"] = {"on": on}
     done = rounds.run()
     assert done.exit_code == 1 and done.tallies[0].is_stopped and len(done.tallies) == 1
-    assert rounds.copied("store") == [(100, "full"), (300, "full")], "the newest first, then the oldest"
+    assert rounds.copied("store") == [(100, "full"), (300, "full")], (
+        "the newest first, then the oldest"
+    )
     assert "goes on from there" in rounds.status()["message"]
-    assert set(receipts_below(rounds.store)) == {f"checkpoints/main/global_step{step}.copy.json" for step in (100, 300)}
+    assert set(receipts_below(rounds.store)) == {
+        f"checkpoints/main/global_step{step}.copy.json" for step in (100, 300)
+    }
     rounds.stop.clear()
     rounds.odd.clear()
     assert rounds.run().exit_code == 0 and len(rounds.copied("store")) == 3
@@ -171,7 +211,9 @@ def test_a_round_that_is_told_to_stop_goes_on_in_the_next(rounds: Rounds) -> Non
 # ----------------------------------------------------------------------------- a real bucket
 def test_a_round_to_a_real_object_store(tmp_path: Path, object_store: ObjectStore) -> None:
     """Copies, their receipts, damage, a missing object, the repairing, and records that are made again."""
-    options = ", ".join(f"{name} = {json.dumps(value)}" for name, value in object_store.options.items())
+    options = ", ".join(
+        f"{name} = {json.dumps(value)}" for name, value in object_store.options.items()
+    )
     rounds = Rounds(tmp_path, f"backup.url={object_store.url}", f"backup.options={{{options}}}")
     rounds.save(100, 300)
     assert rounds.run("url").exit_code == 0
@@ -181,10 +223,15 @@ def test_a_round_to_a_real_object_store(tmp_path: Path, object_store: ObjectStor
     object_store.replace(f"{prefix}/optimizer/b", bytes([held[0] ^ 1]) + held[1:])
     object_store.remove(f"{prefix}/cursor.json")
     found = rounds.run("url", copies=False, reading="all")
-    assert found.exit_code == 1 and found.tallies[0].damaged[0].damaged == ("cursor.json", "optimizer/b")
+    assert found.exit_code == 1 and found.tallies[0].damaged[0].damaged == (
+        "cursor.json",
+        "optimizer/b",
+    )
     assert rounds.run("url").exit_code == 0
     assert object_store.content(f"{prefix}/optimizer/b") == held
     before = rounds.copies()
     shutil.rmtree(rounds.directory.paths.state / "backup")
     assert rebuild(rounds.place(), ("url",)).exit_code == 0
-    assert [(copy.step, copy.location) for copy in rounds.copies()] == [(copy.step, copy.location) for copy in before]
+    assert [(copy.step, copy.location) for copy in rounds.copies()] == [
+        (copy.step, copy.location) for copy in before
+    ]

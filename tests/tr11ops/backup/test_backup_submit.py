@@ -36,7 +36,16 @@ class Queue:
         self.requests.append(request)
         number = str(100 + len(self.requests))
         self.held.append(
-            Job(number, number, None, None, request.name, "ana", JobState.PENDING, comment=request.comment)
+            Job(
+                number,
+                number,
+                None,
+                None,
+                request.name,
+                "ana",
+                JobState.PENDING,
+                comment=request.comment,
+            )
         )
         if self.loses_answer:
             raise SchedulerUnreachable("timed out")
@@ -47,11 +56,19 @@ class Queue:
 def submit_context(tmp_path: Path) -> SubmitContext:
     options = ("slurm.options.licenses=scratch", "slurm.options.mem=900G")
     rounds = Rounds(
-        tmp_path, "backup.partition=archive", "cron.account=six@cpu", "backup.time_limit=20:00:00", *options
+        tmp_path,
+        "backup.partition=archive",
+        "cron.account=six@cpu",
+        "backup.time_limit=20:00:00",
+        *options,
     )
-    invocation = Invocation(rounds.card, tmp_path / "a card.toml", ("run.variant=main",), tmp_path, {"PATH": "/bin"})
+    invocation = Invocation(
+        rounds.card, tmp_path / "a card.toml", ("run.variant=main",), tmp_path, {"PATH": "/bin"}
+    )
     queue: object = Queue()
-    return SubmitContext(invocation, rounds.directory, queue, ("backup", "run"), pause=lambda seconds: None)  # type: ignore[arg-type]
+    return SubmitContext(
+        invocation, rounds.directory, queue, ("backup", "run"), pause=lambda seconds: None
+    )  # type: ignore[arg-type]
 
 
 def queue_of(submit_context: SubmitContext) -> Queue:
@@ -61,9 +78,19 @@ def queue_of(submit_context: SubmitContext) -> Queue:
 
 def test_the_job_is_asked_for_on_the_partition_for_copies(submit_context: SubmitContext) -> None:
     request = request_of(submit_context)
-    assert (request.partition, request.account, request.time_limit_seconds) == ("archive", "six@cpu", 72_000)
+    assert (request.partition, request.account, request.time_limit_seconds) == (
+        "archive",
+        "six@cpu",
+        72_000,
+    )
     assert request.signal_seconds_before_limit == EARLY_SECONDS and request.nodes == 1
-    for piece in ("--partition=archive", "--requeue", "backup run", "'run.variant=main'", "/a card.toml'"):
+    for piece in (
+        "--partition=archive",
+        "--requeue",
+        "backup run",
+        "'run.variant=main'",
+        "/a card.toml'",
+    ):
         assert piece in request.script or piece.replace("'", "") in request.script
     assert "--no-requeue" not in request.script
     assert "#SBATCH --licenses=scratch" in request.script and "--mem=" not in request.script
@@ -83,7 +110,9 @@ def test_many_at_once_queue_one(submit_context: SubmitContext) -> None:
     found: list[Queued] = []
     threads = [
         threading.Thread(
-            target=lambda: found.append(submit(replace(submit_context, pause=lambda seconds: time.sleep(0.01))))
+            target=lambda: found.append(
+                submit(replace(submit_context, pause=lambda seconds: time.sleep(0.01)))
+            )
         )
         for _ in range(2)
     ]
@@ -91,7 +120,9 @@ def test_many_at_once_queue_one(submit_context: SubmitContext) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(queue_of(submit_context).requests) == 1 and {queued.job_id for queued in found} == {"101"}
+    assert len(queue_of(submit_context).requests) == 1 and {queued.job_id for queued in found} == {
+        "101"
+    }
 
 
 def test_an_answer_that_was_lost_is_looked_up(submit_context: SubmitContext) -> None:

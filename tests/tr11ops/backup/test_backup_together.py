@@ -56,10 +56,15 @@ def test_killed_at_any_call_the_next_round_finishes(rounds: Rounds, killer: Roun
         assert done.exit_code == 0, done
         assert rounds.copied("store") == [(100, "full"), (300, "full")]
         for step in (100, 300):
-            assert contents(rounds.far(step, ".")) == contents(rounds.checkpoints / f"global_step{step}")
+            assert contents(rounds.far(step, ".")) == contents(
+                rounds.checkpoints / f"global_step{step}"
+            )
         assert (rounds.store / "small-logs/logs/main/main_log.txt").read_bytes() == log.read_bytes()
         assert len(receipts_below(rounds.store)) == 2, "nothing is there twice"
-        assert rounds.status()["copied"]["store"] == {"full": [100, 300]} and rounds.status()["damaged"] == []
+        assert (
+            rounds.status()["copied"]["store"] == {"full": [100, 300]}
+            and rounds.status()["damaged"] == []
+        )
     assert trial >= KILLS / 3
 
 
@@ -71,14 +76,20 @@ def test_a_second_round_says_who_is_at_it_and_leaves(rounds: Rounds) -> None:
         done = rounds.run()
     assert done.exit_code == 0
     store, url = done.tallies
-    assert f"process {os.getpid()} of" in store.busy and "(step 100)" in store.busy and not store.copied
+    assert (
+        f"process {os.getpid()} of" in store.busy
+        and "(step 100)" in store.busy
+        and not store.copied
+    )
     assert [copy.step for copy in url.copied] == [100], "the other archive is free"
     assert rounds.run("store").tallies[0].copied
 
 
 def test_two_backups_and_a_prune_at_once(tmp_path: Path) -> None:
     """New checkpoints come all the time. In the end all that was wanted is copied, once, and nothing else is lost."""
-    rounds = Rounds(tmp_path, "backup.keep_latest=2", "backup.store_interval=200", "backup.weights_interval=0")
+    rounds = Rounds(
+        tmp_path, "backup.keep_latest=2", "backup.store_interval=200", "backup.weights_interval=0"
+    )
     rounds.save(100, 200)
     saved = {100, 200}
     over = threading.Event()
@@ -95,7 +106,10 @@ def test_two_backups_and_a_prune_at_once(tmp_path: Path) -> None:
                 raise
 
     pruner = Pruner.of(rounds.card, "ana", "a test")
-    threads = [threading.Thread(target=repeat, args=(action,)) for action in (rounds.run, rounds.run, pruner.run)]
+    threads = [
+        threading.Thread(target=repeat, args=(action,))
+        for action in (rounds.run, rounds.run, pruner.run)
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -124,7 +138,9 @@ def test_two_backups_and_a_prune_at_once(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------- turns
 def test_a_turn_is_renewed_and_names_the_step(rounds: Rounds) -> None:
     now = [NOW]
-    with ArchiveLock(rounds.directory, "store", threading.Event(), lambda: now[0], renew_seconds=0.005) as turn:
+    with ArchiveLock(
+        rounds.directory, "store", threading.Event(), lambda: now[0], renew_seconds=0.005
+    ) as turn:
         turn.copying(300)
         now[0] += 1000
         renewed = threading.Event()
@@ -133,7 +149,11 @@ def test_a_turn_is_renewed_and_names_the_step(rounds: Rounds) -> None:
             if owner is not None and owner.expires == now[0] + CLAIM_SECONDS:
                 break
             renewed.wait(0.005)
-        assert owner is not None and owner.expires == now[0] + CLAIM_SECONDS and owner.data == {"step": 300}
+        assert (
+            owner is not None
+            and owner.expires == now[0] + CLAIM_SECONDS
+            and owner.data == {"step": 300}
+        )
         turn.copying(None)
         assert owner_of(rounds.directory, "store", now[0]).data == {}  # type: ignore[union-attr]
     assert owner_of(rounds.directory, "store", now[0]) is None
@@ -149,7 +169,9 @@ def test_a_turn_that_was_lost_stops_the_work(rounds: Rounds) -> None:
             turn.copying(100)
         assert stop.is_set() and turn.lost
     newest = folder.newest()
-    assert newest is not None and (newest.token, newest.held) == ("theirs", True), "theirs is left alone"
+    assert newest is not None and (newest.token, newest.held) == ("theirs", True), (
+        "theirs is left alone"
+    )
 
 
 def test_the_turn_of_the_dead_is_taken_over(rounds: Rounds, killer: RoundNursery) -> None:

@@ -55,15 +55,25 @@ def test_whole(checkpoint: Path, archive: FolderArchive) -> None:
     assert (far(archive) / LOCATION / "cursor.json").stat().st_mode & 0o060 == 0o060
 
 
-def test_weights_alone_have_a_manifest_of_their_own(checkpoint: Path, archive: FolderArchive) -> None:
+def test_weights_alone_have_a_manifest_of_their_own(
+    checkpoint: Path, archive: FolderArchive
+) -> None:
     receipt = copy(archive, checkpoint, kind="weights")
     place = far(archive) / "checkpoints-weights" / VARIANT / "global_step100"
     manifest = Manifest.read(place)
     assert manifest is not None
-    assert {entry.path for entry in manifest.files} == {"weights/__0_0.distcp", "weights/.metadata", "cursor.json"}
+    assert {entry.path for entry in manifest.files} == {
+        "weights/__0_0.distcp",
+        "weights/.metadata",
+        "cursor.json",
+    }
     assert manifest_faults(place, manifest, read_digests=True) == []
-    assert {file.path for file in receipt.files} == {entry.path for entry in manifest.files} | {"manifest.json"}
-    assert receipt.identity == hashlib.sha256((checkpoint / "manifest.json").read_bytes()).hexdigest()
+    assert {file.path for file in receipt.files} == {entry.path for entry in manifest.files} | {
+        "manifest.json"
+    }
+    assert (
+        receipt.identity == hashlib.sha256((checkpoint / "manifest.json").read_bytes()).hexdigest()
+    )
 
 
 @pytest.mark.parametrize("has_manifest", [True, False])
@@ -78,7 +88,9 @@ def test_the_original_layout_loses_its_optimizer_by_prefix(
     receipt = copy(archive, folder, kind="spike")
     there = contents(far(archive) / "checkpoints-spikes-weights" / VARIANT / "global_step100")
     assert set(there) == {*names, *(["manifest.json"] if has_manifest else [])}
-    assert all(file.digest == hashlib.sha256(there[file.path]).hexdigest() for file in receipt.files)
+    assert all(
+        file.digest == hashlib.sha256(there[file.path]).hexdigest() for file in receipt.files
+    )
     assert copy(archive, folder, kind="spike") == receipt
     whole = copy(archive, folder, kind="full")
     assert {file.path for file in whole.files} == set(contents(folder))
@@ -96,7 +108,9 @@ def test_a_copy_is_not_made_again(checkpoint: Path, archive: FolderArchive, form
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_step_that_was_trained_again_lies_beside(tmp_path: Path, archive: FolderArchive, format: str) -> None:
+def test_a_step_that_was_trained_again_lies_beside(
+    tmp_path: Path, archive: FolderArchive, format: str
+) -> None:
     first = copy(archive, make_checkpoint(tmp_path / "one"), format=format)
     before = contents(far(archive))
     anew = make_checkpoint(tmp_path / "two", seed=1)
@@ -105,13 +119,17 @@ def test_a_step_that_was_trained_again_lies_beside(tmp_path: Path, archive: Fold
     after = contents(far(archive))
     assert all(after[path] == content for path, content in before.items())
     assert copy(archive, anew, format=format) == second
-    assert list_receipts(archive, VARIANT) == tuple(sorted((first, second), key=lambda receipt: receipt.location))
+    assert list_receipts(archive, VARIANT) == tuple(
+        sorted((first, second), key=lambda receipt: receipt.location)
+    )
 
 
 # ----------------------------------------------------------------------------- the destination
 @pytest.mark.parametrize("renames", [True, False])
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("what", ["look", "upload", "write", "finish", "read", "piece", "move", "put"])
+@pytest.mark.parametrize(
+    "what", ["look", "upload", "write", "finish", "read", "piece", "move", "put"]
+)
 def test_a_destination_that_fails_now_and_then(
     checkpoint: Path, archive: FolderArchive, what: str, format: str, renames: bool
 ) -> None:
@@ -129,7 +147,9 @@ def test_a_destination_that_fails_now_and_then(
     receipt = copy(odd, checkpoint, quick(say=said.append, on_bytes=counted.append), format=format)
     assert receipt == read_receipt(archive, receipt.location)
     assert sum(counted) == work_bytes(checkpoint, 100, "full", receipt.format)
-    assert (said and all(line.startswith("no route: trying again in") for line in said)) or what == "move"
+    assert (
+        said and all(line.startswith("no route: trying again in") for line in said)
+    ) or what == "move"
     if format == "files":
         assert contents(far(archive) / LOCATION) == contents(checkpoint)
 
@@ -141,13 +161,17 @@ def test_a_destination_that_stays_away(checkpoint: Path, archive: FolderArchive)
         if called == "write" and path.endswith("__1_0.distcp") and position >= 32_768:
             raise ArchiveUnavailable("no route", wait=0.0)
 
-    transfer = quick(say=waits.append, retries=replace(ARCHIVE_RETRIES, tries=3, first_seconds=0.0), parallel=1)
+    transfer = quick(
+        say=waits.append, retries=replace(ARCHIVE_RETRIES, tries=3, first_seconds=0.0), parallel=1
+    )
     with pytest.raises(ArchiveUnavailable):
         copy(OddArchive(archive, fail), checkpoint, transfer)
     assert len(waits) == 2 and nothing_published(archive)
     watched = OddArchive(archive)
     copy(watched, checkpoint)
-    written = [path for what, path in watched.calls if what == "write" and path.endswith("__1_0.distcp")]
+    written = [
+        path for what, path in watched.calls if what == "write" and path.endswith("__1_0.distcp")
+    ]
     assert len(written) == 2, "the first two pieces of four were there already"
 
 
@@ -168,19 +192,30 @@ def test_a_bit_that_flips_at_the_destination_is_sent_again(
             place.write_bytes(content)
 
     said: list[str] = []
-    receipt = copy(OddArchive(archive, flip, renames=renames), checkpoint, quick(say=said.append), format=format)
+    receipt = copy(
+        OddArchive(archive, flip, renames=renames),
+        checkpoint,
+        quick(say=said.append),
+        format=format,
+    )
     assert flipped and len(said) == 1 and "did not come back as it was sent" in said[0]
     sound = OddArchive(archive)
     assert copy(sound, checkpoint, repair=True).identity == receipt.identity
-    assert not any(what == "upload" and not path.endswith(".copy.json") for what, path in sound.calls)
+    assert not any(
+        what == "upload" and not path.endswith(".copy.json") for what, path in sound.calls
+    )
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("spoil", [lambda c: b"\0" * len(c), lambda c: c[:-1], lambda c: c + b"x"], ids=["0", "-", "+"])
+@pytest.mark.parametrize(
+    "spoil", [lambda c: b"\0" * len(c), lambda c: c[:-1], lambda c: c + b"x"], ids=["0", "-", "+"]
+)
 def test_a_destination_that_always_spoils(
     checkpoint: Path, archive: FolderArchive, format: str, spoil: Callable[[bytes], bytes]
 ) -> None:
-    odd = OddArchive(archive, spoil=lambda path, content: content if path.endswith(".json") else spoil(content))
+    odd = OddArchive(
+        archive, spoil=lambda path, content: content if path.endswith(".json") else spoil(content)
+    )
     with pytest.raises(CopyDiffers, match="although it was sent 3 times; nothing was published"):
         copy(odd, checkpoint, format=format)
     assert nothing_published(archive)
@@ -188,10 +223,14 @@ def test_a_destination_that_always_spoils(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_repair_sends_what_is_damaged_and_nothing_else(checkpoint: Path, archive: FolderArchive, format: str) -> None:
+def test_repair_sends_what_is_damaged_and_nothing_else(
+    checkpoint: Path, archive: FolderArchive, format: str
+) -> None:
     first = copy(archive, checkpoint, format=format)
     before = contents(far(archive))
-    damaged = far(archive) / (first.location if format == "tar" else f"{first.location}/weights/__0_0.distcp")
+    damaged = far(archive) / (
+        first.location if format == "tar" else f"{first.location}/weights/__0_0.distcp"
+    )
     content = damaged.read_bytes()
     damaged.write_bytes(content[:60_000] + bytes([content[60_000] ^ 1]) + content[60_001:])
     if format == "files":
@@ -201,22 +240,33 @@ def test_repair_sends_what_is_damaged_and_nothing_else(checkpoint: Path, archive
     after = contents(far(archive))
     receipt = next(path for path in after if path.endswith(".copy.json"))
     assert {**after, receipt: b""} == {**before, receipt: b""}
-    assert (again.copied, again.files) == (first.copied, first.files) and again.verified >= first.verified
+    assert (again.copied, again.files) == (
+        first.copied,
+        first.files,
+    ) and again.verified >= first.verified
     sent = {path.rpartition("/")[2] for what, path in watched.calls if what == "upload"}
-    assert sent == ({"__0_0.distcp", "cursor.json"} if format == "files" else {"global_step100.tar"})
+    assert sent == (
+        {"__0_0.distcp", "cursor.json"} if format == "files" else {"global_step100.tar"}
+    )
 
 
 @settings(max_examples=30, deadline=None)
 @given(
-    faults=st.lists(st.sampled_from(["away", "full", "refused", "flip", "cut", "fine"]), max_size=60),
+    faults=st.lists(
+        st.sampled_from(["away", "full", "refused", "flip", "cut", "fine"]), max_size=60
+    ),
     format=st.sampled_from(FORMATS),
     renames=st.booleans(),
     parallel=st.integers(1, 4),
 )
-def test_any_faults_in_any_order(faults: list[str], format: str, renames: bool, parallel: int) -> None:
+def test_any_faults_in_any_order(
+    faults: list[str], format: str, renames: bool, parallel: int
+) -> None:
     """Whatever the destination does: a copy that is published is whole, and when it behaves again there is one."""
     with in_memory() as folder:
-        checkpoint = make_checkpoint(folder / VARIANT, sizes={"weights/a": 9000, "optimizer/b": 3000, "cursor.json": 9})
+        checkpoint = make_checkpoint(
+            folder / VARIANT, sizes={"weights/a": 9000, "optimizer/b": 3000, "cursor.json": 9}
+        )
         archive, coming = make_archive(folder / "store"), iter(faults)
 
         def on(what: str, path: str, position: int) -> None:
@@ -226,11 +276,15 @@ def test_any_faults_in_any_order(faults: list[str], format: str, renames: bool, 
             place = far(archive) / path
             if what == "read" and fault in ("flip", "cut") and not path.endswith(".copy.json"):
                 content = place.read_bytes()
-                place.write_bytes(content[:-1] + (b"" if fault == "cut" else bytes([content[-1] ^ 1])))
+                place.write_bytes(
+                    content[:-1] + (b"" if fault == "cut" else bytes([content[-1] ^ 1]))
+                )
 
         odd = OddArchive(archive, on, renames=renames)
         settings_of_copy = quick(
-            piece_bytes=1024, parallel=parallel, retries=replace(ARCHIVE_RETRIES, tries=3, first_seconds=0.0)
+            piece_bytes=1024,
+            parallel=parallel,
+            retries=replace(ARCHIVE_RETRIES, tries=3, first_seconds=0.0),
         )
         for transfer in (
             settings_of_copy,
@@ -261,7 +315,9 @@ def test_the_disk_is_full(checkpoint: Path, archive: FolderArchive) -> None:
     assert contents(far(archive) / LOCATION) == contents(checkpoint)
 
 
-def test_without_renames_manifest_is_late_and_receipt_last(checkpoint: Path, archive: FolderArchive) -> None:
+def test_without_renames_manifest_is_late_and_receipt_last(
+    checkpoint: Path, archive: FolderArchive
+) -> None:
     odd = OddArchive(archive, renames=False)
     copy(odd, checkpoint)
     finished = [path for what, path in odd.calls if what == "finish"]
@@ -285,4 +341,6 @@ def test_a_copy_without_receipt_is_adopted_after_reading(
     assert not any(what == "upload" for what, _ in odd.calls)
     (far(archive) / f"{LOCATION}.copy.json").unlink()
     anew = make_checkpoint(checkpoint.parents[1] / "anew", seed=1)
-    assert copy(odd, anew, format=format).location != first.location, "another one's copy is left alone"
+    assert copy(odd, anew, format=format).location != first.location, (
+        "another one's copy is left alone"
+    )

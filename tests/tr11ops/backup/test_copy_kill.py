@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.tr11ops.backup.copy_cases import VARIANT, OddArchive, contents, copy, make_archive, make_checkpoint
+from tests.tr11ops.backup.copy_cases import (
+    VARIANT,
+    OddArchive,
+    contents,
+    copy,
+    make_archive,
+    make_checkpoint,
+)
 from tests.tr11ops.backup.copy_nursery import CopyNursery
 from tr11ops.backup.receipts import list_receipts
 
@@ -25,7 +32,8 @@ def check_visible(store: Path, checkpoint: Path, tar: bytes) -> None:
         assert receipt.location.rpartition("/")[2].removesuffix(".tar") in places
         assert receipt.location in {"/".join(path.split("/")[:3]) for path in seen - receipts}
     whole = {
-        f"checkpoints/{VARIANT}/{checkpoint.name}/{path}": content for path, content in contents(checkpoint).items()
+        f"checkpoints/{VARIANT}/{checkpoint.name}/{path}": content
+        for path, content in contents(checkpoint).items()
     }
     if f"checkpoints/{VARIANT}/{checkpoint.name}.tar" in seen:
         assert (store / "checkpoints" / VARIANT / f"{checkpoint.name}.tar").read_bytes() == tar
@@ -36,7 +44,9 @@ def check_visible(store: Path, checkpoint: Path, tar: bytes) -> None:
 
 @pytest.fixture
 def checkpoint(memory: Path) -> Path:
-    return make_checkpoint(memory / "run" / VARIANT, sizes={"weights/a": 9000, "optimizer/b": 20_000, "cursor.json": 3})
+    return make_checkpoint(
+        memory / "run" / VARIANT, sizes={"weights/a": 9000, "optimizer/b": 20_000, "cursor.json": 3}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +64,21 @@ def test_kill_at_any_call(checkpoint: Path, memory: Path, format: str, killer: C
     receipt_name = f"checkpoints/{VARIANT}/{checkpoint.name}.copy.json"
     chance = random.Random(7)
     kills = 0
-    for trial, at in enumerate([*range(1, 16), *(chance.randrange(16, 110) for _ in range(TRIALS - 15))]):
+    for trial, at in enumerate(
+        [*range(1, 16), *(chance.randrange(16, 110) for _ in range(TRIALS - 15))]
+    ):
         store = memory / f"store{trial}"
         kills += killer.killed(at, store, checkpoint, format, **settings)
         check_visible(store, checkpoint, tar)
-        kills += killer.killed(chance.randrange(1, 60), store, checkpoint, format, **settings)  # as it goes on
+        kills += killer.killed(
+            chance.randrange(1, 60), store, checkpoint, format, **settings
+        )  # as it goes on
         check_visible(store, checkpoint, tar)
         copy(make_archive(store), checkpoint, format=format)
         found = contents(store)
-        leftover = {path for path in found if path.endswith(".part") and "json." in path}  # drafts, for `sweep`
+        leftover = {
+            path for path in found if path.endswith(".part") and "json." in path
+        }  # drafts, for `sweep`
         assert {**found, receipt_name: b""}.keys() - leftover == expected.keys()
         assert all(found[path] == expected[path] for path in expected if path != receipt_name)
         make_archive(store).sweep(older_than=float("inf"))

@@ -33,7 +33,10 @@ class Clock:
         self.now += seconds
 
 
-@given(st.lists(st.tuples(st.integers(1, 5_000_000), st.floats(0, 3)), min_size=1), st.sampled_from([1e3, 1e6, 7e7]))
+@given(
+    st.lists(st.tuples(st.integers(1, 5_000_000), st.floats(0, 3)), min_size=1),
+    st.sampled_from([1e3, 1e6, 7e7]),
+)
 def test_the_rate_is_kept_and_used(takes: list[tuple[int, float]], rate: float) -> None:
     clock = Clock()
     limiter = RateLimiter(rate, clock, clock.sleep)
@@ -63,7 +66,9 @@ def test_many_threads_share_one_rate() -> None:
         with lock:
             total = max(total, seconds)
 
-    limiter = RateLimiter(1000.0, clock, sleep)  # the clock stands still: waits are places in the queue
+    limiter = RateLimiter(
+        1000.0, clock, sleep
+    )  # the clock stands still: waits are places in the queue
     threads = [threading.Thread(target=limiter.take, args=(500,)) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -73,14 +78,26 @@ def test_many_threads_share_one_rate() -> None:
 
 
 def test_waits_double_and_honour_what_is_asked() -> None:
-    least, most = replace(ARCHIVE_RETRIES, chance=lambda: 0.0), replace(ARCHIVE_RETRIES, chance=lambda: 1.0)
-    assert [most.delay(failures, 0) for failures in (1, 2, 3, 9, 10, 5000)] == [1, 2, 4, 256, 300, 300]
+    least, most = (
+        replace(ARCHIVE_RETRIES, chance=lambda: 0.0),
+        replace(ARCHIVE_RETRIES, chance=lambda: 1.0),
+    )
+    assert [most.delay(failures, 0) for failures in (1, 2, 3, 9, 10, 5000)] == [
+        1,
+        2,
+        4,
+        256,
+        300,
+        300,
+    ]
     assert [least.delay(failures, 0) for failures in (1, 2, 3, 10)] == [0.5, 1, 2, 150]
     assert least.delay(1, 77.0) == 77.0
     assert least.delay(1, 1e9) == LONGEST_ASKED_SECONDS
     assert least.delay(1, -5.0) == 0.5
     chance = random.Random(3)
-    assert len({replace(ARCHIVE_RETRIES, chance=chance.random).delay(4, 0) for _ in range(20)}) == 20
+    assert (
+        len({replace(ARCHIVE_RETRIES, chance=chance.random).delay(4, 0) for _ in range(20)}) == 20
+    )
 
 
 def test_tries_are_counted_again_after_progress() -> None:
@@ -115,6 +132,10 @@ def test_a_refusal_is_not_retried_and_a_stop_ends_the_wait() -> None:
 
 def test_the_card_sets_the_limit() -> None:
     transfer = Transfer.of(BackupSection(parallel=3, megabytes_per_second=1.0))
-    assert (transfer.parallel, transfer.sending.bytes_per_second, transfer.reading.bytes_per_second) == (3, 1e6, 1e6)
+    assert (
+        transfer.parallel,
+        transfer.sending.bytes_per_second,
+        transfer.reading.bytes_per_second,
+    ) == (3, 1e6, 1e6)
     assert transfer.piece_bytes == 250_000, "a piece takes a quarter of a second"
     assert Transfer.of(BackupSection()).sending.bytes_per_second == 0

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.backup.checkpoint_copies import FORMATS, LOCATION, far, nothing_published
-from tests.tr11ops.backup.copy_cases import VARIANT, OddArchive, copy, make_archive, make_checkpoint, quick
+from tests.tr11ops.backup.copy_cases import (
+    VARIANT,
+    OddArchive,
+    copy,
+    make_archive,
+    make_checkpoint,
+    quick,
+)
 from tr11ops.backup.copying import work_bytes
 from tr11ops.backup.folder import FolderArchive
 from tr11ops.backup.receipts import list_receipts, parse_receipt
@@ -19,21 +26,27 @@ from tr11ops.base.errors import CheckpointChanged, CopyError, CopyStopped, Sourc
 
 # ----------------------------------------------------------------------------- the source
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_damaged_source_is_not_published(checkpoint: Path, archive: FolderArchive, format: str) -> None:
+def test_a_damaged_source_is_not_published(
+    checkpoint: Path, archive: FolderArchive, format: str
+) -> None:
     path = checkpoint / "optimizer" / "__0_0.distcp"
     good = path.read_bytes()
     path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     with pytest.raises(SourceDamaged, match=r"__0_0\.distcp: its digest differs"):
         copy(archive, checkpoint, format=format)
     assert nothing_published(archive)
-    path.write_bytes(good)  # restored: what the damaged one left at the destination is found out by reading back
+    path.write_bytes(
+        good
+    )  # restored: what the damaged one left at the destination is found out by reading back
     receipt = copy(archive, checkpoint, format=format)
     assert copy(archive, checkpoint, repair=True).files == receipt.files
 
 
 @pytest.mark.parametrize("change", ["shrinks", "grows", "vanishes", "rolled back", "moved"])
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_source_that_changes_meanwhile(checkpoint: Path, archive: FolderArchive, change: str, format: str) -> None:
+def test_a_source_that_changes_meanwhile(
+    checkpoint: Path, archive: FolderArchive, change: str, format: str
+) -> None:
     path = checkpoint / "optimizer" / "__0_0.distcp"
     done: list[int] = []
 
@@ -48,7 +61,12 @@ def test_a_source_that_changes_meanwhile(checkpoint: Path, archive: FolderArchiv
             with path.open("ab") as stream:
                 stream.write(b"more")
         elif change == "vanishes":
-            for name in ("manifest.json", "optimizer/__0_0.distcp", "optimizer/__1_0.distcp", "weights/__0_0.distcp"):
+            for name in (
+                "manifest.json",
+                "optimizer/__0_0.distcp",
+                "optimizer/__1_0.distcp",
+                "weights/__0_0.distcp",
+            ):
                 (checkpoint / name).unlink()
         else:
             checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}.replaced-0"))
@@ -60,8 +78,12 @@ def test_a_source_that_changes_meanwhile(checkpoint: Path, archive: FolderArchiv
     assert done and nothing_published(archive)
 
 
-def test_a_source_without_manifest_that_is_rewritten_meanwhile(tmp_path: Path, archive: FolderArchive) -> None:
-    folder = make_checkpoint(tmp_path / VARIANT, sizes={"mp_rank_00_model_states.pt": 100, "layer_01.pt": 40_000})
+def test_a_source_without_manifest_that_is_rewritten_meanwhile(
+    tmp_path: Path, archive: FolderArchive
+) -> None:
+    folder = make_checkpoint(
+        tmp_path / VARIANT, sizes={"mp_rank_00_model_states.pt": 100, "layer_01.pt": 40_000}
+    )
     (folder / "manifest.json").unlink()
 
     def rewrite(what: str, path: str, position: int) -> None:
@@ -110,7 +132,9 @@ def test_links(checkpoint: Path, archive: FolderArchive, tmp_path: Path) -> None
         copy(archive, checkpoint, kind="full", repair=True)
 
 
-def test_what_is_no_complete_checkpoint(checkpoint: Path, archive: FolderArchive, tmp_path: Path) -> None:
+def test_what_is_no_complete_checkpoint(
+    checkpoint: Path, archive: FolderArchive, tmp_path: Path
+) -> None:
     with pytest.raises(CheckpointChanged, match="is not there"):
         copy(archive, tmp_path / "global_step7")
     renamed = checkpoint.rename(checkpoint.with_name("global_step200"))
@@ -119,13 +143,17 @@ def test_what_is_no_complete_checkpoint(checkpoint: Path, archive: FolderArchive
     (renamed / "manifest.json").unlink()
     with pytest.raises(SourceDamaged, match="its save did not end"):
         copy(archive, renamed)
-    only_optimizer = make_checkpoint(tmp_path / "x", sizes={"bf16_zero_pp_rank_0": 5, "mp_rank_00_model_states.pt": 1})
+    only_optimizer = make_checkpoint(
+        tmp_path / "x", sizes={"bf16_zero_pp_rank_0": 5, "mp_rank_00_model_states.pt": 1}
+    )
     (only_optimizer / "manifest.json").write_text("{")
     with pytest.raises(SourceDamaged):
         copy(archive, only_optimizer)
 
 
-def test_a_pipe_in_the_manifest_s_place_holds_no_one_up(checkpoint: Path, archive: FolderArchive) -> None:
+def test_a_pipe_in_the_manifest_s_place_holds_no_one_up(
+    checkpoint: Path, archive: FolderArchive
+) -> None:
     (checkpoint / "manifest.json").unlink()
     os.mkfifo(checkpoint / "manifest.json")
     with pytest.raises(SourceDamaged, match="manifest"):
@@ -152,7 +180,9 @@ def test_a_receipt_whose_values_are_of_the_wrong_kind(
         b'{"files": [{"path": "a", "bytes": 1e999, "digest": ""}]}', bytes(1000),
     ],
 )  # fmt: skip
-def test_a_receipt_that_is_garbage(checkpoint: Path, archive: FolderArchive, content: bytes) -> None:
+def test_a_receipt_that_is_garbage(
+    checkpoint: Path, archive: FolderArchive, content: bytes
+) -> None:
     first = copy(archive, checkpoint)
     receipt = far(archive) / f"{LOCATION}.copy.json"
     good = receipt.read_bytes()
@@ -168,7 +198,9 @@ def test_a_receipt_that_is_garbage(checkpoint: Path, archive: FolderArchive, con
 
 # ----------------------------------------------------------------------------- stopping, and two at once
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_stop_leaves_what_the_next_copy_goes_on_with(checkpoint: Path, archive: FolderArchive, format: str) -> None:
+def test_a_stop_leaves_what_the_next_copy_goes_on_with(
+    checkpoint: Path, archive: FolderArchive, format: str
+) -> None:
     stop = threading.Event()
 
     def stop_late(what: str, path: str, position: int) -> None:
@@ -176,7 +208,9 @@ def test_a_stop_leaves_what_the_next_copy_goes_on_with(checkpoint: Path, archive
             stop.set()
 
     with pytest.raises(CopyStopped):
-        copy(OddArchive(archive, stop_late), checkpoint, quick(stop=stop, parallel=1), format=format)
+        copy(
+            OddArchive(archive, stop_late), checkpoint, quick(stop=stop, parallel=1), format=format
+        )
     assert nothing_published(archive)
     watched, counted = OddArchive(archive), []
     copy(watched, checkpoint, quick(parallel=1, on_bytes=counted.append), format=format)
@@ -188,7 +222,9 @@ def test_a_stop_leaves_what_the_next_copy_goes_on_with(checkpoint: Path, archive
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_damaged_source_is_found_when_its_copy_goes_on(checkpoint: Path, archive: FolderArchive, format: str) -> None:
+def test_a_damaged_source_is_found_when_its_copy_goes_on(
+    checkpoint: Path, archive: FolderArchive, format: str
+) -> None:
     """What was sent already is not read again from the source; so it is the reading back that must tell."""
     path = checkpoint / "optimizer" / "__0_0.distcp"
     content = path.read_bytes()
@@ -200,7 +236,9 @@ def test_a_damaged_source_is_found_when_its_copy_goes_on(checkpoint: Path, archi
             stop.set()
 
     with pytest.raises(CopyStopped):
-        copy(OddArchive(archive, stop_late), checkpoint, quick(stop=stop, parallel=1), format=format)
+        copy(
+            OddArchive(archive, stop_late), checkpoint, quick(stop=stop, parallel=1), format=format
+        )
     with pytest.raises(SourceDamaged, match=r"__0_0\.distcp: its digest differs"):
         copy(archive, checkpoint, format=format)
     assert nothing_published(archive)
@@ -218,7 +256,9 @@ def test_two_copiers_of_the_same_checkpoint(checkpoint: Path, tmp_path: Path, fo
         archive = make_archive(tmp_path / "store")
         start.wait()
         try:
-            results.append(copy(archive, checkpoint, quick(piece_bytes=1024), format=format).location)
+            results.append(
+                copy(archive, checkpoint, quick(piece_bytes=1024), format=format).location
+            )
         except (CopyError, Exception) as error:
             results.append(error)
 

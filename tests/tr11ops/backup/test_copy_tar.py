@@ -11,14 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tr11ops.backup.copy_cases import VARIANT, contents, copy, make_archive, make_checkpoint, quick
+from tests.tr11ops.backup.copy_cases import (
+    VARIANT,
+    contents,
+    copy,
+    make_archive,
+    make_checkpoint,
+    quick,
+)
 from tr11ops.backup.copying import items_of
 from tr11ops.backup.source import SourceFile, read_source
 from tr11ops.backup.tar_layout import Filler, offsets, tar_layout
 
-NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0\n"), min_size=1, max_size=40).filter(
-    lambda name: name not in (".", "..")
-)
+NAMES = st.text(
+    st.characters(codec="utf-8", exclude_characters="/\0\n"), min_size=1, max_size=40
+).filter(lambda name: name not in (".", ".."))
 PATHS = st.lists(NAMES, min_size=1, max_size=8).map("/".join)
 
 
@@ -43,7 +50,9 @@ def test_files_above_eight_gigabytes(tmp_path: Path) -> None:
     """A tar with a hole of 9 GiB where a file would be, read by GNU tar and by the library."""
     long_name = "weights/" + "x" * 200
     sizes = {long_name: 9 << 30, "next": 1}
-    parts = tar_layout("s", tuple(SourceFile(path, size, "") for path, size in sizes.items()), 1.65e9)
+    parts = tar_layout(
+        "s", tuple(SourceFile(path, size, "") for path, size in sizes.items()), 1.65e9
+    )
     path = tmp_path / "large.tar"
     with path.open("wb") as stream:
         for part in parts:
@@ -55,26 +64,36 @@ def test_files_above_eight_gigabytes(tmp_path: Path) -> None:
     with tarfile.open(path) as tar:
         found = {member.name: (member.size, member.offset_data) for member in tar}
     assert found == {f"s/{name}": (size, offsets(parts)[name]) for name, size in sizes.items()}
-    listed = subprocess.run(["tar", "-tvf", path], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["tar", "-tvf", path], capture_output=True, text=True, check=True
+    ).stdout
     assert [line.split()[2] for line in listed.splitlines()] == [str(9 << 30), "1"]
     assert sum(part.bytes for part in parts) % 10_240 == 0
 
 
-@pytest.mark.parametrize("name", ["plain", "n" * 120, "d" * 90 + "/" + "é" * 60, "with space and ünïcödé"])
+@pytest.mark.parametrize(
+    "name", ["plain", "n" * 120, "d" * 90 + "/" + "é" * 60, "with space and ünïcödé"]
+)
 def test_gnu_tar_reads_it(tmp_path: Path, name: str) -> None:
-    checkpoint = make_checkpoint(tmp_path / VARIANT, sizes={f"weights/{name}": 5000, "weights/0": 0, "cursor.json": 77})
+    checkpoint = make_checkpoint(
+        tmp_path / VARIANT, sizes={f"weights/{name}": 5000, "weights/0": 0, "cursor.json": 77}
+    )
     archive = make_archive(tmp_path / "store")
     receipt = copy(archive, checkpoint, quick(piece_bytes=700), format="tar")
     tar = tmp_path / "store" / receipt.location
     into = tmp_path / "unpacked"
     into.mkdir()
-    done = subprocess.run(["tar", "--warning=all", "-xf", tar, "-C", into], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["tar", "--warning=all", "-xf", tar, "-C", into], capture_output=True, text=True, check=True
+    )
     assert done.stderr == ""
     assert contents(into / checkpoint.name) == contents(checkpoint)
     content = tar.read_bytes()
     for file in receipt.files:
         assert file.offset is not None
-        assert content[file.offset : file.offset + file.bytes] == (checkpoint / file.path).read_bytes()
+        assert (
+            content[file.offset : file.offset + file.bytes] == (checkpoint / file.path).read_bytes()
+        )
     assert receipt.files[-1].path == "manifest.json"
 
 

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from tests.tr11ops.backup.copy_cases import contents, copy, make_archive
-from tests.trainer.checkpoint.memory_source import Sizes, differences, extras_of, info_of, memory_source
+from tests.trainer.checkpoint.memory_source import (
+    Sizes,
+    differences,
+    extras_of,
+    info_of,
+    memory_source,
+)
 from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.reader import check_digests, open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
@@ -28,8 +34,12 @@ def run(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("layout", ["tr11", "deepspeed", "deepspeed without a manifest"])
-def test_inspect_reshape_and_export(tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str) -> None:
-    folder = write_checkpoint(tmp_path / "saved", SOURCE, 5, extras_of(SOURCE), info_of(SOURCE, TOPOLOGY))
+def test_inspect_reshape_and_export(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str
+) -> None:
+    folder = write_checkpoint(
+        tmp_path / "saved", SOURCE, 5, extras_of(SOURCE), info_of(SOURCE, TOPOLOGY)
+    )
     if layout != "tr11":
         run(capsys, "reshape", folder, "-o", tmp_path / "other", "--format", "deepspeed")
         folder = tmp_path / "other" / "global_step5"
@@ -49,7 +59,10 @@ def test_inspect_reshape_and_export(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert exported["folder"] == str(tmp_path / "copy")
     run(capsys, "export", "-o", tmp_path / "original", folder)
     ours, theirs = contents(tmp_path / "copy"), contents(tmp_path / "original")
-    assert ours["model.safetensors"] == theirs["model.safetensors"] and ours["config.json"] == theirs["config.json"]
+    assert (
+        ours["model.safetensors"] == theirs["model.safetensors"]
+        and ours["config.json"] == theirs["config.json"]
+    )
 
     if layout == "tr11":  # the very files that the trainer's own weights-only checkpoint has
         run(capsys, "reshape", folder, "-o", tmp_path / "light", "--weights-only")
@@ -57,5 +70,7 @@ def test_inspect_reshape_and_export(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert {path for path in light if path != "manifest.json"} == {
             file.path for file in receipt.files if file.path != "manifest.json"
         }
-        with pytest.raises(CheckpointError, match="it holds weights alone, from which no training resumes"):
+        with pytest.raises(
+            CheckpointError, match="it holds weights alone, from which no training resumes"
+        ):
             find_resumable(place.parent, "digests", True, lambda line: None)

@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.tr11ops.backup.copy_cases import RUN, VARIANT, contents, copy, make_archive, make_checkpoint
+from tests.tr11ops.backup.copy_cases import (
+    RUN,
+    VARIANT,
+    contents,
+    copy,
+    make_archive,
+    make_checkpoint,
+)
 from tr11ops.backup import folder_files
 from tr11ops.backup.archives import archive_address, archive_key, open_archive
 from tr11ops.backup.base import RemoteFile, hidden_name
@@ -31,7 +38,9 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def mounted(place: Path, options: str) -> Iterator[Path]:
     """A small file system in memory."""
     place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, text=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, text=True
+    )
     if done.returncode:
         pytest.skip(f"cannot mount: {done.stderr.strip()}")
     try:
@@ -70,7 +79,9 @@ def test_an_empty_mount_point_is_not_taken_for_the_archive(tmp_path: Path) -> No
     with pytest.raises(ArchivePermanentError, match="is its file system mounted"):
         make_archive(tmp_path / "store", has_copies=True)
     archive = make_archive(tmp_path / "store")
-    assert list(archive.list("")) == [] and contents(tmp_path / "store") == {}, "looking writes nothing"
+    assert list(archive.list("")) == [] and contents(tmp_path / "store") == {}, (
+        "looking writes nothing"
+    )
     archive.put("a", b"x")
     make_archive(tmp_path / "store", has_copies=True)
     (tmp_path / "store").rename(tmp_path / "away")
@@ -104,9 +115,16 @@ def test_a_file_is_seen_when_it_is_whole(tmp_path: Path) -> None:
     put(archive, "a/b/c", b"0123456789")
     assert archive.look("a/b/c") == RemoteFile("a/b/c", 10)
     assert b"".join(archive.read("a/b/c")) == b"0123456789"
-    assert b"".join(archive.read("a/b/c", 3, 4)) == b"3456" and b"".join(archive.read("a/b/c", 8)) == b"89"
+    assert (
+        b"".join(archive.read("a/b/c", 3, 4)) == b"3456"
+        and b"".join(archive.read("a/b/c", 8)) == b"89"
+    )
     assert sorted(file.path for file in archive.list("")) == ["a/b/c", MARKER_FILE]
-    assert list(archive.list("none")) == [] and archive.look("a/b") is None and archive.look("a/b/c/d") is None
+    assert (
+        list(archive.list("none")) == []
+        and archive.look("a/b") is None
+        and archive.look("a/b/c/d") is None
+    )
     with pytest.raises(ArchivePermanentError):
         list(archive.read("none"))
 
@@ -126,7 +144,9 @@ def test_a_part_that_is_too_long_is_begun_again(tmp_path: Path) -> None:
     assert archive.look("a") is None
 
 
-def test_another_users_unshared_part_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_unshared_part_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     archive = make_archive(tmp_path / "store")
     put(archive, "a", b"0123456789", cut=4)
     part, real, refused = part_path(tmp_path / "store" / "a", "id"), os.open, []
@@ -156,7 +176,11 @@ def test_places_outside_are_refused(tmp_path: Path, path: str) -> None:
     archive = make_archive(tmp_path / "store")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "store" / "out").symlink_to(tmp_path / "elsewhere")
-    for action in (archive.look, lambda path: archive.put(path, b"x"), lambda path: list(archive.read(path))):
+    for action in (
+        archive.look,
+        lambda path: archive.put(path, b"x"),
+        lambda path: list(archive.read(path)),
+    ):
         with pytest.raises(ArchivePermanentError):
             action(path)
     with pytest.raises(ArchivePermanentError):
@@ -262,7 +286,9 @@ def test_a_disk_that_is_full_and_then_has_room(tmp_path: Path, format: str) -> N
 @needs_root
 @pytest.mark.parametrize("format", ["files", "tar"])
 def test_a_copy_for_which_there_is_no_room_is_not_begun(tmp_path: Path, format: str) -> None:
-    checkpoint = make_checkpoint(tmp_path / VARIANT, sizes=dict.fromkeys((f"weights/{n}" for n in range(40)), 20_000))
+    checkpoint = make_checkpoint(
+        tmp_path / VARIANT, sizes=dict.fromkeys((f"weights/{n}" for n in range(40)), 20_000)
+    )
     with mounted(tmp_path / "store", "size=512k,mode=0775") as store:
         with pytest.raises(ArchiveFull, match="has no room"):
             copy(make_archive(store), checkpoint, format=format)
@@ -293,7 +319,9 @@ def test_a_disk_without_inodes(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------- opening by the card
 def card(tmp_path: Path, **keys: str) -> RunCard:
     overrides = [f'backup.{key}="{value}"' for key, value in keys.items()]
-    return load_card(shipped_folder() / "demo.toml", overrides, dict(os.environ), directory=tmp_path)
+    return load_card(
+        shipped_folder() / "demo.toml", overrides, dict(os.environ), directory=tmp_path
+    )
 
 
 def test_archives_of_the_card(tmp_path: Path) -> None:
@@ -304,7 +332,9 @@ def test_archives_of_the_card(tmp_path: Path) -> None:
     assert (archive.name, archive.address) == ("store", str(tmp_path / "store"))
     assert open_archive(f"file://{tmp_path}/store/", opened).name == "store"
     other = open_archive(str(tmp_path / "other"), opened)
-    assert other.name.startswith("other-") and other.name == archive_key(str(tmp_path / "other"), opened)
+    assert other.name.startswith("other-") and other.name == archive_key(
+        str(tmp_path / "other"), opened
+    )
     assert archive_address("gcs://bucket/a/") == archive_address("gs://bucket/a")
     with pytest.raises(ArchivePermanentError, match=r"backup\.url is not set"):
         open_archive("url", opened)
@@ -315,7 +345,17 @@ def test_an_archive_with_copies_on_record_must_have_its_marker(tmp_path: Path) -
     opened = card(tmp_path, store=str(tmp_path / "store"))
     open_archive("store", opened)
     record = CopyRecord(
-        "store", str(tmp_path / "store"), 7, "full", "ab", "checkpoints/main/global_step7", "files", 1, 1, 1.0, 1.0
+        "store",
+        str(tmp_path / "store"),
+        7,
+        "full",
+        "ab",
+        "checkpoints/main/global_step7",
+        "files",
+        1,
+        1,
+        1.0,
+        1.0,
     )
     directory = RunDirectory(opened.paths, opened.kill_switch)
     write_copy(directory, record)

@@ -46,7 +46,9 @@ def test_a_receipt_that_is_gone_keeps_its_checkpoint(case: Case) -> None:
     assert case.here() == [100, 300, 400]
 
 
-def test_a_copy_lost_during_prune_keeps_its_checkpoint(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_lost_during_prune_keeps_its_checkpoint(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between the plan and the unlink, which is after the checkpoint was hidden."""
     from tr11ops.checkpoints import prune as pruning
 
@@ -62,7 +64,9 @@ def test_a_copy_lost_during_prune_keeps_its_checkpoint(case: Case, monkeypatch: 
 
     monkeypatch.setattr(pruning, "hide", hide_and_drop)
     assert [outcome.result for outcome in case.prune().outcomes] == ["kept", "kept"]
-    assert case.here() == [100, 200, 300, 400] and not faults_of(case.checkpoints / "global_step100")
+    assert case.here() == [100, 200, 300, 400] and not faults_of(
+        case.checkpoints / "global_step100"
+    )
 
 
 @pytest.mark.parametrize("days", [-3000.0, 3.0, 40.0])
@@ -86,9 +90,13 @@ def test_a_copy_that_a_round_could_not_look_at_was_not_seen(case: Case) -> None:
     refuse(case, "global_step100.copy.json")
     done = case.round(copies=False, reading="none")
     assert done.exit_code == 1 and any("global_step100" in line for line in done.tallies[0].faults)
-    assert case.copy(100).is_sound and case.copy(200).is_sound, "what could not be read says nothing of the bytes"
+    assert case.copy(100).is_sound and case.copy(200).is_sound, (
+        "what could not be read says nothing of the bytes"
+    )
     case.prune()
-    assert case.here() == ([100, 300, 400] if case.kind == "bucket" else [300, 400]), "a folder is looked at by prune"
+    assert case.here() == ([100, 300, 400] if case.kind == "bucket" else [300, 400]), (
+        "a folder is looked at by prune"
+    )
 
 
 # ----------------------------------------------------------------------------- rot, no matter who finds it
@@ -96,8 +104,14 @@ def test_rot_that_a_restore_finds_is_repaired_by_the_next_round(case: Case, tmp_
     copied(case, 100)
     case.damage(100, "optimizer/b")
     result = invoke(case, f"restore 100 --into {tmp_path / 'new'}")
-    assert result.exit_code == 1 and "the damage is on record, and tr11 backup run repairs it" in result.text
-    assert case.copy(100).damaged == ("optimizer/b",) and not (tmp_path / "new" / "global_step100").exists()
+    assert (
+        result.exit_code == 1
+        and "the damage is on record, and tr11 backup run repairs it" in result.text
+    )
+    assert (
+        case.copy(100).damaged == ("optimizer/b",)
+        and not (tmp_path / "new" / "global_step100").exists()
+    )
     assert case.status()["damaged"] and case.journal("backup-damaged")
     assert [copy.step for copy in case.round().tallies[0].copied] == [100]
     assert case.copy(100).is_sound and not faults_of(case.restore(100, tmp_path / "new"))
@@ -109,17 +123,26 @@ def test_rot_that_a_drill_finds_is_repaired_by_the_next_round(case: Case) -> Non
     archive = case.place().open(case.archive, case.card)
     newest = choose_copy(case.copies())
     assert newest is not None
-    assert not run_drill(case.place(), archive, newest, look=lambda folder: LoadResult(True, "")).passed
+    assert not run_drill(
+        case.place(), archive, newest, look=lambda folder: LoadResult(True, "")
+    ).passed
     assert case.copy(100).damaged == ("optimizer/b",)
-    assert [copy.step for copy in case.round().tallies[0].copied] == [100] and case.copy(100).is_sound
+    assert [copy.step for copy in case.round().tallies[0].copied] == [100] and case.copy(
+        100
+    ).is_sound
 
 
 def test_verify_typed_by_a_person_reads_everything(case: Case) -> None:
     copied(case, 100, 200)
     case.damage(200, "weights/a")
-    due, invocation, again = (invoke(case, line) for line in ("verify --due", "verify", "verify 200"))
+    due, invocation, again = (
+        invoke(case, line) for line in ("verify --due", "verify", "verify 200")
+    )
     assert due.exit_code == 0 and "nothing was due" in due.text
-    assert invocation.exit_code == 1 and f"{case.archive}: DAMAGED: step 200 (full): weights/a" in invocation.text
+    assert (
+        invocation.exit_code == 1
+        and f"{case.archive}: DAMAGED: step 200 (full): weights/a" in invocation.text
+    )
     assert again.exit_code == 1
     assert [copy.step for copy in case.round().tallies[0].copied] == [200]
     after = invoke(case, "verify")
@@ -130,7 +153,11 @@ def test_verify_of_a_step_whose_receipt_is_gone_says_damaged(case: Case) -> None
     copied(case, 100)
     case.drop_receipt(100)
     result = invoke(case, "verify 100")
-    assert result.exit_code == 1 and "DAMAGED: step 100" in result.text and "no copy" not in result.text
+    assert (
+        result.exit_code == 1
+        and "DAMAGED: step 100" in result.text
+        and "no copy" not in result.text
+    )
 
 
 def test_rot_here_that_a_round_finds_keeps_the_sound_older_ones(case: Case) -> None:
@@ -193,7 +220,9 @@ def test_a_fault_that_passes_ends_no_round(case: Case) -> None:
     assert case.round(copies=False, reading="all").exit_code == 0
     assert case.copied(case.archive) == [(100, "full")]
     hiccups(case, 99)
-    assert case.round(copies=False, reading="all").exit_code == 3 and case.copied(case.archive) == [(100, "full")]
+    assert case.round(copies=False, reading="all").exit_code == 3 and case.copied(case.archive) == [
+        (100, "full")
+    ]
 
 
 def test_a_restore_at_night_lives_through_faults_that_pass(case: Case, tmp_path: Path) -> None:
@@ -202,7 +231,9 @@ def test_a_restore_at_night_lives_through_faults_that_pass(case: Case, tmp_path:
     assert not faults_of(case.restore(100, tmp_path / "new"))
 
 
-@pytest.mark.parametrize("fault", [Fault("answer", status=503), Fault("answer", status=429), Fault("reset")])
+@pytest.mark.parametrize(
+    "fault", [Fault("answer", status=503), Fault("answer", status=429), Fault("reset")]
+)
 def test_a_first_request_that_fails_is_made_again(
     memory: Path, object_store: ObjectStore, tmp_path: Path, fault: Fault
 ) -> None:
@@ -221,7 +252,9 @@ def test_one_receipt_that_is_none_stops_nothing_else(case: Case, tmp_path: Path)
     case.spoil_receipt(100)
     case.save(300)
     done = case.round(reading="none")
-    assert [copy.step for copy in done.tallies[0].copied] == [300, 100], "the newest first, then the damaged one"
+    assert [copy.step for copy in done.tallies[0].copied] == [300, 100], (
+        "the newest first, then the damaged one"
+    )
     assert case.journal("backup-damaged") and not faults_of(case.restore(200, tmp_path / "new"))
     assert [step for step, _ in case.copied(case.archive)] == [100, 200, 300]
 
@@ -235,7 +268,9 @@ def test_one_receipt_that_cannot_be_read_stops_nothing_else(case: Case) -> None:
     assert [copy.step for copy in done.tallies[0].copied] == [300, 200] and done.exit_code == 1
     (fault,) = done.tallies[0].faults
     assert "global_step100.copy.json" in fault and case.copy(100).is_sound
-    assert "global_step100" in case.status()["message"], "it is in the alerts' evidence until someone looks"
+    assert "global_step100" in case.status()["message"], (
+        "it is in the alerts' evidence until someone looks"
+    )
 
 
 def test_a_log_whose_name_is_no_text_is_copied(case: Case) -> None:

@@ -19,7 +19,9 @@ from trainer.config.base import CardError
 
 
 # ----------------------------------------------------------------------------- an archive that is the run directory
-@pytest.mark.parametrize("where", ["root", "inside", "link", "file-url", "local-url", "checkpoints", "around"])
+@pytest.mark.parametrize(
+    "where", ["root", "inside", "link", "file-url", "local-url", "checkpoints", "around"]
+)
 def test_an_archive_that_is_the_run_directory_is_refused(memory: Path, where: str) -> None:
     case = Case(memory, "folder", None)
     copied(case, 100, 200, 300, 400)
@@ -31,9 +33,19 @@ def test_an_archive_that_is_the_run_directory_is_refused(memory: Path, where: st
         "local-url": f"local://{root}", "checkpoints": f"{case.checkpoints.parent}", "around": f"{root.parent}",
     }[where]  # fmt: skip
     key = "url" if "://" in address else "store"
-    case.card = case.card.model_copy(update={"backup": case.card.backup.model_copy(update={key: address})})
-    (check,) = [check for check in archive_checks(look_at_archives(case.card)) if check.name == f"backup.{key}"]
-    assert check.level is Level.REFUSED and check.exit_code == 2 and "a copy there is no copy" in check.text
+    case.card = case.card.model_copy(
+        update={"backup": case.card.backup.model_copy(update={key: address})}
+    )
+    (check,) = [
+        check
+        for check in archive_checks(look_at_archives(case.card))
+        if check.name == f"backup.{key}"
+    ]
+    assert (
+        check.level is Level.REFUSED
+        and check.exit_code == 2
+        and "a copy there is no copy" in check.text
+    )
     done = case.run(key)
     assert done.exit_code == 1 and "a copy there is no copy" in done.tallies[0].faults[0]
     before = set(case.checkpoints.parent.rglob("*"))
@@ -52,28 +64,45 @@ def test_a_bind_mount_of_the_run_directory_is_it() -> None:
     run = place_of("/scratch/team/run one", mounts)
     inside = place_of("/archive/copies/main", mounts)
     assert run == ("0:40", PurePosixPath("/team/run one")) and inside[0] == run[0]
-    assert inside[1].is_relative_to(run[1]) and place_of("/archive", mounts) == ("8:1", PurePosixPath("/archive"))
+    assert inside[1].is_relative_to(run[1]) and place_of("/archive", mounts) == (
+        "8:1",
+        PurePosixPath("/archive"),
+    )
 
 
-def test_a_run_mounted_into_the_archive_is_found(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_mounted_into_the_archive_is_found(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = Case(memory, "folder", None)
     (case.store / "checkpoints").mkdir()
     table = memory / "mounts"
     monkeypatch.setattr(overlapping, "MOUNTS", table)
     table.write_text("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
     assert overlapping.overlap(case.store, case.card.paths) == ""
-    table.write_text(table.read_text() + f"23 22 8:1 {case.checkpoints.parent} {case.store}/checkpoints rw - x y rw\n")
-    assert overlapping.overlap(case.store, case.card.paths).startswith("its folder checkpoints lies in the run dir")
+    table.write_text(
+        table.read_text()
+        + f"23 22 8:1 {case.checkpoints.parent} {case.store}/checkpoints rw - x y rw\n"
+    )
+    assert overlapping.overlap(case.store, case.card.paths).startswith(
+        "its folder checkpoints lies in the run dir"
+    )
 
 
 @pytest.mark.parametrize("where", ["root", "inside", "checkpoints", "variant", "elsewhere"])
-def test_the_run_directory_mounted_twice_is_found(memory: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_the_run_directory_mounted_twice_is_found(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     """Neither path, table of mounts nor numbers tell: a file that is made here shows there."""
     case = Case(memory, "folder", None)
     (case.directory.root / "deep").mkdir()
     (memory / "alias").symlink_to(case.directory.root)
     (memory / "mounted").symlink_to(case.checkpoints.parent)
-    target = {"root": "alias", "inside": "alias/deep", "checkpoints": "mounted", "elsewhere": "store"}
+    target = {
+        "root": "alias",
+        "inside": "alias/deep",
+        "checkpoints": "mounted",
+        "elsewhere": "store",
+    }
     folder = memory / target.get(where, "other")
     if where == "variant":
         (folder / "checkpoints").mkdir(parents=True)
@@ -111,4 +140,6 @@ def test_a_secret_in_an_option_is_refused_and_not_repeated(tmp_path: Path, value
     with pytest.raises(CardError) as refusal:
         load_card(CARD, (f"backup.options.connection={json.dumps(value)}",), {}, directory=tmp_path)
     assert "is shared with others" in str(refusal.value) and value not in str(refusal.value)
-    assert load_card(CARD, ('backup.options.endpoint_url="http://host:4443"',), {}, directory=tmp_path).backup.options
+    assert load_card(
+        CARD, ('backup.options.endpoint_url="http://host:4443"',), {}, directory=tmp_path
+    ).backup.options

@@ -18,12 +18,17 @@ from tr11ops.rundir.identity import require_run_id, run_id
 # ----------------------------------------------------------------------------- another run of the same name
 
 
-def test_another_run_of_the_name_neither_writes_nor_restores(case: Case, memory: Path, tmp_path: Path) -> None:
+def test_another_run_of_the_name_neither_writes_nor_restores(
+    case: Case, memory: Path, tmp_path: Path
+) -> None:
     copied(case, 100)
     other = second(case, memory)
     other.save(100, seed=7)
     done = other.round()
-    assert done.exit_code == 1 and "is the archive of another run named 'small'" in done.tallies[0].faults[0]
+    assert (
+        done.exit_code == 1
+        and "is the archive of another run named 'small'" in done.tallies[0].faults[0]
+    )
     assert other.copies() == ()
     line = f"restore 100 --from {case.archive} --into {tmp_path / 'new'}"
     refused = invoke(other, line)
@@ -34,7 +39,9 @@ def test_another_run_of_the_name_neither_writes_nor_restores(case: Case, memory:
     mine = f"restore 100 --from {case.archive} --identity {identity[:8]} --into"
     wrong = invoke(other, f"{mine} {other.checkpoints}")
     assert wrong.exit_code == 1 and "it is not this run's" in wrong.text
-    assert invoke(other, f"{mine} {tmp_path / 'new'}").exit_code == 0 and not faults_of(tmp_path / "new/global_step100")
+    assert invoke(other, f"{mine} {tmp_path / 'new'}").exit_code == 0 and not faults_of(
+        tmp_path / "new/global_step100"
+    )
     assert invoke(case, f"restore 100 --list --json --from {case.archive}").exit_code == 0
 
 
@@ -44,7 +51,11 @@ def test_an_archive_without_an_id_is_adopted_by_what_is_known(case: Case, memory
     stranger = second(case, memory)
     stranger.save(100, seed=7)
     done = stranger.round()
-    assert done.exit_code == 1 and "older than run ids" in done.tallies[0].faults[0] and stranger.copies() == ()
+    assert (
+        done.exit_code == 1
+        and "older than run ids" in done.tallies[0].faults[0]
+        and stranger.copies() == ()
+    )
     assert case.round().exit_code == 0 and len(case.journal("archive-adopted")) == 1
     assert case.round().exit_code == 0 and len(case.journal("archive-adopted")) == 1
     assert "is the archive of another run" in stranger.round().tallies[0].faults[0]
@@ -69,7 +80,9 @@ def test_a_restore_into_a_lost_directory_goes_on_as_that_run(case: Case) -> None
     copied(case, 100)
     before = run_id(case.directory)
     shutil.rmtree(case.directory.root)
-    assert invoke(case, f"restore 100 --from {case.archive} --into {case.checkpoints}").exit_code == 0
+    assert (
+        invoke(case, f"restore 100 --from {case.archive} --into {case.checkpoints}").exit_code == 0
+    )
     assert run_id(case.directory) == before and not faults_of(case.checkpoints / "global_step100")
     assert case.round().exit_code == 0 and [step for step, _ in case.copied(case.archive)] == [100]
 
@@ -96,7 +109,9 @@ def test_a_restore_killed_as_it_becomes_visible_keeps_its_run(
     monkeypatch.undo()
     is_seen = (case.checkpoints / "global_step100").exists()
     assert is_seen == (when == "after it is seen") and not (case.checkpoints / "latest").exists()
-    assert require_run_id(case.directory, "small") == before, "a launch in between makes no other run of it"
+    assert require_run_id(case.directory, "small") == before, (
+        "a launch in between makes no other run of it"
+    )
     assert invoke(case, line).exit_code == 0 and not faults_of(case.checkpoints / "global_step100")
     assert (case.checkpoints / "latest").read_text().strip() == "global_step100"
     assert case.round().exit_code == 0
@@ -124,11 +139,15 @@ def test_the_copies_of_another_variant_are_of_another_training(memory: Path) -> 
     other.save(110, 120, 130, 140)
     assert other.round().exit_code == 0, "what the other variant has there is not missing"
     assert main.copy(100).is_sound and other.copies() == ()
-    assert "milestone" in other.kept()[110], "the other training's copy is no copy of this one's milestone"
+    assert "milestone" in other.kept()[110], (
+        "the other training's copy is no copy of this one's milestone"
+    )
     assert other.prune().outcomes != () and 110 in other.here()
 
 
-def test_a_bucket_listed_for_one_variant_was_not_for_another(memory: Path, object_store: ObjectStore) -> None:
+def test_a_bucket_listed_for_one_variant_was_not_for_another(
+    memory: Path, object_store: ObjectStore
+) -> None:
     case = Case(memory, "bucket", object_store)
     case.now -= 3 * DAY
     copied(case, 100, 200, 300, 400)
@@ -137,7 +156,9 @@ def test_a_bucket_listed_for_one_variant_was_not_for_another(memory: Path, objec
     assert case.prune().outcomes == () and "last seen in the url" in case.kept()[100]
 
 
-def test_a_stray_file_that_grows_is_no_damage_of_its_checkpoint(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stray_file_that_grows_is_no_damage_of_its_checkpoint(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = Case(memory, "folder", None)
     case.save(100)
     stray = case.checkpoints / "global_step100" / "evaluation.log"
@@ -162,7 +183,9 @@ def test_a_file_that_no_manifest_names_is_copied_never_pruned(case: Case, tmp_pa
     case.prune()
     assert case.here() == [100, 300, 400] and "does not name notes.txt" in case.kept()[100]
     home = case.restore(100, tmp_path / "new")
-    assert (home / "notes.txt").read_text() == "before the spike" and not (home / "weights/.nfs0001").exists()
+    assert (home / "notes.txt").read_text() == "before the spike" and not (
+        home / "weights/.nfs0001"
+    ).exists()
     assert case.round(copies=False, reading="all").exit_code == 0
     case.damage(100, "notes.txt")
     case.round(copies=False, reading="all")
@@ -173,7 +196,9 @@ def test_a_file_that_no_manifest_names_is_copied_never_pruned(case: Case, tmp_pa
 
 
 def test_a_step_is_removed_by_name_with_the_same_safety(case: Case) -> None:
-    case.card = case.card.model_copy(update={"backup": case.card.backup.model_copy(update={"keep_latest": 15})})
+    case.card = case.card.model_copy(
+        update={"backup": case.card.backup.model_copy(update={"keep_latest": 15})}
+    )
     copied(case, 100, 200, 300, 400)
     case.save(500, 600)
     shown = invoke(case, "checkpoints remove 100 --dry-run")
@@ -212,7 +237,10 @@ def with_data(case: Case) -> Path:
 def test_data_sets_and_tokenizer_are_copied_and_restored(case: Case, tmp_path: Path) -> None:
     folder = with_data(case)
     plan = invoke(case, "plan")
-    assert plan.exit_code == 0 and f"{case.archive}: data: 0 of 2 copied (0 B); due: oscar_text" in plan.text
+    assert (
+        plan.exit_code == 0
+        and f"{case.archive}: data: 0 of 2 copied (0 B); due: oscar_text" in plan.text
+    )
     case.save(100)
     done = case.round()
     assert done.exit_code == 0 and sorted(copy.what for copy in done.tallies[0].copied) == [
@@ -222,10 +250,17 @@ def test_data_sets_and_tokenizer_are_copied_and_restored(case: Case, tmp_path: P
     assert "7 files read again" in invoke(case, "verify").text
     listed = invoke(case, f"restore --data all --list --from {case.archive}")
     assert "oscar_text_document" in listed.text and "tokenizer" in listed.text
-    assert invoke(case, f"restore --data all --into {tmp_path / 'back'} --from {case.archive}").exit_code == 0
+    assert (
+        invoke(
+            case, f"restore --data all --into {tmp_path / 'back'} --from {case.archive}"
+        ).exit_code
+        == 0
+    )
     for name in ("oscar_text_document.bin", "oscar_text_document.idx", "tokenizer/tokenizer.json"):
         assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes()
-    assert [step for step, _ in case.copied(case.archive)] == [0, 0, 100] and case.status()["step"] == 100
+    assert [step for step, _ in case.copied(case.archive)] == [0, 0, 100] and case.status()[
+        "step"
+    ] == 100
 
 
 def test_data_that_rots_is_repaired_but_not_by_rot(case: Case) -> None:
@@ -233,7 +268,10 @@ def test_data_that_rots_is_repaired_but_not_by_rot(case: Case) -> None:
     assert case.round().exit_code == 0
     case.damage_data("oscar_text_document", "oscar_text_document.bin")
     verified = invoke(case, "verify")
-    assert verified.exit_code == 1 and "DAMAGED: data oscar_text_document: oscar_text_document.bin" in verified.text
+    assert (
+        verified.exit_code == 1
+        and "DAMAGED: data oscar_text_document: oscar_text_document.bin" in verified.text
+    )
     assert "damaged: oscar_text_document" in invoke(case, "status").text
     flip(folder / "oscar_text_document.bin", 7)  # of the same size and time: rot here as well
     done = case.round()
@@ -252,7 +290,9 @@ def test_data_that_was_made_again_is_copied_beside_the_old(case: Case) -> None:
     ]
     (folder / "oscar_text_document.idx").unlink()
     done = case.round()
-    assert done.exit_code == 1 and "oscar_text_document.idx is not a file" in done.tallies[0].faults[0]
+    assert (
+        done.exit_code == 1 and "oscar_text_document.idx is not a file" in done.tallies[0].faults[0]
+    )
     assert len(case.copied(case.archive)) == 3, "nothing that was copied is given up"
 
 
@@ -262,23 +302,32 @@ def test_a_one_file_tokenizer_and_lists_of_a_name_are_data_too(memory: Path) -> 
     for kind in ("train", "valid"):
         (folder / kind).mkdir()
         (folder / kind / "groups.txt").write_text(kind)
-    data = {"train_groups_file": f"{folder}/train/groups.txt", "valid_groups_file": f"{folder}/valid/groups.txt"}
+    data = {
+        "train_groups_file": f"{folder}/train/groups.txt",
+        "valid_groups_file": f"{folder}/valid/groups.txt",
+    }
     case.card = case.card.model_copy(
         update={
             "data": case.card.data.model_copy(update=data),
-            "tokenizer": case.card.tokenizer.model_copy(update={"path": f"{folder}/tokenizer/tokenizer.json"}),
+            "tokenizer": case.card.tokenizer.model_copy(
+                update={"path": f"{folder}/tokenizer/tokenizer.json"}
+            ),
         }
     )
     names = [unit.name for unit in units_of(case.card)]
     assert "tokenizer" in names and len(set(names)) == len(names) == 4
 
 
-def test_data_that_the_first_archive_lacks_comes_from_the_next(memory: Path, tmp_path: Path) -> None:
+def test_data_that_the_first_archive_lacks_comes_from_the_next(
+    memory: Path, tmp_path: Path
+) -> None:
     case = Case(memory, "folder", None, "backup.full_interval=100")
     with_data(case)
     assert case.run(logs=False).exit_code == 0
     shutil.rmtree(case.store / "data" / "main" / "tokenizer")
     (case.store / "data" / "main" / "tokenizer.copy.json").unlink()
     done = invoke(case, f"restore --data all --into {tmp_path / 'back'}")
-    assert done.exit_code == 0 and (tmp_path / "back" / "tokenizer" / "tokenizer.json").is_file(), done.text
+    assert done.exit_code == 0 and (tmp_path / "back" / "tokenizer" / "tokenizer.json").is_file(), (
+        done.text
+    )
     assert "oscar_text_document" in done.text and done.text.count("is restored") == 2

@@ -59,7 +59,9 @@ def private_key() -> rsa.RSAPrivateKey:
 
 def pem(key: rsa.RSAPrivateKey) -> str:
     kind = serialization.PrivateFormat.PKCS8
-    return key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption()).decode()
+    return key.private_bytes(
+        serialization.Encoding.PEM, kind, serialization.NoEncryption()
+    ).decode()
 
 
 @pytest.fixture
@@ -97,13 +99,21 @@ def shows_no_secret(text: str, key: rsa.RSAPrivateKey) -> None:
     assert "\n" not in text
 
 
-def test_the_account_s_token_goes_with_each_request(object_store: ObjectStore, account: Callable[[str], Path]) -> None:
-    with token_server(200, {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"}) as uri:
+def test_the_account_s_token_goes_with_each_request(
+    object_store: ObjectStore, account: Callable[[str], Path]
+) -> None:
+    with token_server(
+        200, {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"}
+    ) as uri:
         archive = opened(object_store, account(uri))
         archive.put("x", b"1")
         assert b"".join(archive.read("x")) == b"1"
-    assert {headers.get("authorization") for _, _, headers in object_store.faults.seen} == {f"Bearer {TOKEN}"}
-    assert all("token" not in target and "ya29" not in target for _, target, _ in object_store.faults.seen)
+    assert {headers.get("authorization") for _, _, headers in object_store.faults.seen} == {
+        f"Bearer {TOKEN}"
+    }
+    assert all(
+        "token" not in target and "ya29" not in target for _, target, _ in object_store.faults.seen
+    )
 
 
 @pytest.mark.parametrize(("status", "text"), [(401, "are not accepted"), (403, "may not do this")])
@@ -114,8 +124,12 @@ def test_a_refusal_names_the_file_and_shows_nothing_of_it(
     status: int,
     text: str,
 ) -> None:
-    object_store.faults.plant(Fault("answer", status=status, message=f"no: Bearer {TOKEN} token={TOKEN} {TOKEN}"))
-    with token_server(200, {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"}) as uri:
+    object_store.faults.plant(
+        Fault("answer", status=status, message=f"no: Bearer {TOKEN} token={TOKEN} {TOKEN}")
+    )
+    with token_server(
+        200, {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"}
+    ) as uri:
         path = account(uri)
         with pytest.raises(ArchivePermanentError, match=text) as caught:
             opened(object_store, path).look("x")
@@ -127,20 +141,29 @@ def test_a_key_that_was_withdrawn(
     object_store: ObjectStore, account: Callable[[str], Path], private_key: rsa.RSAPrivateKey
 ) -> None:
     answer = {"error": "invalid_grant", "error_description": f"Invalid JWT {KEY_ID} {TOKEN}"}
-    with token_server(400, answer) as uri, pytest.raises(ArchivePermanentError, match="are not accepted") as caught:
+    with (
+        token_server(400, answer) as uri,
+        pytest.raises(ArchivePermanentError, match="are not accepted") as caught,
+    ):
         opened(object_store, account(uri)).look("x")
     shows_no_secret(str(caught.value), private_key)
     assert object_store.faults.seen == [], "nothing is asked without a token"
 
 
-def test_no_token_server_may_be_another_time(object_store: ObjectStore, account: Callable[[str], Path]) -> None:
+def test_no_token_server_may_be_another_time(
+    object_store: ObjectStore, account: Callable[[str], Path]
+) -> None:
     with pytest.raises(ArchiveUnavailable, match="gives out tokens does not answer"):
         opened(object_store, account("http://127.0.0.1:1/token")).look("x")
 
 
-def test_tokens_are_not_sent_in_the_clear(object_store: ObjectStore, account: Callable[[str], Path]) -> None:
+def test_tokens_are_not_sent_in_the_clear(
+    object_store: ObjectStore, account: Callable[[str], Path]
+) -> None:
     with pytest.raises(ArchivePermanentError, match="without https"):
-        opened(object_store, account("http://127.0.0.1:1/token"), endpoint_url="http://192.0.2.1:80")
+        opened(
+            object_store, account("http://127.0.0.1:1/token"), endpoint_url="http://192.0.2.1:80"
+        )
 
 
 @pytest.mark.parametrize(
@@ -171,7 +194,9 @@ def test_no_credentials_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-    with pytest.raises(ArchivePermanentError, match=r"no credentials were found; set backup.credentials_file"):
+    with pytest.raises(
+        ArchivePermanentError, match=r"no credentials were found; set backup.credentials_file"
+    ):
         open_remote("gs://bucket/x", {})
 
 

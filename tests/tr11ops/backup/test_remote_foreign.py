@@ -58,14 +58,20 @@ def is_one_line(error: Exception) -> bool:
 def test_a_listing_that_is_none_says_nothing(object_store: ObjectStore, body: str) -> None:
     archive = object_store.open()
     archive.put("a", b"1")
-    object_store.faults.plant(Fault("answer", "GET", "maxResults=1000", status=200, body=body.encode()))
-    with pytest.raises(ArchiveUnavailable, match="does not speak as an object store does") as caught:
+    object_store.faults.plant(
+        Fault("answer", "GET", "maxResults=1000", status=200, body=body.encode())
+    )
+    with pytest.raises(
+        ArchiveUnavailable, match="does not speak as an object store does"
+    ) as caught:
         list(archive.list(""))
     assert is_one_line(caught.value)
     assert [file.path for file in archive.list("")] == ["a"]
 
 
-@pytest.mark.parametrize("names", [("a", "b", "c"), (), ("a",)], ids=["other names", "empty pages", "the same page"])
+@pytest.mark.parametrize(
+    "names", [("a", "b", "c"), (), ("a",)], ids=["other names", "empty pages", "the same page"]
+)
 @pytest.mark.parametrize("tokens", [("t", "t"), ("t", "u", "t")], ids=["at once", "in a round"])
 def test_a_listing_whose_pages_come_back_ends(
     object_store: ObjectStore, names: tuple[str, ...], tokens: tuple[str, ...]
@@ -74,7 +80,9 @@ def test_a_listing_whose_pages_come_back_ends(
     for number, token in enumerate(tokens):
         items = [item(name=f"tr11-test/{names[number % len(names)]}")] if names else []
         body = page(*items, nextPageToken=token)
-        object_store.faults.plant(Fault("answer", "GET", "maxResults=1000", status=200, body=body.encode()))
+        object_store.faults.plant(
+            Fault("answer", "GET", "maxResults=1000", status=200, body=body.encode())
+        )
     with pytest.raises(ArchiveUnavailable, match="does not speak as an object store does"):
         list(archive.list(""))
 
@@ -82,7 +90,9 @@ def test_a_listing_whose_pages_come_back_ends(
 def test_an_empty_page_before_others_is_a_page(object_store: ObjectStore, archive: Archive) -> None:
     archive.put("a", b"1")
     body = page(nextPageToken="t")
-    object_store.faults.plant(Fault("answer", "GET", "maxResults=1000", status=200, body=body.encode()))
+    object_store.faults.plant(
+        Fault("answer", "GET", "maxResults=1000", status=200, body=body.encode())
+    )
     archive = object_store.open()
     assert [file.path for file in archive.list("")] == ["a"], "the server takes any token"
 
@@ -120,7 +130,9 @@ def whole(archive: Archive) -> None:
 
 
 @pytest.mark.parametrize("body", FOREIGN_OBJECTS)
-@pytest.mark.parametrize(("ask", "method", "skip"), [(look, "GET", 0), (put, "POST", 0), (whole, "PUT", 8)])
+@pytest.mark.parametrize(
+    ("ask", "method", "skip"), [(look, "GET", 0), (put, "POST", 0), (whole, "PUT", 8)]
+)
 def test_an_object_that_is_none_is_neither_there_nor_gone(
     object_store: ObjectStore,
     archive: Archive,
@@ -131,18 +143,31 @@ def test_an_object_that_is_none_is_neither_there_nor_gone(
 ) -> None:
     archive.put("x", b"12345")
     object_store.faults.plant(Fault("foreign", method, skip=skip, body=body.encode()))
-    with pytest.raises(ArchiveUnavailable, match="does not speak as an object store does") as caught:
+    with pytest.raises(
+        ArchiveUnavailable, match="does not speak as an object store does"
+    ) as caught:
         ask(archive)
     assert is_one_line(caught.value)
-    assert object_store.objects()["tr11-test/x"] == 5, "nothing was removed for an answer without a meaning"
+    assert object_store.objects()["tr11-test/x"] == 5, (
+        "nothing was removed for an answer without a meaning"
+    )
     assert not [seen for seen in object_store.faults.seen if seen[0] == "DELETE"]
     ask(archive)
 
 
 @pytest.mark.parametrize(
-    "body", [*FOREIGN_BODIES, '{"done": "yes"}', '{"done": false}', '{"done": false, "rewriteToken": 7}', '{"done": 1}']
+    "body",
+    [
+        *FOREIGN_BODIES,
+        '{"done": "yes"}',
+        '{"done": false}',
+        '{"done": false, "rewriteToken": 7}',
+        '{"done": 1}',
+    ],
 )
-def test_what_is_not_known_to_be_copied_is_not_removed(object_store: ObjectStore, archive: Archive, body: str) -> None:
+def test_what_is_not_known_to_be_copied_is_not_removed(
+    object_store: ObjectStore, archive: Archive, body: str
+) -> None:
     archive.put("old/x", b"12345")
     object_store.faults.plant(Fault("answer", "POST", "rewriteTo", status=200, body=body.encode()))
     with pytest.raises(ArchiveUnavailable, match="does not speak as an object store does"):
@@ -165,8 +190,15 @@ def test_what_was_said_to_be_copied_and_is_not_there_is_not_removed(
 
 def test_a_rewriting_that_gets_no_further_ends(object_store: ObjectStore, archive: Archive) -> None:
     archive.put("old/x", b"12345")
-    going = {"kind": "storage#rewriteResponse", "done": False, "rewriteToken": "t", "totalBytesRewritten": "3"}
-    fault = Fault("answer", "POST", "rewriteTo", status=200, body=json.dumps(going).encode(), times=2)
+    going = {
+        "kind": "storage#rewriteResponse",
+        "done": False,
+        "rewriteToken": "t",
+        "totalBytesRewritten": "3",
+    }
+    fault = Fault(
+        "answer", "POST", "rewriteTo", status=200, body=json.dumps(going).encode(), times=2
+    )
     object_store.faults.plant(fault)
     with pytest.raises(ArchiveUnavailable, match="does not speak as an object store does"):
         archive.move("old", "new")
@@ -174,7 +206,9 @@ def test_a_rewriting_that_gets_no_further_ends(object_store: ObjectStore, archiv
 
 
 @pytest.mark.parametrize("held", [LARGE, LARGE + 1, 10 * LARGE])
-def test_more_than_the_file_is_not_the_whole_file(object_store: ObjectStore, archive: Archive, held: int) -> None:
+def test_more_than_the_file_is_not_the_whole_file(
+    object_store: ObjectStore, archive: Archive, held: int
+) -> None:
     content = some_bytes(LARGE)
     upload = archive.upload("x", LARGE, "i")
     upload.write(content[: 5 * QUANTUM])
@@ -186,9 +220,19 @@ def test_more_than_the_file_is_not_the_whole_file(object_store: ObjectStore, arc
 
 
 @pytest.mark.parametrize(
-    "told", ["bytes 0-99/5000", "bytes 101-200/5000", "bytes 100-150/5000", "bytes */5000", "100", "bytes 100-x/5000"]
+    "told",
+    [
+        "bytes 0-99/5000",
+        "bytes 101-200/5000",
+        "bytes 100-150/5000",
+        "bytes */5000",
+        "100",
+        "bytes 100-x/5000",
+    ],
 )
-def test_another_part_than_was_asked_for_is_no_part(object_store: ObjectStore, archive: Archive, told: str) -> None:
+def test_another_part_than_was_asked_for_is_no_part(
+    object_store: ObjectStore, archive: Archive, told: str
+) -> None:
     archive.put("x", some_bytes(5000))
     object_store.faults.plant(Fault("foreign", "GET", "alt=media", headers={"Content-Range": told}))
     with pytest.raises(ArchiveUnavailable, match="does not speak as an object store does"):
@@ -202,12 +246,19 @@ def test_a_server_that_gives_the_whole_gives_no_more_than_was_asked(
 ) -> None:
     archive.put("x", b"0123456789")
     for offset, length in ((0, 4), (3, 4), (3, None), (0, None), (8, 5)):
-        object_store.faults.plant(Fault("answer", "GET", "alt=media", status=200, body=b"0123456789"))
+        object_store.faults.plant(
+            Fault("answer", "GET", "alt=media", status=200, body=b"0123456789")
+        )
         if offset:
-            with pytest.raises(ArchivePermanentError, match="cannot read from a place inside a file"):
+            with pytest.raises(
+                ArchivePermanentError, match="cannot read from a place inside a file"
+            ):
                 get(archive, "x", offset, length)
         else:
-            assert get(archive, "x", offset, length) == b"0123456789"[: None if length is None else length]
+            assert (
+                get(archive, "x", offset, length)
+                == b"0123456789"[: None if length is None else length]
+            )
 
 
 # ----------------------------------------------------------------------------- a whole round
@@ -218,9 +269,17 @@ def rounds(object_store: ObjectStore, tmp_path: Path) -> Rounds:
 
 
 @pytest.mark.parametrize(
-    "body", [page({"size": "1"}), json.dumps({**KIND, "items": {"a": 1}}), page(item(name="tr11-test/a"), item()), "{}"]
+    "body",
+    [
+        page({"size": "1"}),
+        json.dumps({**KIND, "items": {"a": 1}}),
+        page(item(name="tr11-test/a"), item()),
+        "{}",
+    ],
 )
-def test_a_round_goes_on_with_its_other_copies(rounds: Rounds, object_store: ObjectStore, body: str) -> None:
+def test_a_round_goes_on_with_its_other_copies(
+    rounds: Rounds, object_store: ObjectStore, body: str
+) -> None:
     rounds.save(100)
     assert rounds.run().exit_code == 0
     before, records = object_store.objects(), rounds.copied("url")

@@ -107,7 +107,9 @@ def test_a_checkpoint_is_copied_and_found(archive: Archive, tmp_path: Path) -> N
     source = make_checkpoint(tmp_path / "run")
     receipt = copy(archive, source)
     assert list_receipts(archive, "main") == (receipt,)
-    assert {path: b"".join(archive.read(f"{receipt.location}/{path}")) for path in contents(source)} == contents(source)
+    assert {
+        path: b"".join(archive.read(f"{receipt.location}/{path}")) for path in contents(source)
+    } == contents(source)
 
 
 def test_an_archive_has_one_run(url: str) -> None:
@@ -128,7 +130,9 @@ class Response:
 
 class Odd(Exception):
     def __init__(self, **facts: Any) -> None:
-        super().__init__("odd, see https://host/x?signature=planted password=planted Bearer planted")
+        super().__init__(
+            "odd, see https://host/x?signature=planted password=planted Bearer planted"
+        )
         for name, value in facts.items():
             setattr(self, name, value)
 
@@ -157,7 +161,11 @@ class Odd(Exception):
     ids=repr,
 )
 def test_whatever_a_library_raises_is_one_of_three(
-    url: str, archive: Archive, monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[ArchiveError]
+    url: str,
+    archive: Archive,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    kind: type[ArchiveError],
 ) -> None:
     archive.put("x", b"1")
 

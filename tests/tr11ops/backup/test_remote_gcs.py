@@ -25,8 +25,12 @@ def archive(object_store: ObjectStore) -> Archive:
     return object_store.open()
 
 
-@pytest.mark.parametrize("size", [0, 1, QUANTUM - 1, QUANTUM, QUANTUM + 1, 2 * QUANTUM, 2 * QUANTUM + 1, LARGE])
-def test_what_is_sent_is_there_and_is_read_back(object_store: ObjectStore, archive: Archive, size: int) -> None:
+@pytest.mark.parametrize(
+    "size", [0, 1, QUANTUM - 1, QUANTUM, QUANTUM + 1, 2 * QUANTUM, 2 * QUANTUM + 1, LARGE]
+)
+def test_what_is_sent_is_there_and_is_read_back(
+    object_store: ObjectStore, archive: Archive, size: int
+) -> None:
     content = some_bytes(size)
     assert send(archive, "checkpoints/main/a file.pt", content, piece=700_001) == 0
     assert object_store.objects() == {"tr11-test/checkpoints/main/a file.pt": size}
@@ -39,8 +43,18 @@ def test_what_is_sent_is_there_and_is_read_back(object_store: ObjectStore, archi
 def test_ranges_are_read(archive: Archive) -> None:
     content = some_bytes(3 << 20)
     archive.put("x", content)
-    for offset, length in [(0, 1), (5, 2 << 20), (3 << 20, None), ((3 << 20) - 1, None), (7, 0), (1, 99 << 20)]:
-        assert get(archive, "x", offset, length) == content[offset : None if length is None else offset + length]
+    for offset, length in [
+        (0, 1),
+        (5, 2 << 20),
+        (3 << 20, None),
+        ((3 << 20) - 1, None),
+        (7, 0),
+        (1, 99 << 20),
+    ]:
+        assert (
+            get(archive, "x", offset, length)
+            == content[offset : None if length is None else offset + length]
+        )
 
 
 def test_a_reader_may_stop_early(archive: Archive) -> None:
@@ -52,7 +66,9 @@ def test_a_reader_may_stop_early(archive: Archive) -> None:
     assert archive.look("x") is not None
 
 
-def test_lists_all_pages_and_nothing_of_a_neighbour(object_store: ObjectStore, archive: Archive) -> None:
+def test_lists_all_pages_and_nothing_of_a_neighbour(
+    object_store: ObjectStore, archive: Archive
+) -> None:
     names = [f"a/{number:04}" for number in range(1007)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: archive.put(name, b"1"), names))
@@ -127,7 +143,9 @@ def test_sessions_are_for_their_user_alone(object_store: ObjectStore, archive: A
     path.chmod(0o644)
     begun = len(object_store.faults.sessions)
     archive.upload("x", LARGE, "i").leave()
-    assert len(object_store.faults.sessions) == begun + 1, "what others could have written is not used"
+    assert len(object_store.faults.sessions) == begun + 1, (
+        "what others could have written is not used"
+    )
 
 
 @pytest.mark.parametrize("damage", ["", "{}", "[]", "\0", '{"target": 5}'])
@@ -148,7 +166,9 @@ def test_no_place_for_sessions_costs_the_resumption_alone(
     assert send(object_store.open(), "x", some_bytes(LARGE)) == 0
 
 
-def test_sweep_ends_old_sessions_and_keeps_young_ones(object_store: ObjectStore, archive: Archive) -> None:
+def test_sweep_ends_old_sessions_and_keeps_young_ones(
+    object_store: ObjectStore, archive: Archive
+) -> None:
     archive.upload("x", LARGE, "i").leave()
     assert archive.sweep(0) == 0
     assert archive.sweep(1e12) == 1
@@ -171,7 +191,9 @@ FAULTS_ON_THE_WAY = [
 ]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     plan=st.lists(st.tuples(st.sampled_from(FAULTS_ON_THE_WAY), st.integers(0, 10)), max_size=5),
     piece=st.sampled_from([100_000, 1 << 20, 8 << 20]),
@@ -212,7 +234,9 @@ def test_a_server_that_publishes_on_demand_has_no_half_object(object_store: Obje
     assert object_store.content("tr11-test/x") == content
 
 
-def test_a_changed_upload_is_seen_in_what_is_read_back(object_store: ObjectStore, archive: Archive) -> None:
+def test_a_changed_upload_is_seen_in_what_is_read_back(
+    object_store: ObjectStore, archive: Archive
+) -> None:
     content = some_bytes(1000)
     object_store.faults.plant(Fault("corrupt-sent", "POST", at=500))
     archive.put("x", content)
@@ -228,7 +252,9 @@ def test_a_stale_connection_is_not_used(object_store: ObjectStore, archive: Arch
 
 
 def test_many_threads_share_an_archive(object_store: ObjectStore, archive: Archive) -> None:
-    contents = {f"t/{number}": some_bytes(QUANTUM + number * 100_000, number) for number in range(12)}
+    contents = {
+        f"t/{number}": some_bytes(QUANTUM + number * 100_000, number) for number in range(12)
+    }
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda pair: send(archive, *pair), contents.items()))
         got = dict(zip(contents, pool.map(lambda name: get(archive, name), contents), strict=True))
@@ -290,7 +316,11 @@ DEEDS = (read_all, look, walk, write, begin)
     ids=lambda value: getattr(value, "message", getattr(value, "__name__", None)),
 )
 def test_each_answer_has_its_meaning(
-    object_store: ObjectStore, deed: Callable[[Archive], None], fault: Fault, kind: type[ArchiveError], text: str
+    object_store: ObjectStore,
+    deed: Callable[[Archive], None],
+    fault: Fault,
+    kind: type[ArchiveError],
+    text: str,
 ) -> None:
     archive = object_store.open()
     archive.put("x", b"12345")
@@ -318,7 +348,9 @@ def test_a_server_that_does_not_read_is_given_up(object_store: ObjectStore) -> N
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(1)
-        archive = object_store.open(endpoint_url=f"http://127.0.0.1:{deaf.getsockname()[1]}", requests_timeout=0.1)
+        archive = object_store.open(
+            endpoint_url=f"http://127.0.0.1:{deaf.getsockname()[1]}", requests_timeout=0.1
+        )
         with pytest.raises(ArchiveUnavailable, match=r"nothing was heard"):
             archive.put("x", bytes(64 << 20))
 

@@ -28,14 +28,20 @@ def test_killed_backups_leave_nothing_half_and_are_finished(
     with RemoteNursery() as processes:
         step = 100
         source = make_checkpoint(tmp_path / "run", step, {**SIZES, **LARGE})
-        what = {"url": object_store.url, "options": object_store.options, "state": str(object_store.state)}
+        what = {
+            "url": object_store.url,
+            "options": object_store.options,
+            "state": str(object_store.state),
+        }
         tar = reference_tar(tmp_path, source) if format == "tar" else b""
         moments = 60
         while kills < TRIALS // 2:
             object_store.faults.seen.clear()
             at = chance.randrange(1, moments)
             ended = processes.copy(at, folder=str(source), format=format, parallel=4, **what)
-            resumed += [target for _, target, headers in object_store.faults.seen if asks_how_far(headers)]
+            resumed += [
+                target for _, target, headers in object_store.faults.seen if asks_how_far(headers)
+            ]
             check_visible(object_store, source, tar)
             if ended < 0:
                 kills += 1
@@ -67,7 +73,12 @@ def test_two_at_once_do_each_other_no_harm(
     for number in range(2):
         state = str(object_store.state if same_user else tmp_path / f"user{number}")
         archives.append(
-            open_remote(object_store.url, object_store.options, run="tr11-test", environment={"XDG_STATE_HOME": state})
+            open_remote(
+                object_store.url,
+                object_store.options,
+                run="tr11-test",
+                environment={"XDG_STATE_HOME": state},
+            )
         )
     with ThreadPoolExecutor(2) as pool:
         receipts = list(pool.map(lambda archive: copy(archive, source), archives))
@@ -102,7 +113,9 @@ def check_visible(store: ObjectStore, source: Path, tar: bytes) -> None:
     ours = [name for name in seen if name.startswith((f"{base}/", f"{base}."))]
     for name in ours:
         if name == f"{base}.copy.json":
-            assert json.loads(store.content(name))["step"] == int(source.name.removeprefix("global_step"))
+            assert json.loads(store.content(name))["step"] == int(
+                source.name.removeprefix("global_step")
+            )
             assert set(ours) == {name, *whole}
         else:
             assert store.content(name) == whole[name], name

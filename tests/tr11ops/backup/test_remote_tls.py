@@ -37,7 +37,8 @@ def certificate(tmp_path: Path) -> Path:
     kind, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     path = tmp_path / "both.pem"
     path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, kind, plain) + made.public_bytes(serialization.Encoding.PEM)
+        key.private_bytes(serialization.Encoding.PEM, kind, plain)
+        + made.public_bytes(serialization.Encoding.PEM)
     )
     return path
 
@@ -52,13 +53,20 @@ def secure(object_store: ObjectStore, certificate: Path) -> Iterator[FaultProxy]
     proxy.close()
 
 
-def test_a_certificate_that_no_one_vouches_for(object_store: ObjectStore, secure: FaultProxy) -> None:
-    with pytest.raises(ArchivePermanentError, match="its certificate is not valid: self-signed certificate"):
+def test_a_certificate_that_no_one_vouches_for(
+    object_store: ObjectStore, secure: FaultProxy
+) -> None:
+    with pytest.raises(
+        ArchivePermanentError, match="its certificate is not valid: self-signed certificate"
+    ):
         object_store.open(endpoint_url=secure.url).look("x")
 
 
 def test_files_go_and_come_over_https(
-    object_store: ObjectStore, secure: FaultProxy, certificate: Path, monkeypatch: pytest.MonkeyPatch
+    object_store: ObjectStore,
+    secure: FaultProxy,
+    certificate: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     archive = object_store.open(endpoint_url=secure.url)
@@ -109,7 +117,10 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 
 
 def test_a_proxy_is_used_and_its_password_not_shown(
-    object_store: ObjectStore, secure: FaultProxy, certificate: Path, monkeypatch: pytest.MonkeyPatch
+    object_store: ObjectStore,
+    secure: FaultProxy,
+    certificate: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     monkeypatch.setenv("no_proxy", "")
@@ -117,7 +128,9 @@ def test_a_proxy_is_used_and_its_password_not_shown(
     with Tunnel(("127.0.0.1", port)) as tunnel:
         thread = threading.Thread(target=tunnel.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        monkeypatch.setenv("https_proxy", f"http://me:hunt%40er2@127.0.0.1:{tunnel.server_address[1]}")
+        monkeypatch.setenv(
+            "https_proxy", f"http://me:hunt%40er2@127.0.0.1:{tunnel.server_address[1]}"
+        )
         archive = object_store.open(endpoint_url=secure.url)
         archive.put("x", b"12345")
         assert b"".join(archive.read("x")) == b"12345"

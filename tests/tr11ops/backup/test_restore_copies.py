@@ -58,17 +58,23 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path, place: tuple[Archive,
     assert home == tmp_path / "new" / source.name
     assert contents(home) == contents(source)
     assert sum(counted) == receipt.bytes
-    assert [path.name for path in (tmp_path / "new").iterdir()] == [source.name], "nothing else is left"
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [source.name], (
+        "nothing else is left"
+    )
     manifest = Manifest.read(home)
     assert manifest is not None and manifest_faults(home, manifest, read_digests=True) == []
-    assert restore_checkpoint(archive, receipt, tmp_path / "new", quick()) == home, "it is there already"
+    assert restore_checkpoint(archive, receipt, tmp_path / "new", quick()) == home, (
+        "it is there already"
+    )
     for path in ("optimizer/large", "cursor.json", "rng/rank_0.pt"):
         one = restore_file(archive, receipt, path, tmp_path / "one")
         assert one.read_bytes() == (source / path).read_bytes()
         assert restore_file(archive, receipt, path, tmp_path / "one") == one
 
 
-def test_one_file_of_a_tar_is_read_without_the_rest(tmp_path: Path, object_store: ObjectStore) -> None:
+def test_one_file_of_a_tar_is_read_without_the_rest(
+    tmp_path: Path, object_store: ObjectStore
+) -> None:
     source = make_checkpoint(tmp_path / "run", sizes={"weights/a": 1 << 20, "weights/b": 10})
     receipt = copy(object_store.open(), source, format="tar")
     object_store.faults.clear()
@@ -94,7 +100,9 @@ def test_another_checkpoint_of_the_same_step_is_not_touched(tmp_path: Path) -> N
         restore_file(archive, receipt, "large", tmp_path / "one")
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(stops=st.lists(st.integers(1, 25), max_size=4), format=st.sampled_from(["files", "tar"]))
 def test_goes_on_wherever_it_was_stopped(
     tmp_path_factory: pytest.TempPathFactory, stops: list[int], format: str
@@ -138,7 +146,9 @@ def test_goes_on_after_kill_9(tmp_path: Path) -> None:
                 if processes.restore(chance.randrange(1, moments + 1), into=str(new), **what) < 0:
                     kills += 1
                 if (new / source.name).exists():
-                    assert contents(new / source.name) == contents(source), "it is visible, so it is whole"
+                    assert contents(new / source.name) == contents(source), (
+                        "it is visible, so it is whole"
+                    )
             assert processes.restore(0, into=str(new), **what) >= 0
             assert contents(new / source.name) == contents(source)
             assert [path.name for path in new.iterdir()] == [source.name]
@@ -152,7 +162,10 @@ def test_a_part_with_changed_bytes_is_read_again(tmp_path: Path) -> None:
     with pytest.raises(CopyStopped):
         restore_checkpoint(OddArchive(archive, stop_after(6)), receipt, new, quick(parallel=1))
     (partial,) = new.iterdir()
-    damaged = max((path for path in partial.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    damaged = max(
+        (path for path in partial.rglob("*") if path.is_file()),
+        key=lambda path: path.stat().st_size,
+    )
     damaged.write_bytes(bytes(damaged.stat().st_size))
     said: list[str] = []
     home = restore_checkpoint(archive, receipt, new, quick(say=said.append))
@@ -199,12 +212,20 @@ def test_a_bad_network_costs_time_alone(tmp_path: Path, object_store: ObjectStor
     object_store.faults.seen.clear()
     home = restore_checkpoint(archive, receipt, tmp_path / "new", quick())
     assert contents(home) == contents(source)
-    ranges = [headers.get("Range", "") for _, target, headers in object_store.faults.seen if "large" in target]
+    ranges = [
+        headers.get("Range", "")
+        for _, target, headers in object_store.faults.seen
+        if "large" in target
+    ]
     assert len(ranges) >= 3
-    assert int(ranges[-1].removeprefix("bytes=").partition("-")[0]) >= 1 << 20, "it went on in mid-file"
+    assert int(ranges[-1].removeprefix("bytes=").partition("-")[0]) >= 1 << 20, (
+        "it went on in mid-file"
+    )
 
 
-def test_a_dead_network_ends_with_what_is_there_kept(tmp_path: Path, object_store: ObjectStore) -> None:
+def test_a_dead_network_ends_with_what_is_there_kept(
+    tmp_path: Path, object_store: ObjectStore
+) -> None:
     source = make_checkpoint(tmp_path / "run")
     receipt = copy(object_store.open(), source)
     object_store.faults.plant(Fault("answer", "GET", "__0_0", status=503, times=1000))
@@ -221,20 +242,28 @@ def test_a_dead_network_ends_with_what_is_there_kept(tmp_path: Path, object_stor
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small disk is mounted by root alone")
-def test_a_full_disk_is_said_and_the_rest_comes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_said_and_the_rest_comes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     archive = make_archive(tmp_path / "store")
     source = make_checkpoint(tmp_path / "run", sizes={**SIZES, "optimizer/large": 2 << 20})
     receipt = copy(archive, source)
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True
+    ).returncode:
         pytest.skip("no file system can be mounted here")
     try:
-        with pytest.raises(RestoreError, match=r"has room for [\d,]+ bytes, and [\d,]+ are still to come"):
+        with pytest.raises(
+            RestoreError, match=r"has room for [\d,]+ bytes, and [\d,]+ are still to come"
+        ):
             restore_checkpoint(archive, receipt, disk, quick())
         plenty = os.statvfs("/")
         monkeypatch.setattr(os, "statvfs", lambda path: plenty)  # others fill the disk meanwhile
-        with pytest.raises(RestoreError, match=r"disk: No space left on device; make room and repeat the command"):
+        with pytest.raises(
+            RestoreError, match=r"disk: No space left on device; make room and repeat the command"
+        ):
             restore_checkpoint(archive, receipt, disk, quick(piece_bytes=1 << 16))
         assert not (disk / source.name).exists()
         subprocess.run(["mount", "-o", "remount,size=8m", disk], check=True)
@@ -285,7 +314,9 @@ def test_a_hostile_receipt_is_refused(tmp_path: Path, file: CopiedFile, format: 
     [{"location": "../x"}, {"location": "/etc"}, {"step": -1}, {"step": "5"}, {"files": ()}],
     ids=str,
 )
-def test_a_receipt_that_leads_elsewhere_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+def test_a_receipt_that_leads_elsewhere_is_refused(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
     archive = make_archive(tmp_path / "store")
     receipt = copy(archive, make_checkpoint(tmp_path / "run"))
     with pytest.raises(RestoreError, match="not to be trusted"):
@@ -296,7 +327,9 @@ def test_a_receipt_of_petabytes_is_refused_before_any_write(tmp_path: Path) -> N
     archive = make_archive(tmp_path / "store")
     receipt = copy(archive, make_checkpoint(tmp_path / "run"))
     huge = replace(receipt, files=(*receipt.files, CopiedFile("huge", 1 << 52, "")))
-    with pytest.raises(RestoreError, match=r"has room for [\d,]+ bytes, and [\d,]+ are still to come"):
+    with pytest.raises(
+        RestoreError, match=r"has room for [\d,]+ bytes, and [\d,]+ are still to come"
+    ):
         restore_checkpoint(archive, huge, tmp_path / "new", quick())
 
 
@@ -327,9 +360,13 @@ def test_a_link_that_was_planted_is_not_written_through(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------- copies without a receipt
 
 
-def test_the_originals_copies_are_restored_with_a_doubt(tmp_path: Path, object_store: ObjectStore) -> None:
+def test_the_originals_copies_are_restored_with_a_doubt(
+    tmp_path: Path, object_store: ObjectStore
+) -> None:
     """As `gsutil rsync -x "bf16.*" -r` left them."""
-    files = {f"layer_{number:02}-model_00-model_states.pt": bytes([number]) * 1000 for number in range(4)}
+    files = {
+        f"layer_{number:02}-model_00-model_states.pt": bytes([number]) * 1000 for number in range(4)
+    }
     files["mp_rank_00_model_states.pt"] = b"args"
     for name, content in files.items():
         object_store.replace(f"tr11-test/checkpoints-weights/global_step3000/{name}", content)
@@ -343,12 +380,16 @@ def test_the_originals_copies_are_restored_with_a_doubt(tmp_path: Path, object_s
 
 
 @pytest.mark.parametrize("format", ["files", "tar"])
-def test_a_plain_copy_is_proved_by_its_manifest(tmp_path: Path, object_store: ObjectStore, format: str) -> None:
+def test_a_plain_copy_is_proved_by_its_manifest(
+    tmp_path: Path, object_store: ObjectStore, format: str
+) -> None:
     source = make_checkpoint(tmp_path / "run", sizes={**SIZES, "weights/" + "long" * 40: 3})
     if format == "tar":
         with tarfile.open(tmp_path / "x.tar", "w") as tar:
             tar.add(source, source.name)
-        object_store.replace(f"tr11-test/checkpoints/{source.name}.tar", (tmp_path / "x.tar").read_bytes())
+        object_store.replace(
+            f"tr11-test/checkpoints/{source.name}.tar", (tmp_path / "x.tar").read_bytes()
+        )
     else:
         for path, content in contents(source).items():
             object_store.replace(f"tr11-test/checkpoints/{source.name}/{path}", content)
@@ -375,7 +416,9 @@ def test_a_plain_copy_that_lacks_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RestoreError, match=r"manifest.json is damaged"):
         restorable(make_archive(store), VARIANT, 100)
     (source / "manifest.json").unlink()
-    with pytest.raises(RestoreError, match=r"no receipt and no manifest.json: its copy did not end"):
+    with pytest.raises(
+        RestoreError, match=r"no receipt and no manifest.json: its copy did not end"
+    ):
         restorable(make_archive(store), VARIANT, 100)
     with pytest.raises(RestoreError, match=r"holds no copy of step 5"):
         restorable(make_archive(store), VARIANT, 5)
@@ -403,12 +446,19 @@ def test_the_newest_whole_copy_is_chosen(tmp_path: Path) -> None:
     assert restorable(archive, VARIANT, 100, "weights").receipt == weights
     other = copy(archive, make_checkpoint(tmp_path / "anew", seed=5), clock=lambda: next(times))
     assert other.location != one.location
-    with pytest.raises(RestoreError, match=r"there are several checkpoints of step 100: .*name one: --identity"):
+    with pytest.raises(
+        RestoreError, match=r"there are several checkpoints of step 100: .*name one: --identity"
+    ):
         restorable(archive, VARIANT, 100)
     assert restorable(archive, VARIANT, 100, identity=other.identity[:8]).receipt == other
     assert restorable(archive, VARIANT, 100, "weights", identity=one.identity).receipt == weights
     with pytest.raises(RestoreError, match=r"names no copy of step 100"):
-        restorable(archive, VARIANT, 100, identity="ffff" if not one.identity.startswith("ffff") else "0000")
+        restorable(
+            archive,
+            VARIANT,
+            100,
+            identity="ffff" if not one.identity.startswith("ffff") else "0000",
+        )
     home = restore_checkpoint(archive, weights, tmp_path / "new", quick())
     assert json.loads((home / "manifest.json").read_text())["step"] == 100
     assert not (home / "optimizer").exists()

@@ -10,9 +10,7 @@ from pathlib import Path
 import tr11ops
 from tr11ops.base.units import counted
 
-NOUNS = (
-    "alerts|checkpoints|checks|datasets|days|faults|files|keys|nodes|ranks|tasks|workers"  # of which there is often one
-)
+NOUNS = "alerts|checkpoints|checks|datasets|days|faults|files|keys|nodes|ranks|tasks|workers"  # of which there is often one
 FOLLOWS = re.compile(rf"^ (?:more |other |queued |usable )?(?:{NOUNS})\b")
 OTHERS = {  # never about one, or no sentence of ours
     "agent/breaker.py",
@@ -31,12 +29,20 @@ ROOT = Path(tr11ops.__file__).parent
 
 def test_one_takes_the_singular() -> None:
     assert (counted(1, "node"), counted(2, "node")) == ("1 node", "2 nodes")
-    assert (counted(1, "task takes", "tasks take"), counted(0, "task")) == ("1 task takes", "0 tasks")
+    assert (counted(1, "task takes", "tasks take"), counted(0, "task")) == (
+        "1 task takes",
+        "0 tasks",
+    )
 
 
 def _uncounted(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Where an f-string puts a number before a plural, outside a choice between singular and plural."""
-    chosen = {id(part) for node in ast.walk(tree) if isinstance(node, ast.IfExp) for part in ast.walk(node)}
+    chosen = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.IfExp)
+        for part in ast.walk(node)
+    }
     for node in ast.walk(tree):
         if not isinstance(node, ast.JoinedStr) or id(node) in chosen:
             continue
@@ -44,7 +50,9 @@ def _uncounted(tree: ast.AST) -> Iterator[tuple[int, str]]:
             if not isinstance(number, ast.FormattedValue) or not isinstance(text, ast.Constant):
                 continue
             shown = ast.unparse(number.value)
-            if FOLLOWS.match(str(text.value)) and not shown.isupper():  # a constant of ours is never one
+            if (
+                FOLLOWS.match(str(text.value)) and not shown.isupper()
+            ):  # a constant of ours is never one
                 yield node.lineno, f"{{{shown}}}{str(text.value)[:30]}"
 
 

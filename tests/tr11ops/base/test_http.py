@@ -12,13 +12,21 @@ import pytest
 
 from tr11ops.alerts.dead_man import ping
 from tr11ops.backup.remote_errors import error_of_status
-from tr11ops.base.errors import ArchiveError, ArchiveUnavailable, HubError, HubUnavailable, NetworkError
+from tr11ops.base.errors import (
+    ArchiveError,
+    ArchiveUnavailable,
+    HubError,
+    HubUnavailable,
+    NetworkError,
+)
 from tr11ops.base.http import get, may_pass
 from tr11ops.hub.asking import ask
 
 
 @contextmanager
-def serving(status: int, headers: dict[str, str], body: bytes = b"") -> Iterator[tuple[str, list[str]]]:
+def serving(
+    status: int, headers: dict[str, str], body: bytes = b""
+) -> Iterator[tuple[str, list[str]]]:
     """A server with one answer; its address, and the authorizations that it was shown."""
     seen: list[str] = []
 
@@ -44,18 +52,30 @@ def serving(status: int, headers: dict[str, str], body: bytes = b"") -> Iterator
         server.server_close()
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 408, 409, 410, 412, 425, 429, 500, 502, 503, 504, 599])
+@pytest.mark.parametrize(
+    "status", [400, 401, 404, 408, 409, 410, 412, 425, 429, 500, 502, 503, 504, 599]
+)
 def test_hub_and_bucket_try_the_same_answers_again(status: int) -> None:
     with serving(status, {}) as (address, _), pytest.raises(HubError) as caught:
         ask(address, None, lambda stream, status, headers: stream.read())
     of_bucket: ArchiveError = error_of_status(status, "gs://b", "ana")
-    assert isinstance(caught.value, HubUnavailable) is isinstance(of_bucket, ArchiveUnavailable) is may_pass(status)
+    assert (
+        isinstance(caught.value, HubUnavailable)
+        is isinstance(of_bucket, ArchiveUnavailable)
+        is may_pass(status)
+    )
 
 
 def test_the_token_follows_to_the_same_place_alone() -> None:
     with serving(200, {}) as (other, seen_there):
-        for target, authorizations in (("/there", ["Bearer hf_x", "Bearer hf_x"]), (f"{other}x", ["Bearer hf_x"])):
-            with serving(302, {"Location": target}) as (address, seen), get(address, token="hf_x") as answer:
+        for target, authorizations in (
+            ("/there", ["Bearer hf_x", "Bearer hf_x"]),
+            (f"{other}x", ["Bearer hf_x"]),
+        ):
+            with (
+                serving(302, {"Location": target}) as (address, seen),
+                get(address, token="hf_x") as answer,
+            ):
                 assert answer.status == 200 and seen == authorizations
         assert seen_there == [""]
 
@@ -86,7 +106,9 @@ def test_no_server_is_no_answer_and_names_no_address(tmp_path: Path) -> None:
     assert ping(secret).endswith(": Connection refused") and "secret" not in ping(secret)
 
 
-@pytest.mark.parametrize(("status", "words"), [(200, ""), (404, "the service answered 404"), (503, "answered 503")])
+@pytest.mark.parametrize(
+    ("status", "words"), [(200, ""), (404, "the service answered 404"), (503, "answered 503")]
+)
 def test_the_call_that_says_someone_looks(tmp_path: Path, status: int, words: str) -> None:
     secret = tmp_path / "url"
     with serving(status, {}) as (address, _):

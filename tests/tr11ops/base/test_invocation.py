@@ -56,7 +56,9 @@ def test_a_check_names_the_card(
     monkeypatch.setattr("tr11ops.launch.facts.start_of_watchdog", lambda: "cron run")
     execute(["doctor", "--run", "demo", "--scheduler", "local"])
     shown = capsys.readouterr().out
-    assert "`tr11 cron run --run demo`, in a terminal that stays open, has one look" in " ".join(shown.split())
+    assert "`tr11 cron run --run demo`, in a terminal that stays open, has one look" in " ".join(
+        shown.split()
+    )
 
 
 def test_the_lock_says_who_holds_it(tmp_path: Path) -> None:
@@ -64,6 +66,11 @@ def test_the_lock_says_who_holds_it(tmp_path: Path) -> None:
     with launch_lock(path), pytest.raises(LaunchBusy) as busy, launch_lock(path):
         pass
     words = busy.value.sentence
-    assert "the scheduler" not in words and ", since 20" in words and str(path) in words and "process " in words
+    assert (
+        "the scheduler" not in words
+        and ", since 20" in words
+        and str(path) in words
+        and "process " in words
+    )
     with launch_lock(path):
         pass

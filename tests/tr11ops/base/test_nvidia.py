@@ -15,11 +15,16 @@ H100 = "0, GPU-00000000-1111-2222-3333-444444444444, NVIDIA H100 80GB HBM3, 8155
 
 def test_a_gpu_has_its_name_and_memory() -> None:
     found = list_gpus(RecordedSystem(commands={"nvidia-smi": ProbeOutput(0, H100)}), 5.0)
-    assert found == (Gpu("GPU-00000000-1111-2222-3333-444444444444", "NVIDIA H100 80GB HBM3", "0", 81559),)
+    assert found == (
+        Gpu("GPU-00000000-1111-2222-3333-444444444444", "NVIDIA H100 80GB HBM3", "0", 81559),
+    )
 
 
 def test_slices_stand_for_the_gpu_that_they_divide() -> None:
-    answers = {"--query-gpu": ProbeOutput(0, text("gpus-mig.csv")), "-L": ProbeOutput(0, text("gpus-mig.txt"))}
+    answers = {
+        "--query-gpu": ProbeOutput(0, text("gpus-mig.csv")),
+        "-L": ProbeOutput(0, text("gpus-mig.txt")),
+    }
     found = list_gpus(RecordedSystem(commands=dict(answers)), 5.0)
     assert [(gpu.index, gpu.uuid[:8], gpu.memory_megabytes) for gpu in found] == [
         ("0:0", "MIG-c6d4", 0),
@@ -31,7 +36,10 @@ def test_slices_stand_for_the_gpu_that_they_divide() -> None:
 
 def test_a_driver_that_knows_no_slices_is_asked_without_them() -> None:
     refusal = ProbeOutput(2, 'Field "mig.mode.current" is not a valid field to query.\n')
-    answers = {"mig.mode": refusal, "--query-gpu": ProbeOutput(0, "0, GPU-1, Tesla V100-SXM2-32GB, 32510\n")}
+    answers = {
+        "mig.mode": refusal,
+        "--query-gpu": ProbeOutput(0, "0, GPU-1, Tesla V100-SXM2-32GB, 32510\n"),
+    }
     assert uuids(list_gpus(RecordedSystem(commands=dict(answers)), 5.0)) == ("GPU-1",)
 
 

@@ -22,7 +22,11 @@ class Whole(Record, kw_only=True):
 
 
 def test_the_fields_that_may_be_unknown_by_their_annotation() -> None:
-    assert observed_fields(Whole, Part) == {"jobs": "jobs", "drill": "restore drill", "disk_use": "disk use"}
+    assert observed_fields(Whole, Part) == {
+        "jobs": "jobs",
+        "drill": "restore drill",
+        "disk_use": "disk use",
+    }
 
 
 def test_each_cause_is_one_line() -> None:

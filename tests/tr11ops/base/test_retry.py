@@ -40,12 +40,21 @@ class Scene:
 
 
 def policies(scene: Scene, chance: float = 0.0) -> dict[str, RetryPolicy]:
-    own = {"sleep": scene.sleep, "say": scene.said.append, "clock": lambda: scene.now, "chance": lambda: chance}
+    own = {
+        "sleep": scene.sleep,
+        "say": scene.said.append,
+        "clock": lambda: scene.now,
+        "chance": lambda: chance,
+    }
     found = {
         "hub": hub_retries(600.0),
         "archive": ARCHIVE_RETRIES,
-        "status --remote": remote_retries(scene.sleep, scene.said.append, 3, longest=20.0, spread=0.2),
-        "logs --follow": remote_retries(scene.sleep, scene.said.append, None, longest=300.0, spread=0.2, most=300.0),
+        "status --remote": remote_retries(
+            scene.sleep, scene.said.append, 3, longest=20.0, spread=0.2
+        ),
+        "logs --follow": remote_retries(
+            scene.sleep, scene.said.append, None, longest=300.0, spread=0.2, most=300.0
+        ),
     }
     return {name: replace(policy, **own) for name, policy in found.items()}
 
@@ -78,19 +87,27 @@ def test_the_waits_of_each(name: str, low: list[float], high: list[float], asked
         ("logs --follow", 86_400.0, [300.0]),  # it goes on until it is interrupted
     ],
 )  # fmt: skip
-def test_how_long_a_wait_that_is_asked_for_is_kept_to(name: str, asked: float, slept: list[float] | None) -> None:
+def test_how_long_a_wait_that_is_asked_for_is_kept_to(
+    name: str, asked: float, slept: list[float] | None
+) -> None:
     scene = Scene()
     action = scene.failing(Unavailable("busy", asked))
     if slept is not None:
         assert retry(action, policies(scene)[name]) == "done" and scene.slept == slept
         return
-    with pytest.raises(Unavailable, match=r"^busy, and asks for .* of silence: not waited for$") as caught:
+    with pytest.raises(
+        Unavailable, match=r"^busy, and asks for .* of silence: not waited for$"
+    ) as caught:
         retry(action, policies(scene)[name])
     assert caught.value.wait == asked and not scene.slept and not scene.said
 
 
 def test_where_each_gives_up() -> None:
-    for name, waits in (("hub", 11), ("archive", 7), ("status --remote", 2)):  # the hub: ten minutes, the others tries
+    for name, waits in (
+        ("hub", 11),
+        ("archive", 7),
+        ("status --remote", 2),
+    ):  # the hub: ten minutes, the others tries
         scene = Scene()
         with pytest.raises(Unavailable, match=r"^away$"):
             retry(scene.failing(*(Unavailable("away") for _ in range(99))), policies(scene)[name])
@@ -103,7 +120,11 @@ def test_where_each_gives_up() -> None:
 def test_what_is_not_unavailable_is_not_tried_again() -> None:
     scene = Scene()
     with pytest.raises(SchedulerError, match="refused"):
-        retry(scene.failing(SchedulerError("refused")), RetryPolicy(sleep=scene.sleep), SchedulerUnreachable)
+        retry(
+            scene.failing(SchedulerError("refused")),
+            RetryPolicy(sleep=scene.sleep),
+            SchedulerUnreachable,
+        )
     with pytest.raises(Unavailable):
         retry(scene.failing(Unavailable("x")), RetryPolicy(sleep=scene.sleep), SchedulerUnreachable)
     assert not scene.slept
@@ -127,14 +148,18 @@ def test_progress_and_a_long_try_begin_the_count_again() -> None:
             return "done"
         raise Unavailable("cut")
 
-    assert retry(upload, RetryPolicy(tries=2, sleep=scene.sleep), progress=lambda: done[0]) == "done"
+    assert (
+        retry(upload, RetryPolicy(tries=2, sleep=scene.sleep), progress=lambda: done[0]) == "done"
+    )
 
     def long() -> str:
         scene.now += 301.0
         return upload()
 
     done[0] = 0
-    policy = RetryPolicy(seconds=10.0, long_try_seconds=300.0, sleep=scene.sleep, clock=lambda: scene.now)
+    policy = RetryPolicy(
+        seconds=10.0, long_try_seconds=300.0, sleep=scene.sleep, clock=lambda: scene.now
+    )
     assert retry(long, policy) == "done"
 
 
@@ -143,7 +168,11 @@ def test_what_is_said() -> None:
     failures = [Unavailable("away"), Unavailable("away"), Unavailable("answers 503")]
     policy = RetryPolicy(sleep=scene.sleep, say=scene.said.append, jitter=(1.0, 1.0))
     retry(scene.failing(*failures), policy, restored="it answers again")
-    assert scene.said == ["away: trying again in 1 s", "answers 503: trying again in 4 s", "it answers again"]
+    assert scene.said == [
+        "away: trying again in 1 s",
+        "answers 503: trying again in 4 s",
+        "it answers again",
+    ]
     scene.said.clear()
     retry(scene.failing(*failures), replace(policy, says_all=True))
     assert len(scene.said) == 3

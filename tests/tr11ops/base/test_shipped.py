@@ -30,5 +30,7 @@ def test_in_a_wheel(tmp_path: Path) -> None:
         shutil.copy(PACKAGE / name, installed / name)
     (installed / "shipped" / "slurm" / "x.toml").write_text("found")
     code = "from tr11ops.base.shipped import read_shipped; print(read_shipped('slurm', 'x.toml'))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "found\n"

@@ -47,14 +47,18 @@ print("signals", place - 1)
 
 
 def test_a_signal_in_the_middle_of_a_wait() -> None:
-    done = subprocess.run([sys.executable, "-c", EVERYWHERE], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", EVERYWHERE], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[1]) > 20
 
 
 def test_a_long_wait_ends_with_the_signal() -> None:
     stop, began = StopEvent(), time.monotonic()
-    timer = threading.Timer(0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGTERM))
+    timer = threading.Timer(
+        0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGTERM)
+    )
     with obeying(lambda _: stop.set()):
         timer.start()
         assert stop.wait(300)

@@ -59,8 +59,15 @@ def test_sizes(count: float, shown: str) -> None:
 
 
 def test_counts() -> None:
-    assert [counted(number, "task") for number in (0, 1, 12_800)] == ["0 tasks", "1 task", "12,800 tasks"]
-    assert [counted(number, "node is", "nodes are") for number in (1, 2)] == ["1 node is", "2 nodes are"]
+    assert [counted(number, "task") for number in (0, 1, 12_800)] == [
+        "0 tasks",
+        "1 task",
+        "12,800 tasks",
+    ]
+    assert [counted(number, "node is", "nodes are") for number in (1, 2)] == [
+        "1 node is",
+        "2 nodes are",
+    ]
     assert [quantity(950), quantity(47_768_496), quantity(97_829_879_808), quantity(366e12)] == [
         "950", "47.8 M", "97.8 B", "366.0 T",
     ]  # fmt: skip
@@ -75,7 +82,10 @@ def test_node_time_is_never_none_of_none() -> None:
     assert [node_time(hours) for hours in (0.05, 1.99, 2.0, 120_000.5)] == [
         "180 node-seconds", "7,164 node-seconds", "2.0 node-hours", "120,000.5 node-hours",
     ]  # fmt: skip
-    assert [node_time(0.01, 0.05), node_time(0.01, 64)] == ["36 of 180 node-seconds", "0.0 of 64.0 node-hours"]
+    assert [node_time(0.01, 0.05), node_time(0.01, 64)] == [
+        "36 of 180 node-seconds",
+        "0.0 of 64.0 node-hours",
+    ]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, True, "5", None, [1], 10**400, -(10**400)])
@@ -94,4 +104,8 @@ def test_points_of_time() -> None:
 
 @pytest.mark.parametrize("moment", [1e18, -1e18, math.inf, math.nan])
 def test_times_that_no_calendar_holds(moment: float) -> None:
-    assert (timestamp(moment, UTC), timestamp(moment, None), iso_time(moment)) == ("never", "never", None)
+    assert (timestamp(moment, UTC), timestamp(moment, None), iso_time(moment)) == (
+        "never",
+        "never",
+        None,
+    )

@@ -45,7 +45,9 @@ class Shelf:
     """The checkpoints of one run below `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self.directory = RunDirectory(RunPaths(folder / "run", "small", "main"), folder / "run" / "kill-switch")
+        self.directory = RunDirectory(
+            RunPaths(folder / "run", "small", "main"), folder / "run" / "kill-switch"
+        )
         self.folder = self.directory.paths.checkpoints
         self.folder.mkdir(parents=True)
 
@@ -62,7 +64,8 @@ class Shelf:
     def write_manifest(self, step: int, /, **changes: Any) -> None:
         place = self.folder / checkpoint_name(step)
         entries = changes.get("files") or tuple(
-            FileEntry(name, (place / name).stat().st_size, file_digest(place / name)) for name in FILES
+            FileEntry(name, (place / name).stat().st_size, file_digest(place / name))
+            for name in FILES
         )
         values: dict[str, Any] = {
             "step": step, "consumed_samples": step, "consumed_tokens": 16 * step, "files": entries,
@@ -74,7 +77,10 @@ class Shelf:
         """Make it one of weights alone, as `checkpoint.save_optimizer = false` saves it."""
         place = self.folder / checkpoint_name(step)
         kept = tuple(name for name in FILES if not name.startswith("optimizer/"))
-        files = tuple(FileEntry(name, (place / name).stat().st_size, file_digest(place / name)) for name in kept)
+        files = tuple(
+            FileEntry(name, (place / name).stat().st_size, file_digest(place / name))
+            for name in kept
+        )
         self.write_manifest(step, files=files)
 
     def half(self, step: int, age: float = 2 * DAY) -> Path:
@@ -104,7 +110,9 @@ class Shelf:
     def hidden(self) -> set[str]:
         return {name for name in self.names() if name.startswith(".")}
 
-    def copy(self, step: int, kind: Kind = "full", archive: str = "store", **changes: Any) -> CopyRecord:
+    def copy(
+        self, step: int, kind: Kind = "full", archive: str = "store", **changes: Any
+    ) -> CopyRecord:
         place = self.folder / checkpoint_name(step)
         record = CopyRecord(
             archive, STORE if archive == "store" else URL, step, kind, identity_of(place),

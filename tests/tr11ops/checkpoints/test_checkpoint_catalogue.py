@@ -31,8 +31,13 @@ def test_what_is_known_of_each(shelf: Shelf) -> None:
     first, second, third = seen.checkpoints
     assert first.pin is not None and first.pin.who == "ana" and not first.used_by
     assert second.copies == () and third.copies == (copy,) and len(seen.copies) == 2
-    assert second.used_by == ("a restart takes it if the other fails",) and third.used_by == ("latest names it",)
-    assert third.identity == identity_of(shelf.folder / "global_step10000") and (third.files, third.bytes) == (4, 256)
+    assert second.used_by == ("a restart takes it if the other fails",) and third.used_by == (
+        "latest names it",
+    )
+    assert third.identity == identity_of(shelf.folder / "global_step10000") and (
+        third.files,
+        third.bytes,
+    ) == (4, 256)
     assert (seen.fault, seen.read_errors, seen.at(9_900)) == (None, (), second)
     json.dumps([entry.document() for entry in seen.checkpoints])
 
@@ -40,11 +45,24 @@ def test_what_is_known_of_each(shelf: Shelf) -> None:
 def test_a_reading_counts_for_the_same_checkpoint_alone(shelf: Shelf) -> None:
     shelf.save(100, 200)
     identity = identity_of(shelf.folder / "global_step100")
-    record = DigestRecord(100, identity, NOW, 4, 256, ("weights/a.bin: its digest differs from the manifest's",), "ana")
+    record = DigestRecord(
+        100,
+        identity,
+        NOW,
+        4,
+        256,
+        ("weights/a.bin: its digest differs from the manifest's",),
+        "ana",
+    )
     write_digest(shelf.directory, record)
     write_digest(shelf.directory, DigestRecord(200, identity, NOW, 4, 256))
     first, second = shelf.catalogue().checkpoints
-    assert first.digests == record and not first.is_sound and second.digests is None and second.is_sound
+    assert (
+        first.digests == record
+        and not first.is_sound
+        and second.digests is None
+        and second.is_sound
+    )
     shelf.save(100)
     assert shelf.catalogue().checkpoints[0].digests is None
     path = state_folder(shelf.directory) / "digests" / "global_step100.json"
@@ -67,7 +85,10 @@ def test_faults_are_those_that_the_trainer_sees(shelf: Shelf) -> None:
     manifest = Manifest.read(place)
     assert manifest is not None
     (row, whole) = list_rows(shelf.folder, None)
-    assert list(row.faults) == manifest_faults(place, manifest, read_digests=False) and len(row.faults) == 2
+    assert (
+        list(row.faults) == manifest_faults(place, manifest, read_digests=False)
+        and len(row.faults) == 2
+    )
     assert whole.faults == () and row.complete is False and whole.complete is True
 
 
@@ -88,12 +109,24 @@ def test_a_manifest_may_hold_anything(shelf: Shelf, text: str) -> None:
     shelf.save(100)
     (shelf.folder / "global_step100" / "manifest.json").write_text(text)
     (row,) = list_rows(shelf.folder, 100)
-    assert row.manifest == "unreadable" and len(row.faults) == 1 and "\n" not in row.faults[0] and row.bytes > 0
+    assert (
+        row.manifest == "unreadable"
+        and len(row.faults) == 1
+        and "\n" not in row.faults[0]
+        and row.bytes > 0
+    )
 
 
 def test_odd_names_and_things(shelf: Shelf) -> None:
     shelf.save(100)
-    for name in ("global_step0100", "global_step", "global_step-5", "global_step٣", "global_step7x", "notes"):
+    for name in (
+        "global_step0100",
+        "global_step",
+        "global_step-5",
+        "global_step٣",
+        "global_step7x",
+        "notes",
+    ):
         (shelf.folder / name).mkdir()
     (shelf.folder / "global_step50").write_text("a file")
     os.mkfifo(shelf.folder / "global_step60")
@@ -110,10 +143,15 @@ def test_a_checkpoint_of_very_many_faults_is_told_in_short(shelf: Shelf) -> None
     shelf.save(100)
     place = shelf.folder / "global_step100"
     value = json.loads((place / "manifest.json").read_text())
-    value["files"] += [{"path": f"weights/{number}", "bytes": 1, "digest": ""} for number in range(1000)]
+    value["files"] += [
+        {"path": f"weights/{number}", "bytes": 1, "digest": ""} for number in range(1000)
+    ]
     (place / "manifest.json").write_text(json.dumps(value))
     (row,) = list_rows(shelf.folder, None)
-    assert len(row.faults) == FAULTS_KEPT and row.faults[-1] == f"and {1000 - FAULTS_KEPT + 1} more files"
+    assert (
+        len(row.faults) == FAULTS_KEPT
+        and row.faults[-1] == f"and {1000 - FAULTS_KEPT + 1} more files"
+    )
 
 
 def test_folders_beside_them(shelf: Shelf) -> None:
@@ -149,28 +187,47 @@ def test_what_cannot_be_read_is_a_doubt(shelf: Shelf, path: str, what: str) -> N
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text("{")
     seen = shelf.catalogue()
-    assert len(seen.read_errors) == 1 and seen.read_errors[0].startswith(f"{what}: ") and len(seen.checkpoints) == 2
+    assert (
+        len(seen.read_errors) == 1
+        and seen.read_errors[0].startswith(f"{what}: ")
+        and len(seen.checkpoints) == 2
+    )
 
 
 def test_the_age_of_an_unfinished_save_is_that_of_its_last_file(shelf: Shelf) -> None:
     place = shelf.half(100, age=5 * DAY)
     (row,) = list_rows(shelf.folder, None)
-    assert row.changed == NOW - 5 * DAY and row.manifest == "none" and row.faults[0].endswith("its save did not end")
+    assert (
+        row.changed == NOW - 5 * DAY
+        and row.manifest == "none"
+        and row.faults[0].endswith("its save did not end")
+    )
     os.utime(place / "weights" / "a.bin", (NOW, NOW))
     assert list_rows(shelf.folder, None)[0].changed == NOW
 
 
-def test_threads_read_where_reading_waits_and_find_the_same(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_read_where_reading_waits_and_find_the_same(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shelf.save(*range(100, 2100, 100), size=1)
     found = []
     for answer in (True, False):
-        monkeypatch.setattr(checkpoint_scan, "is_waiting", lambda took, worked, answer=answer: answer)
+        monkeypatch.setattr(
+            checkpoint_scan, "is_waiting", lambda took, worked, answer=answer: answer
+        )
         found.append(list_rows(shelf.folder, 300))
     assert found[0] == found[1] and [row.step for row in found[0]] == list(range(100, 2100, 100))
-    assert is_waiting(1.0, 0.1) and not is_waiting(1.0, 0.9) and not is_waiting(0.0, 0.0) and not is_waiting(0.1, 0.2)
+    assert (
+        is_waiting(1.0, 0.1)
+        and not is_waiting(1.0, 0.9)
+        and not is_waiting(0.0, 0.0)
+        and not is_waiting(0.1, 0.2)
+    )
 
 
-def test_one_that_goes_while_it_is_looked_at_is_left_out(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_goes_while_it_is_looked_at_is_left_out(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shelf.save(100, 200)
     real = checkpoint_scan.walk
 
@@ -189,14 +246,20 @@ def test_weights_alone_are_nothing_that_a_restart_takes(shelf: Shelf) -> None:
     found = shelf.catalogue()
     assert [entry.is_sound for entry in found.checkpoints] == [True, True, False]
     assert found.checkpoints[2].complete is True and found.checkpoints[2].state == "no resume"
-    assert found.fault is not None and "from which no restart goes on: it holds weights alone" in found.fault
+    assert (
+        found.fault is not None
+        and "from which no restart goes on: it holds weights alone" in found.fault
+    )
     assert found.checkpoints[1].used_by == ("a restart takes it",)
 
 
 def test_damage_found_by_reading_is_a_fault_at_latest(shelf: Shelf) -> None:
     shelf.save(100, 200)
     identity = shelf.catalogue().checkpoints[1].identity
-    write_digest(shelf.directory, DigestRecord(200, identity, NOW, 4, 256, ("weights/a.bin: its digest differs",)))
+    write_digest(
+        shelf.directory,
+        DigestRecord(200, identity, NOW, 4, 256, ("weights/a.bin: its digest differs",)),
+    )
     found = shelf.catalogue()
     assert found.fault is not None and "it is damaged: weights/a.bin" in found.fault
     assert found.checkpoints[0].used_by == ("a restart takes it",)
@@ -207,4 +270,7 @@ def test_another_models_checkpoint_is_not_the_runs(shelf: Shelf) -> None:
     shelf.write_manifest(200, model={"model.layers": 70})
     found = shelf.catalogue(need=ResumeNeed({"model.layers": 4}))
     assert [entry.is_sound for entry in found.checkpoints] == [True, False]
-    assert "model.layers is 70 in the checkpoint and 4 in the run card" in found.checkpoints[1].no_resume
+    assert (
+        "model.layers is 70 in the checkpoint and 4 in the run card"
+        in found.checkpoints[1].no_resume
+    )

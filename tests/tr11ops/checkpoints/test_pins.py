@@ -14,8 +14,13 @@ from tr11ops.checkpoints.pins import Pin, pin, read_pins, state_folder, unpin
 
 def test_a_pin_says_who_when_and_why(shelf: Shelf) -> None:
     assert read_pins(shelf.directory) == ()
-    assert pin(shelf.directory, 10_000, "ana", "for\n the paper ", NOW) and pin(shelf.directory, 9_900, "bob", "", NOW)
-    assert read_pins(shelf.directory) == (Pin(9_900, "bob", NOW, ""), Pin(10_000, "ana", NOW, "for the paper"))
+    assert pin(shelf.directory, 10_000, "ana", "for\n the paper ", NOW) and pin(
+        shelf.directory, 9_900, "bob", "", NOW
+    )
+    assert read_pins(shelf.directory) == (
+        Pin(9_900, "bob", NOW, ""),
+        Pin(10_000, "ana", NOW, "for the paper"),
+    )
     assert not pin(shelf.directory, 9_900, "cyd", "", NOW + 1)  # it says the same already
     assert pin(shelf.directory, 9_900, "cyd", "now I know why", NOW + 1)
     assert read_pins(shelf.directory)[0] == Pin(9_900, "cyd", NOW + 1, "now I know why")
@@ -27,7 +32,8 @@ def test_a_pin_says_who_when_and_why(shelf: Shelf) -> None:
 
 def test_many_at_once_lose_nothing(shelf: Shelf) -> None:
     threads = [
-        threading.Thread(target=pin, args=(shelf.directory, step, "ana", "", NOW)) for step in range(100, 1300, 100)
+        threading.Thread(target=pin, args=(shelf.directory, step, "ana", "", NOW))
+        for step in range(100, 1300, 100)
     ]
     for thread in threads:
         thread.start()
@@ -37,7 +43,16 @@ def test_many_at_once_lose_nothing(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"schema": 1}', '{"schema": 1, "pins": [{}]}', "[" * 9999, '{"schema": 9, "pins": []}']
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"schema": 1}',
+        '{"schema": 1, "pins": [{}]}',
+        "[" * 9999,
+        '{"schema": 9, "pins": []}',
+    ],
 )
 def test_a_damaged_list_is_not_known(shelf: Shelf, text: str) -> None:
     pin(shelf.directory, 100, "ana", "", NOW)

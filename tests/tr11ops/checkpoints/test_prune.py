@@ -49,14 +49,24 @@ def test_what_goes_is_recorded_before_and_after(shelf: Shelf) -> None:
         ("global_step1000", "removed"), ("global_step1100", "removed"),
     ]  # fmt: skip
     assert (result.freed, result.failed) == (512, False) and sum(seen) > 512
-    assert shelf.names() == {"global_step9900", "global_step10000", "latest"} and shelf.prints([9_900, 10_000]) == kept
+    assert (
+        shelf.names() == {"global_step9900", "global_step10000", "latest"}
+        and shelf.prints([9_900, 10_000]) == kept
+    )
     (begun,) = journal(shelf, BEGUN)
-    assert begun.who == "ana" and begun.why.startswith("full; 2 to remove: global_step1000, global_step1100")
-    assert [victim["name"] for victim in begun.data["victims"]] == ["global_step1000", "global_step1100"]
+    assert begun.who == "ana" and begun.why.startswith(
+        "full; 2 to remove: global_step1000, global_step1100"
+    )
+    assert [victim["name"] for victim in begun.data["victims"]] == [
+        "global_step1000",
+        "global_step1100",
+    ]
     after = journal(shelf, REMOVED)
     assert [entry.data["name"] for entry in after] == ["global_step1000", "global_step1100"]
     assert after[0].why == "global_step1000: older than the newest 2; copied to store (whole)"
-    assert shelf.pruner().run().outcomes == () and len(journal(shelf, BEGUN)) == 1  # nothing to do is no event
+    assert (
+        shelf.pruner().run().outcomes == () and len(journal(shelf, BEGUN)) == 1
+    )  # nothing to do is no event
 
 
 def test_only_what_a_person_agreed_to_goes(shelf: Shelf) -> None:
@@ -64,7 +74,9 @@ def test_only_what_a_person_agreed_to_goes(shelf: Shelf) -> None:
     plan = shelf.pruner().plan()
     (first, second) = plan.victims
     result = shelf.pruner().run({(first.name, first.identity), (second.name, "another")})
-    assert [outcome.name for outcome in result.outcomes] == ["global_step100"] and shelf.steps() == [200, 300, 400]
+    assert [outcome.name for outcome in result.outcomes] == [
+        "global_step100"
+    ] and shelf.steps() == [200, 300, 400]
 
 
 def test_set_aside_folders_go_when_asked_for(shelf: Shelf) -> None:
@@ -85,19 +97,27 @@ def test_a_superseded_one_goes_by_the_usual_rules(shelf: Shelf) -> None:
     shelf.supersede(1000)  # of which there is no copy
     shelf.pin(1100)
     write_atomically(shelf.folder / "latest", "global_step10000")
-    rules = {entry.name: entry.rule for entry in shelf.pruner().plan().decisions if "." in entry.name}
+    rules = {
+        entry.name: entry.rule for entry in shelf.pruner().plan().decisions if "." in entry.name
+    }
     assert rules == {
         "global_step900.superseded": "goes", "global_step1000.superseded": "goes",
         "global_step1000.superseded-2": "not backed up", "global_step1100.superseded": "pinned",
         "global_step10000.superseded": "last two",
     }  # fmt: skip
     shelf.pruner().run()
-    left = {"global_step1000.superseded-2", "global_step1100.superseded", "global_step10000.superseded"}
+    left = {
+        "global_step1000.superseded-2",
+        "global_step1100.superseded",
+        "global_step10000.superseded",
+    }
     assert {name for name in shelf.names() if "superseded" in name} == left
     (outcome,) = shelf.pruner(only=frozenset({"global_step1000.superseded-2"})).run().outcomes
     assert outcome.result == "removed" and "superseded" in journal(shelf, REMOVED)[-1].why
     for name in ("global_step1100.superseded", "global_step10000.superseded"):
-        assert not shelf.pruner(only=frozenset({name})).run().outcomes, "pinned, or one of the last two"
+        assert not shelf.pruner(only=frozenset({name})).run().outcomes, (
+            "pinned, or one of the last two"
+        )
 
 
 def test_a_copy_of_another_content_lets_no_superseded_one_go(shelf: Shelf) -> None:
@@ -109,7 +129,9 @@ def test_a_copy_of_another_content_lets_no_superseded_one_go(shelf: Shelf) -> No
     assert "global_step1000.superseded" in shelf.names() and not shelf.pruner().run().outcomes
 
 
-def test_a_superseded_one_is_looked_at_again_when_it_is_hidden(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_superseded_one_is_looked_at_again_when_it_is_hidden(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shelf.save(100, 200, 300)
     shelf.supersede(100)
     write_atomically(shelf.folder / "latest", "global_step300")
@@ -128,14 +150,23 @@ def test_a_hidden_one_whose_name_was_taken_is_superseded(shelf: Shelf) -> None:
     shelf.pruner().run()
     assert {name for name in shelf.names() if "1000." in name} == {"global_step1000.superseded"}
     place = shelf.folder / "global_step1000.superseded"
-    found = {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
-    assert {f"global_step1000/{name}": hashlib.sha256(data).hexdigest() for name, data in found.items()} == before
+    found = {
+        path.relative_to(place).as_posix(): path.read_bytes()
+        for path in place.rglob("*")
+        if path.is_file()
+    }
+    assert {
+        f"global_step1000/{name}": hashlib.sha256(data).hexdigest() for name, data in found.items()
+    } == before
 
 
 def test_planning_writes_nothing_into_a_run_that_is_not_there(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     shutil.rmtree(shelf.directory.root)
-    assert shelf.pruner(look_at_clocks=pruning.read_clocks).plan().decisions == () and not shelf.directory.exists
+    assert (
+        shelf.pruner(look_at_clocks=pruning.read_clocks).plan().decisions == ()
+        and not shelf.directory.exists
+    )
 
 
 # ----------------------------------------------------------------------------- between the two looks
@@ -155,24 +186,40 @@ def copying(shelf: Shelf, step: int) -> None:
     assert folder.take(Claim.of_this_process(time.time(), 60, step=step), folder.newest())
 
 
-def test_a_copy_that_begins_meanwhile_has_its_source_back(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_begins_meanwhile_has_its_source_back(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shelf.save(100, 200, 300)
     before = shelf.prints([100, 200, 300])
     after_hiding(monkeypatch, lambda: copying(shelf, 100))
     (outcome,) = shelf.pruner().run().outcomes
     assert outcome.result == "kept" and "is being copied by process" in outcome.text
     assert shelf.prints([100, 200, 300]) == before and not list_quarantined(shelf.folder)
-    assert [entry.data["name"] for entry in journal(shelf, LEFT)] == ["global_step100"] and not journal(shelf, REMOVED)
+    assert [entry.data["name"] for entry in journal(shelf, LEFT)] == [
+        "global_step100"
+    ] and not journal(shelf, REMOVED)
 
 
 @pytest.mark.parametrize(
     ("act", "why"),
     [
         (lambda shelf: pin(shelf.directory, 100, "bob", "wait", NOW), "pinned by bob: wait"),
-        (lambda shelf: write_atomically(shelf.folder / "latest", "global_step100"), "latest names it"),
-        (lambda shelf: write_atomically(shelf.folder / "latest", "nonsense"), "nothing may go while this is not known"),
-        (lambda shelf: shutil.rmtree(shelf.folder / "global_step200"), "a restart takes it if the other fails"),
-        (lambda shelf: (shelf.directory.paths.state / "recovery.json").write_text("{"), "not known: who uses what"),
+        (
+            lambda shelf: write_atomically(shelf.folder / "latest", "global_step100"),
+            "latest names it",
+        ),
+        (
+            lambda shelf: write_atomically(shelf.folder / "latest", "nonsense"),
+            "nothing may go while this is not known",
+        ),
+        (
+            lambda shelf: shutil.rmtree(shelf.folder / "global_step200"),
+            "a restart takes it if the other fails",
+        ),
+        (
+            lambda shelf: (shelf.directory.paths.state / "recovery.json").write_text("{"),
+            "not known: who uses what",
+        ),
     ],
 )
 def test_what_changes_meanwhile_keeps_it(
@@ -186,7 +233,9 @@ def test_what_changes_meanwhile_keeps_it(
     assert not list_quarantined(shelf.folder)
 
 
-def test_a_step_saved_again_meanwhile_is_not_touched(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_saved_again_meanwhile_is_not_touched(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shelf.save(100, 200, 300)
 
     def save_anew() -> None:
@@ -206,18 +255,29 @@ def test_a_step_saved_again_meanwhile_is_not_touched(shelf: Shelf, monkeypatch: 
     assert shelf.prints([100]) == anew and not list_quarantined(shelf.folder)
 
 
-def test_one_that_is_renamed_meanwhile_is_left_alone(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_renamed_meanwhile_is_left_alone(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shelf.save(100, 200, 300, 400)
     plan = shelf.pruner().plan
     monkeypatch.setattr(
-        pruning.Pruner, "_plan", lambda self, clocks: (monkeypatch.undo(), plan(), shelf.discard(100))[1]
+        pruning.Pruner,
+        "_plan",
+        lambda self, clocks: (monkeypatch.undo(), plan(), shelf.discard(100))[1],
     )
     first, second = shelf.pruner().run().outcomes
     assert (first.result, second.result) == ("kept", "removed") and "another name" in first.text
-    assert shelf.names() == {"global_step100.discarded", "global_step300", "global_step400", "latest"}
+    assert shelf.names() == {
+        "global_step100.discarded",
+        "global_step300",
+        "global_step400",
+        "latest",
+    }
 
 
-def test_an_interrupt_between_the_looks_puts_it_back(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_between_the_looks_puts_it_back(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shelf.save(100, 200, 300)
     real, calls = pruning.Pruner._why_not, iter((False, True))
 
@@ -229,7 +289,9 @@ def test_an_interrupt_between_the_looks_puts_it_back(shelf: Shelf, monkeypatch: 
     monkeypatch.setattr(pruning.Pruner, "_why_not", interrupted)
     with pytest.raises(KeyboardInterrupt):
         shelf.pruner().run()
-    assert shelf.steps() == [100, 200, 300] and not ClaimFolder(shelf.directory, "prune").newest().held  # type: ignore[union-attr]
+    assert (
+        shelf.steps() == [100, 200, 300] and not ClaimFolder(shelf.directory, "prune").newest().held
+    )  # type: ignore[union-attr]
 
 
 def test_stopping_ends_after_what_is_begun(shelf: Shelf) -> None:
@@ -256,7 +318,9 @@ def test_hidden_ones_are_put_back_and_doomed_ones_finished(shelf: Shelf) -> None
     }
     assert find_resumable(shelf.folder, "sizes", True, print) == 400
     result = shelf.pruner().run()
-    assert result.finished == (half.name,) and [outcome.name for outcome in result.outcomes] == ["global_step200"]
+    assert result.finished == (half.name,) and [outcome.name for outcome in result.outcomes] == [
+        "global_step200"
+    ]
     assert shelf.steps() == [300, 400] and not list_quarantined(shelf.folder), hidden
 
 
@@ -292,20 +356,27 @@ def test_a_file_that_may_not_go_is_one_line_and_others_go_on(open_shelf: Shelf) 
     shelf.save(100, 200, 300, 400)
     for path in (shelf.directory.root, *shelf.directory.root.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)
-    (shelf.folder / "global_step100" / "weights").chmod(0o555)  # as with the sticky bit and another's files
+    (shelf.folder / "global_step100" / "weights").chmod(
+        0o555
+    )  # as with the sticky bit and another's files
     become_nobody()
     first, second = shelf.pruner().run().outcomes
     assert (first.result, second.result) == ("failed", "removed")
-    assert "what is left of it is in .global_step100.pruned-" in first.text and "Permission denied" in first.text
-    assert shelf.steps() == [300, 400] and [entry.data["name"] for entry in journal(shelf, FAILED)] == [
-        "global_step100"
-    ]
+    assert (
+        "what is left of it is in .global_step100.pruned-" in first.text
+        and "Permission denied" in first.text
+    )
+    assert shelf.steps() == [300, 400] and [
+        entry.data["name"] for entry in journal(shelf, FAILED)
+    ] == ["global_step100"]
     again = shelf.pruner().run()
     assert again.failed and len(again.outcomes) == 1
     if os.geteuid() != os.getuid():
         os.seteuid(0)
     (shelf.folder / again.outcomes[0].name / "weights").chmod(0o755)
-    assert shelf.pruner().run().finished == (again.outcomes[0].name,) and not list_quarantined(shelf.folder)
+    assert shelf.pruner().run().finished == (again.outcomes[0].name,) and not list_quarantined(
+        shelf.folder
+    )
 
 
 def test_a_folder_that_is_read_only_loses_nothing(open_shelf: Shelf) -> None:
@@ -361,7 +432,9 @@ def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]
     place = tmp_path / "disk"
     place.mkdir()
     size = f"size={getattr(request, 'param', 2)}m"
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tr11-test", str(place)], capture_output=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", size, "tr11-test", str(place)], capture_output=True
+    )
     if made.returncode:
         pytest.skip("only root can mount a small disk")
     try:
@@ -371,7 +444,10 @@ def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]
 
 
 def fill(place: Path) -> None:
-    with pytest.raises(OSError, match="No space left"), (place / "filler").open("ab", buffering=0) as stream:
+    with (
+        pytest.raises(OSError, match="No space left"),
+        (place / "filler").open("ab", buffering=0) as stream,
+    ):
         while stream.write(bytes(512)):
             pass
 
@@ -387,16 +463,22 @@ def test_what_cannot_be_recorded_is_not_removed(shelf: Shelf, small_disk: Path) 
     assert shelf.steps() == everything
     (small_disk / "filler").unlink()
     # It fills up in the middle: what was begun is done and was named before; nothing more is.
-    result = shelf.pruner(policy=policy(copies=CopyPolicy(False, False)), tell=lambda outcome: fill(small_disk)).run()
+    result = shelf.pruner(
+        policy=policy(copies=CopyPolicy(False, False)), tell=lambda outcome: fill(small_disk)
+    ).run()
     assert "cannot be recorded" in result.ended_early and result.failed
     gone = [checkpoint_name(step) for step in everything if step not in shelf.steps()]
     assert gone == [outcome.name for outcome in result.outcomes] and 0 < len(gone) < 30
     (begun,) = journal(shelf, BEGUN)
     assert set(gone) <= {victim["name"] for victim in begun.data["victims"]}
-    assert [entry.data["name"] for entry in journal(shelf, REMOVED)] == gone[:-1]  # that of the last did not fit
+    assert [entry.data["name"] for entry in journal(shelf, REMOVED)] == gone[
+        :-1
+    ]  # that of the last did not fit
 
 
-def test_a_state_folder_that_is_full_stops_it_before_the_first(shelf: Shelf, small_disk: Path) -> None:
+def test_a_state_folder_that_is_full_stops_it_before_the_first(
+    shelf: Shelf, small_disk: Path
+) -> None:
     shelf.save(100, 200, 300)
     shelf.directory.paths.state.symlink_to(small_disk)
     (small_disk / "filler").write_bytes(bytes((2 << 20) - 4096))
@@ -426,7 +508,9 @@ def test_what_was_set_aside_makes_room_for_a_prunes_records(shelf: Shelf, small_
 
 
 @pytest.mark.parametrize("small_disk", [8], indirect=True)
-def test_room_that_ends_between_claim_and_journal_is_made_too(shelf: Shelf, small_disk: Path) -> None:
+def test_room_that_ends_between_claim_and_journal_is_made_too(
+    shelf: Shelf, small_disk: Path
+) -> None:
     """The claim was taken, and cannot be let go of on the full disk: it is this very prune's."""
     shelf.save(100, 200, 300)
     shelf.directory.paths.state.symlink_to(small_disk)

@@ -48,16 +48,25 @@ def test_killed_before_each_effect_the_next_one_finishes(memory: Path) -> None:
         assert find_resumable(shelf.folder, "digests", True, print) == 10_000
         left.update(quarantined.kind for quarantined in list_quarantined(shelf.folder))
         if shelf.steps() != [100, 1000, 9_800, 9_850, 9_900, 10_000]:  # nothing goes unrecorded
-            assert [entry.kind for entry in read_journal(shelf.directory.journal).entries].count(BEGUN) == 1
+            assert [entry.kind for entry in read_journal(shelf.directory.journal).entries].count(
+                BEGUN
+            ) == 1
         result = shelf.pruner().run()
         assert not result.failed and shelf.steps() == [9_800, 9_900, 10_000], (number, result)
         assert not list_quarantined(shelf.folder) and shelf.prints([9_800, 9_900, 10_000]) == kept
         ledger = read_journal(shelf.directory.journal)
         assert ledger.is_sound
-        named = {victim["name"] for entry in ledger.entries if entry.kind == BEGUN for victim in entry.data["victims"]}
+        named = {
+            victim["name"]
+            for entry in ledger.entries
+            if entry.kind == BEGUN
+            for victim in entry.data["victims"]
+        }
         assert named == {"global_step100", "global_step1000", "global_step9850"}
     assert number > 51 and shelf.steps() == [9_800, 9_900, 10_000]
-    assert left["being removed"] > 5 and left["hidden by a prune"] > 0  # the kills fell where it matters
+    assert (
+        left["being removed"] > 5 and left["hidden by a prune"] > 0
+    )  # the kills fell where it matters
 
 
 def prune(shelf: Shelf) -> None:
@@ -68,7 +77,9 @@ def prune(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize("is_claimed", [True, False])
-def test_two_prunes_and_a_living_copy_at_once(memory: Path, is_claimed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_prunes_and_a_living_copy_at_once(
+    memory: Path, is_claimed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where the claim of one is taken for dead, as after a jump of a clock: then the renames decide."""
     if not is_claimed:
         monkeypatch.setattr(pruning, "CLAIM_SECONDS", -1.0)
@@ -77,9 +88,14 @@ def test_two_prunes_and_a_living_copy_at_once(memory: Path, is_claimed: bool, mo
         copying = ClaimFolder(shelf.directory, "copy-store")
         assert copying.take(Claim.of_this_process(time.time(), 60, step=100), None)
         source = shelf.prints([100])
-        codes = [exit_code(child) for child in [forked(lambda shelf=shelf: prune(shelf)) for _ in range(2)]]
+        codes = [
+            exit_code(child)
+            for child in [forked(lambda shelf=shelf: prune(shelf)) for _ in range(2)]
+        ]
         assert set(codes) <= {0, BUSY} and 0 in codes
-        assert shelf.pruner().run().failed is False  # where one gave way to the other's folder, a third has the rest
+        assert (
+            shelf.pruner().run().failed is False
+        )  # where one gave way to the other's folder, a third has the rest
         assert shelf.steps() == [100, 9_800, 9_900, 10_000] and not list_quarantined(shelf.folder)
         assert shelf.prints([100]) == source and shelf.prints([9_800, 9_900, 10_000]) == kept
         ledger = read_journal(shelf.directory.journal)
@@ -128,4 +144,6 @@ def test_a_training_that_saves_and_rolls_back_meanwhile(shelf: Shelf, tmp_path: 
     shelf.pruner().run()
     assert not faults
     shelf.assert_whole()
-    assert shelf.steps() == [2800, 2900] and sum(".discarded" in name for name in shelf.names()) == 4
+    assert (
+        shelf.steps() == [2800, 2900] and sum(".discarded" in name for name in shelf.names()) == 4
+    )

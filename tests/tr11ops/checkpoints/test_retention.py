@@ -26,7 +26,10 @@ CLOCKS = Clocks(NOW, NOW)
 
 
 def rules(shelf: Shelf, clocks: Clocks = CLOCKS, **changes: Any) -> dict[int, str]:
-    return {decision.step: decision.rule for decision in decide(shelf.catalogue(), policy(**changes), clocks)}
+    return {
+        decision.step: decision.rule
+        for decision in decide(shelf.catalogue(), policy(**changes), clocks)
+    }
 
 
 def words(shelf: Shelf, step: int, **changes: Any) -> str:
@@ -64,7 +67,12 @@ def test_a_whole_copy_serves_as_weights_but_not_the_reverse(shelf: Shelf) -> Non
     wanted = CopyPolicy(has_store=False, has_url=True, milestone_percent=0)
     shelf.copy(3000, "full", "url")
     shelf.copy(10_000, "weights", "url")
-    assert rules(shelf, copies=wanted) == {3000: "goes", 10_000: "not backed up", 11_000: "in use", 11_100: "in use"}
+    assert rules(shelf, copies=wanted) == {
+        3000: "goes",
+        10_000: "not backed up",
+        11_000: "in use",
+        11_100: "in use",
+    }
     assert "no whole copy in the url" in words(shelf, 10_000, copies=wanted)
 
 
@@ -85,9 +93,15 @@ def test_one_of_each_tenth_stays_unless_a_whole_copy_exists(shelf: Shelf) -> Non
 def test_pins_doubts_and_a_loading_attempt_keep(shelf: Shelf) -> None:
     shelf.save(100, 200, 300)
     seen = shelf.catalogue()
-    assert [decision.rule for decision in decide(seen, policy(), CLOCKS)] == ["goes", "in use", "in use"]
+    assert [decision.rule for decision in decide(seen, policy(), CLOCKS)] == [
+        "goes",
+        "in use",
+        "in use",
+    ]
     pinned = replace(seen.checkpoints[0], pin=Pin(100, "ana", NOW, "for the paper"))
-    (first, *_) = decide(replace(seen, checkpoints=(pinned, *seen.checkpoints[1:])), policy(), CLOCKS)
+    (first, *_) = decide(
+        replace(seen, checkpoints=(pinned, *seen.checkpoints[1:])), policy(), CLOCKS
+    )
     assert (first.rule, first.why) == ("pinned", "pinned by ana: for the paper")
     for changes, rule in (
         ({"read_errors": ("pins: Permission denied",)}, "unknown"),
@@ -105,9 +119,12 @@ def test_damage_does_not_count_as_one_of_the_last_two(shelf: Shelf) -> None:
     bad = DigestRecord(200, "", NOW, 4, 256, ("a.bin: its digest differs",))
     for digests in (bad, Unknown("it cannot be read")):
         known = tuple(
-            replace(entry, digests=digests, used_by=()) if entry.step == 200 else entry for entry in seen.checkpoints
+            replace(entry, digests=digests, used_by=()) if entry.step == 200 else entry
+            for entry in seen.checkpoints
         )
-        assert not any(decision.goes for decision in decide(replace(seen, checkpoints=known), policy(), CLOCKS))
+        assert not any(
+            decision.goes for decision in decide(replace(seen, checkpoints=known), policy(), CLOCKS)
+        )
 
 
 def test_no_whole_checkpoint_goes_because_of_weights_alone(shelf: Shelf) -> None:
@@ -132,9 +149,13 @@ def test_what_cannot_be_seen_is_not_taken_for_damaged(shelf: Shelf) -> None:
     mine = {"copies": CopyPolicy(False, False), "milestone_percent": 10.0, "last_step": 10_000}
     seen = shelf.catalogue()
     blind = replace(seen.checkpoints[0], faults=("weights/a.bin: Stale file handle",), changed=None)
-    (first, *_) = decide(replace(seen, checkpoints=(blind, *seen.checkpoints[1:])), policy(**mine), CLOCKS)
+    (first, *_) = decide(
+        replace(seen, checkpoints=(blind, *seen.checkpoints[1:])), policy(**mine), CLOCKS
+    )
     assert (first.rule, first.why) == ("unclear", "weights/a.bin: Stale file handle")
-    (shelf.folder / "global_step2100" / "cursor.json").unlink()  # nothing better is left of that tenth
+    (
+        shelf.folder / "global_step2100" / "cursor.json"
+    ).unlink()  # nothing better is left of that tenth
     assert rules(shelf, **mine)[2100] == "milestone"
     shelf.save(2500)
     (shelf.folder / "latest").write_text("global_step3200")
@@ -151,13 +172,19 @@ def test_what_cannot_be_seen_is_not_taken_for_damaged(shelf: Shelf) -> None:
         (Clocks(NOW), False),  # the file server was not asked
     ],
 )
-def test_a_save_that_did_not_end_goes_when_both_clocks_say_so(shelf: Shelf, clocks: Clocks, goes: bool) -> None:
+def test_a_save_that_did_not_end_goes_when_both_clocks_say_so(
+    shelf: Shelf, clocks: Clocks, goes: bool
+) -> None:
     shelf.half(50)
     shelf.half(400)  # newer than the newest complete one
     shelf.half(60, age=0.9 * DAY)
     shelf.save(100, 200, 300)
     found = rules(shelf, clocks)
-    assert (found[50], found[60], found[400]) == ("goes" if goes else "incomplete", "incomplete", "incomplete")
+    assert (found[50], found[60], found[400]) == (
+        "goes" if goes else "incomplete",
+        "incomplete",
+        "incomplete",
+    )
 
 
 def test_what_is_unclear_stays(shelf: Shelf) -> None:
@@ -177,8 +204,13 @@ def test_what_a_roll_back_passes_over_is_none_of_the_last_two(shelf: Shelf) -> N
     event = RecoveryEvent("loss", 9.0, 2.0, 410, 390, 300, 391, 520, NOW)
     uses = Uses({300: ("the last roll-back went back to it",)}, recovery=RecoveryRecord((event,)))
     seen = replace(shelf.catalogue(), uses=uses)
-    known = tuple(replace(entry, is_discarded=entry.step >= 400, used_by=()) for entry in seen.checkpoints)
-    found = {entry.step: entry.rule for entry in decide(replace(seen, checkpoints=known), policy(), CLOCKS)}
+    known = tuple(
+        replace(entry, is_discarded=entry.step >= 400, used_by=()) for entry in seen.checkpoints
+    )
+    found = {
+        entry.step: entry.rule
+        for entry in decide(replace(seen, checkpoints=known), policy(), CLOCKS)
+    }
     assert found == {100: "goes", 200: "last two", 300: "last two", 400: "unclear", 500: "unclear"}
 
 
@@ -191,20 +223,29 @@ def test_what_was_set_aside_goes_only_when_asked_for(shelf: Shelf) -> None:
     asked = {entry.step: entry for entry in decide_quarantined(seen, policy(copies=spikes), True)}
     assert (asked[300].rule, asked[400].rule) == ("goes", "not backed up")
     kept = decide_quarantined(seen, policy(), False)
-    assert [entry.rule for entry in kept] == ["set aside", "set aside"] and "--set-aside" in kept[0].why
+    assert [entry.rule for entry in kept] == ["set aside", "set aside"] and "--set-aside" in kept[
+        0
+    ].why
     pinned = replace(seen, pins=(Pin(300, "ana", NOW, ""),))
-    assert {entry.rule for entry in decide_quarantined(pinned, policy(), True) if entry.step == 300} == {"pinned"}
+    assert {
+        entry.rule for entry in decide_quarantined(pinned, policy(), True) if entry.step == 300
+    } == {"pinned"}
     for changes in (
         {"read_errors": ("pins: x",)},
         {"uses": Uses({300: ("x",), 400: ("y",)})},
         {"uses": Uses(loading="x")},
     ):
-        assert not any(entry.goes for entry in decide_quarantined(replace(seen, **changes), policy(), True))
+        assert not any(
+            entry.goes for entry in decide_quarantined(replace(seen, **changes), policy(), True)
+        )
 
 
 def test_counts_name_the_commonest_rule_first(shelf: Shelf) -> None:
     shelf.save(100, 200, 300, 400, 500)
-    assert counts(decide(shelf.catalogue(), policy(keep_latest=4), CLOCKS)) == (("in use", 2), ("newest", 2))
+    assert counts(decide(shelf.catalogue(), policy(keep_latest=4), CLOCKS)) == (
+        ("in use", 2),
+        ("newest", 2),
+    )
 
 
 # ----------------------------------------------------------------------------- whatever the input
@@ -245,7 +286,11 @@ def situation_of(seed: int) -> Situation:
     dice = random.Random(seed)
     steps = dice.sample(range(61), dice.randint(0, 14))
     found = [checkpoint_of(dice, step) for step in steps]
-    made = [copy_of(dice, step) for step in (*steps, *dice.sample(range(61), 4)) for _ in range(dice.randint(0, 3))]
+    made = [
+        copy_of(dice, step)
+        for step in (*steps, *dice.sample(range(61), 4))
+        for _ in range(dice.randint(0, 3))
+    ]
     events = tuple(
         RecoveryEvent("loss", 1, 1, entry.step, entry.step, 0, entry.step, entry.step, NOW)
         for entry in found if entry.is_discarded
@@ -253,23 +298,36 @@ def situation_of(seed: int) -> Situation:
     rare = dice.randint(0, 19)
     uses = Uses(loading="attempt 7" if rare == 1 else "", recovery=RecoveryRecord(events))
     pins = tuple(entry.pin for entry in found if entry.pin)
-    seen = Catalogue(Path("/c"), None, None, tuple(found), (), (), pins, uses, ("pins: x",) if rare == 0 else ())
+    seen = Catalogue(
+        Path("/c"), None, None, tuple(found), (), (), pins, uses, ("pins: x",) if rare == 0 else ()
+    )
     percent = dice.choice([0.0, 10.0, 25.0, 33.3, 100.0])
     wanted = CopyPolicy(
         dice.random() < 0.5, dice.random() < 0.5, dice.choice([0, 5, 10]), dice.choice([0, 20]),
         tuple(dice.sample(range(1, 60), 2)), dice.choice([0, 6]), tuple(dice.sample(range(1, 60), 2)), percent,
     )  # fmt: skip
     rules = RetentionPolicy(
-        dice.randint(2, 6), percent, dice.choice([50, 60, 1000]), wanted, {"store": STORE, "url": URL}
+        dice.randint(2, 6),
+        percent,
+        dice.choice([50, 60, 1000]),
+        wanted,
+        {"store": STORE, "url": URL},
     )
     moments = [NOW, NOW, NOW + 1e9, NOW - 1e9]
-    return with_copies(seen, made), rules, Clocks(dice.choice(moments), dice.choice([*moments, None]))
+    return (
+        with_copies(seen, made),
+        rules,
+        Clocks(dice.choice(moments), dice.choice([*moments, None])),
+    )
 
 
 def with_copies(seen: Catalogue, made: list[CopyRecord]) -> Catalogue:
     listed = tuple(
         replace(
-            entry, copies=tuple(copy for copy in made if (copy.step, copy.identity) == (entry.step, entry.identity))
+            entry,
+            copies=tuple(
+                copy for copy in made if (copy.step, copy.identity) == (entry.step, entry.identity)
+            ),
         )
         for entry in seen.checkpoints
     )
@@ -296,10 +354,18 @@ def test_what_is_never_removed(situation: Situation) -> None:
     for entry in seen.checkpoints:
         if entry.step not in gone:
             continue
-        assert not (entry.used_by or entry.pin or entry.is_link or entry.is_discarded) and entry.identity
+        assert (
+            not (entry.used_by or entry.pin or entry.is_link or entry.is_discarded)
+            and entry.identity
+        )
         assert entry.manifest in {"read", "none"}
         if entry.manifest == "none":
-            assert sound and sound[-1] > entry.step and clocks.server is not None and entry.changed is not None
+            assert (
+                sound
+                and sound[-1] > entry.step
+                and clocks.server is not None
+                and entry.changed is not None
+            )
             assert clocks.here - entry.changed >= DAY and clocks.server - entry.changed >= DAY
             continue
         for want in wanted_copies(rules.copies, [entry.step], rules.last_step):
@@ -316,8 +382,15 @@ def test_what_is_never_removed(situation: Situation) -> None:
             begin = rules.last_step * rules.milestone_percent * mark / 100
             is_last = rules.milestone_percent * (mark + 1) > 100
             end = 10**9 if is_last else rules.last_step * rules.milestone_percent * (mark + 1) / 100
-            usable = {entry.step for entry in seen.checkpoints if entry.manifest == "read" and not entry.is_discarded}
-            copied = any(copy.kind == "full" and begin <= copy.step < end and rules.has(copy) for copy in seen.copies)
+            usable = {
+                entry.step
+                for entry in seen.checkpoints
+                if entry.manifest == "read" and not entry.is_discarded
+            }
+            copied = any(
+                copy.kind == "full" and begin <= copy.step < end and rules.has(copy)
+                for copy in seen.copies
+            )
             for steps in (sound, sorted(usable)):  # of sound ones a sound one stays, of others any
                 here = {step for step in steps if begin <= step < end}
                 assert not here or copied or here - gone
@@ -330,7 +403,9 @@ def test_the_situations_are_worth_looking_at() -> None:
 
 @EVERYTHING
 @given(situations, st.randoms(use_true_random=False))
-def test_the_order_of_what_was_seen_does_not_count(situation: Situation, dice: random.Random) -> None:
+def test_the_order_of_what_was_seen_does_not_count(
+    situation: Situation, dice: random.Random
+) -> None:
     seen, rules, clocks = situation
     mixed = list(seen.checkpoints)
     dice.shuffle(mixed)
@@ -341,8 +416,14 @@ def test_the_order_of_what_was_seen_does_not_count(situation: Situation, dice: r
 
 
 @EVERYTHING
-@given(situations, st.randoms(use_true_random=False), st.sampled_from(["lost", "damaged", "not verified"]))
-def test_losing_copies_lets_nothing_go(situation: Situation, dice: random.Random, what: str) -> None:
+@given(
+    situations,
+    st.randoms(use_true_random=False),
+    st.sampled_from(["lost", "damaged", "not verified"]),
+)
+def test_losing_copies_lets_nothing_go(
+    situation: Situation, dice: random.Random, what: str
+) -> None:
     seen, rules, clocks = situation
     change = {"lost": None, "damaged": {"damaged": ("x",)}, "not verified": {"verified": 0.0}}[what]
     hit = [dice.random() < 0.5 for _ in seen.copies]
@@ -369,7 +450,9 @@ def test_more_reasons_to_keep_let_nothing_go(situation: Situation, step: int, mo
     seen, rules, clocks = situation
     gone = going(seen, rules, clocks)
     for changes in ({"pin": Pin(step, "ana", NOW, "")}, {"used_by": ("a copy",)}):
-        listed = tuple(replace(entry, **changes) if entry.step == step else entry for entry in seen.checkpoints)
+        listed = tuple(
+            replace(entry, **changes) if entry.step == step else entry for entry in seen.checkpoints
+        )
         assert going(replace(seen, checkpoints=listed), rules, clocks) == gone - {step}
     assert going(seen, replace(rules, keep_latest=rules.keep_latest + more), clocks) <= gone
 

@@ -46,8 +46,12 @@ from trainer.schedule.skip import SkipPlan
 CONFIG = card(batch={"train_samples": 100_000})
 
 
-def plan(shelf: Shelf, step: int, skip: IterationRange | int | None = None, last: int = 450) -> RollbackPlan:
-    return plan_rollback(shelf.catalogue(), read_recovery(shelf.directory.paths), CONFIG, step, skip, "ana", last)
+def plan(
+    shelf: Shelf, step: int, skip: IterationRange | int | None = None, last: int = 450
+) -> RollbackPlan:
+    return plan_rollback(
+        shelf.catalogue(), read_recovery(shelf.directory.paths), CONFIG, step, skip, "ana", last
+    )
 
 
 def go_back(shelf: Shelf, step: int, skip: IterationRange | int | None = None) -> None:
@@ -82,13 +86,21 @@ def test_newer_ones_are_set_aside_and_all_comes_back(shelf: Shelf) -> None:
     assert skipped(shelf).ranges == (IterationRange(251, 260),)
     assert resumes_from(shelf) == 200
     event = read_recovery(shelf.directory.paths).events[0]
-    assert (event.kind, event.to_step, event.who, event.latest) == (BY_HAND, 200, "ana", "global_step400")
+    assert (event.kind, event.to_step, event.who, event.latest) == (
+        BY_HAND,
+        200,
+        "ana",
+        "global_step400",
+    )
     (note,) = shelf.directory.paths.metrics.read_text().splitlines()  # for those who read its steps
     assert json.loads(note)["kind"] == "roll-back" and json.loads(note)["to"] == 200
     assert undo(shelf).gone == ()
     assert shelf.prints(shelf.steps()) == before and read_latest(shelf.folder) == 400
     assert skipped(shelf).ranges == () and read_recovery(shelf.directory.paths) == RecoveryRecord()
-    assert [entry.kind for entry in read_journal(shelf.directory.journal).entries] == [BEGUN, DONE] * 2
+    assert [entry.kind for entry in read_journal(shelf.directory.journal).entries] == [
+        BEGUN,
+        DONE,
+    ] * 2
 
 
 def test_without_a_skip_later_trainings_save_those_steps_again(shelf: Shelf) -> None:
@@ -128,7 +140,9 @@ def test_an_undo_says_what_is_gone(shelf: Shelf) -> None:
     result = shelf.pruner(set_aside=True, policy=replace(shelf.pruner().policy, addresses={})).run()
     assert not result.failed and "global_step300.discarded" not in shelf.names()
     planned = undo(shelf)
-    assert "global_step300.discarded" in planned.gone and planned.to_step == read_latest(shelf.folder)
+    assert "global_step300.discarded" in planned.gone and planned.to_step == read_latest(
+        shelf.folder
+    )
     assert skipped(shelf).ranges == ()
 
 
@@ -149,7 +163,11 @@ def test_what_is_refused(shelf: Shelf) -> None:
     shelf.without_optimizer(250)
     with pytest.raises(NotPossible, match="weights alone"):
         plan(shelf, 250)
-    for step, why in ((150, "does not exist"), (300, "no training resumes from step 300"), (350, "it is not complete")):
+    for step, why in (
+        (150, "does not exist"),
+        (300, "no training resumes from step 300"),
+        (350, "it is not complete"),
+    ):
         with pytest.raises(NotPossible, match=why):
             plan(shelf, step)
     with pytest.raises(NotPossible, match="is part of step 200 already"):
@@ -234,7 +252,9 @@ def test_a_training_that_starts_meanwhile(shelf: Shelf, monkeypatch: pytest.Monk
     leases = LeaseFolder(paths)
     trainer = LeaseClaim.of_this_process("7", 1)
     assert leases.claim(1, replace(trainer, epoch=1))
-    monkeypatch.setattr(rollback, "now", lambda: time.time() + 7200)  # this host's clock alone ends no life
+    monkeypatch.setattr(
+        rollback, "now", lambda: time.time() + 7200
+    )  # this host's clock alone ends no life
     with pytest.raises(TrainerAlive, match=r"nothing was changed: .*job 7"):
         go_back(shelf, 200)
     assert read_recovery(paths) == RecoveryRecord() and shelf.steps() == [100, 200, 300, 400]
@@ -244,7 +264,9 @@ def test_a_training_that_starts_meanwhile(shelf: Shelf, monkeypatch: pytest.Monk
     def write_and_start(*given: Any) -> None:
         write(*given)
         holder = read_lease(paths)
-        assert holder is not None and holder.held and holder.epoch == 2  # a trainer that starts now watches this claim
+        assert (
+            holder is not None and holder.held and holder.epoch == 2
+        )  # a trainer that starts now watches this claim
         assert leases.claim(3, replace(trainer, epoch=3))
 
     monkeypatch.setattr(rollback, "write_recovery", write_and_start)

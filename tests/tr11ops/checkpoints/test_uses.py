@@ -58,11 +58,20 @@ def attempt(shelf: Shelf, *phases: tuple[str, int], held: bool = True, age: floa
     moment = time.time() - age
     os.utime(folder.path / f"{epoch}.json", (moment, moment))
     for launch, (phase, iteration) in enumerate(phases):
-        PhaseWriter(shelf.directory.paths.phases("1007"), 1 + launch // 3, print).enter(phase, iteration, 1.0)
+        PhaseWriter(shelf.directory.paths.phases("1007"), 1 + launch // 3, print).enter(
+            phase, iteration, 1.0
+        )
 
 
 def test_what_an_attempt_resumed_from_is_in_use(shelf: Shelf) -> None:
-    attempt(shelf, ("starting", 0), ("loading", 0), ("training", 300), ("saving", 400), ("training", 400))
+    attempt(
+        shelf,
+        ("starting", 0),
+        ("loading", 0),
+        ("training", 300),
+        ("saving", 400),
+        ("training", 400),
+    )
     found = uses(shelf)
     assert found.by_step == {300: ("attempt 1007 resumed from it",)} and not found.loading
     attempt(shelf, ("loading", 400), ("data-wait", 200), ("training", 200))  # a roll-back
@@ -87,7 +96,12 @@ def test_an_attempt_that_loads_may_read_any(shelf: Shelf) -> None:
 def test_one_clock_alone_does_not_end_an_attempt(shelf: Shelf) -> None:
     attempt(shelf, ("loading", 0))
     now = time.time()
-    for clocks in (Clocks(now + 1e6, now), Clocks(now, now + 1e6), Clocks(now - 1e6, now - 1e6), Clocks(now)):
+    for clocks in (
+        Clocks(now + 1e6, now),
+        Clocks(now, now + 1e6),
+        Clocks(now - 1e6, now - 1e6),
+        Clocks(now),
+    ):
         assert uses(shelf, clocks).loading
     assert not uses(shelf, Clocks(now + 1e6, now + 1e6)).loading
 
@@ -104,8 +118,12 @@ def test_the_step_that_the_last_roll_back_went_to(shelf: Shelf) -> None:
     record = RecoveryRecord((replace(event, to_step=100), event))
     write_recovery(shelf.directory.paths, record)
     found = uses(shelf)
-    assert found.by_step == {300: ("the last roll-back went back to it",)} and found.recovery == record
-    (shelf.directory.paths.state / "recovery.json").write_text('{"schema": 1, "variants": {"main": [{}]}}')
+    assert (
+        found.by_step == {300: ("the last roll-back went back to it",)} and found.recovery == record
+    )
+    (shelf.directory.paths.state / "recovery.json").write_text(
+        '{"schema": 1, "variants": {"main": [{}]}}'
+    )
     with pytest.raises(ValueError, match="is damaged"):
         uses(shelf)
 
@@ -132,7 +150,9 @@ def test_a_step_that_is_being_copied(shelf: Shelf) -> None:
     claim(shelf, mine)
     assert uses(shelf).by_step == {200: (f"it is being copied by {mine}",)}
     now = time.time()
-    assert 200 in uses(shelf, Clocks(now + 1e9, now + 1e9)).by_step  # it lives, whatever the clocks say
+    assert (
+        200 in uses(shelf, Clocks(now + 1e9, now + 1e9)).by_step
+    )  # it lives, whatever the clocks say
     claim(shelf, Claim.of_this_process(now, 60))  # between two steps
     claim(shelf, replace(mine, data={"step": 5}), "pulse")  # no copy
     assert uses(shelf) == Uses()
@@ -149,7 +169,10 @@ def test_a_copier_that_died_and_one_of_another_host(shelf: Shelf) -> None:
     claim(shelf, far)
     now = time.time()
     assert 200 in uses(shelf, Clocks(now, now)).by_step
-    assert 200 in uses(shelf, Clocks(now + 1e6, now)).by_step and 200 in uses(shelf, Clocks(now, now + 1e6)).by_step
+    assert (
+        200 in uses(shelf, Clocks(now + 1e6, now)).by_step
+        and 200 in uses(shelf, Clocks(now, now + 1e6)).by_step
+    )
     assert uses(shelf, Clocks(now + 1e6, now + 1e6)) == Uses()
     claim(shelf, replace(far, held=False))
     assert uses(shelf) == Uses()
@@ -161,7 +184,9 @@ def test_a_claim_that_cannot_be_read_is_not_known(shelf: Shelf) -> None:
     (folder / "1.json").write_text("{")
     with pytest.raises(ValueError, match="the claim of copy-store cannot be read"):
         uses(shelf)
-    write_json(folder / "2.json", {**to_builtins(Claim.of_this_process(time.time(), 60)), "held": False})
+    write_json(
+        folder / "2.json", {**to_builtins(Claim.of_this_process(time.time(), 60)), "held": False}
+    )
     assert uses(shelf) == Uses()
 
 
@@ -169,4 +194,8 @@ def test_a_claim_that_cannot_be_read_is_not_known(shelf: Shelf) -> None:
 def test_both_clocks_are_asked_and_nothing_is_left(shelf: Shelf) -> None:
     folder = shelf.directory.paths.state / "checkpoints"
     clocks = read_clocks(folder)
-    assert clocks.server is not None and abs(clocks.here - clocks.server) < HOUR and not list(folder.iterdir())
+    assert (
+        clocks.server is not None
+        and abs(clocks.here - clocks.server) < HOUR
+        and not list(folder.iterdir())
+    )

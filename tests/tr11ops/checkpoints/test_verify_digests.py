@@ -34,7 +34,9 @@ def test_fine_and_as_sha256sum_says(shelf: Shelf) -> None:
     assert reading.result == "fine" and reading.record is not None and sum(counts) == 1_200_000
     assert (reading.record.files, reading.record.bytes, reading.record.who) == (4, 1_200_000, "ana")
     place = shelf.folder / "global_step100"
-    told = subprocess.run(["sha256sum", *FILES], cwd=place, capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        ["sha256sum", *FILES], cwd=place, capture_output=True, text=True, check=True
+    ).stdout
     manifest = Manifest.read(place)
     assert manifest is not None
     # what was found to agree with the manifest is what another program finds
@@ -81,8 +83,14 @@ def test_where_there_is_nothing_to_compare_with(shelf: Shelf) -> None:
     (shelf.folder / "global_step200" / "mp_rank_00_model_states.pt").write_bytes(b"x")
     (shelf.folder / "global_step300" / "manifest.json").write_text("{")
     found = [read(shelf, step) for step in (100, 200, 300)]
-    assert [reading.result for reading in found] == ["nothing to compare"] * 3 and not any(one.record for one in found)
-    assert "no manifest" in found[0].why and "another trainer" in found[1].why and "cannot be read" in found[2].why
+    assert [reading.result for reading in found] == ["nothing to compare"] * 3 and not any(
+        one.record for one in found
+    )
+    assert (
+        "no manifest" in found[0].why
+        and "another trainer" in found[1].why
+        and "cannot be read" in found[2].why
+    )
 
 
 @pytest.mark.parametrize("what", ["removed", "renamed", "saved again", "written to"])
@@ -108,11 +116,18 @@ def test_what_changes_while_it_is_read_is_not_called_damaged(
 
     monkeypatch.setattr("tr11ops.checkpoints.verify.digest_of", digest)
     reading = verify(entry, 1, lambda count: None, threading.Event())
-    expected = {"removed": "gone", "renamed": "gone", "saved again": "changed", "written to": "unread"}[what]
+    expected = {
+        "removed": "gone",
+        "renamed": "gone",
+        "saved again": "changed",
+        "written to": "unread",
+    }[what]
     assert (reading.result, reading.record) == (expected, None) and reading.why
 
 
-def test_what_may_not_be_read_is_not_called_damaged(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_may_not_be_read_is_not_called_damaged(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shelf.save(100)
 
     def refused(path: Path, *rest: object) -> tuple[int, str, bool]:
@@ -120,7 +135,11 @@ def test_what_may_not_be_read_is_not_called_damaged(shelf: Shelf, monkeypatch: p
 
     monkeypatch.setattr("tr11ops.checkpoints.verify.digest_of", refused)
     reading = read(shelf, 100)
-    assert reading.result == "unread" and reading.record is None and reading.why.endswith(": Permission denied")
+    assert (
+        reading.result == "unread"
+        and reading.record is None
+        and reading.why.endswith(": Permission denied")
+    )
 
 
 def test_stopping_is_quick_and_records_nothing(shelf: Shelf) -> None:

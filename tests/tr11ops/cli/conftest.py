@@ -12,7 +12,9 @@ from tests.tr11ops.cli.local_bench import NODES, LocalBench
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[LocalBench]:
+def bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[LocalBench]:
     """A folder with a sound card, an embedded scheduler with two nodes, and no job left behind."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TR11_LOCAL_SCHEDULER", str(tmp_path / "scheduler"))

@@ -54,11 +54,15 @@ class LocalBench:
     def kill(self, *words: str) -> Answer:
         return self.tr11("kill", "--run", str(self.card), "--scheduler", "local", *words)
 
-    def submit(self, script: str, nodes: int = NODES, name: str = "block", comment: str = "") -> str:
+    def submit(
+        self, script: str, nodes: int = NODES, name: str = "block", comment: str = ""
+    ) -> str:
         """Submit a script past tr11; with a run's comment, as if `tr11 launch` had put its record there before."""
         mark = parse_comment(comment)
         if mark is not None:
-            (self.folder / "run" / "state" / "submissions" / mark[0]).mkdir(parents=True, exist_ok=True)
+            (self.folder / "run" / "state" / "submissions" / mark[0]).mkdir(
+                parents=True, exist_ok=True
+            )
         request = BatchRequest(
             script=f"#!/bin/bash\n{script}\n", name=name, nodes=nodes, time_limit_seconds=600,
             output=str(self.folder / "%j.out"), working_directory=self.folder, comment=comment,
@@ -75,7 +79,9 @@ class LocalBench:
         return [job for job in self.scheduler.jobs() if not job.state.is_final]
 
     def wait(self, condition: Any, seconds: float = 600.0) -> None:
-        until(lambda: condition(self.scheduler.jobs()), seconds=seconds, context=self.scheduler.jobs)
+        until(
+            lambda: condition(self.scheduler.jobs()), seconds=seconds, context=self.scheduler.jobs
+        )
 
     def clear(self) -> None:
         """End every job and wait until none is left."""

@@ -30,7 +30,11 @@ class Place:
 
     @property
     def environment(self) -> dict[str, str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("TR11_", "SLURM_", "LC_"))}
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("TR11_", "SLURM_", "LC_"))
+        }
         return {
             **kept,
             "PYTHONPATH": str(ROOT),
@@ -80,6 +84,8 @@ class Place:
         )
         job_id = scheduler.submit(request)
         self.directory.write_submission(
-            Submission(tag, job_id, "local", time.time(), "ana", "here", "demo", "main", "1-3%1", 4, "hash")
+            Submission(
+                tag, job_id, "local", time.time(), "ana", "here", "demo", "main", "1-3%1", 4, "hash"
+            )
         )
         return job_id

@@ -53,16 +53,29 @@ def look(bench: LocalBench, settings: list[str]) -> Callable[..., None]:
 
     def do(*findings: Finding, ago: float = 0.0) -> None:
         card = load_card(bench.card, settings[1::2], {})
-        process(run_directory(bench), card, findings, frozenset(), True, time.time() - ago, typed="tr11.toml")
+        process(
+            run_directory(bench),
+            card,
+            findings,
+            frozenset(),
+            True,
+            time.time() - ago,
+            typed="tr11.toml",
+        )
 
     return do
 
 
-TWO = (finding("stalled", CRITICAL, title="it stands \x1b[2J still"), finding("slow-node", WARNING, "n01"))
+TWO = (
+    finding("stalled", CRITICAL, title="it stands \x1b[2J still"),
+    finding("slow-node", WARNING, "n01"),
+)
 
 
 def names(alerts: Type) -> dict[str, str]:
-    return {alert["detector"]: alert["fingerprint"] for alert in alerts("list", "--json").json["alerts"]}
+    return {
+        alert["detector"]: alert["fingerprint"] for alert in alerts("list", "--json").json["alerts"]
+    }
 
 
 def test_list_is_empty_before_anything_was_seen(alerts: Type) -> None:
@@ -88,7 +101,9 @@ def test_list_shows_who_has_what(alerts: Type, look: Callable[..., None]) -> Non
     assert all(len(line) <= 80 for line in lines)
 
 
-def test_list_all_shows_what_is_over_and_queued_jobs(alerts: Type, look: Callable[..., None], mailbox: Mailbox) -> None:
+def test_list_all_shows_what_is_over_and_queued_jobs(
+    alerts: Type, look: Callable[..., None], mailbox: Mailbox
+) -> None:
     mailbox.data_answers = ["451 later"]
     look(*TWO, ago=3 * HOUR)
     look(TWO[0], ago=2 * HOUR)
@@ -109,7 +124,9 @@ def test_ack_is_recorded_with_who_and_why_and_stops_the_mails(
     look(*TWO)
     assert len(mailbox.mails) == 2
     entries = [
-        entry for entry in read_journal(run_directory(bench).journal).entries if entry.kind == "alert-acknowledged"
+        entry
+        for entry in read_journal(run_directory(bench).journal).entries
+        if entry.kind == "alert-acknowledged"
     ]
     assert [(entry.who, entry.why) for entry in entries] == [(getpass.getuser(), "night shift")] * 2
     shown = alerts("list", "--json").json["alerts"]
@@ -117,10 +134,15 @@ def test_ack_is_recorded_with_who_and_why_and_stops_the_mails(
     assert alerts("ack", "--all").code == 0  # by someone else, later: allowed, and recorded
 
 
-def test_snooze_and_assign_and_resolve(alerts: Type, look: Callable[..., None], mailbox: Mailbox) -> None:
+def test_snooze_and_assign_and_resolve(
+    alerts: Type, look: Callable[..., None], mailbox: Mailbox
+) -> None:
     look(TWO[1], ago=HOUR)
     name = names(alerts)["slow-node"]
-    assert alerts("snooze", name, "--for", "90m", "--json").json["alerts"][0]["snoozed_until"] > time.time() + 5000
+    assert (
+        alerts("snooze", name, "--for", "90m", "--json").json["alerts"][0]["snoozed_until"]
+        > time.time() + 5000
+    )
     assert alerts("assign", name, BEN).code == 0
     assert mailbox.told() == [(ANA,), (BEN,)]
     assert "This is now yours" in mailbox.mails[1][1].get_content()
@@ -132,7 +154,9 @@ def test_snooze_and_assign_and_resolve(alerts: Type, look: Callable[..., None], 
 
 
 @pytest.mark.parametrize("command", [("ack",), ("snooze",), ("resolve", "--reason", "x")])
-def test_dry_run_changes_nothing(alerts: Type, look: Callable[..., None], command: tuple[str, ...]) -> None:
+def test_dry_run_changes_nothing(
+    alerts: Type, look: Callable[..., None], command: tuple[str, ...]
+) -> None:
     look(*TWO)
     before = alerts("list", "--json").json
     answer = alerts(command[0], "--all", "--dry-run", *command[1:])
@@ -149,13 +173,18 @@ def test_dry_run_changes_nothing(alerts: Type, look: Callable[..., None], comman
         (("ack", "abc", "--all"), "FP...: name alerts, or give --all, not both"),
         (("ack", "zzzz"), "FP: 'zzzz' is not an open alert"),
         (("ack", "z"), "FP: 'z' is too short for a fingerprint"),
-        (("snooze", "abcd", "--for", "soon"), "--for 'soon' is not a length of time; use 30m, 2h or 1d"),
+        (
+            ("snooze", "abcd", "--for", "soon"),
+            "--for 'soon' is not a length of time; use 30m, 2h or 1d",
+        ),
         (("resolve", "abcd"), "--reason is needed"),
         (("assign", "abcd", " "), "WHO: is empty"),
         (("digest", "--again"), "--again goes with --send"),
     ],
 )
-def test_refusals_are_one_line(alerts: Type, look: Callable[..., None], words: tuple[str, ...], line: str) -> None:
+def test_refusals_are_one_line(
+    alerts: Type, look: Callable[..., None], words: tuple[str, ...], line: str
+) -> None:
     look(*TWO)
     answer = alerts(words[0], *words[1:])
     assert answer.code == 2
@@ -189,7 +218,9 @@ def test_a_run_never_launched_and_an_unreadable_record(alerts: Type, bench: Loca
     assert not run_directory(bench).exists
 
 
-def test_a_test_message_is_sent_for_real_and_refusals_count(alerts: Type, mailbox: Mailbox, bench: LocalBench) -> None:
+def test_a_test_message_is_sent_for_real_and_refusals_count(
+    alerts: Type, mailbox: Mailbox, bench: LocalBench
+) -> None:
     answer = alerts("test")
     assert answer.code == 0
     assert mailbox.told() == [(ANA,), (BEN,)]
@@ -218,7 +249,12 @@ def test_a_test_that_is_taken_sends_what_could_not_be_sent_before(
     answer = alerts("test")
     assert answer.code == 0 and "2 messages that had waited were sent as well" in answer.err
     assert waiting(run_directory(bench)) == UndeliveredMessages()
-    assert [subject.partition("]")[0] for subject in mailbox.subjects] == ["[TEST", "[TEST", "[CRITICAL", "[WARNING"]
+    assert [subject.partition("]")[0] for subject in mailbox.subjects] == [
+        "[TEST",
+        "[TEST",
+        "[CRITICAL",
+        "[WARNING",
+    ]
 
 
 def test_the_digest_is_shown_and_sent_once(
@@ -260,7 +296,10 @@ def test_the_rota_shows_whose_turn_it_is(alerts: Type, bench: LocalBench) -> Non
     assert lines[0].split() == ["ON", "DUTY", "UNTIL"]
     assert lines[1].split() == [ANA, "(now)", "2999-01-08", "00:00", "CET"]
     assert len(lines) == 5
-    assert bench.tr11("alerts", "rota", "--run", str(bench.card)).err == "the card has no rota: no one is told\n"
+    assert (
+        bench.tr11("alerts", "rota", "--run", str(bench.card)).err
+        == "the card has no rota: no one is told\n"
+    )
 
 
 def test_where_nothing_can_be_written_it_is_said_where_the_alerts_are(

@@ -74,9 +74,15 @@ def test_plan_run_status_verify(nodes_context: Desk) -> None:
     assert dry.out == plan.out and not any(nodes_context.store.rglob("*.copy.json"))
     done = nodes_context.backup("run", "--json")
     assert done.code == 0 and done.json["schema"] == 1 and done.json["exit_code"] == 0
-    assert [copy["step"] for copy in done.json["archives"][0]["copied"]] == [300, 100], "the newest first"
+    assert [copy["step"] for copy in done.json["archives"][0]["copied"]] == [300, 100], (
+        "the newest first"
+    )
     status = nodes_context.backup("status")
-    assert status.code == 0 and "2 full" in status.out and "step 300, whole and read back" in status.out
+    assert (
+        status.code == 0
+        and "2 full" in status.out
+        and "step 300, whole and read back" in status.out
+    )
     assert nodes_context.backup("verify", "--all").code == 0
     again = nodes_context.backup("run")
     assert again.out.splitlines()[0] == "store: nothing was due"
@@ -91,7 +97,9 @@ def test_damage_is_shown_and_repaired(nodes_context: Desk) -> None:
     assert found.code == 1 and "DAMAGED: step 100 (full): optimizer/b" in found.out
     assert "other bytes than were copied" in found.err
     status = nodes_context.backup("status")
-    assert status.code == 1 and "DAMAGED" in status.out and "whole in the run directory" in status.out
+    assert (
+        status.code == 1 and "DAMAGED" in status.out and "whole in the run directory" in status.out
+    )
     assert "the copy is damaged" in nodes_context.backup("plan").out
     assert nodes_context.backup("run").code == 0 and nodes_context.backup("status").code == 0
 
@@ -104,14 +112,21 @@ def test_latest_stays_under_a_live_trainer_and_on_what_resumes(nodes_context: De
     into = str(nodes_context.paths.checkpoints)
     (nodes_context.paths.checkpoints / "latest").write_text("global_step7")
     weights = nodes_context.backup("restore", "100", "--into", into, "--kind", "weights")
-    assert weights.code == 1 and "this copy holds the weights alone, from which this run does not resume" in weights.err
-    assert LeaseFolder(nodes_context.paths).claim(1, LeaseClaim("1007", 1, "n01", 1, "ana", 1.0, "token", epoch=1))
+    assert (
+        weights.code == 1
+        and "this copy holds the weights alone, from which this run does not resume" in weights.err
+    )
+    assert LeaseFolder(nodes_context.paths).claim(
+        1, LeaseClaim("1007", 1, "n01", 1, "ana", 1.0, "token", epoch=1)
+    )
     refused = nodes_context.backup("restore", "300", "--into", into, "--latest")
     assert refused.code == 1 and "is being trained by job 1007" in refused.err
-    assert [path.name for path in nodes_context.paths.checkpoints.iterdir()] == ["latest"] and read_latest(
-        nodes_context.paths.checkpoints
-    ) == 7
-    assert nodes_context.backup("restore", "300", "--into", into).code == 0, "beside a living trainer, latest untouched"
+    assert [path.name for path in nodes_context.paths.checkpoints.iterdir()] == [
+        "latest"
+    ] and read_latest(nodes_context.paths.checkpoints) == 7
+    assert nodes_context.backup("restore", "300", "--into", into).code == 0, (
+        "beside a living trainer, latest untouched"
+    )
     assert read_latest(nodes_context.paths.checkpoints) == 7
     shutil.rmtree(nodes_context.paths.state / "lease")
     assert nodes_context.backup("restore", "300", "--into", into, "--latest").code == 0
@@ -121,7 +136,10 @@ def test_latest_stays_under_a_live_trainer_and_on_what_resumes(nodes_context: De
     nodes_context.backup("run", "400", "--to", "store")
     shutil.rmtree(nodes_context.paths.checkpoints / "global_step400")
     made = nodes_context.backup("restore", "400", "--from", "store", "--into", into, "--latest")
-    assert made.code == 1 and "no training resumes from global_step400: it holds weights alone" in made.err
+    assert (
+        made.code == 1
+        and "no training resumes from global_step400: it holds weights alone" in made.err
+    )
     assert read_latest(nodes_context.paths.checkpoints) == 300
 
 
@@ -130,11 +148,18 @@ def test_restore(nodes_context: Desk) -> None:
     nodes_context.backup("run")
     shutil.rmtree(nodes_context.paths.checkpoints / "global_step300")
     into = nodes_context.bench.folder / "again"
-    assert nodes_context.backup("restore", "300", "--into", str(into), "--dry-run").code == 0 and not into.exists()
+    assert (
+        nodes_context.backup("restore", "300", "--into", str(into), "--dry-run").code == 0
+        and not into.exists()
+    )
     back = nodes_context.backup("restore", "300", "--into", str(into), "--latest")
     assert back.code == 0 and (into / "latest").read_text() == "global_step300"
-    assert contents(into / "global_step300") == contents(nodes_context.store / "checkpoints/main/global_step300")
-    one = nodes_context.backup("restore", "300", "--from", "url", "--file", "weights/a", "--into", str(into), "--json")
+    assert contents(into / "global_step300") == contents(
+        nodes_context.store / "checkpoints/main/global_step300"
+    )
+    one = nodes_context.backup(
+        "restore", "300", "--from", "url", "--file", "weights/a", "--into", str(into), "--json"
+    )
     assert one.json["path"] == str(into / "a") and (into / "a").stat().st_size == SMALL["weights/a"]
     missing = nodes_context.backup("restore", "999", "--into", str(into))
     assert missing.code == 1 and "no sound copy of step 999" in missing.err
@@ -159,7 +184,9 @@ def test_a_drill_of_a_rehearsal_says_that_there_are_no_tensors(nodes_context: De
     replace(Manifest.read(folder), versions=VERSIONS).write(folder)  # type: ignore[type-var]
     nodes_context.backup("run", "--no-logs")
     drill = nodes_context.backup("drill")
-    assert drill.code == 0 and "every digest agrees; it is a rehearsal's checkpoint" in drill.out, drill
+    assert drill.code == 0 and "every digest agrees; it is a rehearsal's checkpoint" in drill.out, (
+        drill
+    )
 
 
 def test_plan_and_status_say_that_the_store_is_not_there(nodes_context: Desk) -> None:
@@ -167,7 +194,9 @@ def test_plan_and_status_say_that_the_store_is_not_there(nodes_context: Desk) ->
     nodes_context.store.rmdir()
     for words in (("plan",), ("run", "--dry-run"), ("status",)):
         said = nodes_context.backup(*words)
-        assert said.code == 1 and f"CANNOT BE USED: {nodes_context.store} is not there" in said.out, said
+        assert (
+            said.code == 1 and f"CANNOT BE USED: {nodes_context.store} is not there" in said.out
+        ), said
     assert "mkdir" in nodes_context.backup("plan", "--json").json["faults"]["store"]
     assert "mkdir" in nodes_context.backup("status", "--json").json["archives"][0]["fault"]
     assert nodes_context.backup("run").code == 1
@@ -182,12 +211,25 @@ def test_plan_and_status_say_that_the_store_is_not_there(nodes_context: Desk) ->
 def test_nothing_is_pruned_because_of_a_store_that_is_gone(nodes_context: Desk) -> None:
     nodes_context.save(100, 200, 300, 400)
     nodes_context.backup("run")
-    words = ("checkpoints", "prune", "--keep", "2", "--run", str(nodes_context.bench.card), "--dry-run", "--all")
+    words = (
+        "checkpoints",
+        "prune",
+        "--keep",
+        "2",
+        "--run",
+        str(nodes_context.bench.card),
+        "--dry-run",
+        "--all",
+    )
     changes = [word for change in nodes_context.changes for word in ("--set", change)]
     assert "2 to remove" in nodes_context.bench.tr11(*words, *changes).out
     nodes_context.store.rename(nodes_context.store.with_name("unmounted"))
     kept = nodes_context.bench.tr11(*words, *changes).out
-    assert "0 to remove" in kept and "is not known:" in kept and "is not there: is its file" in " ".join(kept.split())
+    assert (
+        "0 to remove" in kept
+        and "is not known:" in kept
+        and "is not there: is its file" in " ".join(kept.split())
+    )
 
 
 def test_rebuild(nodes_context: Desk) -> None:
@@ -196,7 +238,10 @@ def test_rebuild(nodes_context: Desk) -> None:
     before = nodes_context.backup("status", "--json").json["archives"][0]["copies"]
     shutil.rmtree(nodes_context.paths.state / "backup")
     assert "none yet" in nodes_context.backup("status").out
-    assert nodes_context.backup("status", "--rebuild", "--json").json["archives"][0]["copies"] == before
+    assert (
+        nodes_context.backup("status", "--rebuild", "--json").json["archives"][0]["copies"]
+        == before
+    )
 
 
 def test_a_round_ends_with_prune_where_the_card_wants_that(nodes_context: Desk) -> None:
@@ -221,7 +266,9 @@ def test_a_round_ends_with_prune_where_the_card_wants_that(nodes_context: Desk) 
         (("run", "--limit", "0"), 2, "limit"),
     ],
 )
-def test_refusals_are_one_line(nodes_context: Desk, words: tuple[str, ...], code: int, said: str) -> None:
+def test_refusals_are_one_line(
+    nodes_context: Desk, words: tuple[str, ...], code: int, said: str
+) -> None:
     nodes_context.save(100)
     answer = nodes_context.backup(*words)
     assert answer.code == code and said in answer.err, answer
@@ -245,7 +292,9 @@ def test_records_that_cannot_be_read_are_unknown(nodes_context: Desk) -> None:
     assert nodes_context.backup("status", "--rebuild").code == 0
 
 
-def test_term_leaves_the_round_resumable_and_says_so(nodes_context: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_term_leaves_the_round_resumable_and_says_so(
+    nodes_context: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nodes_context.save(100, 200)
 
     def on(call: str, path: str, position: int) -> None:
@@ -289,7 +338,9 @@ def test_a_round_as_a_job(nodes_context: Desk) -> None:
 
 
 @pytest.mark.parametrize("command", ["plan", "run", "verify", "restore", "drill", "status"])
-def test_help_reads_well(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_reads_well(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert execute(["backup", command, "--help"]) == 0
     shown = capsys.readouterr().out
@@ -297,15 +348,23 @@ def test_help_reads_well(command: str, capsys: pytest.CaptureFixture[str], monke
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_no_secret_of_the_environment_is_shown_or_written(nodes_context: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_of_the_environment_is_shown_or_written(
+    nodes_context: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/home/ana/verysecret.json")
     nodes_context.save(100)
-    shown = [nodes_context.backup(*words) for words in (("plan",), ("run",), ("status", "--json"), ("verify", "100"))]
+    shown = [
+        nodes_context.backup(*words)
+        for words in (("plan",), ("run",), ("status", "--json"), ("verify", "100"))
+    ]
     text = json.dumps([answer.out + answer.err for answer in shown])
     written = b"".join(
         path.read_bytes()
-        for path in [*nodes_context.paths.state.rglob("*"), *nodes_context.directory.journal.rglob("*")]
+        for path in [
+            *nodes_context.paths.state.rglob("*"),
+            *nodes_context.directory.journal.rglob("*"),
+        ]
         if path.is_file()
     )
     assert "verysecret" not in text and b"verysecret" not in written

@@ -69,7 +69,10 @@ def test_quiet_shows_only_what_is_said() -> None:
 
 def test_many_threads_lose_no_byte() -> None:
     progress = ByteProgress("reading", 10**6, stream=io.StringIO())
-    threads = [threading.Thread(target=lambda: [progress.advance(1) for _ in range(2000)]) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: [progress.advance(1) for _ in range(2000)])
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -82,7 +85,10 @@ def test_a_bar_of_less_than_80_columns_on_a_terminal(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     reader, writer = pty.openpty()
-    with os.fdopen(writer, "w") as stream, ByteProgress("step 115311", 2_464 << 30, stream=stream) as progress:
+    with (
+        os.fdopen(writer, "w") as stream,
+        ByteProgress("step 115311", 2_464 << 30, stream=stream) as progress,
+    ):
         progress.advance(1_463 << 30)
         progress.say("step 9900: fine [720 files]")
         progress.describe("step 9950")
@@ -93,7 +99,9 @@ def test_a_bar_of_less_than_80_columns_on_a_terminal(monkeypatch: pytest.MonkeyP
     os.close(reader)
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n").split("\n")
     assert "step 9900: fine [720 files]" in lines and max(map(len, lines)) <= 80
-    assert any(line.startswith("step 9950 ") and line.endswith("59% 1.4 TiB of 2.4 TiB") for line in lines), lines
+    assert any(
+        line.startswith("step 9950 ") and line.endswith("59% 1.4 TiB of 2.4 TiB") for line in lines
+    ), lines
 
 
 def test_a_file_that_is_sent_again_counts_once() -> None:

@@ -32,8 +32,13 @@ def save(checkpoints: Path, monkeypatch: pytest.MonkeyPatch):
         source = memory_source(Sizes())
         for number, (part, key) in enumerate(spoilt):
             source.parts[part][key].view(-1)[-1] = (math.nan, -math.inf)[number % 2]
-        for module in (rewrite, __import__("trainer.checkpoint.deepspeed.write", fromlist=["write"])):
-            monkeypatch.setattr(module, "read_finite", lambda source, *place, **cut: source.read(*place, **cut))
+        for module in (
+            rewrite,
+            __import__("trainer.checkpoint.deepspeed.write", fromlist=["write"]),
+        ):
+            monkeypatch.setattr(
+                module, "read_finite", lambda source, *place, **cut: source.read(*place, **cut)
+            )
         write = rewrite.write_checkpoint if layout == "tr11" else write_deepspeed_layout
         return write(checkpoints, source, step, extras_of(source), info_of(source, TOPOLOGY))
 
@@ -82,7 +87,14 @@ def stored(bench: LocalBench, tmp_path: Path):
     def copy() -> tuple[str, ...]:
         store = tmp_path / "store"
         store.mkdir()
-        run = ("--run", str(bench.card), "--set", f"backup.store={store}", "--set", "backup.store_interval=100")
+        run = (
+            "--run",
+            str(bench.card),
+            "--set",
+            f"backup.store={store}",
+            "--set",
+            "backup.store_interval=100",
+        )
         assert bench.tr11("backup", "run", *run).code == 0
         return run
 
@@ -90,17 +102,29 @@ def stored(bench: LocalBench, tmp_path: Path):
 
 
 @pytest.mark.parametrize("asked", [(), ("--values",)])
-def test_restore_looks_at_every_number_and_latest_stays(bench: LocalBench, save, stored, tmp_path: Path, asked) -> None:
+def test_restore_looks_at_every_number_and_latest_stays(
+    bench: LocalBench, save, stored, tmp_path: Path, asked
+) -> None:
     save(100)
     save(200, NAN)
     run, into, other = stored(), tmp_path / "again", tmp_path / "other"
     first = bench.tr11("backup", "restore", "100", "--output", str(into), "--latest", *asked, *run)
     assert first.code == 0 and "step 100: numbers finite" in first.err
     assert (into / "latest").read_text() == "global_step100"
-    bad = bench.tr11("backup", "restore", "200", "--output", str(other), "--latest", *asked, *run, "--json")
-    assert bad.code == 1 and bad.json["values"]["not_finite"] == [{"part": NAN[0], "tensor": NAN[1]}]
-    assert "BAD NaN or infinity" in bad.err and not (other / "latest").exists() and (other / "global_step200").is_dir()
-    without = bench.tr11("backup", "restore", "200", "--output", str(other), "--latest", "--no-values", *run)
+    bad = bench.tr11(
+        "backup", "restore", "200", "--output", str(other), "--latest", *asked, *run, "--json"
+    )
+    assert bad.code == 1 and bad.json["values"]["not_finite"] == [
+        {"part": NAN[0], "tensor": NAN[1]}
+    ]
+    assert (
+        "BAD NaN or infinity" in bad.err
+        and not (other / "latest").exists()
+        and (other / "global_step200").is_dir()
+    )
+    without = bench.tr11(
+        "backup", "restore", "200", "--output", str(other), "--latest", "--no-values", *run
+    )
     assert without.code == 0 and "numbers were not looked at: --values" in without.err
     assert (other / "latest").read_text() == "global_step200"
 
@@ -111,9 +135,13 @@ def test_numbers_that_no_one_can_read_are_not_called_finite_and_stop_who_asked(
     save(100)
     run, into = stored(), tmp_path / "again"
     unread = ValuesFound(0, fault="no such layout")
-    monkeypatch.setattr(backup_restore, "look_at_values", lambda places: dict.fromkeys(places, unread))
+    monkeypatch.setattr(
+        backup_restore, "look_at_values", lambda places: dict.fromkeys(places, unread)
+    )
     said = "numbers could not be looked at: no such layout"
-    asked = bench.tr11("backup", "restore", "100", "--output", str(into), "--latest", "--values", *run)
+    asked = bench.tr11(
+        "backup", "restore", "100", "--output", str(into), "--latest", "--values", *run
+    )
     assert asked.code == 1 and said in asked.err and not (into / "latest").exists()
     by_default = bench.tr11("backup", "restore", "100", "--output", str(into), "--latest", *run)
     assert by_default.code == 0 and said in by_default.err and (into / "latest").exists()

@@ -53,7 +53,9 @@ def test_step_is_a_number_latest_a_name_or_a_path(bench: LocalBench, checkpoints
         ("./nowhere", 1, "nowhere is not a folder"),
     ],
 )
-def test_a_step_that_is_not_there(bench: LocalBench, checkpoints: Path, text: str, code: int, message: str) -> None:
+def test_a_step_that_is_not_there(
+    bench: LocalBench, checkpoints: Path, text: str, code: int, message: str
+) -> None:
     for step in (10, 20):
         write_checkpoint(checkpoints, step)
     with pytest.raises(Refusal) as caught:
@@ -90,7 +92,13 @@ def test_list(bench: LocalBench, checkpoints: Path) -> None:
     value = bench.tr11(*words, "--json").json
     assert (value["schema"], value["latest"], value["fault"]) == (1, 20, None)
     one = value["checkpoints"][1]
-    assert (one["step"], one["complete"], one["bytes"], one["consumed_samples"], one["is_latest"]) == (
+    assert (
+        one["step"],
+        one["complete"],
+        one["bytes"],
+        one["consumed_samples"],
+        one["is_latest"],
+    ) == (
         20,
         True,
         129,
@@ -100,14 +108,20 @@ def test_list(bench: LocalBench, checkpoints: Path) -> None:
     assert one["layout"] == "tr11" and one["topology"] == {"tensor": 1, "pipeline": 1, "data": 1}
 
 
-def test_list_tells_what_another_runs_checkpoint_it_all_began_with(bench: LocalBench, checkpoints: Path) -> None:
+def test_list_tells_what_another_runs_checkpoint_it_all_began_with(
+    bench: LocalBench, checkpoints: Path
+) -> None:
     words = ["checkpoints", "list", "--run", str(bench.card)]
     write_checkpoint(checkpoints, 10)
     assert bench.tr11(*words, "--json").json["origin"] is None
     paths = run_directory(bench).paths
-    Origin("/big/checkpoints/main", 30, "big/main", True, False, 5.0, "3", ("seed/main step 7",)).write(paths)
+    Origin(
+        "/big/checkpoints/main", 30, "big/main", True, False, 5.0, "3", ("seed/main step 7",)
+    ).write(paths)
     said = " ".join(bench.tr11(*words).out.split())
-    assert said.endswith("began with big/main step 30 (weights alone); that run with seed/main step 7")
+    assert said.endswith(
+        "began with big/main step 30 (weights alone); that run with seed/main step 7"
+    )
     assert bench.tr11(*words, "--json").json["origin"]["step"] == 30
     paths.origin.write_text("[]")
     assert "what the run began with is not known" in bench.tr11(*words).out
@@ -122,10 +136,17 @@ def test_list_tells_what_is_not_whole(bench: LocalBench, checkpoints: Path) -> N
     (foreign / "mp_rank_00_model_states.pt").write_bytes(b"12345")
     (checkpoints / "latest").write_text("global_step30")
     answer = bench.tr11(*words)
-    assert answer.code == 1 and "latest names global_step30, from which no restart goes on" in answer.err
+    assert (
+        answer.code == 1
+        and "latest names global_step30, from which no restart goes on" in answer.err
+    )
     states = {line.split()[0]: line for line in answer.out.splitlines()}
     assert "it is not whole: weights/part.bin" in answer.err
-    assert "NOT WHOLE" in states["30"] and states["30"].endswith("latest") and "NOT WHOLE" in states["10"]
+    assert (
+        "NOT WHOLE" in states["30"]
+        and states["30"].endswith("latest")
+        and "NOT WHOLE" in states["10"]
+    )
     assert "no manifest" in states["20"]
     rows = {row["step"]: row for row in bench.tr11(*words, "--json").json["checkpoints"]}
     assert [rows[step]["complete"] for step in (10, 20, 30)] == [False, None, False]
@@ -157,33 +178,58 @@ def test_a_real_child(bench: LocalBench, checkpoints: Path) -> None:
         capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "tr11: --tensors 'nothing': no tensor of this checkpoint has such a name\n"
+    assert (
+        done.stderr == "tr11: --tensors 'nothing': no tensor of this checkpoint has such a name\n"
+    )
 
 
 @pytest.mark.usefixtures("near")
 def test_inspect(bench: LocalBench, checkpoints: Path) -> None:
     place, run = save(checkpoints, 20), ("--run", str(bench.card))
-    answer = bench.tr11("checkpoints", "inspect", "latest", *run, "--tensors", "layer.0.norm*", "--verify", "--json")
+    answer = bench.tr11(
+        "checkpoints", "inspect", "latest", *run, "--tensors", "layer.0.norm*", "--verify", "--json"
+    )
     assert answer.code == 0, answer.err
     value = answer.json
-    assert (value["schema"], value["step"], value["layout"], value["verified"]) == (1, 20, "tr11", "digests")
-    assert (value["optimizer_step"], value["cursor"]["consumed_samples"], value["random_state_ranks"]) == (1007, 160, 1)
+    assert (value["schema"], value["step"], value["layout"], value["verified"]) == (
+        1,
+        20,
+        "tr11",
+        "digests",
+    )
+    assert (
+        value["optimizer_step"],
+        value["cursor"]["consumed_samples"],
+        value["random_state_ranks"],
+    ) == (1007, 160, 1)
     assert {entry["name"] for entry in value["tensors"]} == {
         f"layer.0.norm.weight{kind}" for kind in ("", "/fp32", "/exp_avg", "/exp_avg_sq")
     }
-    held = {item.name: item.tensor.double() for item in state(Model(), Shape(), 0, 7).weights}["layer.0.norm.weight"]
+    held = {item.name: item.tensor.double() for item in state(Model(), Shape(), 0, 7).weights}[
+        "layer.0.norm.weight"
+    ]
     shown = next(entry for entry in value["tensors"] if entry["part"] == "weights")
     assert (shown["min"], shown["max"], shown["shape"]) == (held.min(), held.max(), [12])
-    assert shown["mean"] == pytest.approx(held.mean().item()) and shown["l2_norm"] == pytest.approx(held.norm().item())
+    assert shown["mean"] == pytest.approx(held.mean().item()) and shown["l2_norm"] == pytest.approx(
+        held.norm().item()
+    )
     text = bench.tr11("checkpoints", "inspect", str(place), "--tensors", "layer.0.norm.weight").out
-    assert f"{held.min():13.6e} {held.max():13.6e}" in text and "step       20, 1007 updates" in text
-    assert len(bench.tr11("checkpoints", "inspect", str(place)).out.splitlines()) > len(value["tensors"]) * 10
+    assert (
+        f"{held.min():13.6e} {held.max():13.6e}" in text and "step       20, 1007 updates" in text
+    )
+    assert (
+        len(bench.tr11("checkpoints", "inspect", str(place)).out.splitlines())
+        > len(value["tensors"]) * 10
+    )
 
     path = place / "cursor.json"
     path.write_text(path.read_text().replace("160", "161"))
     assert bench.tr11("checkpoints", "inspect", str(place)).code == 0  # of the same size
     answer = bench.tr11("checkpoints", "inspect", str(place), "--verify")
-    assert answer.code == 1 and "FAULT      cursor.json: its digest differs from the manifest's" in answer.out
+    assert (
+        answer.code == 1
+        and "FAULT      cursor.json: its digest differs from the manifest's" in answer.out
+    )
     path.unlink()
     answer = bench.tr11("checkpoints", "inspect", "20", *run)
     assert answer.code == 1 and "FAULT      cursor.json: No such file" in answer.out
@@ -197,15 +243,21 @@ def test_diff(bench: LocalBench, checkpoints: Path) -> None:
     answer = bench.tr11("checkpoints", "diff", "20", str(same), *run)
     assert answer.code == 0 and "EQUAL: " in answer.out
     answer = bench.tr11("checkpoints", "diff", "latest", str(other), *run, "--json")
-    assert answer.code == 1 and [finding["kind"] for finding in answer.json["findings"]] == ["weight"]
+    assert answer.code == 1 and [finding["kind"] for finding in answer.json["findings"]] == [
+        "weight"
+    ]
     assert answer.json["first_divergence"]["delta"]["different"] == 1
-    assert bench.tr11("checkpoints", "diff", "latest", str(other), *run, "--tolerance", "1").code == 0
+    assert (
+        bench.tr11("checkpoints", "diff", "latest", str(other), *run, "--tolerance", "1").code == 0
+    )
     answer = bench.tr11("checkpoints", "diff", f"{other}:4:on-save", str(same))
     assert answer.code == 1 and "has no dump of 4:on-save; it holds no dump" in answer.err
 
 
 @pytest.mark.usefixtures("near")
-def test_a_path_needs_no_card_and_refusals_are_one_line(bench: LocalBench, checkpoints: Path) -> None:
+def test_a_path_needs_no_card_and_refusals_are_one_line(
+    bench: LocalBench, checkpoints: Path
+) -> None:
     bench.card.unlink()
     place = save(checkpoints, 20)
     assert bench.tr11("checkpoints", "inspect", str(place)).code == 0
@@ -227,9 +279,17 @@ def test_a_path_needs_no_card_and_refusals_are_one_line(bench: LocalBench, check
 def test_both_command_lines_offer_the_same(name: str) -> None:
     group: Any = load("checkpoints")
     child = next(action.choices for action in build_parser([name])._actions if action.choices)[name]
-    ours = {word for parameter in group.commands[name].params for word in (*parameter.opts, *parameter.secondary_opts)}
+    ours = {
+        word
+        for parameter in group.commands[name].params
+        for word in (*parameter.opts, *parameter.secondary_opts)
+    }
     theirs = {word for action in child._actions for word in action.option_strings}
-    assert {word for word in ours if word[0] == "-"} - {"--run", "--set", "--scheduler"} == theirs - {
+    assert {word for word in ours if word[0] == "-"} - {
+        "--run",
+        "--set",
+        "--scheduler",
+    } == theirs - {
         "-h",
         "--help",
         "--card",
@@ -251,7 +311,9 @@ def test_only_the_command_that_is_asked_for_is_imported() -> None:
 
 def test_tr11_stays_free_of_the_heavy_libraries() -> None:
     code = "import sys, tr11ops.cli.checkpoints; print(sorted({'torch', 'numpy', 'trainer.checkpoint'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -260,6 +322,8 @@ def test_tr11_stays_free_of_the_heavy_libraries() -> None:
     [(PermissionError(13, "Permission denied", "/c/x"), 3), (OSError(5, "Input/output error", "/c/x"), 3),
      (OSError(28, "No space left on device", "/c/x"), 1), (KeyboardInterrupt(), 1), (RuntimeError("a\nb"), 1)],
 )  # fmt: skip
-def test_what_could_not_be_observed_is_told_from_what_is_wrong(error: BaseException, code: int) -> None:
+def test_what_could_not_be_observed_is_told_from_what_is_wrong(
+    error: BaseException, code: int
+) -> None:
     found, text = explain(error)
     assert found == code and "\n" not in text

@@ -36,18 +36,66 @@ def test_there_and_back(model: Any, capfd: pytest.CaptureFixture[str]) -> None:
 
     assert execute(["checkpoints", "import", "bloom", *CARD, "--json"]) == 0
     said = capfd.readouterr()
-    assert json.loads(said.out)["checkpoint"] == str(Path("run/checkpoints/main/global_step0").resolve())
+    assert json.loads(said.out)["checkpoint"] == str(
+        Path("run/checkpoints/main/global_step0").resolve()
+    )
     assert read_latest(Path("run/checkpoints/main")) == 0
     assert "importing" not in said.err, "a bar is for terminals"
 
-    assert execute(["checkpoints", "export", "latest", "-o", "back", "--max-shard-size", "50KB", *CARD, "--json"]) == 0
+    assert (
+        execute(
+            [
+                "checkpoints",
+                "export",
+                "latest",
+                "-o",
+                "back",
+                "--max-shard-size",
+                "50KB",
+                *CARD,
+                "--json",
+            ]
+        )
+        == 0
+    )
     result = json.loads(capfd.readouterr().out)
     assert result["folder"] == str(Path("back").resolve()) and result["shards"] > 1
     back = BloomForCausalLM.from_pretrained("back", dtype=torch.float32).state_dict()
     assert all(torch.equal(tensor, back[name]) for name, tensor in model.state_dict().items())
 
     place = "run/checkpoints/main/global_step0"  # a path needs no card
-    assert execute(["checkpoints", "export", place, "--to", "hf", "-o", "back", "--dtype", "bf16", "--no-verify"]) == 1
+    assert (
+        execute(
+            [
+                "checkpoints",
+                "export",
+                place,
+                "--to",
+                "hf",
+                "-o",
+                "back",
+                "--dtype",
+                "bf16",
+                "--no-verify",
+            ]
+        )
+        == 1
+    )
     assert "--force" in capfd.readouterr().err
-    assert execute(["checkpoints", "export", place, "-o", "back", "--dtype", "bf16", "--no-verify", "--force"]) == 0
+    assert (
+        execute(
+            [
+                "checkpoints",
+                "export",
+                place,
+                "-o",
+                "back",
+                "--dtype",
+                "bf16",
+                "--no-verify",
+                "--force",
+            ]
+        )
+        == 0
+    )
     assert "parameters in bfloat16" in capfd.readouterr().out

@@ -46,7 +46,10 @@ def test_list_shows_what_is_known_of_each(bench: LocalBench, shelf: Shelf) -> No
     shelf.copy(1000)
     shelf.discard(900)
     run = ("--run", str(bench.card))
-    assert bench.tr11("checkpoints", "pin", "1000", "--reason", "for the paper", *run).out == "step 1000: pinned\n"
+    assert (
+        bench.tr11("checkpoints", "pin", "1000", "--reason", "for the paper", *run).out
+        == "step 1000: pinned\n"
+    )
     assert bench.tr11("checkpoints", "verify", "1000", *run).code == 0
     answer = bench.tr11("checkpoints", "list", *run)
     assert answer.code == 0 and max(map(len, answer.out.splitlines())) <= 80
@@ -56,12 +59,24 @@ def test_list_shows_what_is_known_of_each(bench: LocalBench, shelf: Shelf) -> No
     assert lines[3].split()[0] == "10000" and lines[3].endswith("latest") and "never" in lines[3]
     assert f"step 1000: pinned by {user_name()}: for the paper" in lines
     assert "step 9900: a restart takes it if the other fails" in lines
-    assert any("its copy url:checkpoints-weights/main/global_step1000 is damaged" in line for line in lines)
-    assert any(line.startswith("global_step900.discarded") and line.endswith("discarded") for line in lines)
+    assert any(
+        "its copy url:checkpoints-weights/main/global_step1000 is damaged" in line for line in lines
+    )
+    assert any(
+        line.startswith("global_step900.discarded") and line.endswith("discarded") for line in lines
+    )
     value = bench.tr11("checkpoints", "list", *run, "--json").json
     one = value["checkpoints"][0]
-    assert one["pin"]["why"] == "for the paper" and one["digests"]["bad"] == [] and len(one["copies"]) == 2
-    assert value["aside"][0]["name"] == "global_step900.discarded" and value["doubts"] == [] and value["schema"] == 1
+    assert (
+        one["pin"]["why"] == "for the paper"
+        and one["digests"]["bad"] == []
+        and len(one["copies"]) == 2
+    )
+    assert (
+        value["aside"][0]["name"] == "global_step900.discarded"
+        and value["doubts"] == []
+        and value["schema"] == 1
+    )
 
 
 def test_list_says_what_it_does_not_know(bench: LocalBench, shelf: Shelf) -> None:
@@ -98,7 +113,11 @@ def test_verify_says_each_bad_file_in_a_line(bench: LocalBench, shelf: Shelf) ->
         "bytes were compared, numbers were not looked at: --values finds NaN and infinity",
     ]  # fmt: skip
     assert "1 BAD" in bench.tr11("checkpoints", "list", *run).out
-    (entry,) = [one for one in read_journal(shelf.directory.journal).entries if one.kind == "checkpoint-damaged"]
+    (entry,) = [
+        one
+        for one in read_journal(shelf.directory.journal).entries
+        if one.kind == "checkpoint-damaged"
+    ]
     assert entry.data["bad"] == ["weights/a.bin: its digest differs from the manifest's"]
     value = bench.tr11("checkpoints", "verify", "latest", *run, "--json")
     assert value.code == 0 and value.err == "" and value.json["checkpoints"][0]["result"] == "fine"
@@ -128,7 +147,9 @@ def test_what_was_read_lately_is_not_read_again(bench: LocalBench, shelf: Shelf)
         (["--all", "--parallel", "0"], 2, "--parallel"),
     ],
 )
-def test_verify_refuses(bench: LocalBench, shelf: Shelf, words: list[str], code: int, message: str) -> None:
+def test_verify_refuses(
+    bench: LocalBench, shelf: Shelf, words: list[str], code: int, message: str
+) -> None:
     shelf.save(100)
     answer = bench.tr11("checkpoints", "verify", *words, "--run", str(bench.card))
     assert (answer.code, answer.out) == (code, "") and message in answer.err
@@ -148,8 +169,20 @@ def test_an_interrupt_loses_nothing_that_is_finished(bench: LocalBench, shelf: S
     shelf.save(200)
     os.truncate(shelf.folder / "global_step200" / "cursor.json", 64 << 30)  # takes minutes to read
     shelf.write_manifest(200, files=(FileEntry("cursor.json", 64 << 30, ""),))
-    command = "import sys; sys.path.insert(0, sys.argv.pop(1)); from tr11ops.cli.main import run; run()"
-    words = [sys.executable, "-c", command, str(ROOT), "checkpoints", "verify", "--all", "--run", str(bench.card)]
+    command = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); from tr11ops.cli.main import run; run()"
+    )
+    words = [
+        sys.executable,
+        "-c",
+        command,
+        str(ROOT),
+        "checkpoints",
+        "verify",
+        "--all",
+        "--run",
+        str(bench.card),
+    ]
     child = subprocess.Popen(words, cwd=bench.folder, stderr=subprocess.PIPE, text=True)
     assert child.stderr is not None
     assert child.stderr.readline() == "step 100: fine, 4 files, 256 B\n"
@@ -163,13 +196,17 @@ def test_an_interrupt_loses_nothing_that_is_finished(bench: LocalBench, shelf: S
 
 
 # ----------------------------------------------------------------------------- pin
-def test_pins_are_refused_for_the_absent_and_stay_for_the_gone(bench: LocalBench, shelf: Shelf) -> None:
+def test_pins_are_refused_for_the_absent_and_stay_for_the_gone(
+    bench: LocalBench, shelf: Shelf
+) -> None:
     shelf.save(100, 200)
     run = ("--run", str(bench.card))
     answer = bench.tr11("checkpoints", "pin", "150", *run)
     assert answer.code == 1 and "global_step150 does not exist" in answer.err
     assert bench.tr11("checkpoints", "pin", "latest", *run).out == "step 200: pinned\n"
-    assert bench.tr11("checkpoints", "pin", "global_step200", *run).out == "step 200: pinned already\n"
+    assert (
+        bench.tr11("checkpoints", "pin", "global_step200", *run).out == "step 200: pinned already\n"
+    )
     (shelf.folder / "global_step200").rename(shelf.folder / "away")
     (shelf.folder / "latest").write_text("global_step100")
     assert bench.tr11("checkpoints", "unpin", "200", *run, "--json").json["result"] == "unpinned"
@@ -186,7 +223,9 @@ def test_a_damaged_list_of_pins_is_one_line(bench: LocalBench, shelf: Shelf) -> 
     (state_folder(shelf.directory) / "pins.d" / "00000001.json").write_text("{")
     answer = bench.tr11("checkpoints", "pin", "100", "--reason", "x", *run)
     assert (
-        answer.code == 1 and answer.err.startswith("tr11: the pins were not changed: ") and answer.err.count("\n") == 1
+        answer.code == 1
+        and answer.err.startswith("tr11: the pins were not changed: ")
+        and answer.err.count("\n") == 1
     )
 
 
@@ -207,10 +246,14 @@ def test_a_dry_run_shows_each_victim_and_changes_nothing(bench: LocalBench, shel
     assert re.search(r"^keep +1000 +256 B  no whole copy in the store", shown, re.MULTILINE)
     assert shelf.steps() == [200, 1000, 9_900, 10_000] and not shelf.directory.journal.exists()
     value = bench.tr11("checkpoints", "prune", "--dry-run", "--json", *run).json
-    assert [victim["name"] for victim in value["victims"]] == ["global_step200"] and value["kept"]["set aside"] == 1
+    assert [victim["name"] for victim in value["victims"]] == ["global_step200"] and value["kept"][
+        "set aside"
+    ] == 1
 
 
-def test_a_superseded_one_is_listed_and_removed_by_its_name(bench: LocalBench, shelf: Shelf) -> None:
+def test_a_superseded_one_is_listed_and_removed_by_its_name(
+    bench: LocalBench, shelf: Shelf
+) -> None:
     shelf.save(1000, 9_900, 10_000)
     shelf.supersede(1000)
     (shelf.folder / "latest").write_text("global_step10000")
@@ -220,14 +263,26 @@ def test_a_superseded_one_is_listed_and_removed_by_its_name(bench: LocalBench, s
     assert any(line.startswith(name) and line.endswith("superseded") for line in listed)
     assert any(line.startswith("3 of them, 768 B, ") and "beside them" in line for line in listed)
     left = bench.tr11("checkpoints", "prune", "--dry-run", *run).out
-    assert "superseded: 1 (256 B) without a copy" in left and name in left and max(map(len, left.splitlines())) <= 80
-    assert "superseded; no whole copy in the store" in bench.tr11("checkpoints", "prune", "--all", *run).out
+    assert (
+        "superseded: 1 (256 B) without a copy" in left
+        and name in left
+        and max(map(len, left.splitlines())) <= 80
+    )
+    assert (
+        "superseded; no whole copy in the store"
+        in bench.tr11("checkpoints", "prune", "--all", *run).out
+    )
     shown = bench.tr11("checkpoints", "remove", name, "--dry-run", *run)
-    assert shown.code == 0 and shown.out.startswith("remove  1000.superseded      256 B  superseded; older than the")
+    assert shown.code == 0 and shown.out.startswith(
+        "remove  1000.superseded      256 B  superseded; older than the"
+    )
     assert max(map(len, shown.out.splitlines())) <= 80
     assert bench.tr11("checkpoints", "remove", name, "--yes", "--reason", "seen", *run).code == 0
     assert shelf.steps() == [1000, 9_900, 10_000] and name not in shelf.names()
-    assert any("seen" in entry.why and name in entry.why for entry in read_journal(shelf.directory.journal).entries)
+    assert any(
+        "seen" in entry.why and name in entry.why
+        for entry in read_journal(shelf.directory.journal).entries
+    )
     refused = bench.tr11("checkpoints", "remove", "global_step9900.set-aside", "--yes", *run)
     assert refused.code == 1 and "not of this training" in refused.err
 
@@ -250,7 +305,11 @@ def test_prune_removes_and_says_so(bench: LocalBench, shelf: Shelf) -> None:
     assert answer.code == 0 and answer.out.splitlines()[-1] == "2 removed, 512 B freed"
     assert answer.err.splitlines() == ["global_step100: removed", "global_step1000: removed"]
     assert shelf.steps() == [9_900, 10_000] and not list_quarantined(shelf.folder)
-    assert read_journal(shelf.directory.journal).entries[0].why.startswith("SCRATCH is full; 2 to remove")
+    assert (
+        read_journal(shelf.directory.journal)
+        .entries[0]
+        .why.startswith("SCRATCH is full; 2 to remove")
+    )
     again = bench.tr11("checkpoints", "prune", "--yes", *run)
     assert (again.code, again.out) == (0, "0 to remove, 0 B\nkept: 2 in use\n")
 
@@ -260,7 +319,9 @@ def test_keep_overrides_the_card_but_not_below_two(bench: LocalBench, shelf: She
     run = ("--run", str(bench.card))
     assert bench.tr11("checkpoints", "prune", "--keep", "1", "--yes", *run).code == 2
     value = bench.tr11("checkpoints", "prune", "--keep", "3", "--yes", "--json", *run).json
-    assert value["freed"] == 256 and [outcome["result"] for outcome in value["outcomes"]] == ["removed"]
+    assert value["freed"] == 256 and [outcome["result"] for outcome in value["outcomes"]] == [
+        "removed"
+    ]
     assert shelf.steps() == [200, 300, 400]
 
 
@@ -268,7 +329,11 @@ def test_nothing_goes_while_something_is_not_known(bench: LocalBench, shelf: She
     shelf.save(100, 200, 300)
     (shelf.folder / "latest").write_text("what")
     answer = bench.tr11("checkpoints", "prune", "--yes", "--run", str(bench.card))
-    assert answer.code == 3 and "0 to remove" in answer.out and "nothing may be removed while" in answer.err
+    assert (
+        answer.code == 3
+        and "0 to remove" in answer.out
+        and "nothing may be removed while" in answer.err
+    )
     assert shelf.steps() == [100, 200, 300]
 
 
@@ -276,7 +341,10 @@ def test_another_prune_is_named(bench: LocalBench, shelf: Shelf) -> None:
     shelf.save(100, 200, 300)
     mine = ClaimFolder(shelf.directory, "prune").take(Claim.of_this_process(time.time(), 60), None)
     answer = bench.tr11("checkpoints", "prune", "--yes", "--run", str(bench.card))
-    assert answer.code == 1 and answer.err == f"tr11: nothing was removed: a prune is running already: {mine}\n"
+    assert (
+        answer.code == 1
+        and answer.err == f"tr11: nothing was removed: a prune is running already: {mine}\n"
+    )
 
 
 def test_a_folder_that_is_not_one(bench: LocalBench) -> None:
@@ -285,11 +353,16 @@ def test_a_folder_that_is_not_one(bench: LocalBench) -> None:
     (place / "main").write_text("in the way")
     for words in (["prune", "--yes"], ["verify", "--all"], ["pin", "5"], ["list"]):
         answer = bench.tr11("checkpoints", *words, "--run", str(bench.card))
-        assert answer.code == 3 and "cannot be read" in answer.err and answer.err.count("\n") == 1, words
+        assert (
+            answer.code == 3 and "cannot be read" in answer.err and answer.err.count("\n") == 1
+        ), words
 
 
 def test_a_run_that_is_not_there_yet(bench: LocalBench) -> None:
     run = ("--run", str(bench.card))
-    assert bench.tr11("checkpoints", "prune", "--dry-run", *run).out == "0 to remove, 0 B\nkept: none\n"
+    assert (
+        bench.tr11("checkpoints", "prune", "--dry-run", *run).out
+        == "0 to remove, 0 B\nkept: none\n"
+    )
     assert bench.tr11("checkpoints", "verify", "--all", *run).out == "nothing to read\n"
     assert not (bench.folder / "run").exists()

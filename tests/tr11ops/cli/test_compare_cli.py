@@ -13,7 +13,11 @@ from trainer.contract.logline import format_step
 
 
 def log(path: Path, last: int = 300, loss: float = 2.2, **values: object) -> str:
-    steps = changed(quiet(1, last, loss=loss), 200, last, **values) if values else list(quiet(1, last, loss=loss))
+    steps = (
+        changed(quiet(1, last, loss=loss), 200, last, **values)
+        if values
+        else list(quiet(1, last, loss=loss))
+    )
     path.write_text("".join(f"{format_step(step.record)}\n" for step in steps))
     return str(path)
 
@@ -46,13 +50,18 @@ def test_a_window_of_the_courses(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert execute(["compare", *pair, *words, "--json"]) == 0
         document = json.loads(capsys.readouterr().out)
         step = (last - first) / 10
-        assert [row["x"] for row in document["rows"]] == pytest.approx([first + step * (row + 1) for row in range(10)])
+        assert [row["x"] for row in document["rows"]] == pytest.approx(
+            [first + step * (row + 1) for row in range(10)]
+        )
     assert document["from"] is None and document["to"] == {"value": 150, "unit": "iterations"}
     words = ["--from", "100", "--to", "150", "--by", "samples", "-o", str(tmp_path / "page.html")]
     assert execute(["compare", *pair, *words]) == 0
     screen = capsys.readouterr().out.splitlines()
     assert screen[0] == "loss by samples, means of 20 lines from iteration 100 to iteration 150"
-    assert "loss by samples from iteration 100 to iteration 150" in (tmp_path / "page.html").read_text()
+    assert (
+        "loss by samples from iteration 100 to iteration 150"
+        in (tmp_path / "page.html").read_text()
+    )
     assert execute(["compare", *pair, "--from", "100", "--by", "hours", "--json"]) == 0
     hours = json.loads(capsys.readouterr().out)["rows"][0]["x"]
     assert execute(["compare", *pair, "--by", "hours", "--rows", "1", "--json"]) == 0

@@ -26,7 +26,13 @@ from tr11ops.cron.jobs import PeriodicJob
 from tr11ops.cron.schedule import Every
 from tr11ops.cron.status import CronView, view
 from tr11ops.runcard.card import load_card
-from tr11ops.rundir.cron_records import ChainState, PeriodicJobState, read_job, write_chain, write_job
+from tr11ops.rundir.cron_records import (
+    ChainState,
+    PeriodicJobState,
+    read_job,
+    write_chain,
+    write_job,
+)
 from tr11ops.rundir.journal import read_journal
 
 CRONTAB = """\
@@ -65,7 +71,14 @@ def cron(bench: LocalBench, *words: str):
 def test_list_shows_every_job_and_says_what_is_wrong(bench: LocalBench) -> None:
     found = cron(bench, "list", "--json").json
     assert found["schema"] == 1
-    assert [job["name"] for job in found["jobs"]] == ["pulse", "nodes-check", "digest", "sync", "filesystems", "backup"]
+    assert [job["name"] for job in found["jobs"]] == [
+        "pulse",
+        "nodes-check",
+        "digest",
+        "sync",
+        "filesystems",
+        "backup",
+    ]
     shown = cron(bench, "list", "--set", 'cron.skip=["pulze"]')
     assert "every 5 min" in shown.out and "'pulze' is no periodic job" in shown.err
     assert cron(bench, "list", "--set", "alerts.time_zone=Mars/Base").code == 2
@@ -104,7 +117,9 @@ def test_one_job_by_hand(bench: LocalBench) -> None:
     run_directory(bench).root.mkdir()
     found = cron(bench, "run", "nodes-check", "--json")
     assert found.code == 0, found.err
-    assert found.json["rounds"] == [{"job": "nodes-check", "result": "ran", "why": "", "exit_code": 0}]
+    assert found.json["rounds"] == [
+        {"job": "nodes-check", "result": "ran", "why": "", "exit_code": 0}
+    ]
     state = read_job(run_directory(bench), "nodes-check")
     assert isinstance(state, PeriodicJobState) and state.way == "hand"
     status = cron(bench, "status", "--json")
@@ -115,7 +130,9 @@ def test_one_job_by_hand(bench: LocalBench) -> None:
 def test_once_runs_what_is_due_and_no_more(bench: LocalBench) -> None:
     run_directory(bench).root.mkdir()
     only = ("--set", 'cron.skip=["pulse", "digest"]')
-    assert [done["job"] for done in cron(bench, "run", "--once", "--json", *only).json["rounds"]] == ["nodes-check"]
+    assert [
+        done["job"] for done in cron(bench, "run", "--once", "--json", *only).json["rounds"]
+    ] == ["nodes-check"]
     again = cron(bench, "run", "--once", *only)
     assert again.code == 0 and "nothing is due" in again.err
     quiet = cron(bench, "run", "--once", "--quiet", *only)
@@ -172,7 +189,14 @@ def test_the_cells_of_a_study_are_watched_too(bench: LocalBench, study: Path) ->
     for cell in CELLS:
         state = cell_round(study, cell)
         assert state is not None and state.way == "once"
-        log = study / cell.rpartition("/")[2] / "small-sweep-logs" / "logs" / cell.rpartition("/")[2] / "main_log.txt"
+        log = (
+            study
+            / cell.rpartition("/")[2]
+            / "small-sweep-logs"
+            / "logs"
+            / cell.rpartition("/")[2]
+            / "main_log.txt"
+        )
         assert "PULSE: small-sweep is " in log.read_text()
     assert "nothing is due" in cron(bench, "run", "--once").err
     by_hand = cron(bench, "run", "pulse", "--json")
@@ -186,7 +210,15 @@ def test_the_cells_of_a_study_are_watched_too(bench: LocalBench, study: Path) ->
 
 
 def test_the_daemon_watches_cells_and_ends_on_a_signal(bench: LocalBench, study: Path) -> None:
-    command = [sys.executable, "-c", "from tr11ops.cli.main import run; run()", "cron", "run", "--run", str(bench.card)]
+    command = [
+        sys.executable,
+        "-c",
+        "from tr11ops.cli.main import run; run()",
+        "cron",
+        "run",
+        "--run",
+        str(bench.card),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
@@ -206,16 +238,22 @@ def test_the_daemon_watches_cells_and_ends_on_a_signal(bench: LocalBench, study:
 
 # ----------------------------------------------------------------------------- crontab
 @pytest.mark.parametrize("before", [None, THEIRS, THEIRS.rstrip(b"\n")])
-def test_install_and_remove_leave_others_lines(bench: LocalBench, table: Path, before: bytes | None) -> None:
+def test_install_and_remove_leave_others_lines(
+    bench: LocalBench, table: Path, before: bytes | None
+) -> None:
     if before is not None:
         table.write_bytes(before)
     dry = cron(bench, "install", "--way", "crontab", "--dry-run")
     assert dry.code == 0 and "+# tr11 cron" in dry.out and "nothing was changed" in dry.err
     assert (table.read_bytes() if table.exists() else None) == before
-    assert cron(bench, "install", "--way", "crontab", "--yes", "--json").json["action"] == "installed"
+    assert (
+        cron(bench, "install", "--way", "crontab", "--yes", "--json").json["action"] == "installed"
+    )
     assert table.read_bytes().startswith(before or b"") and table.read_bytes().endswith(b"end\n")
     once = table.read_bytes()
-    assert cron(bench, "install", "--yes", "--way", "crontab", "--json").json["action"] == "unchanged"
+    assert (
+        cron(bench, "install", "--yes", "--way", "crontab", "--json").json["action"] == "unchanged"
+    )
     assert table.read_bytes() == once
     assert "wait for their first round" in cron(bench, "status").out
     assert cron(bench, "remove", "--way", "crontab", "--yes").code == 0
@@ -233,7 +271,11 @@ def test_the_line_does_what_it_says(bench: LocalBench, table: Path) -> None:
     assert line.startswith("0 * * * * ")
     command = line.removeprefix("0 * * * * ").replace(r"\%", "%")
     done = subprocess.run(
-        ["/bin/sh", "-c", command], env={"HOME": "/", "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, cwd="/"
+        ["/bin/sh", "-c", command],
+        env={"HOME": "/", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        cwd="/",
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
     state = read_job(run_directory(bench), "nodes-check")
@@ -251,7 +293,14 @@ def test_a_crontab_that_cannot_be_read_is_not_overwritten(bench: LocalBench, tab
 
 
 def test_scrontab_has_the_options_of_its_jobs(bench: LocalBench, table: Path) -> None:
-    settings = ("--set", "cron.partition=compil", "--set", "cron.account=six@cpu", "--set", "slurm.options.wckey=bloom")
+    settings = (
+        "--set",
+        "cron.partition=compil",
+        "--set",
+        "cron.account=six@cpu",
+        "--set",
+        "slurm.options.wckey=bloom",
+    )
     assert cron(bench, "install", "--way", "scrontab", "--yes", *settings).code == 0
     lines = table.read_text().splitlines()
     assert "#SCRON --partition=compil" in lines and "#SCRON --account=six@cpu" in lines
@@ -298,10 +347,15 @@ def test_a_chain_is_installed_followed_seen_and_removed(
     dry = cron(bench, "install", "--way", "slurm", "--dry-run", *ONLY_NODES)
     assert dry.code == 0 and "runs nodes-check" in dry.err and not queue.requests
     made = cron(bench, "install", "--way", "slurm", "--yes", "--json", *ONLY_NODES).json
-    assert (made["action"], made["jobs"]) == ("installed", ["1"])  # no daily job is wanted, so there is no daily chain
+    assert (made["action"], made["jobs"]) == (
+        "installed",
+        ["1"],
+    )  # no daily job is wanted, so there is no daily chain
     assert cron(bench, "install", "--yes", "--json", *ONLY_NODES).json["action"] == "unchanged"
     done = follow(bench, queue, "1", monkeypatch)
-    assert done.code == 0 and "the next link is job 2" in done.err and "nodes-check: ran" in done.err
+    assert (
+        done.code == 0 and "the next link is job 2" in done.err and "nodes-check: ran" in done.err
+    )
     queue.finish("1")
     assert cron(bench, "status", *ONLY_NODES).code == 0
     assert cron(bench, "remove", "--dry-run").code == 0 and queue.waiting() == ["2"]
@@ -320,7 +374,9 @@ def test_a_card_broken_by_an_edit_does_not_end_the_chain(
     assert "is not TOML" in done.err and "the chain goes on" in done.err
     state = read_job(run_directory(bench), "nodes-check")
     assert (
-        isinstance(state, PeriodicJobState) and state.exit_code == 2 and "is not TOML" in state.message
+        isinstance(state, PeriodicJobState)
+        and state.exit_code == 2
+        and "is not TOML" in state.message
     )  # and it is a finding
     queue.finish("1")
     bench.card.unlink()
@@ -364,12 +420,16 @@ def seen(
 ) -> CronView:
     schedules = {"hourly": Every(3600), "daily": Every(86_400)}
     queue = {} if links is None else {"hourly": links}
-    return view((PULSE, DIGEST), states, chains, queue, schedules, {"pulse": living}, NOW, is_installed)  # type: ignore[arg-type]
+    return view(
+        (PULSE, DIGEST), states, chains, queue, schedules, {"pulse": living}, NOW, is_installed
+    )  # type: ignore[arg-type]
 
 
 def link(due: float = NOW + 600, reason: str = "BeginTime") -> Link:
     return Link(
-        "0badc0de", int(due), Job("7", "7", None, None, "cron-hourly", "ana", SlurmState.PENDING, reason=reason)
+        "0badc0de",
+        int(due),
+        Job("7", "7", None, None, "cron-hourly", "ana", SlurmState.PENDING, reason=reason),
     )
 
 
@@ -415,7 +475,13 @@ def test_status_fits_eighty_columns_and_any_encoding(bench: LocalBench) -> None:
     for name in ("pulse", "nodes-check", "digest"):
         write_job(
             run_directory(bench),
-            state(name, started=now - 90_000, ended=now - 89_000, host="jean-zay-pp01", message="x" * 200),
+            state(
+                name,
+                started=now - 90_000,
+                ended=now - 89_000,
+                host="jean-zay-pp01",
+                message="x" * 200,
+            ),
         )
     write_chain(run_directory(bench), ChainState("hourly", "1234567", now, now + 60))
     found = cron(bench, "status")

@@ -42,15 +42,21 @@ def frozen_scheduler(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> Loca
 
 def test_a_kill_sets_the_switch_though_the_scheduler_hangs(frozen_scheduler: LocalBench) -> None:
     directory, began = run_directory(frozen_scheduler), time.monotonic()
-    killed = frozen_scheduler.tr11("kill", "--run", str(frozen_scheduler.card), "--scheduler", "slurm", "--yes")
-    assert directory.kill_switch_is_set() and time.monotonic() - began < 120.0, "and not the 600 s of the commands"
+    killed = frozen_scheduler.tr11(
+        "kill", "--run", str(frozen_scheduler.card), "--scheduler", "slurm", "--yes"
+    )
+    assert directory.kill_switch_is_set() and time.monotonic() - began < 120.0, (
+        "and not the 600 s of the commands"
+    )
     assert killed.code == 0 and "did not answer within 0.4 s" in killed.err
     assert "the switch works without it" in killed.err
 
 
 def test_a_look_says_that_the_scheduler_is_silent(frozen_scheduler: LocalBench) -> None:
     run_directory(frozen_scheduler)
-    seen = frozen_scheduler.tr11("status", "--run", str(frozen_scheduler.card), "--scheduler", "slurm", "--json")
+    seen = frozen_scheduler.tr11(
+        "status", "--run", str(frozen_scheduler.card), "--scheduler", "slurm", "--json"
+    )
     assert (seen.code, seen.json["verdict"]) == (3, "unknown")
     assert "squeue did not answer within 0.4 s" in seen.json["why"]
 
@@ -74,14 +80,24 @@ def frozen_files(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.mark.parametrize(
     "words",
-    [("status",), ("pulse", "--no-email"), ("handover", "--dry-run"), ("kill", "--yes"), ("pause", "--yes")],
+    [
+        ("status",),
+        ("pulse", "--no-email"),
+        ("handover", "--dry-run"),
+        ("kill", "--yes"),
+        ("pause", "--yes"),
+    ],
     ids=" ".join,
 )
-def test_files_that_do_not_answer_end_a_command(frozen_files: LocalBench, words: tuple[str, ...]) -> None:
+def test_files_that_do_not_answer_end_a_command(
+    frozen_files: LocalBench, words: tuple[str, ...]
+) -> None:
     shown = frozen_files.tr11(*words, "--run", str(frozen_files.card), "--scheduler", "local")
     assert shown.code == 3, shown
     text = " ".join((shown.out + shown.err).split())
-    assert re.search(r"within [24] s: a file system that it lies on, or the scheduler, does not answer", text), text
+    assert re.search(
+        r"within [24] s: a file system that it lies on, or the scheduler, does not answer", text
+    ), text
 
 
 def test_the_document_has_the_limits() -> None:

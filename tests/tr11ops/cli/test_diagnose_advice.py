@@ -16,9 +16,7 @@ from tr11ops.diagnose.sighting import LogLaunch
 from tr11ops.observe.snapshot import Attempt
 from tr11ops.observe.training import LaunchEnd
 
-TWICE = (
-    "software or data, not the nodes: the same fault came back on n08 and n40: rank 1 on n40: it was ended by SIGSEGV"
-)
+TWICE = "software or data, not the nodes: the same fault came back on n08 and n40: rank 1 on n40: it was ended by SIGSEGV"
 FIRST = "attempt 7_1, launch 1: rank 1 on n08: it was ended by SIGSEGV"
 
 
@@ -33,12 +31,17 @@ def screen(found: Diagnosis) -> str:
 
 def test_the_line_and_its_node_are_one() -> None:
     found = concluded(Attribution(Kind.SOFTWARE, TWICE, 0.9, suspects=("n40",), evidence=(FIRST,)))
-    assert found.root_cause is not None and (found.root_cause.text, found.root_cause.node) == (FIRST, "n08")
+    assert found.root_cause is not None and (found.root_cause.text, found.root_cause.node) == (
+        FIRST,
+        "n08",
+    )
 
 
 def test_data_that_may_be_at_fault_are_passed_over() -> None:
     found = concluded(Attribution(Kind.SOFTWARE, TWICE, 0.9, evidence=(FIRST,)))
-    bad = Attempt("1007", NOW - HOUR, None, cause="software", held_because="the same fault came back")
+    bad = Attempt(
+        "1007", NOW - HOUR, None, cause="software", held_because="the same fault came back"
+    )
     ends = (LaunchEnd("1007", 1, NOW - HOUR, reached=31_350, began_at=31_200),)
     found = with_advice(found, advice(idle(attempts=(bad,), launch_ends=ends), found))
     assert "`tr11 rollback 31200 --skip 31351-31351`" in screen(found)
@@ -46,7 +49,9 @@ def test_data_that_may_be_at_fault_are_passed_over() -> None:
 
 
 def test_a_node_beyond_the_limit_is_excluded_by_force_only() -> None:
-    found = concluded(Attribution(Kind.NODE, "the second time on n20", 0.9, blamed=("n20",), evidence=("n20",)))
+    found = concluded(
+        Attribution(Kind.NODE, "the second time on n20", 0.9, blamed=("n20",), evidence=("n20",))
+    )
     run = operated()
     tight = facts_with(run.run.operation, exclusion_cap_percent=0.0)
     at_limit = replace(run, run=facts_with(run.run, operation=tight), exclusions=())
@@ -56,7 +61,11 @@ def test_a_node_beyond_the_limit_is_excluded_by_force_only() -> None:
 
 
 def test_a_kill_while_the_loss_is_no_number_is_no_clean_end() -> None:
-    found = concluded(Attribution(Kind.OPERATOR, "the kill switch is set", 1.0, evidence=("the kill switch is set",)))
+    found = concluded(
+        Attribution(
+            Kind.OPERATOR, "the kill switch is set", 1.0, evidence=("the kill switch is set",)
+        )
+    )
     good, bad = steps()[-2:]
     bad = replace(bad, record=replace(bad.record, lm_loss=float("nan")), job_id="1007")
     told = with_advice(found, advice(snapshot(steps=(good, bad)), found))

@@ -63,7 +63,9 @@ def failed(bench: LocalBench) -> Iterator[str]:
 
 
 def diagnosed(bench: LocalBench, *words: str) -> dict[str, Any]:
-    found = bench.tr11("diagnose", "--run", str(bench.card), "--scheduler", "local", "--json", *words)
+    found = bench.tr11(
+        "diagnose", "--run", str(bench.card), "--scheduler", "local", "--json", *words
+    )
     assert found.code == 1, found.err
     document: dict[str, Any] = found.json
     return document
@@ -80,11 +82,19 @@ def test_a_job_is_judged_as_its_agent_did(bench: LocalBench, failed: str) -> Non
     of_job, of_run = diagnosed(bench, "--job", failed), diagnosed(bench)
     for found in (of_job, of_run):
         judged = found["attribution"]
-        assert (judged["by"], judged["kind"], judged["blamed"]) == ("agent", "node", record["blamed"])
+        assert (judged["by"], judged["kind"], judged["blamed"]) == (
+            "agent",
+            "node",
+            record["blamed"],
+        )
         assert judged["summary"] == record["summary"]
         assert (found["verdict"], found["action"]) == ("gpu_hardware", "exclude_and_resubmit")
         assert found["root_cause"]["node"] == record["blamed"][0]
-        assert (found["who"]["kind"], found["who"]["nodes"], found["who"]["proved"]) == ("node", record["blamed"], True)
+        assert (found["who"]["kind"], found["who"]["nodes"], found["who"]["proved"]) == (
+            "node",
+            record["blamed"],
+            True,
+        )
         assert found["restart"]["answer"] == record["restart"] == "elsewhere"
         assert found["restart"]["why"] == record["restart_why"]
     assert of_job["root_cause"]["rank"] == 1
@@ -100,11 +110,19 @@ def test_without_logs_its_records_are_judged(bench: LocalBench, failed: str) -> 
         log.unlink()
     record = recorded(bench, failed)
     main_log = load_card(bench.card, [], {}).paths.main_log
-    for file, text in ((main_log, record["summary"]), (folder / "launches" / f"{record['launch']}.json", "")):
+    for file, text in (
+        (main_log, record["summary"]),
+        (folder / "launches" / f"{record['launch']}.json", ""),
+    ):
         found = diagnosed(bench, "--job", failed)
-        root, line = found["root_cause"], file.read_text().splitlines()[found["root_cause"]["line_number"] - 1]
+        root, line = (
+            found["root_cause"],
+            file.read_text().splitlines()[found["root_cause"]["line_number"] - 1],
+        )
         assert (root["file"], found["action"]) == (str(file), "exclude_and_resubmit")
-        assert (text or root["text"]) in line and record["blamed"] == found["attribution"]["blamed"] == [root["node"]]
+        assert (text or root["text"]) in line and record["blamed"] == found["attribution"][
+            "blamed"
+        ] == [root["node"]]
         main_log.unlink(missing_ok=True)
     none = bench.tr11("diagnose", "--run", str(bench.card), "--job", "999")
     assert none.code == 2 and "neither a log nor a record" in none.err
@@ -115,7 +133,9 @@ def test_a_run_that_trains_is_said_to_be_well(bench: LocalBench) -> None:
     """It was "unknown: cannot tell", of a healthy run; and its attempt went by another number than in status."""
     number = running(bench, "exec sleep 600")
     paths = load_card(bench.card, [], {}).paths
-    write_json(paths.attempt(number) / "attempt.json", {"job_id": number, "array_id": "70", "task_id": 3})
+    write_json(
+        paths.attempt(number) / "attempt.json", {"job_id": number, "array_id": "70", "task_id": 3}
+    )
     worker = paths.attempt(number) / "workers" / "n1" / "rank-0.log"
     for log in (worker, paths.main_log):
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -127,11 +147,17 @@ def test_a_run_that_trains_is_said_to_be_well(bench: LocalBench) -> None:
     write_heartbeat(paths.heartbeat(0), Heartbeat(0, "n1", 1, "training", 8, time.time(), number))
     for more in ((), ("--job", number)):
         found = bench.tr11(*words, "--json", *more)
-        assert (found.code, found.json["verdict"], found.json["action"]) == (0, "running", "none"), found.out
+        assert (found.code, found.json["verdict"], found.json["action"]) == (
+            0,
+            "running",
+            "none",
+        ), found.out
         assert "training at iteration 8" in found.json["explanation"]
     assert "verdict  running: nothing has ended, it runs and is well" in bench.tr11(*words).out
     every = bench.tr11(*words, "--json", "--all").json
-    assert every["verdict"] == "unknown" and every["attempt"] == "70_3", "each launch by its log alone"
+    assert every["verdict"] == "unknown" and every["attempt"] == "70_3", (
+        "each launch by its log alone"
+    )
     switch = run_directory(bench).kill_switch
     switch.touch()
     assert bench.tr11(*words, "--json").json["verdict"] == "unknown", "it is being stopped"
@@ -148,12 +174,16 @@ def step_line(step: int) -> str:
 
 
 # ----------------------------------------------------------------------------- what can be typed now
-def test_the_last_of_all_launches_has_the_advice_of_this_moment(bench: LocalBench, failed: str) -> None:
+def test_the_last_of_all_launches_has_the_advice_of_this_moment(
+    bench: LocalBench, failed: str
+) -> None:
     [blamed] = recorded(bench, failed)["blamed"]
     exclude(run_directory(bench), blamed, why="ECC", owner="tr11", days=3)
     expected = f"{blamed} is excluded already: `tr11 resume` releases what is held."
     every = diagnosed(bench, "--all")
-    assert diagnosed(bench)["advice"] == every["advice"] == every["launches"][-1]["advice"] == expected
+    assert (
+        diagnosed(bench)["advice"] == every["advice"] == every["launches"][-1]["advice"] == expected
+    )
     assert {launch["advice"] for launch in every["launches"][:-1]} <= {""}
 
 
@@ -170,7 +200,11 @@ def test_a_silent_scheduler_is_asked_once(
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setattr(deadline, "ADVICE_SECONDS", 1.0)
     words = [*more, failed] if more == ["--job"] else more
-    found = bench.tr11("diagnose", "--run", str(bench.card), "--scheduler", "slurm", "--json", *words)
-    assert found.code == 1 and found.json["attribution"]["blamed"] == recorded(bench, failed)["blamed"], found.err
+    found = bench.tr11(
+        "diagnose", "--run", str(bench.card), "--scheduler", "slurm", "--json", *words
+    )
+    assert (
+        found.code == 1 and found.json["attribution"]["blamed"] == recorded(bench, failed)["blamed"]
+    ), found.err
     assert found.json["advice"] == "" and len((tools / "asked").read_text().splitlines()) == 1
     assert "did not answer within 1 s: how the run stands now is not known" in found.err

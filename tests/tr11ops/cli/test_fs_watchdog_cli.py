@@ -53,10 +53,18 @@ AWAY = 'name = "AWAY"\nsource = "df"\npath = "TREE/not-there"'
 def test_all_is_well(bench: LocalBench, directory: RunDirectory) -> None:
     watch(bench, ROOMY)
     answer = look(bench, "--no-email")
-    assert (answer.code, answer.out, answer.err) == (0, "All file systems are in good standing\n", "")
+    assert (answer.code, answer.out, answer.err) == (
+        0,
+        "All file systems are in good standing\n",
+        "",
+    )
     samples = read_usage(directory)
     assert isinstance(samples, tuple) and [sample.name for sample in samples] == ["ROOMY"]
-    assert samples[0].inodes_used == 3 and samples[0].bytes_used is not None and samples[0].bytes_used > 6000
+    assert (
+        samples[0].inodes_used == 3
+        and samples[0].bytes_used is not None
+        and samples[0].bytes_used > 6000
+    )
     assert "ROOMY (du" in look(bench, "--no-email", "-d").out
 
 
@@ -87,7 +95,9 @@ def test_what_is_full_becomes_an_alert(bench: LocalBench, directory: RunDirector
     assert "CROWDED" in json.dumps(alert_state)
 
 
-def test_an_unwritable_directory_is_told_and_the_rest_looked_at(bench: LocalBench, directory: RunDirectory) -> None:
+def test_an_unwritable_directory_is_told_and_the_rest_looked_at(
+    bench: LocalBench, directory: RunDirectory
+) -> None:
     watch(bench, CROWDED)
     (directory.paths.state / "filesystems").write_text("in the way")
     answer = look(bench, "--no-email")
@@ -106,12 +116,18 @@ def test_a_run_directory_that_is_away_is_not_made(bench: LocalBench, tmp_path: P
 def test_a_dry_run_asks_nothing(bench: LocalBench, directory: RunDirectory) -> None:
     watch(bench, ROOMY, AWAY)
     answer = look(bench, "--dry-run")
-    assert answer.code == 0 and "ROOMY: would run du -bs -- " in answer.out and "nothing was asked" in answer.out
+    assert (
+        answer.code == 0
+        and "ROOMY: would run du -bs -- " in answer.out
+        and "nothing was asked" in answer.out
+    )
     assert look(bench, "--dry-run", "--json").json["commands"]["AWAY"][0].startswith("df -P -k")
     assert read_usage(directory) == ()
 
 
-def test_files_that_the_group_cannot_use_are_counted(bench: LocalBench, directory: RunDirectory) -> None:
+def test_files_that_the_group_cannot_use_are_counted(
+    bench: LocalBench, directory: RunDirectory
+) -> None:
     watch(bench, ROOMY)
     path = directory.root / "private"
     path.write_text("x")
@@ -124,7 +140,9 @@ def test_what_a_tool_prints_obeys_no_terminal(
 ) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "idrquota").write_text("#!/bin/sh\nprintf 'WORK \\033[2J (99.0%%)\\nWORK (1.0%%)\\n'\n")
+    (tools / "idrquota").write_text(
+        "#!/bin/sh\nprintf 'WORK \\033[2J (99.0%%)\\nWORK (1.0%%)\\n'\n"
+    )
     (tools / "idrquota").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     watch(bench, 'name = "WORK"\nsource = "idrquota"')

@@ -39,12 +39,20 @@ def typed(capsys: pytest.CaptureFixture[str], *words: str, expect: int = 0) -> s
     return told.out if not expect else told.err
 
 
-@pytest.mark.parametrize("by", [(), ("--by", "attempt"), ("--by", "cause"), ("--by", "day"), ("--by", "week")])
+@pytest.mark.parametrize(
+    "by", [(), ("--by", "attempt"), ("--by", "cause"), ("--by", "day"), ("--by", "week")]
+)
 def test_the_screen_fits_80_plain_columns(past, capsys, by):
     out = typed(capsys, "goodput", *by, "--price", "2.5")
     assert out.isascii() and max(map(len, out.splitlines())) <= 80
     rows = {line[:16].strip(): line for line in out.splitlines()}
-    assert "#" in rows["useful"] and rows["total"].split()[1:] == ["10.67", "100.0", "%", "0.72", "13.17"]
+    assert "#" in rows["useful"] and rows["total"].split()[1:] == [
+        "10.67",
+        "100.0",
+        "%",
+        "0.72",
+        "13.17",
+    ]
     if "attempt" in by:
         assert "launch 2" in rows and "1000_1" in rows
     if "cause" in by:
@@ -55,7 +63,11 @@ def test_json_adds_up_exactly(past, capsys):
     value = json.loads(typed(capsys, "goodput", "--json", "--price", "2"))
     assert (value["schema"], value["run"]) == (1, "run")
     total = value["total"]["node_microseconds"]
-    assert total == sum(bucket["node_microseconds"] for bucket in value["buckets"].values()) == 4 * 9600 * 1_000_000
+    assert (
+        total
+        == sum(bucket["node_microseconds"] for bucket in value["buckets"].values())
+        == 4 * 9600 * 1_000_000
+    )
     assert sum(sum(day["buckets"].values()) for day in value["days"]) == total
     held = sum(sum(attempt["buckets"].values()) for attempt in value["attempts"])
     assert held == value["total"]["held_microseconds"]
@@ -73,11 +85,16 @@ def test_since_leaves_out_what_came_before(past, capsys):
 def test_advise_says_what_to_type(past, capsys):
     out = typed(capsys, "advise")
     assert out.isascii() and max(map(len, out.splitlines())) <= 80
-    assert "2 faults are too little: 24 h or 5 faults are needed" in " ".join(out.split()) and "type" not in out
+    assert (
+        "2 faults are too little: 24 h or 5 faults are needed" in " ".join(out.split())
+        and "type" not in out
+    )
     value = json.loads(typed(capsys, "advise", "--json", "--mtbf", "1"))
     advice = {entry["topic"]: entry for entry in value["advice"]}
     assert value["schema"] == 1 and advice["save interval"]["better"] == "cannot tell"
-    assert advice["array"]["option"] is None and advice["exit margin"]["numbers"]["needed_seconds"] > 0
+    assert (
+        advice["array"]["option"] is None and advice["exit margin"]["numbers"]["needed_seconds"] > 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,7 +126,9 @@ def test_garbage_is_left_out_and_said(past, capsys):
     (folder / "phases.jsonl").write_bytes(os.urandom(4096))
     (past.paths.attempt("103") / "verdict.json").write_text("[]")
     with past.paths.metrics.open("ab") as stream:
-        stream.write(b"\xff\xfe\n" + b"[1]\n" + b'{"time": "x", "iteration": 1}\n' + b"{" * 5000 + b"\n")
+        stream.write(
+            b"\xff\xfe\n" + b"[1]\n" + b'{"time": "x", "iteration": 1}\n' + b"{" * 5000 + b"\n"
+        )
     out = typed(capsys, "goodput")
     assert "launch 1 of attempt 102" in out
 

@@ -29,7 +29,9 @@ def machine(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> LocalBench:
 
 
 def test_init_proposes_the_gpus_with_kind_and_memory(machine: LocalBench) -> None:
-    answer = machine.tr11("init", "--preset", "1b", "--yes", "--scheduler", "local", "-o", "new.toml")
+    answer = machine.tr11(
+        "init", "--preset", "1b", "--yes", "--scheduler", "local", "-o", "new.toml"
+    )
     assert answer.code == 0, answer.err
     slurm = tomllib.loads(Path("new.toml").read_text())["slurm"]
     assert (slurm["nodes"], slurm["gpus_per_node"], slurm["workers_per_node"]) == (1, 8, 8)
@@ -43,9 +45,15 @@ def test_a_card_that_asks_for_a_gpu_is_taken_and_its_memory_judged(machine: Loca
     assert "local would take it (can run on this machine)" in answer.out
     assert "of 79.6 GiB" in answer.out and "does not say which GPUs" not in answer.out
     answer = machine.launch("--dry-run", "--set", "slurm.nodes=1", "--set", "slurm.gpus_per_node=9")
-    assert answer.code == 2 and f"9 GPUs a node are needed, {machine_name()} have fewer" in answer.out + answer.err
+    assert (
+        answer.code == 2
+        and f"9 GPUs a node are needed, {machine_name()} have fewer" in answer.out + answer.err
+    )
     answer = machine.launch("--dry-run", "--set", "slurm.nodes=1")
-    assert "a node has 8, the card asks for none: it trains on the processor" in answer.out + answer.err
+    assert (
+        "a node has 8, the card asks for none: it trains on the processor"
+        in answer.out + answer.err
+    )
 
 
 def test_a_driver_that_does_not_answer_is_said_to(machine: LocalBench) -> None:
@@ -68,7 +76,9 @@ def test_estimate_knows_the_machine_where_there_is_no_slurm(
 
 
 def test_nodes_check_makes_the_gpu_checks(machine: LocalBench) -> None:
-    answer = machine.tr11("nodes", "check", "--run", str(machine.card), "--scheduler", "local", "--json", *GPU_CARD)
+    answer = machine.tr11(
+        "nodes", "check", "--run", str(machine.card), "--scheduler", "local", "--json", *GPU_CARD
+    )
     (node,) = answer.json["nodes"]
     found = {entry["name"]: entry["result"] for entry in node["checks"]}
     assert node["node"] == machine_name() and found["gpu-count"] == "fine"
@@ -82,19 +92,27 @@ def test_simulated_nodes_without_gpus_are_not_fine_for_a_card_that_wants_some(
     folder = bench.folder / "bin"
     plant_gpus(folder, monkeypatch)
     (folder / "gpus.json").write_text("[]")
-    answer = bench.tr11("nodes", "check", "--run", str(bench.card), "--scheduler", "local", "--json", *GPU_CARD)
+    answer = bench.tr11(
+        "nodes", "check", "--run", str(bench.card), "--scheduler", "local", "--json", *GPU_CARD
+    )
     assert answer.code and all(node["result"] != "fine" for node in answer.json["nodes"])
 
 
-def test_foreground_trainings_take_gpus_that_no_run_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreground_trainings_take_gpus_that_no_run_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpus = plant_gpus(tmp_path / "bin", monkeypatch, count=3)
     other = claim(gpus[0])
     environment, claims = claim_gpus(2, {})
     assert environment == {"CUDA_VISIBLE_DEVICES": f"{gpus[1]},{gpus[2]}"} and other is not None
-    with pytest.raises(RuntimeError, match=r"1 GPU is needed, free of 3: 0; other runs have the rest"):
+    with pytest.raises(
+        RuntimeError, match=r"1 GPU is needed, free of 3: 0; other runs have the rest"
+    ):
         claim_gpus(1, {})
     other.close()
-    with pytest.raises(RuntimeError, match="1 GPU is needed, free of 1: 0"):  # of those that the person has named
+    with pytest.raises(
+        RuntimeError, match="1 GPU is needed, free of 1: 0"
+    ):  # of those that the person has named
         claim_gpus(1, {"CUDA_VISIBLE_DEVICES": "2"})
     assert claim_gpus(0, {"PATH": "x"}) == ({"PATH": "x"}, [])
     for held in claims:

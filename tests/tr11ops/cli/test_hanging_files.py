@@ -90,7 +90,11 @@ def test_a_run_directory_that_never_answers(
     ],
 )
 def test_a_file_that_does_not_answer_later(
-    bench: LocalBench, hang: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, line: str, read: str
+    bench: LocalBench,
+    hang: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    read: str,
 ) -> None:
     run_directory(bench).root.mkdir()
     for name in ("LOOK_SECONDS", "STOP_SECONDS"):  # what comes before it may take its time
@@ -99,7 +103,10 @@ def test_a_file_that_does_not_answer_later(
     monkeypatch.setattr(read, hang)
     answer = typed(bench, line)
     assert answer.code == 3 and "does not answer" in answer.err, (answer.out, answer.err)
-    assert not line.startswith(("kill", "pause", "resume")) or "stopped through the scheduler" in answer.err
+    assert (
+        not line.startswith(("kill", "pause", "resume"))
+        or "stopped through the scheduler" in answer.err
+    )
 
 
 def test_a_switch_that_cannot_be_read_back_is_set(
@@ -110,7 +117,8 @@ def test_a_switch_that_cannot_be_read_back_is_set(
     only_what_hangs_is_late(monkeypatch)
     switch = run_directory(bench).kill_switch
     monkeypatch.setattr(
-        "tr11ops.cli.stop.read_request", lambda path, kind: hang() if switch.exists() else read_request(path, kind)
+        "tr11ops.cli.stop.read_request",
+        lambda path, kind: hang() if switch.exists() else read_request(path, kind),
     )
     answer = bench.kill("--yes")
     assert answer.code == 0 and switch.exists() and f"kill switch set: {switch}" in answer.err
@@ -134,7 +142,11 @@ def test_queued_jobs_are_held_though_their_record_is_silent(
     with monkeypatch.context() as patch:
         patch.setattr("tr11ops.queue.held_jobs.forget_holds", hang)
         resumed = bench.tr11("resume", "--yes", "--run", str(bench.card), "--scheduler", "local")
-    assert resumed.code == 0 and "released: job 2" in resumed.err and "it stays on record" in resumed.err
+    assert (
+        resumed.code == 0
+        and "released: job 2" in resumed.err
+        and "it stays on record" in resumed.err
+    )
     assert not any(is_held(job) for job in bench.scheduler.jobs())
 
 

@@ -43,20 +43,30 @@ def test_a_card_is_written_loads_and_passes_the_doctor(bench: LocalBench) -> Non
     answer = bench.tr11("init", "--scheduler", "local", "--yes", *known)
     assert answer.code == 0 and "written: tr11.toml" in answer.err, answer.err
     text = (bench.folder / "tr11.toml").read_text()
-    assert all("#" in line for line in text.split("[slurm]")[1].splitlines() if line.startswith("nodes"))
+    assert all(
+        "#" in line for line in text.split("[slurm]")[1].splitlines() if line.startswith("nodes")
+    )
     doctor = bench.tr11("doctor", "--scheduler", "local")
     assert doctor.code == 0, doctor.err
     again = bench.tr11("init", "--scheduler", "local", "--yes")
     assert again.code == 1 and "tr11.toml is there: nothing was written" in again.err
     assert (bench.folder / "tr11.toml").read_text() == text
-    assert bench.tr11("init", "--scheduler", "local", "--yes", "--force", "--set", "run.name=other").code == 0
+    assert (
+        bench.tr11(
+            "init", "--scheduler", "local", "--yes", "--force", "--set", "run.name=other"
+        ).code
+        == 0
+    )
     assert load_card(bench.folder / "tr11.toml").run.name == "other"
 
 
 def test_what_a_rehearsal_leaves_behind_is_said(bench: LocalBench) -> None:
     words = ("init", "--scheduler", "local", "--yes", "--set", "model.sequence_length=16")
     answer = bench.tr11(*words, "--from", "rehearsal", "-o", "copy.toml")
-    assert answer.code == 0 and "[rehearsal] of rehearsal.toml is left out: this card trains" in answer.err
+    assert (
+        answer.code == 0
+        and "[rehearsal] of rehearsal.toml is left out: this card trains" in answer.err
+    )
     assert "\n[rehearsal]" not in (bench.folder / "copy.toml").read_text()
     assert "[rehearsal]" not in bench.tr11(*words).err
 
@@ -67,7 +77,9 @@ def test_no_one_to_ask_and_wrong_answers(bench: LocalBench) -> None:
     assert bench.tr11(*words, "--yes", "--set", "slurm.partition=no").code == 2
     answer = bench.tr11(*words, "--yes", "--set", "model.hiden_size=3")
     assert answer.code == 2 and "did you mean" in answer.err
-    assert bench.tr11(*words, "--yes", "--set", "model.attention_heads=7").code == 2  # a card that would not load
+    assert (
+        bench.tr11(*words, "--yes", "--set", "model.attention_heads=7").code == 2
+    )  # a card that would not load
     assert not (bench.folder / "tr11.toml").exists()
     assert not [path for path in bench.folder.iterdir() if path.name.startswith(".tr11")]
 
@@ -80,7 +92,9 @@ def test_the_partition_with_most_gpus_that_is_up_comes_first() -> None:
 
 @pytest.mark.parametrize("name", shipped_cards())
 @pytest.mark.parametrize("partition", [GPU, CPU], ids=["gpu", "cpu"])
-def test_every_shipped_card_fits_another_cluster(name: str, partition: Partition, tmp_path: Path) -> None:
+def test_every_shipped_card_fits_another_cluster(
+    name: str, partition: Partition, tmp_path: Path
+) -> None:
     base = example_tables(shipped_folder() / f"{name}.toml")
     [choice] = partition_choices((partition,), NODES)
     answers = Answers("mine", "mine-run", choice, proposed_nodes(choice, base), "six@a100")
@@ -90,7 +104,9 @@ def test_every_shipped_card_fits_another_cluster(name: str, partition: Partition
     card = load_card(path, keep_undefined=True)
     assert (card.slurm.partition, card.slurm.gpus_per_node) == (partition.name, choice.gpus)
     assert card.slurm.allocated_nodes <= choice.nodes and card.slurm.account == "six@a100"
-    assert partition.max_time_seconds is None or card.time_limit_seconds <= partition.max_time_seconds
+    assert (
+        partition.max_time_seconds is None or card.time_limit_seconds <= partition.max_time_seconds
+    )
     assert card.run.kill_switch is None and card.slurm.constraint is None
     assert "# who pays; yours: six@a100, six@v100" in path.read_text()
 
@@ -115,14 +131,17 @@ def test_a_size_names_nothing_of_the_original_site(name: str, bench: LocalBench)
     words = ("init", "--scheduler", "local", "--yes", "--preset", name, "-o", "sized.toml")
     assert bench.tr11(*words).code == 0
     text = (bench.folder / "sized.toml").read_text()
-    card = load_card(bench.folder / "sized.toml", environment={})  # no variable of another site is needed
+    card = load_card(
+        bench.folder / "sized.toml", environment={}
+    )  # no variable of another site is needed
     for theirs in ("bigscience", "idris", "six", "TR11_ALERT"):
         assert theirs not in text, theirs
     assert (card.backup.url, card.hub.repository) == (None, None) and not card.alerts.recipients
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("300B", 300 * 10**9), ("5e9", 5 * 10**9), ("1.5T", 15 * 10**11), ("300_000", 300_000)]
+    ("text", "count"),
+    [("300B", 300 * 10**9), ("5e9", 5 * 10**9), ("1.5T", 15 * 10**11), ("300_000", 300_000)],
 )
 def test_tokens_are_counted_as_people_write_them(text: str, count: int) -> None:
     assert token_count(text) == count
@@ -147,7 +166,9 @@ def test_size_tokens_and_account_are_options(bench: LocalBench) -> None:
         assert refused.code == 2 and text in refused.err
 
 
-def test_a_person_is_asked_for_size_and_tokens(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_person_is_asked_for_size_and_tokens(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tr11ops.cli.init.is_terminal", lambda: True)
     answers = {"Size of the model": "7b", "Tokens to train on": "10B"}
     asked: list[str] = []
@@ -168,9 +189,13 @@ def test_a_person_is_asked_for_size_and_tokens(bench: LocalBench, monkeypatch: p
 @pytest.mark.parametrize("name", [name for name in shipped_cards() if name != "rehearsal"])
 def test_every_shipped_card_is_a_start(name: str, bench: LocalBench) -> None:
     """Also those that count steps, read sentences, or have a vocabulary of pieces."""
-    answer = bench.tr11("init", "--scheduler", "local", "--yes", "--example", name, "-o", "mine.toml")
+    answer = bench.tr11(
+        "init", "--scheduler", "local", "--yes", "--example", name, "-o", "mine.toml"
+    )
     assert answer.code == 0, answer.err
-    doubled = bench.tr11("init", "--scheduler", "local", "--yes", "--example", name, "-o", "b.toml", "--tokens", "1B")
+    doubled = bench.tr11(
+        "init", "--scheduler", "local", "--yes", "--example", name, "-o", "b.toml", "--tokens", "1B"
+    )
     assert doubled.code == 0, doubled.err
     tables = tomllib.loads((bench.folder / "b.toml").read_text())
     one_step = tables["batch"]["global_batch_size"] * tables["model"]["sequence_length"]
@@ -178,8 +203,15 @@ def test_every_shipped_card_is_a_start(name: str, bench: LocalBench) -> None:
 
 
 def test_a_berts_first_data_is_sentences_and_pieces(bench: LocalBench) -> None:
-    words = ("--set", "tokenizer.vocabulary_size=300", "--set", "tokenizer.padded_vocabulary_size=384")
-    done = bench.tr11("init", "--scheduler", "local", "--yes", "--example", "bert-4l", "-o", "b.toml", *words)
+    words = (
+        "--set",
+        "tokenizer.vocabulary_size=300",
+        "--set",
+        "tokenizer.padded_vocabulary_size=384",
+    )
+    done = bench.tr11(
+        "init", "--scheduler", "local", "--yes", "--example", "bert-4l", "-o", "b.toml", *words
+    )
     assert done.code == 0, done.err
     card = load_card(bench.folder / "b.toml", environment={})
     [prefix], vocabulary = card.data.prefixes, Path(str(card.tokenizer.vocabulary_file))
@@ -207,7 +239,15 @@ def test_a_card_that_no_one_was_asked_for_only_tells_and_says_so(bench: LocalBen
 
 
 def test_options_say_who_is_told_and_that_tr11_may_act(bench: LocalBench) -> None:
-    words = ("--mail", "ana@example.org", "--mail", "bo@example.org", "--urls-file", "chats.txt", "--act")
+    words = (
+        "--mail",
+        "ana@example.org",
+        "--mail",
+        "bo@example.org",
+        "--urls-file",
+        "chats.txt",
+        "--act",
+    )
     answer = bench.tr11("init", "--scheduler", "local", "--yes", *words)
     assert answer.code == 0, answer.err
     card = load_card(bench.folder / "tr11.toml")
@@ -221,7 +261,9 @@ def test_a_person_is_asked_whether_it_may_act_with_all_that_it_then_does(
     bench: LocalBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tr11ops.cli.init.is_terminal", lambda: True)
-    given = {"Mail addresses for alerts, with commas (empty: none)": "ana@example.org, bo@example.org"}
+    given = {
+        "Mail addresses for alerts, with commas (empty: none)": "ana@example.org, bo@example.org"
+    }
     monkeypatch.setattr("typer.prompt", lambda question, default, err: given.get(question, default))
     asked: list[str] = []
 
@@ -235,7 +277,9 @@ def test_a_person_is_asked_whether_it_may_act_with_all_that_it_then_does(
     assert answer.code == 0, answer.err
     said = " ".join(answer.err.split())
     assert asked == ["May it act by itself"]
-    assert [power.trouble for power in POWERS if f"- {power.trouble}: {power.does}" not in said] == []
+    assert [
+        power.trouble for power in POWERS if f"- {power.trouble}: {power.does}" not in said
+    ] == []
     assert max(map(len, answer.err.splitlines())) <= 80
     card = load_card(bench.folder / "tr11.toml")
     assert card.watch.act and card.alerts.recipients == ["ana@example.org", "bo@example.org"]

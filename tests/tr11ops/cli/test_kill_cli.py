@@ -60,13 +60,18 @@ def test_another_runs_switch_is_not_touched(bench: LocalBench) -> None:
     answer = bench.kill("--yes", "--set", f"run.kill_switch={other}")
     assert answer.code == 2 and "belongs to another run" in answer.err and not other.exists()
     other.touch()
-    assert bench.kill("--release", "--yes", "--set", f"run.kill_switch={other}").code == 2 and other.exists()
+    assert (
+        bench.kill("--release", "--yes", "--set", f"run.kill_switch={other}").code == 2
+        and other.exists()
+    )
 
 
 def test_it_says_what_will_stop(bench: LocalBench) -> None:
     bench.block()
     bench.launch("--array", "1-3")
-    answer = bench.tr11("kill", "--run", str(bench.card), "--yes", "--json")  # where it was launched, unasked
+    answer = bench.tr11(
+        "kill", "--run", str(bench.card), "--yes", "--json"
+    )  # where it was launched, unasked
     assert answer.json["queued_tasks"] == 3 and answer.json["running"] == []
     assert "queued:     3 tasks of 2_[1-3%1]" in answer.err
 
@@ -76,13 +81,23 @@ def test_wait_reports_the_checkpoint(bench: LocalBench) -> None:
     answer = bench.kill("--yes", "--wait", "--json")
     assert answer.code == 0 and answer.json["running"] == [number]
     assert answer.json["ended"] == [
-        {"job_id": number, "is_over": True, "reason": "kill-switch", "iteration": 12, "checkpoint": 12}
+        {
+            "job_id": number,
+            "is_over": True,
+            "reason": "kill-switch",
+            "iteration": 12,
+            "checkpoint": 12,
+        }
     ]
-    assert f"job {number} ended (kill-switch) at iteration 12: checkpoint global_step12" in answer.err
+    assert (
+        f"job {number} ended (kill-switch) at iteration 12: checkpoint global_step12" in answer.err
+    )
 
 
 @pytest.mark.parametrize("end", [None, {**END, "reason": "error", "checkpoint_step": None}])
-def test_an_end_without_the_trainers_word_needs_a_person(bench: LocalBench, end: dict[str, object] | None) -> None:
+def test_an_end_without_the_trainers_word_needs_a_person(
+    bench: LocalBench, end: dict[str, object] | None
+) -> None:
     number = running(bench, trainer_script(bench, end))
     answer = bench.kill("--yes", "--wait")
     assert answer.code == 1 and f"job {number} ended" in answer.out
@@ -98,7 +113,9 @@ def test_waiting_gives_up_and_says_so(bench: LocalBench) -> None:
     assert f"job {number}: saving at iteration 7" in answer.err
 
 
-def test_a_silent_scheduler_does_not_keep_the_switch_unset(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_scheduler_does_not_keep_the_switch_unset(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = run_directory(bench)
     directory.root.mkdir()
     monkeypatch.setenv("PATH", "/nonexistent")
@@ -124,7 +141,9 @@ def test_a_person_is_asked(bench: LocalBench, typed: str, is_set: bool) -> None:
     ]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     try:
-        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+        process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+        )
         os.write(ours, typed.encode())
         assert process.wait(timeout=300) == (0 if is_set else 1)
     finally:

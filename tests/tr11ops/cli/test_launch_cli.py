@@ -68,8 +68,12 @@ def golden(bench: LocalBench, text: str) -> str:
     return re.sub(r"[\d.]+ [KMGT]?i?B free", "SPACE free", text)
 
 
-def test_dry_run_shows_the_plan_and_makes_nothing(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tr11ops.launch.facts.start_of_watchdog", lambda: "cron run")  # neither crontab nor Slurm
+def test_dry_run_shows_the_plan_and_makes_nothing(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tr11ops.launch.facts.start_of_watchdog", lambda: "cron run"
+    )  # neither crontab nor Slurm
     answer = bench.launch("--array", "1-3", "--dry-run")
     assert (answer.code, answer.err) == (0, "")
     assert golden(bench, answer.out) == DRY_RUN
@@ -80,32 +84,52 @@ def test_missing_folders_above_the_run_are_in_the_plan(bench: LocalBench) -> Non
     write_card(bench.folder, directory=bench.folder / "team" / "a" / "run")
     answer = bench.launch("--dry-run")
     assert answer.code == 0 and not (bench.folder / "team").exists()
-    assert f"         makes  2 missing folders above it, from {bench.folder / 'team'} on\n" in answer.out
+    assert (
+        f"         makes  2 missing folders above it, from {bench.folder / 'team'} on\n"
+        in answer.out
+    )
 
 
 def test_what_dry_run_shows_is_what_is_submitted(bench: LocalBench) -> None:
     bench.block()
     shown = bench.launch("--array", "1-3", "--dry-run", "--json").json
-    assert (shown["schema"], shown["submitted"], shown["job_id"], shown["dry_run"]) == (1, False, None, True)
+    assert (shown["schema"], shown["submitted"], shown["job_id"], shown["dry_run"]) == (
+        1,
+        False,
+        None,
+        True,
+    )
     done = bench.launch("--array", "1-3", "--json", "--reason", "first of all").json
     assert done["submitted"] and done["scheduler"] == "local"
     differing = {
-        key for key in shown["plan"] if golden(bench, str(shown["plan"][key])) != golden(bench, str(done["plan"][key]))
+        key
+        for key in shown["plan"]
+        if golden(bench, str(shown["plan"][key])) != golden(bench, str(done["plan"][key]))
     }
     assert differing == set()
     directory = run_directory(bench)
     [record] = directory.read_submissions()
-    assert (record.job_id, record.array, record.nodes, record.note) == (done["job_id"], "1-3%1", 2, "")
+    assert (record.job_id, record.array, record.nodes, record.note) == (
+        done["job_id"],
+        "1-3%1",
+        2,
+        "",
+    )
     paths = directory.submission(record.tag)
     assert paths.script.read_text() == done["plan"]["script"]
     assert paths.card_toml.read_text() == bench.card.read_text()
     card = read_json(paths.card)
     assert (
-        card is not None and card["slurm"]["workers_per_node"] == 1 and card["derived"]["card_hash"] == record.card_hash
+        card is not None
+        and card["slurm"]["workers_per_node"] == 1
+        and card["derived"]["card_hash"] == record.card_hash
     )
     assert {"python", "torch", "deepspeed", "tr11"} <= set(read_json(paths.versions) or {})
     [job] = [job for job in bench.living() if job.name == "small"]
-    assert job.pending_tasks == (1, 2, 3) and parse_comment(job.comment) == (record.tag, directory.mark)
+    assert job.pending_tasks == (1, 2, 3) and parse_comment(job.comment) == (
+        record.tag,
+        directory.mark,
+    )
     ledger = read_journal(directory.journal)
     assert ledger.faults == () and [(entry.kind, entry.why) for entry in ledger.entries] == [
         ("launch", "first of all"), ("submitted", "first of all"),
@@ -120,7 +144,8 @@ def test_a_second_launch_is_refused_unless_it_queues_behind(bench: LocalBench) -
     words = f"this run is already queued: job {first}_[1-2%1]; queue behind it with `--after {first}`, or stop it with"
     lines = [line for line in answer.out.splitlines() if line.split()[0] not in {"ok", "warning"}]
     assert (
-        lines == [f" refused  queue: {words} `tr11 kill --run {bench.card}`", "nothing was submitted"]
+        lines
+        == [f" refused  queue: {words} `tr11 kill --run {bench.card}`", "nothing was submitted"]
         and answer.err == ""
     )
     second = bench.launch("--array", "1-2", "--after", first, "--json")
@@ -145,32 +170,48 @@ def elsewhere(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_finished_run_is_said_to_be_so_and_queues_nothing(bench: LocalBench) -> None:
     directory = run_directory(bench)
     write_checkpoint(directory.paths.checkpoints, 64, MODEL)  # all samples of the card
-    write_json(directory.paths.end_marker("3"), to_builtins(EndMarker("finished", 8, 64, False, "", 5.0, "h", "3")))
+    write_json(
+        directory.paths.end_marker("3"),
+        to_builtins(EndMarker("finished", 8, 64, False, "", 5.0, "h", "3")),
+    )
     refused = bench.launch("--array", "1-3")
-    assert refused.code == 1 and "the training is finished, nothing is left to train: global_step64 has" in refused.out
+    assert (
+        refused.code == 1
+        and "the training is finished, nothing is left to train: global_step64 has" in refused.out
+    )
     assert "nothing was submitted" in refused.out and bench.living() == []
     answer = bench.launch("--array", "1-3", "--json")
-    assert (answer.code, answer.json["exit_code"], answer.json["submitted"], answer.json["jobs"]) == (1, 1, False, [])
+    assert (
+        answer.code,
+        answer.json["exit_code"],
+        answer.json["submitted"],
+        answer.json["jobs"],
+    ) == (1, 1, False, [])
     (check,) = (check for check in answer.json["checks"] if check["level"] == "refused")
     assert check["name"] == "batch.train_samples" and check["fix"] == "raise it to train on"
     more = bench.launch("--array", "1-3", "--set", "batch.train_samples=128", "--dry-run")
     assert more.code == 0 and "nothing is left" not in more.out
 
 
-def test_a_launch_from_another_folder_is_not_a_second_training(bench: LocalBench, elsewhere: Path) -> None:
+def test_a_launch_from_another_folder_is_not_a_second_training(
+    bench: LocalBench, elsewhere: Path
+) -> None:
     answer = bench.launch("--array", "1-1")
     assert answer.code == 1 and "queue: this run is already queued" in answer.out
     assert len(run_directory(bench).tags()) == 1 and not (elsewhere / "run").exists()
-    assert bench.tr11("status", "--run", str(bench.card), "--scheduler", "local", "--json").json["run"][
-        "directory"
-    ] == (str(bench.folder / "run"))
+    assert bench.tr11("status", "--run", str(bench.card), "--scheduler", "local", "--json").json[
+        "run"
+    ]["directory"] == (str(bench.folder / "run"))
 
 
 def test_a_copy_of_the_card_elsewhere_is_a_namesake(bench: LocalBench, elsewhere: Path) -> None:
     bench.card = write_card(elsewhere, directory=Path("run"))
     answer = bench.launch("--array", "1-1")
     assert answer.code == 1
-    assert f"has this run's name and is queued in {bench.folder / 'run'}; if that is the run you mean" in answer.out
+    assert (
+        f"has this run's name and is queued in {bench.folder / 'run'}; if that is the run you mean"
+        in answer.out
+    )
     assert not (elsewhere / "run").exists()
     assert bench.launch("--array", "1-1", "--allow-namesake").code == 0
     assert (elsewhere / "run").is_dir()
@@ -185,7 +226,9 @@ def test_a_run_that_was_launched_below_the_folder_goes_on_there(
     answer = bench.launch("--array", "1-1", "--dry-run")
     assert f"warning  paths: this run was launched from {elsewhere}" in answer.out
     assert answer.code == 1 and "queue: this run is already queued" in answer.out
-    assert card.read_text() == bench.card.read_text().replace(str(elsewhere / "cards"), str(bench.folder))
+    assert card.read_text() == bench.card.read_text().replace(
+        str(elsewhere / "cards"), str(bench.folder)
+    )
 
 
 def test_a_shipped_card_in_an_empty_folder_tells_the_next_steps(
@@ -203,7 +246,10 @@ def test_a_shipped_card_in_an_empty_folder_tells_the_next_steps(
     assert "tr11 data corpus --output demo-run/data/corpus.jsonl" in commands
     for command in commands:
         typed = shlex.split(command)[1:]
-        assert bench.tr11(*typed, *(["--min-bytes", "300000"] if typed[1] == "corpus" else [])).code == 0
+        assert (
+            bench.tr11(*typed, *(["--min-bytes", "300000"] if typed[1] == "corpus" else [])).code
+            == 0
+        )
     answer = bench.tr11(*words, "--dry-run")
     assert answer.code == 0, answer
     assert f"paths from  {folder} (where you type: the card ships with tr11)" in answer.out
@@ -212,13 +258,19 @@ def test_a_shipped_card_in_an_empty_folder_tells_the_next_steps(
 def test_damaged_data_and_mixtures_are_not_made_again(bench: LocalBench) -> None:
     (bench.folder / "data" / "corpus.idx").unlink()
     answer = bench.launch()
-    assert answer.code == 1 and "refused  data.prefixes" in answer.out and "tr11 data corpus" not in answer.out
+    assert (
+        answer.code == 1
+        and "refused  data.prefixes" in answer.out
+        and "tr11 data corpus" not in answer.out
+    )
     many = "data.prefixes=[" + ", ".join(f"'x{number}_text_document'" for number in range(9)) + "]"
     answer = bench.launch("--set", many)
     assert answer.code == 1 and "tr11 data corpus" not in answer.out
 
 
-def test_too_few_usable_nodes_are_told_to_the_sites_support(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_usable_nodes_are_told_to_the_sites_support(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.block()
     given = LocalScheduler.nodes
 
@@ -227,25 +279,45 @@ def test_too_few_usable_nodes_are_told_to_the_sites_support(bench: LocalBench, m
         return (replace(first, states=frozenset({"down"})), *rest)
 
     monkeypatch.setattr(LocalScheduler, "nodes", one_down)
-    support = ["resilience.support_address=assist@example.org", "alerts.recipients=['ana@example.org']"]
+    support = [
+        "resilience.support_address=assist@example.org",
+        "alerts.recipients=['ana@example.org']",
+    ]
     words = [*(word for text in (*support, "alerts.smtp_port=1") for word in ("--set", text))]
     assert bench.launch("--dry-run", *words).code == 0 and not (bench.folder / "run").exists()
     answer = bench.launch(*words)
     assert answer.code == 0 and "2 are needed, 1 can be used now" in answer.out
     assert "too few nodes can be used: told ana@example.org, assist@example.org" in answer.err
     [alert] = read_alert_state(run_directory(bench)).alert_state.open_alerts
-    assert alert.detector == "nodes-short" and "1 of 2 nodes can be used, 2 are needed" in alert.title
+    assert (
+        alert.detector == "nodes-short" and "1 of 2 nodes can be used, 2 are needed" in alert.title
+    )
     assert any("(down)" in line for line in alert.evidence)
 
 
 def test_two_launches_at_once_give_one_job(bench: LocalBench) -> None:
     bench.block()
     code = "from tr11ops.cli.main import run; run()"
-    command = [sys.executable, "-c", code, "launch", "--run", str(bench.card), "--array", "1-2", "--scheduler", "local"]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "launch",
+        "--run",
+        str(bench.card),
+        "--array",
+        "1-2",
+        "--scheduler",
+        "local",
+    ]
     root = str(Path(__file__).parents[3])
     started = [
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": root}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": root},
         )
         for _ in range(3)
     ]
@@ -282,7 +354,11 @@ def test_a_held_lock_refuses_and_a_dead_holder_does_not(bench: LocalBench) -> No
         (["--nodes", "3"], 2, "batch.global_batch_size = 8: must be divisible by"),
         (["--after", "abc"], 2, "--after = 'abc': is not a job id"),
         (["--scheduler", "pbs"], 2, "--scheduler 'pbs': must be one of slurm, local, auto"),
-        (["--set", "model.hiden_size=3"], 2, "model.hiden_size: is not a known key; did you mean 'model.hidden_size'?"),
+        (
+            ["--set", "model.hiden_size=3"],
+            2,
+            "model.hiden_size: is not a known key; did you mean 'model.hidden_size'?",
+        ),
         (
             ["--set", "model.attention_heads=3"],
             2,
@@ -293,7 +369,9 @@ def test_a_held_lock_refuses_and_a_dead_holder_does_not(bench: LocalBench) -> No
         (["--run", "missing.toml"], 2, "missing.toml"),
     ],
 )
-def test_bad_input_gets_one_line_and_leaves_nothing(bench: LocalBench, words: list[str], code: int, text: str) -> None:
+def test_bad_input_gets_one_line_and_leaves_nothing(
+    bench: LocalBench, words: list[str], code: int, text: str
+) -> None:
     answer = bench.launch("--array", "1-2", *words)
     assert answer.code == code and text in answer.out + answer.err
     assert bench.scheduler.jobs() == () and not (bench.folder / "run").exists()
@@ -301,13 +379,21 @@ def test_bad_input_gets_one_line_and_leaves_nothing(bench: LocalBench, words: li
 
 def test_the_embedded_schedulers_refusal_is_shown(bench: LocalBench) -> None:
     answer = bench.launch("--set", "slurm.constraint=a100")
-    assert answer.code == 1 and "scheduler: local refuses it: invalid constraint 'a100'" in answer.out
+    assert (
+        answer.code == 1 and "scheduler: local refuses it: invalid constraint 'a100'" in answer.out
+    )
 
 
-def test_an_unreachable_slurm_is_exit_3_and_submits_nothing(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    (bench.folder / "slurm.conf").write_text("ClusterName=gone\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=9\n")
+def test_an_unreachable_slurm_is_exit_3_and_submits_nothing(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bench.folder / "slurm.conf").write_text(
+        "ClusterName=gone\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=9\n"
+    )
     monkeypatch.setenv("SLURM_CONF", str(bench.folder / "slurm.conf"))
-    monkeypatch.setenv("PATH", "/nonexistent")  # without Slurm's commands, on every machine that runs this
+    monkeypatch.setenv(
+        "PATH", "/nonexistent"
+    )  # without Slurm's commands, on every machine that runs this
     answer = bench.launch("--scheduler", "slurm")
     assert answer.code == 3 and "nothing was submitted" in answer.out
     assert not (bench.folder / "run").exists()
@@ -369,4 +455,7 @@ def test_errors_as_json(bench: LocalBench) -> None:
     assert refused.json["exit_code"] == refused.code == 2 and refused.json["plan"] is None
     assert refused.json["checks"][2]["level"] == "refused" and "stranger" in refused.err
     usage = bench.launch("--array", "x", "--json")
-    assert usage.json["error"]["exit_code"] == usage.code == 2 and "--array = 'x'" in usage.json["error"]["lines"][0]
+    assert (
+        usage.json["error"]["exit_code"] == usage.code == 2
+        and "--array = 'x'" in usage.json["error"]["lines"][0]
+    )

@@ -46,7 +46,10 @@ def die(bench: LocalBench, when: str) -> None:
     """Launch from a client that is killed just before, or just after, the scheduler has taken the job."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run(
-        [sys.executable, "-c", DIES, when, str(bench.card)], env=environment, check=False, capture_output=True
+        [sys.executable, "-c", DIES, when, str(bench.card)],
+        env=environment,
+        check=False,
+        capture_output=True,
     )
     assert done.returncode == -signal.SIGKILL, done
 
@@ -74,7 +77,11 @@ def test_a_client_killed_before_the_job_was_taken_is_superseded(bench: LocalBenc
     answer = bench.launch("--array", "1-3")
     assert answer.code == 0 and "its job should come after all, it leaves at once" in answer.out
     first, second = run_directory(bench).read_submissions()
-    assert is_superseded(first) and first.note.endswith(second.tag) and second.job_id == own(bench)[0].raw_id
+    assert (
+        is_superseded(first)
+        and first.note.endswith(second.tag)
+        and second.job_id == own(bench)[0].raw_id
+    )
     assert len(own(bench)) == 1
 
 
@@ -103,10 +110,15 @@ def test_a_job_that_comes_while_a_launch_settles_stays_alone(
     lost = run_directory(bench).read_submissions()[0]
     plan = check_launch(job).plan
     assert plan is not None
-    job = replace(job, scheduler=ComesLate(replace(plan.request, comment=job.directory.comment(lost.tag))))
+    job = replace(
+        job, scheduler=ComesLate(replace(plan.request, comment=job.directory.comment(lost.tag)))
+    )
     with pytest.raises(LaunchBusy, match="of an earlier launch has just come"):
         carry_out(job, check_launch(job), "")
-    assert len(own(bench)) == 1 and run_directory(bench).read_submissions()[0].job_id == own(bench)[0].raw_id
+    assert (
+        len(own(bench)) == 1
+        and run_directory(bench).read_submissions()[0].job_id == own(bench)[0].raw_id
+    )
 
 
 def test_the_attempts_tell_of_a_job_that_slurm_has_forgotten(bench: LocalBench) -> None:
@@ -114,9 +126,13 @@ def test_the_attempts_tell_of_a_job_that_slurm_has_forgotten(bench: LocalBench) 
     die(bench, "before")
     directory = run_directory(bench)
     [lost] = directory.read_submissions()
-    write_json(directory.paths.attempt("812") / "attempt.json", {"submission": lost.tag, "array_id": "810"})
+    write_json(
+        directory.paths.attempt("812") / "attempt.json", {"submission": lost.tag, "array_id": "810"}
+    )
     assert bench.launch("--array", "1-3").code == 0
-    assert directory.read_submissions()[0].job_id == "810" and not is_superseded(directory.read_submissions()[0])
+    assert directory.read_submissions()[0].job_id == "810" and not is_superseded(
+        directory.read_submissions()[0]
+    )
 
 
 # ----------------------------------------------------------------------------- what a job does when it starts
@@ -128,7 +144,9 @@ def started(bench: LocalBench, record: Submission, number: str, said: list[str])
 
 
 def record_of(**changes: object) -> Submission:
-    values = Submission(new_tag(), "1", "local", 1.0, "me", "here", "small", "main", None, 2, "hash")
+    values = Submission(
+        new_tag(), "1", "local", 1.0, "me", "here", "small", "main", None, 2, "hash"
+    )
     return replace(values, **changes)  # type: ignore[arg-type]
 
 
@@ -142,7 +160,9 @@ def test_a_job_that_was_given_up_leaves_and_withdraws_its_tasks(bench: LocalBenc
     why = f"submission {job.submission} was given up for {other.tag} while no one knew whether this job exists"
     assert begin_attempt(job) == why
     assert own(bench) == [] and said == []
-    run_directory(bench).submission(other.tag).record.unlink()  # the scheduler had refused the other one
+    run_directory(bench).submission(
+        other.tag
+    ).record.unlink()  # the scheduler had refused the other one
     assert begin_attempt(job) == ""
 
 
@@ -155,8 +175,13 @@ def test_a_batch_job_that_was_given_up_trains_nothing(bench: LocalBench) -> None
     directory.write_submission(other)
     directory.write_submission(replace(record, note=f"{SUPERSEDED}{other.tag}"))
     bench.scheduler.cancel(blocker)
-    bench.wait(lambda jobs: all(job.state.is_final for job in jobs if job.array_id == number), seconds=240)
-    assert f"leaves without training: submission {record.tag} was given up" in directory.paths.main_log.read_text()
+    bench.wait(
+        lambda jobs: all(job.state.is_final for job in jobs if job.array_id == number), seconds=240
+    )
+    assert (
+        f"leaves without training: submission {record.tag} was given up"
+        in directory.paths.main_log.read_text()
+    )
     assert directory.attempt_ids() == [] and not directory.paths.metrics.exists()
 
 
@@ -176,7 +201,10 @@ def test_a_started_job_records_itself_if_its_client_could_not(bench: LocalBench)
     assert begin_attempt(job) == ""
     record = Submission.read(job.directory.submission(job.submission).record)
     assert record is not None and (record.job_id, record.note) == ("12", "")
-    assert begin_attempt(replace(job, submission="")) == "" and begin_attempt(replace(job, submission=new_tag())) == ""
+    assert (
+        begin_attempt(replace(job, submission="")) == ""
+        and begin_attempt(replace(job, submission=new_tag())) == ""
+    )
 
 
 def test_each_job_of_a_chain_queues_the_next_one_once(bench: LocalBench) -> None:
@@ -188,7 +216,9 @@ def test_each_job_of_a_chain_queues_the_next_one_once(bench: LocalBench) -> None
     said: list[str] = []
     card = prepare(str(bench.card), ["slurm.chain=self"], "local").card
     job = BatchJob(card, directory, str(first.job_id), first.tag, LocalScheduler(), said.append)
-    assert begin_attempt(job) == "" and begin_attempt(job) == ""  # a job that starts twice queues one
+    assert (
+        begin_attempt(job) == "" and begin_attempt(job) == ""
+    )  # a job that starts twice queues one
     _, second = directory.read_submissions()
     assert (second.chain, second.left, second.dependency) == ("self", 1, f"afterany:{first.job_id}")
     assert said == [f"tr11: job {second.job_id} is queued behind this one; 1 more is to follow it"]
@@ -209,7 +239,10 @@ def test_dependent_jobs_are_queued_one_behind_the_other(bench: LocalBench) -> No
     done = bench.launch("--array", "1-3", "--set", "slurm.chain=afterany", "--json").json
     records = run_directory(bench).read_submissions()
     assert done["jobs"] == [record.job_id for record in records] and len(records) == 3
-    assert [record.dependency for record in records] == [None, *(f"afterany:{number}" for number in done["jobs"][:2])]
+    assert [record.dependency for record in records] == [
+        None,
+        *(f"afterany:{number}" for number in done["jobs"][:2]),
+    ]
     again = bench.launch("--array", "1-2")
     assert again.code == 1 and f"--after {done['jobs'][-1]}" in again.out
     assert bench.launch("--array", "1-2", "--after", done["jobs"][-1]).code == 0
@@ -228,7 +261,10 @@ def test_repair_releases_what_tr11_held_after_showing_it(bench: LocalBench) -> N
         "reason": "error", "iteration": None, "checkpoint_step": None, "exit_status": 3, "message": "x", "held": [number]
     })  # fmt: skip
     shown = bench.launch("--repair", "--dry-run", "--json").json
-    assert shown["steps"][0] | {"why": ""} == {"action": "release", "job": number, "why": ""} and not shown["done"]
+    assert (
+        shown["steps"][0] | {"why": ""} == {"action": "release", "job": number, "why": ""}
+        and not shown["done"]
+    )
     assert bench.launch("--repair").code == 2  # no one can be asked
     assert "JobHeldUser" in own(bench)[0].reason
     assert bench.launch("--repair", "--yes", "--reason", "disk is back").code == 0

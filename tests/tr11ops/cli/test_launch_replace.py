@@ -42,11 +42,16 @@ def start_array(bench: LocalBench) -> str:
 
 def standing(bench: LocalBench) -> list[tuple[object, ...]]:
     """What a launch could change of the run's jobs; states and reasons move by themselves."""
-    return [(job.job_id, job.pending_tasks, job.dependency, job.excluded, job.comment) for job in own(bench)]
+    return [
+        (job.job_id, job.pending_tasks, job.dependency, job.excluded, job.comment)
+        for job in own(bench)
+    ]
 
 
 def edit_card(bench: LocalBench) -> None:
-    bench.card.write_text(bench.card.read_text().replace("learning_rate = 1e-3", "learning_rate = 2e-3"))
+    bench.card.write_text(
+        bench.card.read_text().replace("learning_rate = 1e-3", "learning_rate = 2e-3")
+    )
 
 
 def test_queued_attempts_get_the_new_card_behind_the_live_one(bench: LocalBench) -> None:
@@ -54,14 +59,18 @@ def test_queued_attempts_get_the_new_card_behind_the_live_one(bench: LocalBench)
     edit_card(bench)
     answer = bench.launch("--replace", "--yes", "--reason", "a smaller rate")
     assert answer.code == 0, answer
-    assert answer.out.startswith(f"launch: 2 attempts behind job {old}\ncancel {old}_[2-3%1]: the new card takes its")
+    assert answer.out.startswith(
+        f"launch: 2 attempts behind job {old}\ncancel {old}_[2-3%1]: the new card takes its"
+    )
     living, queued = own(bench)
     assert (living.job_id, living.state.is_active) == (f"{old}_1", True)
     assert queued.pending_tasks == (1, 2) and queued.dependency == f"afterany:{old}"
     [record] = directory_of(bench).read_submissions()
     card = read_json(directory_of(bench).submission(record.tag).card)
     assert card is not None and card["schedule"]["learning_rate"] == 2e-3
-    entries = [(entry.kind, entry.why) for entry in read_journal(directory_of(bench).journal).entries]
+    entries = [
+        (entry.kind, entry.why) for entry in read_journal(directory_of(bench).journal).entries
+    ]
     assert entries == [(kind, "a smaller rate") for kind in ("launch", "submitted", "replaced")]
 
 
@@ -80,11 +89,20 @@ def test_dry_run_shows_it_and_changes_nothing(bench: LocalBench) -> None:
     old = start_array(bench)
     before, files = standing(bench), set((bench.folder / "run").rglob("*"))
     answer = bench.launch("--replace", "--dry-run")
-    assert answer.code == 0 and f"cancel {old}_[2-3%1]" in answer.out and "starts after  " + old in answer.out
+    assert (
+        answer.code == 0
+        and f"cancel {old}_[2-3%1]" in answer.out
+        and "starts after  " + old in answer.out
+    )
     assert answer.out.endswith("nothing was changed (--dry-run)\n")
     assert standing(bench) == before and set((bench.folder / "run").rglob("*")) == files
     shown = bench.launch("--replace", "--dry-run", "--json").json
-    assert (shown["kind"], shown["resubmit"], shown["after"], shown["done"]) == ("replaced", 2, old, False)
+    assert (shown["kind"], shown["resubmit"], shown["after"], shown["done"]) == (
+        "replaced",
+        2,
+        old,
+        False,
+    )
 
 
 @pytest.mark.parametrize("fault", ["data", "kill switch", "scheduler"])
@@ -93,15 +111,25 @@ def test_a_refused_card_leaves_the_queue_as_it_was(
 ) -> None:
     start_array(bench)
     before = standing(bench)
-    words = {"data": ["data.prefixes=['none']"], "kill switch": [], "scheduler": ["slurm.constraint=a100"]}[fault]
+    words = {
+        "data": ["data.prefixes=['none']"],
+        "kill switch": [],
+        "scheduler": ["slurm.constraint=a100"],
+    }[fault]
     if fault == "kill switch":
         write_json(directory_of(bench).kill_switch, {"who": "ana"})
-    answer = bench.launch("--replace", "--yes", *(word for text in words for word in ("--set", text)))
-    assert answer.code == 1 and answer.out.endswith("nothing was submitted\nthe queue is as it was\n")
+    answer = bench.launch(
+        "--replace", "--yes", *(word for text in words for word in ("--set", text))
+    )
+    assert answer.code == 1 and answer.out.endswith(
+        "nothing was submitted\nthe queue is as it was\n"
+    )
     assert standing(bench) == before
 
 
-def test_what_cannot_be_cancelled_is_waited_for(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_cancelled_is_waited_for(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The scheduler falls silent between the two: the new attempts come after the old ones, never beside them."""
     bench.block()
     assert bench.launch("--array", "1-3").code == 0
@@ -121,7 +149,9 @@ def test_what_cannot_be_cancelled_is_waited_for(bench: LocalBench, monkeypatch: 
     assert again.code == 0 and len(own(bench)) == 1
 
 
-def test_a_queue_that_changes_while_looked_at_is_left_alone(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_changes_while_looked_at_is_left_alone(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.block()
     assert bench.launch("--array", "1-3").code == 0
     [old] = own(bench)
@@ -129,7 +159,9 @@ def test_a_queue_that_changes_while_looked_at_is_left_alone(bench: LocalBench, m
         "tr11ops.cli.launch_view.agree", lambda *_: bench.scheduler.cancel(f"{old.array_id}_2")
     )  # someone is quicker than the person who is asked
     answer = bench.launch("--replace")
-    assert answer.code == 1 and "the queue has changed meanwhile, and nothing was done" in answer.err
+    assert (
+        answer.code == 1 and "the queue has changed meanwhile, and nothing was done" in answer.err
+    )
     assert [job.array_id for job in own(bench)] == [old.array_id]
 
 

@@ -33,10 +33,16 @@ def test_a_run_is_one_line_that_says_what_status_says(recorded: Path) -> None:
         status = json.loads(typed(("status", "--json", *LOCAL))[1])
         [run] = json.loads(typed(("list", "run", "--json", *LOCAL))[1])["runs"]
     [_, line] = text.splitlines()
-    assert code == 0 and line.split()[:3] == ["stopped", "38/6253", "2.7689"] and line.endswith("  run")
+    assert (
+        code == 0
+        and line.split()[:3] == ["stopped", "38/6253", "2.7689"]
+        and line.endswith("  run")
+    )
     assert max(map(len, text.splitlines())) <= 80
     shared = set(run) & set(status) - {"eta"}
-    assert {key: run[key] for key in shared} == {key: status[key] for key in shared} and len(shared) >= 5
+    assert {key: run[key] for key in shared} == {key: status[key] for key in shared} and len(
+        shared
+    ) >= 5
     assert (run["directory"], run["name"], run["variant"]) == ("run", "small", "main")
 
 
@@ -45,8 +51,12 @@ def test_what_a_starting_run_lost_is_no_progress() -> None:
     for seen, words in ((starting, "31200/115311"), (snapshot(), "31219/115311")):
         run = ListedRun(Path("big"), status_of(seen, (), judge(seen, ())).document())
         [_, line] = _lines([run])
-        assert words in line and line.endswith("  big  (19 iterations again)" if seen is starting else "  big")
-        assert run.document()["iteration"] == 31219 and (run.document()["done_again"] is None) is (seen is not starting)
+        assert words in line and line.endswith(
+            "  big  (19 iterations again)" if seen is starting else "  big"
+        )
+        assert run.document()["iteration"] == 31219 and (run.document()["done_again"] is None) is (
+            seen is not starting
+        )
 
 
 def test_a_run_that_needs_a_person_says_why() -> None:
@@ -57,7 +67,9 @@ def test_a_run_that_needs_a_person_says_why() -> None:
     assert "without any sign of life" in " ".join(why) and max(map(len, why)) <= 80
 
 
-def test_an_unreadable_run_is_one_line_and_the_others_are_shown(recorded: Path, tmp_path: Path) -> None:
+def test_an_unreadable_run_is_one_line_and_the_others_are_shown(
+    recorded: Path, tmp_path: Path
+) -> None:
     (tmp_path / "never" / "state" / "submissions").mkdir(parents=True)
     broken = tmp_path / "broken" / "state" / "submissions" / "20260101-000000-00000000"
     broken.mkdir(parents=True)
@@ -71,9 +83,13 @@ def test_an_unreadable_run_is_one_line_and_the_others_are_shown(recorded: Path, 
         runs = json.loads(typed(("list", str(tmp_path), "--json", *LOCAL))[1])["runs"]
     lines = text.splitlines()[1:]
     assert code == 3 and [line.split()[0] for line in lines] == ["unknown"] * 3 + ["stopped"]
-    for line, why in zip(lines, ("card.json", "names another directory", "nothing was launched"), strict=False):
+    for line, why in zip(
+        lines, ("card.json", "names another directory", "nothing was launched"), strict=False
+    ):
         assert why in line
-    assert [(run["verdict"], run["exit_code"], run["iteration"]) for run in runs] == [("unknown", 3, None)] * 3
+    assert [(run["verdict"], run["exit_code"], run["iteration"]) for run in runs] == [
+        ("unknown", 3, None)
+    ] * 3
 
 
 def test_where_no_run_is_and_where_no_folder_is(recorded: Path, tmp_path: Path) -> None:
@@ -96,17 +112,28 @@ def test_each_page_is_listed_and_printed(recorded: Path) -> None:
     assert code == 0 and text.startswith("Hung\n") and "    tr11 status" in text.splitlines()
     for same in ("hung.md", "runbooks/hung.md"):
         assert typed(("runbook", same)) == (0, text)
-    assert typed(("runbook", "loss-spike"))[1] == typed(("runbook", "spike"))[1], "a detector's name finds its page"
-    for word, page in (("nan", "spike"), ("NaN", "spike"), ("oom", "unfinished-end"), ("disk", "filesystem-full")):
+    assert typed(("runbook", "loss-spike"))[1] == typed(("runbook", "spike"))[1], (
+        "a detector's name finds its page"
+    )
+    for word, page in (
+        ("nan", "spike"),
+        ("NaN", "spike"),
+        ("oom", "unfinished-end"),
+        ("disk", "filesystem-full"),
+    ):
         assert typed(("runbook", word))[1] == typed(("runbook", page))[1], word
     assert json.loads(typed(("runbook", "hung", "--json"))[1])["title"] == "Hung"
 
 
-def test_an_unknown_page_is_wrong_usage_and_the_nearest_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_page_is_wrong_usage_and_the_nearest_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     from tr11ops.cli.main import execute
 
     assert execute(["runbook", "hungg"]) == 2
-    assert capsys.readouterr().err == "tr11: NAME 'hungg': there is no such page; did you mean hung?\n"
+    assert (
+        capsys.readouterr().err == "tr11: NAME 'hungg': there is no such page; did you mean hung?\n"
+    )
     assert execute(["runbook", "warm-up"]) == 2
     assert "there is no such page; these speak of it: " in capsys.readouterr().err
     assert execute(["runbook", "start"]) == 2
@@ -125,20 +152,28 @@ def test_the_card_is_shown_as_written_and_as_resolved(recorded: Path) -> None:
         document = json.loads(typed(("config", "show", "--resolved", "--json"))[1])
     assert code == 0 and shown["run"]["directory"] == str(recorded / "run")
     assert (
-        shown["parallel"]["pipeline"] == written["parallel"]["pipeline"] and "step_timeout_minutes" in shown["parallel"]
+        shown["parallel"]["pipeline"] == written["parallel"]["pipeline"]
+        and "step_timeout_minutes" in shown["parallel"]
     )
-    assert document["resolved"] and document["card"]["slurm"]["nodes"] == 2 and document["derived"]["world_size"] == 4
+    assert (
+        document["resolved"]
+        and document["card"]["slurm"]["nodes"] == 2
+        and document["derived"]["world_size"] == 4
+    )
     # what is shown is a card that says the same
     (recorded / "again.toml").write_text(text)
     with beside(recorded):
         assert (
-            typed(("config", "show", "--resolved", "--run", "again.toml"))[1].splitlines()[1:] == text.splitlines()[1:]
+            typed(("config", "show", "--resolved", "--run", "again.toml"))[1].splitlines()[1:]
+            == text.splitlines()[1:]
         )
 
 
 def test_a_secret_in_a_card_is_not_shown(recorded: Path) -> None:
     with beside(recorded):
-        code, text = typed(("config", "show", "--set", "hub.endpoint=https://user:pass@hub.example"))
+        code, text = typed(
+            ("config", "show", "--set", "hub.endpoint=https://user:pass@hub.example")
+        )
     assert code == 2 and text == ""
 
 
@@ -150,7 +185,11 @@ def test_a_key_is_explained_as_the_page_has_it() -> None:
     assert (key["key"], key["default"], key["required"]) == ("watch.act", False, False)
     assert f"| `act` | true, false | `false` | {key['meaning']} |" in page
     code, text = typed(("config", "explain", "watch.act"))
-    assert code == 0 and text.startswith("watch.act = true, false; default false\n") and key["meaning"] in text
+    assert (
+        code == 0
+        and text.startswith("watch.act = true, false; default false\n")
+        and key["meaning"] in text
+    )
     assert typed(("config", "explain", "spare_nodes"))[1].startswith("slurm.spare_nodes = integer")
     assert "; required" in typed(("config", "explain", "run.name"))[1]
 
@@ -175,7 +214,9 @@ def test_every_key_and_section_is_explained_within_80_columns() -> None:
         ("xyzzy", "`tr11 config explain` lists the sections"),
     ],
 )
-def test_a_key_that_is_none_is_told_the_nearest(word: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_that_is_none_is_told_the_nearest(
+    word: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     from tr11ops.cli.main import execute
 
     assert execute(["config", "explain", word]) == 2

@@ -29,7 +29,9 @@ from trainer.contract.logline import format_step
 LOGS = Path(__file__).parents[2] / "data" / "logs"
 
 
-def following(sources: Callable[[], Sequence[LogSource]], count: int, pause: Callable[[], bool]) -> Iterator[str]:
+def following(
+    sources: Callable[[], Sequence[LogSource]], count: int, pause: Callable[[], bool]
+) -> Iterator[str]:
     """`label line` of what is followed from the last `count` lines on."""
     return (f"{label} {line}".strip() for label, line in follow(sources, Query(lines=count), pause))
 
@@ -39,7 +41,11 @@ def test_a_large_log_is_read_from_its_end(tmp_path: Path) -> None:
     with path.open("wb") as stream:
         stream.seek(20 << 30)  # sparse: reading it all would never end
         stream.write(b"\nfirst\n" + b"x" * (3 * BLOCK_BYTES) + b"\nlast\n")
-    assert [line[:5] for line in Follower(path, Query(lines=3)).begin()] == ["first", "xxxxx", "last"]
+    assert [line[:5] for line in Follower(path, Query(lines=3)).begin()] == [
+        "first",
+        "xxxxx",
+        "last",
+    ]
 
 
 def steps(*actions: Callable[[], object]) -> Callable[[], bool]:
@@ -112,7 +118,9 @@ def test_the_main_log(bench: LocalBench) -> None:
 def test_one_workers_log_and_one_nodes(bench: LocalBench) -> None:
     directory = run_directory(bench)
     assert "no worker has written a log yet" in logs(bench, "--rank", "0").err
-    for moment, (job, node, rank) in enumerate((("7", "x1", 0), ("8", "x1", 0), ("8", "x1", 1), ("8", "x2", 2))):
+    for moment, (job, node, rank) in enumerate(
+        (("7", "x1", 0), ("8", "x1", 0), ("8", "x1", 1), ("8", "x2", 2))
+    ):
         path = directory.worker_log(job, node, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"job {job} rank {rank}\n")
@@ -127,7 +135,9 @@ def test_one_workers_log_and_one_nodes(bench: LocalBench) -> None:
         in wrong.err
     )
     (directory.paths.attempt("7") / "attempt.json").write_text('{"array_id": "5", "task_id": 3}')
-    assert logs(bench, "--rank", "0", "--job", "5_3").out == "job 7 rank 0\n"  # as `tr11 status` names it
+    assert (
+        logs(bench, "--rank", "0", "--job", "5_3").out == "job 7 rank 0\n"
+    )  # as `tr11 status` names it
     assert logs(bench, "--node", "x9").code == 2
     assert logs(bench, "--rank", "0", "--job", "../8").code == 2
     assert logs(bench, "--rank", "-1").code == 2
@@ -141,7 +151,10 @@ def test_several_ranks_and_nodes(bench: LocalBench) -> None:
         path.write_text(f"rank {rank}\n")
     assert logs(bench, "--rank", "1-2").out == "[rank 1] rank 1\n[rank 2] rank 2\n"
     assert logs(bench, "--rank", "0,3").out == "[rank 0] rank 0\n[rank 3] rank 3\n"
-    assert logs(bench, "--node", "x1", "--node", "x2", "--rank", "1,2").out == "[rank 1] rank 1\n[rank 2] rank 2\n"
+    assert (
+        logs(bench, "--node", "x1", "--node", "x2", "--rank", "1,2").out
+        == "[rank 1] rank 1\n[rank 2] rank 2\n"
+    )
 
 
 def write_main_log(bench: LocalBench) -> RunDirectory:
@@ -159,7 +172,10 @@ def write_main_log(bench: LocalBench) -> RunDirectory:
     directory.paths.main_log.parent.mkdir(parents=True)
     directory.paths.main_log.write_text(text)
     ages = enumerate((9000, 8000, 7000, 60, 40, 20), 1)
-    times = (json.dumps({"kind": "step", "iteration": step, "time": time.time() - age}) for step, age in ages)
+    times = (
+        json.dumps({"kind": "step", "iteration": step, "time": time.time() - age})
+        for step, age in ages
+    )
     directory.paths.metrics.write_text("\n".join(times) + "\n")
     return directory
 
@@ -168,12 +184,17 @@ def test_parts_of_the_main_log(bench: LocalBench) -> None:
     write_main_log(bench)
     assert logs(bench, "--level", "warning").out == "[default0]:x.py:1: UserWarning: careful\n" * 2
     assert logs(bench, "--level", "WARNING", "-n", "1").out.count("careful") == 1
-    assert [line.split("/")[0].split()[-1] for line in logs(bench, "--grep", "iteration +3").out.splitlines()] == list(
-        "33"
-    )
+    assert [
+        line.split("/")[0].split()[-1]
+        for line in logs(bench, "--grep", "iteration +3").out.splitlines()
+    ] == list("33")
     assert logs(bench, "--iterations", "5").out.count("\n") == 3
     assert "PULSE" not in logs(bench, "--iterations", "5", "--no-pulse").out
-    assert logs(bench, "--attempt", "5_8").out.count("\n") == logs(bench, "--job", "8").out.count("\n") == 6
+    assert (
+        logs(bench, "--attempt", "5_8").out.count("\n")
+        == logs(bench, "--job", "8").out.count("\n")
+        == 6
+    )
     assert "iteration        3/" in logs(bench, "--since", "1h").out.splitlines()[0]
     assert logs(bench, "--since", "10s").out == ""
 
@@ -182,7 +203,9 @@ def test_the_summary(bench: LocalBench) -> None:
     write_main_log(bench)
     found = logs(bench, "--summary", "--json").json
     assert (found["schema"], found["steps"], found["last"]) == (1, 6, 5)
-    assert [start["attempt"] for start in found["starts"]] == ["7", "8"] and found["starts"][1]["redone"] == 1
+    assert [start["attempt"] for start in found["starts"]] == ["7", "8"] and found["starts"][1][
+        "redone"
+    ] == 1
     assert "7: first step 1" in logs(bench, "--summary").out
 
 
@@ -231,13 +254,18 @@ def test_escapes_are_not_printed(bench: LocalBench) -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_a_long_line_is_folded_between_words_and_loses_none(width: int) -> None:
-    line = " iteration      129/  421 | consumed samples:        2056 | lm loss: 5.410500E+00 | grad norm: 0.910 | " * 3
+    line = (
+        " iteration      129/  421 | consumed samples:        2056 | lm loss: 5.410500E+00 | grad norm: 0.910 | "
+        * 3
+    )
     shown = folded(line, width).splitlines()
     assert len(shown) > 1 and all(len(part) <= width for part in shown)
     assert all(part.startswith("    ") for part in shown[1:])
     assert "".join(" ".join(shown).split()) == "".join(line.split())
     assert max(map(len, folded("x" * 500, width).splitlines())) <= width
-    assert folded("short", width) == "short" and folded("\x1b[31m" + line, width) == "\x1b[31m" + line
+    assert (
+        folded("short", width) == "short" and folded("\x1b[31m" + line, width) == "\x1b[31m" + line
+    )
 
 
 def test_lines_are_folded_on_a_terminal_alone(
@@ -255,7 +283,9 @@ def test_lines_are_folded_on_a_terminal_alone(
 def test_filters_go_on_while_following(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("Traceback (most recent call last):\n")
-    pause = steps(append(path, "  File\n"), append(path, "OSError: x\nusual\n"), append(path, "WARNING: y"))
+    pause = steps(
+        append(path, "  File\n"), append(path, "OSError: x\nusual\n"), append(path, "WARNING: y")
+    )
     query = Query(LineQuery(level=30), lines=40)
     assert [line for _, line in follow(lambda: [LogSource("", path)], query, pause)] == [
         "Traceback (most recent call last):", "  File", "OSError: x", "WARNING: y",
@@ -269,7 +299,9 @@ def test_the_copy_on_the_hub(bench: LocalBench, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         assert bench.tr11("logs", "--remote", "big/logs", "-n", "2").out == "two\nthree\n"
         assert hub.asked[0][1] == "Bearer hf_notshown"
-        assert "none: no line of a step" in bench.tr11("logs", "--remote", "big/logs", "--summary").out
+        assert (
+            "none: no line of a step" in bench.tr11("logs", "--remote", "big/logs", "--summary").out
+        )
         missing = bench.tr11("logs", "--remote", "big/logs/other.txt")
         assert missing.code == 1 and "404" in missing.err and "notshown" not in missing.err
         hub.failures = [(503, "")] * 4
@@ -280,8 +312,18 @@ def test_the_copy_on_the_hub(bench: LocalBench, monkeypatch: pytest.MonkeyPatch)
 def test_ctrl_c_ends_following_without_a_word(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("one\n")
-    command = [sys.executable, "-c", "from tr11ops.cli.main import run; run()", "logs", "-f", "--file", str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-c",
+        "from tr11ops.cli.main import run; run()",
+        "logs",
+        "-f",
+        "--file",
+        str(path),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "one\n"
         append(path, "two\n")()
@@ -304,7 +346,9 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
         "--file",
         str(path),
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "a line\n"
         process.stdout.close()

@@ -24,7 +24,17 @@ from trainer.config.card import CardError, Problem
 from trainer.contract.errors import USAGE
 
 ROOT = Path(__file__).parents[3]
-HEAVY = {"torch", "numpy", "deepspeed", "transformers", "tokenizers", "pydantic", "jinja2", "gcsfs", "psutil"}
+HEAVY = {
+    "torch",
+    "numpy",
+    "deepspeed",
+    "transformers",
+    "tokenizers",
+    "pydantic",
+    "jinja2",
+    "gcsfs",
+    "psutil",
+}
 HEAVY_FOR_A_PAGE = {
     *HEAVY - {"pydantic", "psutil"}, "apprise", "apscheduler", "asyncio", "fsspec", "httpx", "huggingface_hub",
     "multiprocessing", "plotly", "prometheus_client", "requests", "rich.markdown", "submitit", "tenacity", "tensorboard",
@@ -90,10 +100,16 @@ def test_the_front_page_names_every_command_in_80_columns() -> None:
         (Refusal("not this way", 2), 2, "not this way"),
         (OSError(28, "No space left on device", "/run/x"), 1, "/run/x: No space left on device"),
         (KeyboardInterrupt(), 1, "interrupted; nothing more was done"),
-        (RuntimeError("a\nb"), 1, "an error of tr11 itself: RuntimeError: a b (TR11_DEBUG=1 shows where)"),
+        (
+            RuntimeError("a\nb"),
+            1,
+            "an error of tr11 itself: RuntimeError: a b (TR11_DEBUG=1 shows where)",
+        ),
     ],
 )
-def test_every_error_is_one_line_and_a_documented_code(error: BaseException, code: int, words: str) -> None:
+def test_every_error_is_one_line_and_a_documented_code(
+    error: BaseException, code: int, words: str
+) -> None:
     found, text = main.explain(error, "launch")
     assert found == code and text.startswith(words) and "\n" not in text
 
@@ -101,12 +117,20 @@ def test_every_error_is_one_line_and_a_documented_code(error: BaseException, cod
 def test_a_misspelt_command_is_told_the_nearest() -> None:
     done = fresh(TYPED, "luanch")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "tr11: No such command 'luanch'. Did you mean 'launch'? (see tr11 --help)\n"
+    assert (
+        done.stderr == "tr11: No such command 'luanch'. Did you mean 'launch'? (see tr11 --help)\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("stop", "kill"), ("cancel", "kill"), ("queue", "status"), ("restart", "resume"), ("ckpt", "checkpoints list")],
+    [
+        ("stop", "kill"),
+        ("cancel", "kill"),
+        ("queue", "status"),
+        ("restart", "resume"),
+        ("ckpt", "checkpoints list"),
+    ],
 )
 def test_what_people_type_first_is_told_the_command(typed: str, meant: str) -> None:
     done = fresh(TYPED, typed, "--yes")
@@ -189,15 +213,21 @@ def playground() -> Iterator[Path]:
         os.chdir(before)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.sampled_from(["launch", "kill", "logs"]), st.lists(WORDS, max_size=5))
 @example("launch", ["--run", "demo"])
 @example("launch", ["--run", "demo", "--json"])
-def test_whatever_is_typed_no_traceback_and_a_documented_code(playground: Path, command: str, words: list[str]) -> None:
+def test_whatever_is_typed_no_traceback_and_a_documented_code(
+    playground: Path, command: str, words: list[str]
+) -> None:
     out, err = io.StringIO(), io.StringIO()
     safe = ["--dry-run"] if command == "launch" else []
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main.execute([command, *safe, *(word for word in words if word not in {"-f", "--follow"})])
+        code = main.execute(
+            [command, *safe, *(word for word in words if word not in {"-f", "--follow"})]
+        )
     text = out.getvalue() + err.getvalue()
     assert code in {0, 1, 2, 3}, (command, words, code)
     assert "Traceback" not in text and "an error of tr11 itself" not in text, (command, words, text)

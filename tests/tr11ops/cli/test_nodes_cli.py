@@ -20,7 +20,15 @@ from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.detect import exclusion_cap
 from tr11ops.health.base import CheckOutcome, CheckResult
-from tr11ops.nodes.check import DIED, NodeCheck, check_nodes, judge, told, ways, without_failing_checks
+from tr11ops.nodes.check import (
+    DIED,
+    NodeCheck,
+    check_nodes,
+    judge,
+    told,
+    ways,
+    without_failing_checks,
+)
 from tr11ops.nodes.health_job import HealthRequest, results_of
 from tr11ops.nodes.names import resolve
 from tr11ops.nodes.note import support_note
@@ -66,19 +74,37 @@ def test_list_shows_every_node_once(nodes, bench: LocalBench) -> None:
     assert rows["gone07"]["state"] is None and rows["gone07"]["exclusion"]["until"] is None
     shown = nodes("list").out
     assert "for 3 d" in shown and "no expiry" in shown and "\x1b" not in shown
-    assert [row["node"] for row in nodes("list", "--excluded", "--json").json["nodes"]] == ["gone07", TWO]
+    assert [row["node"] for row in nodes("list", "--excluded", "--json").json["nodes"]] == [
+        "gone07",
+        TWO,
+    ]
     assert [row["node"] for row in nodes("list", ONE, "--json").json["nodes"]] == [ONE]
 
 
 def test_list_shows_how_a_node_stands_and_what_comes_next(nodes, bench: LocalBench) -> None:
     directory = run_directory(bench)
-    exclude(directory, TWO, why="it died again", owner="tr11", days=3.5, state=NodeStanding.AVOID, fault="died")
-    seen = Exclusion(ONE, "it died", "tr11", evidence=("rank 3: SIGSEGV",), state="suspect", fault="died")
+    exclude(
+        directory,
+        TWO,
+        why="it died again",
+        owner="tr11",
+        days=3.5,
+        state=NodeStanding.AVOID,
+        fault="died",
+    )
+    seen = Exclusion(
+        ONE, "it died", "tr11", evidence=("rank 3: SIGSEGV",), state="suspect", fault="died"
+    )
     revise(directory, lambda version: replace(version, suspects=(seen,)))
     rows = {row["node"]: row for row in nodes("list", "--json").json["nodes"]}
     assert rows[ONE]["exclusion"] is None and rows[TWO]["suspicion"] is None
-    assert (rows[ONE]["suspicion"]["state"], rows[ONE]["suspicion"]["evidence"]) == ("suspect", ["rank 3: SIGSEGV"])
-    assert rows[TWO]["exclusion"]["state"] == "avoid" and "exclude" in rows[TWO]["exclusion"]["next"]
+    assert (rows[ONE]["suspicion"]["state"], rows[ONE]["suspicion"]["evidence"]) == (
+        "suspect",
+        ["rank 3: SIGSEGV"],
+    )
+    assert (
+        rows[TWO]["exclusion"]["state"] == "avoid" and "exclude" in rows[TWO]["exclusion"]["next"]
+    )
     shown = nodes("list")
     said = " ".join(shown.out.split())
     assert "one more fault: avoid" in said and "one more of this kind: exclude" in said
@@ -101,7 +127,9 @@ def test_list_shows_how_a_node_stands_and_what_comes_next(nodes, bench: LocalBen
     ],
 )
 @pytest.mark.parametrize("command", ["list", "check", "exclude", "include"])
-def test_names_that_cannot_be_meant_are_refused(nodes, bench: LocalBench, command: str, name: str, words: str) -> None:
+def test_names_that_cannot_be_meant_are_refused(
+    nodes, bench: LocalBench, command: str, name: str, words: str
+) -> None:
     answer = nodes(command, name)
     words = words.replace("{card}", str(bench.card))
     assert answer.code == 2 and words in answer.err and len(answer.err.splitlines()) == 1
@@ -112,7 +140,18 @@ def test_exclude_is_previewed_then_done_and_kept_in_history(nodes, bench: LocalB
     preview = nodes("exclude", THREE, "--reason", "Xid 79", "--dry-run", "--json")
     assert (preview.code, preview.json["action"], listed(bench)) == (0, "would-exclude", [])
     assert nodes("exclude", THREE).code == 2  # no one can be asked
-    done = nodes("exclude", THREE, "--reason", "Xid 79", "--days", "7", "--evidence", "seen twice", "--yes", "--json")
+    done = nodes(
+        "exclude",
+        THREE,
+        "--reason",
+        "Xid 79",
+        "--days",
+        "7",
+        "--evidence",
+        "seen twice",
+        "--yes",
+        "--json",
+    )
     assert (done.code, done.json["nodes"], done.json["failed"]) == (0, [THREE], [])
     [entry] = read_version(run_directory(bench).exclusions).exclusions
     assert entry.why == "Xid 79" and entry.evidence == ("seen twice",)
@@ -143,7 +182,12 @@ def test_queued_work_of_the_run_follows_and_no_other(nodes, bench: LocalBench) -
 def test_never_below_what_the_run_needs(nodes, bench: LocalBench) -> None:
     answer = nodes("exclude", "local-node[1-2]", "--yes")
     assert answer.code == 1 and "of the partition's 4 nodes at most 1 may be excluded" in answer.err
-    assert nodes("exclude", "local-node[1-3]", "--yes", "--set", "resilience.exclusion_cap_percent=100").code == 1
+    assert (
+        nodes(
+            "exclude", "local-node[1-3]", "--yes", "--set", "resilience.exclusion_cap_percent=100"
+        ).code
+        == 1
+    )
     assert listed(bench) == []
     assert nodes("exclude", ONE, "--yes").code == 0
     assert nodes("exclude", TWO, "--yes").code == 1
@@ -151,13 +195,21 @@ def test_never_below_what_the_run_needs(nodes, bench: LocalBench) -> None:
     assert listed(bench) == [ONE]
 
 
-def test_exclude_tells_how_many_more_may_be_and_that_tr11_stops_at_the_cap(nodes, bench: LocalBench) -> None:
+def test_exclude_tells_how_many_more_may_be_and_that_tr11_stops_at_the_cap(
+    nodes, bench: LocalBench
+) -> None:
     preview = nodes("exclude", ONE, "--dry-run", *CAP)
-    assert "after this 1 more node may be excluded: of the partition's 4 nodes at most 2" in preview.err
+    assert (
+        "after this 1 more node may be excluded: of the partition's 4 nodes at most 2"
+        in preview.err
+    )
     assert nodes("exclude", ONE, "--dry-run", "--json", *CAP).json["may_exclude"] == 1
     assert nodes("exclude", ONE, "--yes", "--json", *CAP).json["may_exclude"] == 1
     done = nodes("exclude", TWO, "--yes", *CAP)
-    assert "after this no more may be excluded" in done.err and "tr11 excludes no bad node by itself" in done.err
+    assert (
+        "after this no more may be excluded" in done.err
+        and "tr11 excludes no bad node by itself" in done.err
+    )
     beyond = nodes("exclude", THREE, "--dry-run", "--json", "--force", "--reason", "smoke", *CAP)
     assert beyond.json["may_exclude"] == 0
 
@@ -168,11 +220,17 @@ def test_what_the_cap_names_where_all_excluded_nodes_are_dead_helps(
     """The note for the site is written; the percentage lets one more be excluded, in the queue too."""
     exclude(run_directory(bench), ONE, why="lost to the scheduler", owner="tr11", days=3)
     dead = {ONE: frozenset({"down"})}
-    there = tuple(replace(one, states=dead.get(one.name, one.states)) for one in bench.scheduler.nodes())
+    there = tuple(
+        replace(one, states=dead.get(one.name, one.states)) for one in bench.scheduler.nodes()
+    )
     entries = read_version(run_directory(bench).exclusions).exclusions
     given = operated(nodes=there, exclusions=entries, readmissions=())
-    facts = facts_with(given.run.operation, exclusion_cap_percent=None, allocated_nodes=2, partition="")
-    (told,) = exclusion_cap.detect(replace(given, run=facts_with(given.run, nodes=2, operation=facts)))
+    facts = facts_with(
+        given.run.operation, exclusion_cap_percent=None, allocated_nodes=2, partition=""
+    )
+    (told,) = exclusion_cap.detect(
+        replace(given, run=facts_with(given.run, nodes=2, operation=facts))
+    )
     monkeypatch.chdir(tmp_path)
     of_run = ("--run", str(bench.card), "--scheduler", "local")
     assert bench.tr11(*shlex.split(told.fix)[1:], *of_run).code == 0
@@ -189,10 +247,16 @@ def test_what_the_cap_names_where_all_excluded_nodes_are_dead_helps(
 def test_a_person_may_exclude_more_with_a_reason_which_is_kept(nodes, bench: LocalBench) -> None:
     assert nodes("exclude", ONE, "--yes").code == 0
     refused = nodes("exclude", TWO, "--yes")
-    assert refused.code == 1 and f"`tr11 nodes exclude --run {bench.card} {TWO} --force --reason REASON`" in refused.err
+    assert (
+        refused.code == 1
+        and f"`tr11 nodes exclude --run {bench.card} {TWO} --force --reason REASON`" in refused.err
+    )
     assert nodes("exclude", TWO, "--yes", "--force").code == 2, "not without a reason"
     preview = nodes("exclude", f"{TWO},{THREE}", "--force", "--reason", "smoke", "--dry-run")
-    assert preview.code == 0 and "1 usable node is left, too few for an attempt, which needs 2" in preview.err
+    assert (
+        preview.code == 0
+        and "1 usable node is left, too few for an attempt, which needs 2" in preview.err
+    )
     assert nodes("exclude", TWO, "--yes", "--force", "--reason", "smoke").code == 0
     assert listed(bench) == [ONE, TWO]
     (event,) = nodes("history", TWO, "--json").json["events"]
@@ -206,7 +270,9 @@ def test_impossible_days_are_refused(nodes, bench: LocalBench, days: str) -> Non
 
 
 def test_a_run_without_a_directory_gets_no_list(bench: LocalBench) -> None:
-    answer = bench.tr11("nodes", "exclude", ONE, "--run", str(bench.card), "--scheduler", "local", "--yes")
+    answer = bench.tr11(
+        "nodes", "exclude", ONE, "--run", str(bench.card), "--scheduler", "local", "--yes"
+    )
     assert answer.code == 1 and "does not exist" in answer.err
     assert not run_directory(bench).root.exists()
 
@@ -239,8 +305,14 @@ def test_check_and_include(nodes, bench: LocalBench) -> None:
     assert nodes("include", ONE, "--yes").code == 0  # nothing to do
     answer = nodes("check", ONE, TWO, "--json", "--set", bad)
     assert answer.code == 1
-    assert [(row["node"], row["result"]) for row in answer.json["nodes"]] == [(ONE, "bad"), (TWO, "bad")]
-    kinds = [(event["kind"], event.get("result")) for event in nodes("history", ONE, "--json").json["events"]]
+    assert [(row["node"], row["result"]) for row in answer.json["nodes"]] == [
+        (ONE, "bad"),
+        (TWO, "bad"),
+    ]
+    kinds = [
+        (event["kind"], event.get("result"))
+        for event in nodes("history", ONE, "--json").json["events"]
+    ]
     assert kinds == [
         ("node-excluded", None), ("node-checked", "bad"), ("node-checked", "fine"), ("node-included", None),
         ("node-checked", "bad"),
@@ -253,7 +325,9 @@ def test_a_node_that_cannot_be_checked_is_looked_at_before_anyone_is_asked(
 ) -> None:
     """The way past is named: what a site cannot check, and the unchecked inclusion."""
     asked: list[str] = []
-    monkeypatch.setattr("tr11ops.cli.nodes_change.agree", lambda question, yes: asked.append(question))
+    monkeypatch.setattr(
+        "tr11ops.cli.nodes_change.agree", lambda question, yes: asked.append(question)
+    )
     exclude(run_directory(bench), ONE, why="Xid 79", owner="tr11", days=3)
     refused = nodes("include", ONE, "--yes", "--set", own_script(bench.folder, "exit 2"))
     assert (refused.code, asked, listed(bench)) == (1, [], [ONE])
@@ -277,7 +351,9 @@ def on_record(bench: LocalBench, **outcomes: str) -> None:
         (folder / f"{node.replace('_', '-')}.json").write_text(json.dumps({"checks": checks}))
 
 
-def test_a_check_that_no_other_node_could_make_either_keeps_no_node_out(nodes, bench: LocalBench) -> None:
+def test_a_check_that_no_other_node_could_make_either_keeps_no_node_out(
+    nodes, bench: LocalBench
+) -> None:
     """The command that a mail names works on a site without nvidia-smi; what was not checked is said."""
     unsure = ("--set", own_script(bench.folder, "exit 3"))
     exclude(run_directory(bench), ONE, why="Xid 79", owner="tr11", days=1e-9)
@@ -288,7 +364,9 @@ def test_a_check_that_no_other_node_could_make_either_keeps_no_node_out(nodes, b
     exclude(run_directory(bench), ONE, why="Xid 79", owner="tr11", days=1e-9)
     due = nodes("check", "--due", "--json", *unsure)
     assert (due.code, due.json["readmitted"], listed(bench)) == (0, [ONE], [])
-    exclude(run_directory(bench), ONE, why="health check script:own.sh: smoke", owner="tr11", days=1e-9)
+    exclude(
+        run_directory(bench), ONE, why="health check script:own.sh: smoke", owner="tr11", days=1e-9
+    )
     assert nodes("include", ONE, "--yes", *unsure).code == 1, "it is what the node was excluded for"
 
 
@@ -309,7 +387,9 @@ def test_a_node_that_is_lost_now_is_not_offered_past_its_check(
 
     def one_is_lost(self: LocalScheduler) -> tuple[Node, ...]:
         states = {ONE: frozenset(words.split())}
-        return tuple(replace(node, states=states.get(node.name, node.states)) for node in seen(self))
+        return tuple(
+            replace(node, states=states.get(node.name, node.states)) for node in seen(self)
+        )
 
     monkeypatch.setattr(LocalScheduler, "nodes", one_is_lost)
     exclude(run_directory(bench), ONE, why="lost to the scheduler", owner="ana", days=3)
@@ -323,7 +403,9 @@ def test_a_node_that_is_lost_now_is_not_offered_past_its_check(
 def test_no_node_is_checked_where_no_one_can_be_asked(nodes, bench: LocalBench) -> None:
     exclude(run_directory(bench), ONE, why="Xid 79", owner="tr11", days=3)
     assert nodes("include", ONE).code == 2 and listed(bench) == [ONE]
-    assert [event["kind"] for event in nodes("history", ONE, "--json").json["events"]] == ["node-excluded"]
+    assert [event["kind"] for event in nodes("history", ONE, "--json").json["events"]] == [
+        "node-excluded"
+    ]
 
 
 def test_due_nodes_are_checked_before_they_come_back(nodes, bench: LocalBench) -> None:
@@ -345,9 +427,17 @@ def test_due_nodes_are_checked_before_they_come_back(nodes, bench: LocalBench) -
 
 def test_a_node_is_fine_when_all_its_checks_were_made() -> None:
     def of(*results: CheckOutcome) -> NodeCheck:
-        return told("n1", tuple(CheckResult(f"check-{n}", result, "why") for n, result in enumerate(results)))
+        return told(
+            "n1",
+            tuple(CheckResult(f"check-{n}", result, "why") for n, result in enumerate(results)),
+        )
 
-    fine, warning, bad, unknown = CheckOutcome.FINE, CheckOutcome.WARNING, CheckOutcome.BAD, CheckOutcome.UNKNOWN
+    fine, warning, bad, unknown = (
+        CheckOutcome.FINE,
+        CheckOutcome.WARNING,
+        CheckOutcome.BAD,
+        CheckOutcome.UNKNOWN,
+    )
     for checks, result, is_judged in (
         ((fine, fine), fine, True),
         ((fine, warning), warning, True),
@@ -357,18 +447,37 @@ def test_a_node_is_fine_when_all_its_checks_were_made() -> None:
         ((unknown,), unknown, False),
     ):
         assert (of(*checks).result, of(*checks).is_judged) == (result, is_judged), checks
-    assert of(fine, unknown, unknown).why == "2 of 3 checks could not be made (check-1, check-2): why"
+    assert (
+        of(fine, unknown, unknown).why == "2 of 3 checks could not be made (check-1, check-2): why"
+    )
 
 
 def test_checks_that_cannot_be_made_are_no_pass(nodes, bench: LocalBench) -> None:
     unsure = own_script(bench.folder, "echo 'no such tool'; exit 3")
     answer = nodes("check", ONE, "--set", unsure)
-    assert answer.code == 3 and "UNKNOWN" in answer.out and "1 of 8 checks could not be made" in answer.out
-    assert "1 node is not known to be fine, of 1" in answer.err and "resilience.skip_checks" in answer.err
+    assert (
+        answer.code == 3
+        and "UNKNOWN" in answer.out
+        and "1 of 8 checks could not be made" in answer.out
+    )
+    assert (
+        "1 node is not known to be fine, of 1" in answer.err
+        and "resilience.skip_checks" in answer.err
+    )
     exclude(run_directory(bench), ONE, why="Xid 79", owner="tr11", days=1e-9)
     due = nodes("check", "--due", "--json", "--set", unsure)
-    assert (due.code, due.json["readmitted"], due.json["prolonged"]) == (3, [], []) and listed(bench) == [ONE]
-    left_out = nodes("check", "--due", "--json", "--set", unsure, "--set", 'resilience.skip_checks=["script:own.sh"]')
+    assert (due.code, due.json["readmitted"], due.json["prolonged"]) == (3, [], []) and listed(
+        bench
+    ) == [ONE]
+    left_out = nodes(
+        "check",
+        "--due",
+        "--json",
+        "--set",
+        unsure,
+        "--set",
+        'resilience.skip_checks=["script:own.sh"]',
+    )
     assert left_out.json["readmitted"] == [ONE]
 
 
@@ -376,13 +485,24 @@ def test_a_check_that_never_answers_is_unknown(nodes, bench: LocalBench) -> None
     hangs = own_script(bench.folder, "sleep 600")
     answer = nodes("check", ONE, "--timeout", "3", "--json", "--set", hangs)
     assert answer.code == 3
-    assert answer.json["nodes"][0]["result"] == "unknown" and "no answer within 3 s" in answer.json["nodes"][0]["why"]
+    assert (
+        answer.json["nodes"][0]["result"] == "unknown"
+        and "no answer within 3 s" in answer.json["nodes"][0]["why"]
+    )
 
 
 def test_the_note_to_the_site(nodes, bench: LocalBench) -> None:
     address = ("--set", "resilience.support_address=help@site.example")
     assert nodes("list", "--report", "-").code == 1  # nothing to report
-    nodes("exclude", THREE, "--reason", "Xid 79", "--evidence", "job 105: GPU has fallen off the bus", "--yes")
+    nodes(
+        "exclude",
+        THREE,
+        "--reason",
+        "Xid 79",
+        "--evidence",
+        "job 105: GPU has fallen off the bus",
+        "--yes",
+    )
     note = nodes("list", THREE, "--report", "-", *address).out
     assert note.startswith("To: help@site.example\nSubject: Faulty node local-node3\n")
     assert "Xid 79 (seen 20" in note and "    job 105: GPU has fallen off the bus\n" in note
@@ -392,7 +512,15 @@ def test_the_note_to_the_site(nodes, bench: LocalBench) -> None:
 
 # ------------------------------------------------------------------ pure
 def job(state: JobState, **changes: object) -> Job:
-    plain = {"job_id": "5", "raw_id": "5", "array_id": None, "task_id": None, "name": "n", "user": "me", "state": state}
+    plain = {
+        "job_id": "5",
+        "raw_id": "5",
+        "array_id": None,
+        "task_id": None,
+        "name": "n",
+        "user": "me",
+        "state": state,
+    }
     return Job(**{**plain, **changes})
 
 
@@ -421,15 +549,28 @@ def test_a_dead_job_speaks_against_a_node_only_if_others_ran() -> None:
 
 def test_a_check_that_fails_everywhere_speaks_against_no_node() -> None:
     """Neither is one of them prolonged on the list by it, nor is one let back in."""
-    fans, memory = ("script:fans.sh", CheckOutcome.BAD, "fan: 3"), ("memory", CheckOutcome.FINE, "yes")
+    fans, memory = (
+        ("script:fans.sh", CheckOutcome.BAD, "fan: 3"),
+        ("memory", CheckOutcome.FINE, "yes"),
+    )
     bad = [told(name, (CheckResult(*fans), CheckResult(*memory))) for name in "abc"]
     found = without_failing_checks(tuple(bad))
-    assert [entry.result for entry in found] == ["unknown"] * 3 and not any(entry.is_judged for entry in found)
-    assert "script:fans.sh): it failed on 3 nodes, so that it is not the nodes: fan: 3" in found[0].why
-    fine = tuple(told(name, (CheckResult("script:fans.sh", CheckOutcome.FINE, ""),)) for name in "defg")
+    assert [entry.result for entry in found] == ["unknown"] * 3 and not any(
+        entry.is_judged for entry in found
+    )
+    assert (
+        "script:fans.sh): it failed on 3 nodes, so that it is not the nodes: fan: 3" in found[0].why
+    )
+    fine = tuple(
+        told(name, (CheckResult("script:fans.sh", CheckOutcome.FINE, ""),)) for name in "defg"
+    )
     assert without_failing_checks((*bad, *fine)) == (*bad, *fine)  # more nodes pass it
     worse = told("a", (CheckResult(*fans), CheckResult("xid", CheckOutcome.BAD, "79")))
-    assert [entry.result for entry in without_failing_checks((worse, *bad[1:]))] == ["bad", "unknown", "unknown"]
+    assert [entry.result for entry in without_failing_checks((worse, *bad[1:]))] == [
+        "bad",
+        "unknown",
+        "unknown",
+    ]
     assert without_failing_checks((bad[0],)) == (bad[0],)
 
 
@@ -461,10 +602,16 @@ def test_a_request_travels_as_json() -> None:
 
 
 def test_queue_lists_keep_what_others_put_there() -> None:
-    jobs = [job(JobState.PENDING, excluded=("a", "z")), job(JobState.RUNNING), job(JobState.PENDING, excluded=("b",))]
+    jobs = [
+        job(JobState.PENDING, excluded=("a", "z")),
+        job(JobState.RUNNING),
+        job(JobState.PENDING, excluded=("b",)),
+    ]
     [first, second] = queue_changes(jobs, "abcz", add=["b", "c"])
     assert first.after == ("a", "b", "c", "z") and second.after == ("b", "c")
-    assert [change.after for change in queue_changes(jobs, "abcz", remove=["a", "b"], keep=["b"])] == [("z",)]
+    assert [
+        change.after for change in queue_changes(jobs, "abcz", remove=["a", "b"], keep=["b"])
+    ] == [("z",)]
 
 
 def test_host_lists_are_expanded_once() -> None:
@@ -475,13 +622,24 @@ def test_host_lists_are_expanded_once() -> None:
 
 
 def test_a_note_is_plain_text() -> None:
-    entries = [Exclusion("x01", why="bad\x1b[2J\nnews", since=0.0, evidence=("a\nb",)), Exclusion("x02")]
+    entries = [
+        Exclusion("x01", why="bad\x1b[2J\nnews", since=0.0, evidence=("a\nb",)),
+        Exclusion("x02"),
+    ]
     note = support_note(entries, "tr11", "anna", None)
     repeated = support_note(
-        [Exclusion("x01", why="x01: Xid 79", evidence=("x01: Xid 79", "more"))], "tr11", "anna", None
+        [Exclusion("x01", why="x01: Xid 79", evidence=("x01: Xid 79", "more"))],
+        "tr11",
+        "anna",
+        None,
     )
     assert "\nx01: Xid 79\n    more\n" in repeated
-    assert "x[01-02]" in note and "\x1b" not in note and "no reason was noted" in note and "    a b\n" in note
+    assert (
+        "x[01-02]" in note
+        and "\x1b" not in note
+        and "no reason was noted" in note
+        and "    a b\n" in note
+    )
 
 
 # ----------------------------------------------------------------------------- bench
@@ -492,8 +650,9 @@ def test_bench_names_the_slow_node_and_excludes_nothing(nodes, bench: LocalBench
     answer = nodes("bench", "--command", SPEEDS, "--repeats", "2")
     assert answer.code == 1, answer.err
     assert f'to exclude: tr11 nodes exclude {TWO} --reason "nodes bench, tokens 80%"' in answer.out
-    assert f"{TWO}: tokens at 80% of what is usual among 4 nodes: 80, below 90.5 is slow" in " ".join(
-        answer.out.split()
+    assert (
+        f"{TWO}: tokens at 80% of what is usual among 4 nodes: 80, below 90.5 is slow"
+        in " ".join(answer.out.split())
     )
     assert max(map(len, answer.out.splitlines())) <= 80
     assert listed(bench) == []
@@ -506,13 +665,19 @@ def test_bench_names_the_slow_node_and_excludes_nothing(nodes, bench: LocalBench
 
 def test_bench_of_one_node_shows_its_speed(nodes) -> None:
     answer = nodes("bench", ONE, "--repeats", "1", "--sample", "0.001", "--timeout", "20m")
-    assert answer.code == 3 and "three nodes of the same hardware are" in " ".join(answer.out.split())
+    assert answer.code == 3 and "three nodes of the same hardware are" in " ".join(
+        answer.out.split()
+    )
     assert "cpu-fp32" in answer.out and "FLOP/s" in answer.out and "alone" in answer.out
 
 
 def test_bench_shows_a_node_that_gives_no_answer(nodes) -> None:
     answer = nodes("bench", "--command", "echo the fan is off; exit 3")
-    assert answer.code == 3 and "no answer" in answer.out and f"{ONE}: exit status 3: the fan is off" in answer.out
+    assert (
+        answer.code == 3
+        and "no answer" in answer.out
+        and f"{ONE}: exit status 3: the fan is off" in answer.out
+    )
     assert "to exclude" not in answer.out
 
 

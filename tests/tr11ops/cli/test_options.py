@@ -106,7 +106,11 @@ def values(words: str, option: str, incomplete: str) -> list[str]:
 
 def test_values_are_completed(recorded: Path) -> None:
     with beside(recorded):
-        assert values("status", "--run", "tr11") == ["tr11-176B-ml", "tr11-176B-ml-24n", "tr11.toml"]
+        assert values("status", "--run", "tr11") == [
+            "tr11-176B-ml",
+            "tr11-176B-ml-24n",
+            "tr11.toml",
+        ]
         assert values("status", "--run", str(recorded) + "/tr") == [f"{recorded}/tr11.toml"]
         assert values("status", "--scheduler", "") == ["slurm", "local", "auto"]
         assert values("launch", "--scheduler", "k") == ["kubernetes"]
@@ -119,7 +123,9 @@ def test_values_are_completed(recorded: Path) -> None:
         assert values("logs", "--level", "w") == ["warning"]
 
 
-def test_what_cannot_be_read_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_not_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TR11_RUN", raising=False)
     assert values("checkpoints pin", "STEP", "") == []

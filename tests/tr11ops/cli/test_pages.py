@@ -26,7 +26,10 @@ PLACES = {
 
 
 def page(words: str) -> str:
-    with patch.dict(os.environ, {"COLUMNS": "80", "TERM": "dumb"}), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        patch.dict(os.environ, {"COLUMNS": "80", "TERM": "dumb"}),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         code, text = typed((*words.split(), "--help"))
     assert code == 0, words
     return text
@@ -59,14 +62,25 @@ def test_every_example_is_a_command_whose_options_exist() -> None:
         for line in re.findall(r"^  tr11 (.*)$", command.help or "", re.MULTILINE):
             parts = line.split()
             name = " ".join(parts[:2]) if " ".join(parts[:2]) in commands else parts[0]
-            known = {name for option in commands[name].params for name in (*option.opts, *option.secondary_opts)}
-            given = set(re.findall(r"(?<= )--[a-z][a-z-]*", " " + re.sub(r"\"[^\"]*\"|'[^']*'|\|.*", "", line)))
+            known = {
+                name
+                for option in commands[name].params
+                for name in (*option.opts, *option.secondary_opts)
+            }
+            given = set(
+                re.findall(
+                    r"(?<= )--[a-z][a-z-]*", " " + re.sub(r"\"[^\"]*\"|'[^']*'|\|.*", "", line)
+                )
+            )
             assert given - {"--help"} <= known or "-- " in line, (words, line)
 
 
 def test_a_help_text_has_one_line_for_each_paragraph() -> None:
     text = """First,\n    and more.\n\n    Second\n    paragraph.\n\n    Examples:\n      tr11 nodes check a[1]\n    """
-    assert flowing(text) == "First, and more.\n\nSecond paragraph.\n\n[bold]Examples[/bold]\n  tr11 nodes check a[1]"
+    assert (
+        flowing(text)
+        == "First, and more.\n\nSecond paragraph.\n\n[bold]Examples[/bold]\n  tr11 nodes check a[1]"
+    )
 
 
 @pytest.mark.parametrize("words", ["status", "logs"])

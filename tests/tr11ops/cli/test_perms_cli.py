@@ -20,7 +20,11 @@ def test_check_finds_fix_repairs_and_check_is_content(bench: LocalBench) -> None
     root = run_folder(bench)
     card = ("--run", str(bench.card))
     found = bench.tr11("perms", "check", *card)
-    assert found.code == 1 and f"{root}: 3 files and folders, group " in found.out and "3 wrong" in found.out
+    assert (
+        found.code == 1
+        and f"{root}: 3 files and folders, group " in found.out
+        and "3 wrong" in found.out
+    )
     assert "state/a\\nb: g-rw" in found.out and "`tr11 perms fix` repairs 3 of yours" in found.out
     assert bench.tr11("perms", "fix", "--dry-run", *card).code == 1
     assert (root / "state" / "a\nb").stat().st_mode & 0o777 == 0o600
@@ -42,14 +46,34 @@ def test_the_cards_group_and_folders(bench: LocalBench) -> None:
     root = run_folder(bench)
     code = bench.folder / "code"
     code.mkdir()
-    group = next((number for number in os.getgroups() if number != root.stat().st_gid), root.stat().st_gid + 1)
-    card = ("--run", str(bench.card), "--set", f"perms.group='{group}'", "--set", f"perms.folders=['{code}']")
+    group = next(
+        (number for number in os.getgroups() if number != root.stat().st_gid),
+        root.stat().st_gid + 1,
+    )
+    card = (
+        "--run",
+        str(bench.card),
+        "--set",
+        f"perms.group='{group}'",
+        "--set",
+        f"perms.folders=['{code}']",
+    )
     found = bench.tr11("perms", "check", *card, "--json")
-    assert found.code == 1 and [tree["root"] for tree in found.json["trees"]] == [str(root), str(code)]
+    assert found.code == 1 and [tree["root"] for tree in found.json["trees"]] == [
+        str(root),
+        str(code),
+    ]
     assert all("other group" in tree["examples"][0]["what"] for tree in found.json["trees"])
     own = ("--group", str(root.stat().st_gid))
-    other = bench.tr11("perms", "check", str(code), *own, *card, "--json")  # the command line goes before the card
+    other = bench.tr11(
+        "perms", "check", str(code), *own, *card, "--json"
+    )  # the command line goes before the card
     assert [tree["root"] for tree in other.json["trees"]] == [str(code)]
     assert "other group" not in other.json["trees"][0]["examples"][0]["what"]
-    unknown = bench.tr11("perms", "fix", "--run", str(bench.card), "--set", "perms.group=no-such-group")
-    assert unknown.code == 2 and "perms.group no-such-group: there is no such group here" in unknown.err
+    unknown = bench.tr11(
+        "perms", "fix", "--run", str(bench.card), "--set", "perms.group=no-such-group"
+    )
+    assert (
+        unknown.code == 2
+        and "perms.group no-such-group: there is no such group here" in unknown.err
+    )

@@ -57,7 +57,11 @@ def test_checkpoint_now_waits_for_the_step(bench: LocalBench) -> None:
     directory = run_directory(bench)
     asked = directory.paths.checkpoint_request
     number = running(bench, f"while [ ! -e {asked} ]; do sleep 0.05; done; exec sleep 600")
-    assert not asked.exists() and tr11(bench, "checkpoint-now", "--dry-run").code == 0 and not asked.exists()
+    assert (
+        not asked.exists()
+        and tr11(bench, "checkpoint-now", "--dry-run").code == 0
+        and not asked.exists()
+    )
     late = tr11(bench, "checkpoint-now", "--yes", "--wait", "--timeout", "0", "--json")
     assert late.code == 1 and "no checkpoint came in time" in late.err
     request = read_request(asked, "checkpoint")
@@ -65,8 +69,13 @@ def test_checkpoint_now_waits_for_the_step(bench: LocalBench) -> None:
     write_beats(bench, number, 4, request.id)
     answer = CheckpointAnswer(request.id, 77, "", 1.0, number)
     directory.paths.answer(request.id).write_text(json.dumps(to_builtins(answer)))
-    found = tr11(bench, "checkpoint-now", "--wait", "--json")  # asked for already: no one is asked again
-    assert (found.code, found.json) == (0, {"schema": 1, "request": request.id, "answered": True, "checkpoint": 77})
+    found = tr11(
+        bench, "checkpoint-now", "--wait", "--json"
+    )  # asked for already: no one is asked again
+    assert (found.code, found.json) == (
+        0,
+        {"schema": 1, "request": request.id, "answered": True, "checkpoint": 77},
+    )
     directory.paths.answer(request.id).write_text(
         json.dumps(to_builtins(replace(answer, step=None, message="disk full")))
     )
@@ -88,7 +97,9 @@ def test_nothing_is_asked_of_a_run_that_does_not_train(bench: LocalBench) -> Non
         (5, 5, "all that it trained is saved, in step 5"),
     ],
 )
-def test_who_asks_too_late_hears_what_is_saved(bench: LocalBench, last: int, saved: int | None, said: str) -> None:
+def test_who_asks_too_late_hears_what_is_saved(
+    bench: LocalBench, last: int, saved: int | None, said: str
+) -> None:
     """An attempt that hears of its end saves and leaves by itself, maybe a moment before someone asks it to save."""
     paths = run_directory(bench).paths
     paths.main_log.parent.mkdir(parents=True)
@@ -113,7 +124,9 @@ def test_a_profile_names_its_file_or_says_why_there_is_none(bench: LocalBench) -
     assert "waiting until 2 steps are done, 0 s at most" in late.err
     request = read_request(asked, "profile")
     assert request is not None and (request.kind, request.steps, request.rank) == ("profile", 2, 1)
-    (entry,) = [entry for entry in read_journal(directory.journal).entries if entry.kind == "profile"]
+    (entry,) = [
+        entry for entry in read_journal(directory.journal).entries if entry.kind == "profile"
+    ]
     assert entry.data == {"request": request.id, "steps": 2, "rank": 1}
 
 
@@ -140,9 +153,14 @@ def test_a_check_of_the_arithmetic_shows_its_answer(bench: LocalBench) -> None:
     assert late.code == 1 and "no answer came in time" in late.err
     request = read_request(asked, "compute-check")
     assert request is not None and (request.kind, request.why) == ("compute-check", "odd loss")
-    (entry,) = [entry for entry in read_journal(directory.journal).entries if entry.kind == "compute-check"]
+    (entry,) = [
+        entry for entry in read_journal(directory.journal).entries if entry.kind == "compute-check"
+    ]
     assert entry.data == {"request": request.id} and entry.why == "odd loss"
-    for step, message, code in ((40, "iteration 40: 8 ranks computed as before", 0), (None, "SILENT CORRUPTION", 1)):
+    for step, message, code in (
+        (40, "iteration 40: 8 ranks computed as before", 0),
+        (None, "SILENT CORRUPTION", 1),
+    ):
         answer = CheckpointAnswer(request.id, step, message, 1.0, number)
         directory.paths.answer(request.id).write_text(json.dumps(to_builtins(answer)))
         with patch("tr11ops.cli.requests.new_request", return_value=request):
@@ -156,13 +174,19 @@ def test_a_check_of_the_arithmetic_shows_its_answer(bench: LocalBench) -> None:
     [
         ("", "kill", 0),
         ("not JSON", "kill", 0),
-        ('{"who": "ana", "why": "x", "time": 1.0, "directory": "/r"}', "kill", 0),  # as older versions wrote it
+        (
+            '{"who": "ana", "why": "x", "time": 1.0, "directory": "/r"}',
+            "kill",
+            0,
+        ),  # as older versions wrote it
         ('{"kind": "kill-now", "id": 5}', "kill-now", 5),
         ('{"kind": "dance", "id": 4294967296}', "kill", 0),
         ('{"id": "5"}', "kill", 0),
     ],
 )
-def test_whatever_lies_there_is_a_request(tmp_path: Path, text: str, kind: str, number: int) -> None:
+def test_whatever_lies_there_is_a_request(
+    tmp_path: Path, text: str, kind: str, number: int
+) -> None:
     path = tmp_path / "kill-switch"
     assert read_request(path, "kill") is None
     path.write_text(text)
@@ -202,7 +226,9 @@ def test_the_thread_outlives_what_it_does_besides(
     assert "RuntimeError: no recorder" in capsys.readouterr().out
 
 
-def test_an_end_at_once_is_seen_by_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_at_once_is_seen_by_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(requests, "WATCH_SECONDS", 0.01)
     seen: list[Request] = []
     path = tmp_path / "kill-switch"
@@ -221,7 +247,12 @@ def test_only_what_is_mine_and_not_held_is_held(monkeypatch: pytest.MonkeyPatch)
     def job(number: str, user: str, reason: str = "Priority") -> Job:
         return Job(number, number, None, None, "run", user, JobState.PENDING, reason)
 
-    queued = [job("1", "ana"), job("2", "ben"), job("3", "ana", "JobHeldUser"), job("4", "ben", "JobHeldUser")]
+    queued = [
+        job("1", "ana"),
+        job("2", "ben"),
+        job("3", "ana", "JobHeldUser"),
+        job("4", "ben", "JobHeldUser"),
+    ]
     mine, others = to_hold(queued, "ana")
     assert mine == ("1",) and [one.job_id for one in others] == ["2"]
 
@@ -230,7 +261,10 @@ def test_only_what_is_mine_and_not_held_is_held(monkeypatch: pytest.MonkeyPatch)
     ("reason", "words"),
     [
         ("Priority", "1, as soon as nodes are free"),
-        ("PartitionDown", "1 waits for the site (PartitionDown: the site has closed its partition)"),
+        (
+            "PartitionDown",
+            "1 waits for the site (PartitionDown: the site has closed its partition)",
+        ),
         (
             "QOSGrpWallLimit",
             "1 waits for a person (QOSGrpWallLimit: the granted time is used up, or less is left than it asks for)",
@@ -255,7 +289,9 @@ def test_markers_of_the_new_ends_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become someone else")
-def test_another_user_of_the_group_stops_the_run_by_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_user_of_the_group_stops_the_run_by_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The run is root's; `nobody`, in its group, sets the switch, and root takes it away again."""
     somebody, group = 65534, 65534
     with tempfile.TemporaryDirectory(prefix="stop-") as name:

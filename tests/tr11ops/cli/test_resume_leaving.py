@@ -28,8 +28,13 @@ def queue(bench: LocalBench) -> tuple[str, str]:
     comment = recorded_comment(directory)
     number = bench.submit("exec sleep 600", NODES, "small", comment)
     bench.wait(lambda jobs: any(job.raw_id == number and job.state.is_active for job in jobs))
-    write_heartbeat(directory.paths.heartbeat(0), Heartbeat(0, "here", 1, "training", 5, time.time() - 1, number))
-    marker = EndMarker("error", 5, None, True, "No space left on device", time.time(), "here", number)
+    write_heartbeat(
+        directory.paths.heartbeat(0),
+        Heartbeat(0, "here", 1, "training", 5, time.time() - 1, number),
+    )
+    marker = EndMarker(
+        "error", 5, None, True, "No space left on device", time.time(), "here", number
+    )
     path = directory.paths.end_marker(number)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, to_builtins(marker))
@@ -63,12 +68,16 @@ def test_one_that_does_not_leave_in_time_is_said_to_with_1(
     bench.scheduler.hold(behind)
     monkeypatch.setattr("tr11ops.cli.resume.LEAVING_SECONDS", 0.0)
     answer = tr11(bench, "resume", "--yes", "--json")
-    assert answer.code == 1 and f"job {number} is still leaving" in answer.json["missing"], answer.err
+    assert answer.code == 1 and f"job {number} is still leaving" in answer.json["missing"], (
+        answer.err
+    )
     shown = tr11(bench, "resume", "--dry-run")
     assert shown.code == 0 and "is leaving; until" not in shown.err
 
 
-def test_what_is_held_again_at_once_is_said_to_with_1(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_held_again_at_once_is_said_to_with_1(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.block()
     bench.launch("--array", "1-3")
     tr11(bench, "pause", "--yes")
@@ -83,7 +92,9 @@ def test_what_is_held_again_at_once_is_said_to_with_1(bench: LocalBench, monkeyp
     assert answer.code == 1 and "job 2 is held again" in answer.json["missing"], answer.err
 
 
-def test_a_trainer_that_lives_again_is_not_leaving(bench: LocalBench, queue: tuple[str, str]) -> None:
+def test_a_trainer_that_lives_again_is_not_leaving(
+    bench: LocalBench, queue: tuple[str, str]
+) -> None:
     """A controller starts its workers anew in the same allocation; the marker of the last launch stays."""
     number, _ = queue
     directory = run_directory(bench)

@@ -51,9 +51,17 @@ def test_plan_apply_and_undo(bench: LocalBench) -> None:
     shown = rollback(bench, "4", "--skip", "2", "--dry-run", "--json")
     assert shown.code == 0 and tree(directory) == before
     value = shown.json
-    assert (value["schema"], value["action"], value["to_step"], value["latest_before"]) == (1, "planned", 4, 6)
+    assert (value["schema"], value["action"], value["to_step"], value["latest_before"]) == (
+        1,
+        "planned",
+        4,
+        6,
+    )
     assert value["moves"] == [{"from": "global_step6", "to": "global_step6.discarded"}]
-    assert value["skip"] == {"first": 5, "last": 6, "samples": 16, "tokens": 256} and value["queued"] == []
+    assert (
+        value["skip"] == {"first": 5, "last": 6, "samples": 16, "tokens": 256}
+        and value["queued"] == []
+    )
     for line in shown.err.splitlines():
         assert len(line) <= 80
     assert rollback(bench, "4", "--skip", "2").code == 2  # no one can be asked
@@ -61,7 +69,10 @@ def test_plan_apply_and_undo(bench: LocalBench) -> None:
     done = rollback(bench, "4", "--skip", "2", "--yes", "--reason", "a spike", "--json")
     assert (done.code, done.json["action"]) == (0, "rolled-back")
     assert "verified:   every byte of step 4" in done.err
-    assert checkpoint_steps(directory.paths.checkpoints) == [2, 4] and read_latest(directory.paths.checkpoints) == 4
+    assert (
+        checkpoint_steps(directory.paths.checkpoints) == [2, 4]
+        and read_latest(directory.paths.checkpoints) == 4
+    )
     again = rollback(bench, "4", "--json")
     assert (again.code, again.json["action"]) == (0, "nothing")
     back = rollback(bench, "--undo", "--yes", "--json")
@@ -70,7 +81,9 @@ def test_plan_apply_and_undo(bench: LocalBench) -> None:
     assert rollback(bench, "--undo", "--yes").code == 1
 
 
-def test_a_skip_without_an_end_goes_as_far_as_the_training_had_come_when_it_is_typed(bench: LocalBench) -> None:
+def test_a_skip_without_an_end_goes_as_far_as_the_training_had_come_when_it_is_typed(
+    bench: LocalBench,
+) -> None:
     directory = saved(bench)
     assert rollback(bench, "4", "--skip", "5-", "--dry-run", "--json").json["skip"]["last"] == 6
     write_checkpoint(directory.paths.checkpoints, 7)
@@ -94,7 +107,10 @@ def test_iterations_that_were_not_finite_and_would_be_trained_again_are_named(
     """A range that was read in a mail is too short by the time that the run has stopped."""
     directory = saved(bench)
     losses = {3: 4.0, 4: 4.0, 5: math.nan, 6: 3.9, 7: math.nan, 8: math.nan}
-    lines = [format_step(record(iteration, lm_loss=loss)) for iteration, loss in ({7: math.nan} | losses).items()]
+    lines = [
+        format_step(record(iteration, lm_loss=loss))
+        for iteration, loss in ({7: math.nan} | losses).items()
+    ]
     directory.paths.main_log.parent.mkdir(parents=True, exist_ok=True)
     directory.paths.main_log.write_text("".join(f"{line}\n" for line in lines))
     shown = rollback(bench, *words, "--dry-run", "--json")
@@ -126,14 +142,18 @@ def test_wrong_words(bench: LocalBench, words: tuple[str, ...], code: int, says:
 
 def test_a_damaged_step_is_found_out_before_anything_is_renamed(bench: LocalBench) -> None:
     directory = saved(bench)
-    (directory.paths.checkpoints / "global_step4" / "weights" / "part.bin").write_bytes(os.urandom(64))
+    (directory.paths.checkpoints / "global_step4" / "weights" / "part.bin").write_bytes(
+        os.urandom(64)
+    )
     answer = rollback(bench, "4", "--yes")
     assert answer.code == 1 and "is damaged" in answer.err + answer.out
     assert checkpoint_steps(directory.paths.checkpoints) == [2, 4, 6]
     assert rollback(bench, "4", "--yes").code == 1  # and it is on record
 
 
-def test_not_while_a_trainer_lives_or_may_live(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_while_a_trainer_lives_or_may_live(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = saved(bench)
     lease = Lease.begin(directory.paths, "elsewhere-1", 1)
     assert lease.take() is None
@@ -144,7 +164,9 @@ def test_not_while_a_trainer_lives_or_may_live(bench: LocalBench, monkeypatch: p
     alive = rollback(bench, "4", "--yes")
     assert alive.code == 1 and f"job {number}" in alive.err + alive.out
     bench.clear()
-    killed = Lease.begin(directory.paths, number, 1)  # its trainer is gone with its job, and did not let go
+    killed = Lease.begin(
+        directory.paths, number, 1
+    )  # its trainer is gone with its job, and did not let go
     assert killed.take() is None
     assert rollback(bench, "4", "--dry-run").code == 0
     killed.release()
@@ -210,7 +232,9 @@ def test_a_damaged_record_is_not_overwritten(bench: LocalBench) -> None:
     directory = saved(bench)
     path: Path = directory.paths.state / "recovery.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text('{"schema": 1, "variants": {}, "pending": {"main": {"moves": [["../x", "y"]]}}}')
+    path.write_text(
+        '{"schema": 1, "variants": {}, "pending": {"main": {"moves": [["../x", "y"]]}}}'
+    )
     answer = rollback(bench, "4", "--yes")
     assert answer.code == 3 and "is damaged" in answer.err + answer.out
     assert checkpoint_steps(directory.paths.checkpoints) == [2, 4, 6]

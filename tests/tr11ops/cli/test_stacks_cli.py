@@ -43,7 +43,9 @@ def job(bench: LocalBench) -> Iterator[str]:
     for path in (package.parent / "__init__.py", package / "__init__.py"):
         path.touch()
     (package / "distributed_c10d.py").write_text(COLLECTIVE)
-    start = f"TR11_JOB_ID=$SLURM_JOB_ID TR11_NODE_NAME=local-node1 {sys.executable} worker.py {pids} &"
+    start = (
+        f"TR11_JOB_ID=$SLURM_JOB_ID TR11_NODE_NAME=local-node1 {sys.executable} worker.py {pids} &"
+    )
     script = "\n".join([*(f"RANK={rank} {start}" for rank in range(RANKS)), "wait"])
     number = running(bench, script)
     until(lambda: len(list(pids.glob("*"))) == RANKS, "the start of the workers")
@@ -59,7 +61,9 @@ def until_all_wait(bench: LocalBench) -> Answer:
     until = time.monotonic() + 300
     while True:
         found = stacks(bench, "--json", "--timeout", "200s")
-        if [(group["kind"], group["ranks"]) for group in found.json["groups"]] == [("collective", [0, 1, 2])]:
+        if [(group["kind"], group["ranks"]) for group in found.json["groups"]] == [
+            ("collective", [0, 1, 2])
+        ]:
             return found
         assert time.monotonic() < until, found.out
         time.sleep(0.1)
@@ -75,14 +79,24 @@ def test_a_stopped_rank_is_named(bench: LocalBench, job: str) -> None:
     os.kill(pid(bench, 1), signal.SIGSTOP)
     shown = stacks(bench, "--timeout", "200s", "--job", job)
     assert shown.code == 1
-    assert shown.out.splitlines()[0] == "rank 1 on node local-node1 is stopped (SIGSTOP); 2 ranks wait for it in"
+    assert (
+        shown.out.splitlines()[0]
+        == "rank 1 on node local-node1 is stopped (SIGSTOP); 2 ranks wait for it in"
+    )
     assert f"rank 1, process {pid(bench, 1)}, innermost first:" in shown.out
     document = stacks(bench, "--json", "--timeout", "200s").json
-    assert document["odd"] == {"ranks": [1], "nodes": ["local-node1"], "kind": "stopped", "certain": True}
+    assert document["odd"] == {
+        "ranks": [1],
+        "nodes": ["local-node1"],
+        "kind": "stopped",
+        "certain": True,
+    }
     os.kill(pid(bench, 1), signal.SIGCONT)
 
 
-def test_watching_marks_what_stands(bench: LocalBench, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_marks_what_stands(
+    bench: LocalBench, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     until_all_wait(bench)
     looks = iter([0.0, 0.0])
 
@@ -95,7 +109,9 @@ def test_watching_marks_what_stands(bench: LocalBench, job: str, monkeypatch: py
     found = stacks(bench, "--watch", "5", "--json", "--timeout", "200s")
     documents = [json.loads(line) for line in found.out.splitlines()]
     assert [document["groups"][0]["looks"] for document in documents] == [1, 2, 3]
-    assert found.code == 1 and documents[-1]["odd"]["ranks"] == [0, 1, 2], "all stand in one operation"
+    assert found.code == 1 and documents[-1]["odd"]["ranks"] == [0, 1, 2], (
+        "all stand in one operation"
+    )
 
 
 def test_the_flight_recorder_names_who_did_not_come(bench: LocalBench, job: str) -> None:
@@ -106,17 +122,26 @@ def test_the_flight_recorder_names_who_did_not_come(bench: LocalBench, job: str)
         (folder / path.name).write_bytes(path.read_bytes())
     found = stacks(bench, "--json", "--timeout", "200s")
     assert found.code == 1 and found.json["odd"]["ranks"] == [2]
-    assert found.json["verdict"] == "rank 2 did not enter all-reduce 2 of group default_pg; ranks 0-1 wait in it"
+    assert (
+        found.json["verdict"]
+        == "rank 2 did not enter all-reduce 2 of group default_pg; ranks 0-1 wait in it"
+    )
 
 
 def test_nothing_that_runs_is_one_line(bench: LocalBench) -> None:
     run_directory(bench).root.mkdir()
     found = stacks(bench)
     assert found.code == 1 and len(found.err.splitlines()) == 1
-    assert "no attempt of this run is running; for one that has ended: `tr11 diagnose --run " in found.err
+    assert (
+        "no attempt of this run is running; for one that has ended: `tr11 diagnose --run "
+        in found.err
+    )
     number = running(bench, "exec sleep 600")
     found = stacks(bench, "--job", "99")
-    assert found.code == 1 and found.err == f"tr11: --job 99: is no running attempt of this run; running: {number}\n"
+    assert (
+        found.code == 1
+        and found.err == f"tr11: --job 99: is no running attempt of this run; running: {number}\n"
+    )
     found = stacks(bench, "--job", number)
     assert (found.code, "no worker of this attempt runs on its nodes" in found.out) == (0, True)
     found = stacks(bench, "30")

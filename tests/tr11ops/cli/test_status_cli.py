@@ -61,7 +61,9 @@ def train(place: Place, job_id: str) -> None:
     ]
     paths.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for rank in range(8):
-        write_heartbeat(paths.heartbeat(rank), Heartbeat(rank, "here", os.getpid(), "training", 25, now, job_id))
+        write_heartbeat(
+            paths.heartbeat(rank), Heartbeat(rank, "here", os.getpid(), "training", 25, now, job_id)
+        )
     save_checkpoint(paths, 25, now)
 
 
@@ -102,7 +104,9 @@ def test_nothing_launched_needs_a_person_and_names_the_command(place: Place) -> 
         (["--bogus"], "--bogus"),
     ],
 )
-def test_wrong_usage_is_one_line_and_exit_code_2(place: Place, arguments: list[str], part: str) -> None:
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    place: Place, arguments: list[str], part: str
+) -> None:
     done = place.status(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert part in done.stderr
@@ -139,8 +143,16 @@ def test_a_running_array_on_the_embedded_scheduler(place: Place, scheduler: Loca
     train(place, raw_id)
     done = place.status("--json")
     document = json.loads(done.stdout)
-    assert (done.returncode, document["verdict"], document["scheduler"]) == (0, "healthy", "local"), document
-    assert (document["iteration"], document["total_iterations"], document["seconds_per_iteration"]) == (25, 421, 0.4)
+    assert (done.returncode, document["verdict"], document["scheduler"]) == (
+        0,
+        "healthy",
+        "local",
+    ), document
+    assert (
+        document["iteration"],
+        document["total_iterations"],
+        document["seconds_per_iteration"],
+    ) == (25, 421, 0.4)
     states = {(job["id"], job["state"]) for job in document["jobs"]}
     assert states == {(f"{job_id}_1", "RUNNING"), (f"{job_id}_[2-3%1]", "PENDING")}
     assert document["last_checkpoint"]["step"] == 25
@@ -171,7 +183,9 @@ def test_it_starts_without_the_heavy_libraries(place: Place) -> None:
         "sources = {module.__name__: open(module.__file__).read() for module in own if module.__file__};"
         "print([name for name, text in sources.items() if '@dataclass(frozen=True)\\n' in text], file=sys.stderr)"
     )
-    done = place.typed([sys.executable, "-c", program, "status", "--run", "demo", "--scheduler", "local"])
+    done = place.typed(
+        [sys.executable, "-c", program, "status", "--run", "demo", "--scheduler", "local"]
+    )
     heavy, eager = done.stderr.splitlines()
     assert heavy == "[]", heavy
     assert eager == "[]", f"make these a trainer.contract.record.Record: {eager}"
@@ -202,7 +216,9 @@ def test_watching_in_a_terminal_refreshes_and_ends_cleanly(place: Place) -> None
         child.wait()
         os.close(screen_end)
     assert "Traceback" not in shown
-    assert shown.count("\x1b[?1049h") == shown.count("\x1b[?1049l") == 1, "the alternate screen is left again"
+    assert shown.count("\x1b[?1049h") == shown.count("\x1b[?1049l") == 1, (
+        "the alternate screen is left again"
+    )
     assert shown.count("\x1b[?25h") >= 1, "the cursor is shown again"
     assert "DOWN" in shown.rpartition("\x1b[?1049l")[2], "the last screen stays"
 
@@ -248,7 +264,9 @@ def test_watching_into_a_pipe_gives_one_object_a_line(place: Place) -> None:
 
 
 @pytest.mark.parametrize(("columns", "width"), [("0", 80), ("7", 40), ("40", 40), ("100", 100)])
-def test_every_width_shows_a_screen(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_width_shows_a_screen(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     assert drawing_console().width == width
 

@@ -89,10 +89,14 @@ def test_a_slow_look_makes_longer_pauses() -> None:
 def test_the_frame_never_exceeds_the_window(width: int, height: int) -> None:
     from tr11ops.cli.status_watch import _frame
 
-    watcher = Watcher(lambda: look_at(snapshot(heartbeats=beats(age=HOUR), steps=steps(age=HOUR))), 10.0)
+    watcher = Watcher(
+        lambda: look_at(snapshot(heartbeats=beats(age=HOUR), steps=steps(age=HOUR))), 10.0
+    )
     until_looks(watcher, 1)
     target = io.StringIO()
-    console = Console(file=target, width=width, height=height, color_system=None, legacy_windows=False)
+    console = Console(
+        file=target, width=width, height=height, color_system=None, legacy_windows=False
+    )
     console.print(_frame(watcher, console, time.monotonic()))
     lines = target.getvalue().splitlines()
     assert len(lines) <= max(3, height)
@@ -102,7 +106,13 @@ def test_the_frame_never_exceeds_the_window(width: int, height: int) -> None:
 
 
 def test_lines_go_on_until_they_are_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
-    looks = iter([look_at(snapshot()), OSError(5, "Input/output error"), look_at(snapshot(jobs=(), heartbeats=()))])
+    looks = iter(
+        [
+            look_at(snapshot()),
+            OSError(5, "Input/output error"),
+            look_at(snapshot(jobs=(), heartbeats=())),
+        ]
+    )
 
     def look() -> StatusResult:
         found = next(looks, None)
@@ -115,4 +125,6 @@ def test_lines_go_on_until_they_are_interrupted(capsys: pytest.CaptureFixture[st
     assert watch_lines(look, 0.0, True, Console(file=io.StringIO())) == 1
     shown = capsys.readouterr()
     assert [line[:14] for line in shown.out.splitlines()] == ['{"schema": 1, '] * 2
-    assert shown.err == "tr11: the look failed (OSError: [Errno 5] Input/output error); trying again\n"
+    assert (
+        shown.err == "tr11: the look failed (OSError: [Errno 5] Input/output error); trying again\n"
+    )

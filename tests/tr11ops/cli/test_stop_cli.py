@@ -44,7 +44,11 @@ def test_queued_jobs_are_held_at_once_and_resume_releases_them(bench: LocalBench
     assert set(held(bench)) == {"2_[1-10%1]", foreign}
     assert held_by_tr11(directory) == {"2"}
     shown = tr11(bench, "resume", "--dry-run")
-    assert "nothing was changed" in shown.err and directory.kill_switch_is_set() and len(held(bench)) == 2
+    assert (
+        "nothing was changed" in shown.err
+        and directory.kill_switch_is_set()
+        and len(held(bench)) == 2
+    )
     assert "job 2, by tr11: will be released" in shown.err
     assert f"job {foreign}, not by tr11: stays held" in shown.err
     done = tr11(bench, "resume", "--yes", "--json")
@@ -68,23 +72,32 @@ def test_the_part_of_an_array_that_a_person_holds_stays_held(bench: LocalBench, 
         assert answer.json["held"] == [part] and held_by_tr11(run_directory(bench)) == {part}
         assert held(bench) == ["2_[1-10%1]"]
         shown = tr11(bench, "resume", "--dry-run").err
-        assert f"job {part}, by tr11: will be released" in shown and "job 2_5, not by tr11: stays held" in shown
+        assert (
+            f"job {part}, by tr11: will be released" in shown
+            and "job 2_5, not by tr11: stays held" in shown
+        )
         assert f"next:       {part}, as soon as nodes are free" in shown
         done = tr11(bench, "resume", "--yes", "--json")
         assert (done.code, done.json["released"], done.json["left_held"]) == (0, [part], ["2_5"])
         assert held(bench) == ["2_5"] and held_by_tr11(run_directory(bench)) == frozenset()
 
 
-def test_a_refusal_is_not_believed_against_the_queue(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_not_believed_against_the_queue(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Slurm answers for an array's ended tasks with an error, and holds or releases those that wait all the same."""
     bench.block()
     bench.launch("--array", "1-10")
     for name in ("hold", "release"):
         real = getattr(LocalScheduler, name)
 
-        def change_and_refuse(edge: LocalScheduler, job_id: str, real: Callable[..., None] = real) -> None:
+        def change_and_refuse(
+            edge: LocalScheduler, job_id: str, real: Callable[..., None] = real
+        ) -> None:
             real(edge, job_id)
-            raise SchedulerError("Job update not available right now, the DB index is being set, try again in a bit")
+            raise SchedulerError(
+                "Job update not available right now, the DB index is being set, try again in a bit"
+            )
 
         monkeypatch.setattr(LocalScheduler, name, change_and_refuse)
     stopped = tr11(bench, "kill", "--yes", "--json")
@@ -121,10 +134,22 @@ def test_kill_release_lets_what_was_held_start_again(bench: LocalBench) -> None:
     bench.block()
     bench.launch("--array", "1-3")
     killed = tr11(bench, "kill", "--yes")
-    assert held(bench) == ["2_[1-3%1]"] and f"to let it go on: tr11 resume --run {bench.card}" in killed.err
+    assert (
+        held(bench) == ["2_[1-3%1]"]
+        and f"to let it go on: tr11 resume --run {bench.card}" in killed.err
+    )
     done = tr11(bench, "kill", "--release", "--yes", "--json")
-    assert (done.code, done.json["action"], done.json["released"], done.json["missing"]) == (0, "released", ["2"], None)
-    assert held(bench) == [] and not directory.kill_switch_is_set() and held_by_tr11(directory) == frozenset()
+    assert (done.code, done.json["action"], done.json["released"], done.json["missing"]) == (
+        0,
+        "released",
+        ["2"],
+        None,
+    )
+    assert (
+        held(bench) == []
+        and not directory.kill_switch_is_set()
+        and held_by_tr11(directory) == frozenset()
+    )
     assert "next:       2_[1-3%1], as soon as nodes are free" in done.err
 
 
@@ -153,12 +178,18 @@ def test_resume_says_that_the_fault_for_which_it_is_held_will_return(bench: Loca
     assert "The same fault will return unless its cause is gone:" in shown
     assert "diagnose" in shown and "runbook array-held" in shown
     assert asked.json["faults"] == [why]
-    write_recovery(directory.paths, RecoveryRecord((RecoveryEvent("by-hand", 0, 0, 8, 8, 5, 9, 9, 0.5),)))
+    write_recovery(
+        directory.paths, RecoveryRecord((RecoveryEvent("by-hand", 0, 0, 8, 8, 5, 9, 9, 0.5),))
+    )
     before = " ".join(tr11(bench, "resume", "--dry-run").err.split())
     assert "will return unless" in before, "a roll-back from before the hold did not help"
-    write_recovery(directory.paths, RecoveryRecord((RecoveryEvent("by-hand", 0, 0, 8, 8, 5, 9, 9, 2.0),)))
+    write_recovery(
+        directory.paths, RecoveryRecord((RecoveryEvent("by-hand", 0, 0, 8, 8, 5, 9, 9, 2.0),))
+    )
     since = " ".join(tr11(bench, "resume", "--dry-run").err.split())
-    assert "Since then a roll-back passes over iterations 9-9" in since and "will return" not in since
+    assert (
+        "Since then a roll-back passes over iterations 9-9" in since and "will return" not in since
+    )
     assert tr11(bench, "resume", "--yes", "--json").json["released"] == ["2"]
     assert tr11(bench, "resume", "--dry-run", "--json").json["faults"] == []
 
@@ -175,11 +206,15 @@ def test_what_the_trainer_would_refuse_is_not_released(bench: LocalBench) -> Non
     assert held_back in shown
     done = tr11(bench, "resume", "--yes", "--json")
     assert (done.code, done.json["released"], done.json["left_held"]) == (1, [], ["2_[1-3%1]"])
-    assert "value from checkpoint (0.0005) is not equal to the card's (0.001)" in done.json["missing"]
+    assert (
+        "value from checkpoint (0.0005) is not equal to the card's (0.001)" in done.json["missing"]
+    )
     assert "--replace` queues it anew" in done.json["missing"] and held(bench) == ["2_[1-3%1]"]
     assert not directory.kill_switch_is_set()  # nothing but the job's card is in the way now
     repair = bench.launch("--repair", "--yes")
-    assert "job 2_[1-3%1] stays held, the trainer would refuse it: schedule.on_resume" in " ".join(repair.out.split())
+    assert "job 2_[1-3%1] stays held, the trainer would refuse it: schedule.on_resume" in " ".join(
+        repair.out.split()
+    )
     assert held(bench) == ["2_[1-3%1]"]
     again = tr11(bench, "resume", "--yes")
     assert again.code == 1 and "nothing stands in the way" not in again.err
@@ -208,7 +243,9 @@ def test_pause_too_is_released_by_either_command(bench: LocalBench) -> None:
 
 
 @pytest.mark.parametrize("words", [("resume", "--yes"), ("kill", "--release", "--yes")])
-def test_what_only_another_may_release_is_no_success(bench: LocalBench, words: tuple[str, ...]) -> None:
+def test_what_only_another_may_release_is_no_success(
+    bench: LocalBench, words: tuple[str, ...]
+) -> None:
     directory = run_directory(bench)
     bench.block()
     foreign = bench.submit("true", 1, "small", directory.comment("20260101-000000-00000000"))
@@ -216,12 +253,16 @@ def test_what_only_another_may_release_is_no_success(bench: LocalBench, words: t
     write_json(directory.kill_switch, {})
     done = tr11(bench, *words)
     assert done.code == 1 and f"nothing starts: job {foreign} stays held" in done.err
-    assert tr11(bench, *words, "--json").json["missing"].startswith("nothing starts: ")  # one document
+    assert (
+        tr11(bench, *words, "--json").json["missing"].startswith("nothing starts: ")
+    )  # one document
     assert not directory.kill_switch_is_set()
     assert tr11(bench, *words).code == 1  # and as long as that is so
 
 
-def test_a_silent_scheduler_leaves_what_is_held_and_says_so(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_scheduler_leaves_what_is_held_and_says_so(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def silent(self: object, name: str | None = None) -> tuple[Job, ...]:
         raise SchedulerError("no answer")
 
@@ -257,7 +298,9 @@ def test_a_dry_run_of_an_end_at_once_says_what_would_be_lost(bench: LocalBench) 
     assert "lost:       12 iterations since global_step40, about 21 min of training" in answer.err
     assert answer.json["iterations_at_risk"] == 12 and not directory.kill_switch_is_set()
     assert tr11(bench, "kill", "--yes", "--json").json["kind"] == "kill"
-    second = tr11(bench, "kill", "--now", "--yes", "--json")  # and a switch that is set can be sharpened
+    second = tr11(
+        bench, "kill", "--now", "--yes", "--json"
+    )  # and a switch that is set can be sharpened
     assert (second.json["action"], second.json["kind"]) == ("set", "kill-now")
     held_now = read_request(directory.kill_switch, "kill")
     assert held_now is not None and held_now.kind == "kill-now"
@@ -270,13 +313,19 @@ def test_receipts_name_the_ranks_that_are_missing(bench: LocalBench) -> None:
     write_json(directory.kill_switch, to_builtins(request))
     write_beats(bench, number, 2, request.id)
     answer = tr11(bench, "kill", "--wait", "--timeout", "0", "--json")
-    assert answer.json["receipts"]["missing"] == [{"rank": 2, "host": "node-1"}, {"rank": 3, "host": "node-1"}]
+    assert answer.json["receipts"]["missing"] == [
+        {"rank": 2, "host": "node-1"},
+        {"rank": 3, "host": "node-1"},
+    ]
     assert "2 of 4 ranks have answered; missing: rank 2 on node-1, rank 3 on node-1" in answer.err
     assert str(acknowledgements(directory, request.id, ["another"])) == ""
     many = Acknowledgements((), tuple((rank, "n") for rank in range(384)))
     assert str(many) == "none of 384 ranks has answered yet"
     some = Acknowledgements(((384, "n"),), many.missing)
-    assert str(some) == "1 of 385 ranks have answered; missing: rank 0 on n, rank 1 on n, rank 2 on n and 381 more"
+    assert (
+        str(some)
+        == "1 of 385 ranks have answered; missing: rank 0 on n, rank 1 on n, rank 2 on n and 381 more"
+    )
 
 
 def test_a_wait_says_for_whom_and_what_ends_a_job_that_cannot_save(
@@ -289,27 +338,51 @@ def test_a_wait_says_for_whom_and_what_ends_a_job_that_cannot_save(
     write_beats(bench, number, 2, request.id)
     monkeypatch.setattr("tr11ops.queue.stop.QUIET_SECONDS", 0.0)
     said = tr11(bench, "kill", "--wait", "--timeout", "3").err
-    assert said.count("it waits for rank 2 on node-1: ") == said.count("it waits for rank 3 on node-1: ") == 1
+    assert (
+        said.count("it waits for rank 2 on node-1: ")
+        == said.count("it waits for rank 3 on node-1: ")
+        == 1
+    )
     assert "it waits for rank 0" not in said and "it waits for rank 1" not in said
-    assert f"a rank that hangs cannot save; to end it unsaved, type Ctrl-C, then: tr11 kill --run {bench.card}" in said
+    assert (
+        f"a rank that hangs cannot save; to end it unsaved, type Ctrl-C, then: tr11 kill --run {bench.card}"
+        in said
+    )
     assert "--now --wait (what has not ended after 30 min is cancelled)" in said
     now = tr11(bench, "kill", "--yes", "--now", "--wait", "--timeout", "3").err
-    assert "a rank that hangs cannot save; what has not ended after 1 min is cancelled" in now and "Ctrl-C" not in now
+    assert (
+        "a rank that hangs cannot save; what has not ended after 1 min is cancelled" in now
+        and "Ctrl-C" not in now
+    )
 
 
 def test_what_does_not_stop_in_time_is_cancelled_by_who_may(bench: LocalBench) -> None:
     number = running(bench, "exec sleep 600")
-    answer = tr11(bench, "kill", "--yes", "--wait", "--set", "resilience.stop_within_minutes=0.0001")
+    answer = tr11(
+        bench, "kill", "--yes", "--wait", "--set", "resilience.stop_within_minutes=0.0001"
+    )
     assert f"job {number} has not stopped within 0.0001 min: cancelling it" in answer.err
     assert answer.code == 1 and f"job {number} ended without a word of the trainer" in answer.out
-    assert "stop-fallback" in [entry.kind for entry in read_journal(run_directory(bench).journal).entries]
+    assert "stop-fallback" in [
+        entry.kind for entry in read_journal(run_directory(bench).journal).entries
+    ]
 
 
-def test_who_may_not_cancel_is_told_whom_to_call(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_may_not_cancel_is_told_whom_to_call(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     number = running(bench, "exec sleep 600")
     monkeypatch.setattr("os.geteuid", lambda: 4711)
     monkeypatch.setattr("tr11ops.cli.stopping.user_name", lambda: "oncall")
-    words = ("kill", "--yes", "--wait", "--timeout", "3", "--set", "resilience.stop_within_minutes=0.0001")
+    words = (
+        "kill",
+        "--yes",
+        "--wait",
+        "--timeout",
+        "3",
+        "--set",
+        "resilience.stop_within_minutes=0.0001",
+    )
     answer = tr11(bench, *words)
     owner = bench.scheduler.jobs()[0].user
     assert answer.code == 1 and f"call {owner}, who owns it" in answer.err
@@ -325,10 +398,15 @@ def test_another_persons_queue_is_left_to_the_runs_controller(
     monkeypatch.setattr("tr11ops.cli.stopping.user_name", lambda: "oncall")
     answer = tr11(bench, "kill", "--yes", "--json")
     assert answer.json["held"] == [] and held(bench) == []
-    assert "the run's own controller holds it" in answer.err and run_directory(bench).kill_switch_is_set()
+    assert (
+        "the run's own controller holds it" in answer.err
+        and run_directory(bench).kill_switch_is_set()
+    )
 
 
-def test_a_scheduler_that_refuses_a_hold_stops_no_kill(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_that_refuses_a_hold_stops_no_kill(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(self: object, job_id: str) -> None:
         raise SchedulerError("Access/permission denied")
 

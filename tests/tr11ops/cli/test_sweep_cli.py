@@ -25,7 +25,9 @@ NAMES = ["batch8", "batch16", "batch32"]
 
 
 def sweep(bench: LocalBench, *words: str) -> Answer:
-    return bench.tr11("sweep", "--run", str(bench.card), "--scheduler", "local", "--directory", "study", *words)
+    return bench.tr11(
+        "sweep", "--run", str(bench.card), "--scheduler", "local", "--directory", "study", *words
+    )
 
 
 @pytest.fixture
@@ -46,7 +48,10 @@ def end(bench: LocalBench, name: str, reason: str, iteration: int, job_id: str =
 
 
 def cells(bench: LocalBench) -> dict[str, str]:
-    return {cell["name"]: cell["state"] for cell in bench.tr11("sweep", "status", "study", "--json").json["cells"]}
+    return {
+        cell["name"]: cell["state"]
+        for cell in bench.tr11("sweep", "status", "study", "--json").json["cells"]
+    }
 
 
 def test_a_dry_run_shows_every_cell_and_makes_nothing(bench: LocalBench) -> None:
@@ -54,7 +59,11 @@ def test_a_dry_run_shows_every_cell_and_makes_nothing(bench: LocalBench) -> None
     shown = sweep(bench, "--grid", f"{BATCH}=8,16,32", "--dry-run")
     assert shown.code == 0 and "nothing was submitted" in shown.out
     rows = [line.split() for line in shown.out.splitlines() if line.startswith("batch")]
-    assert [(row[0], row[2]) for row in rows] == [("batch8", "0.001"), ("batch16", "0.001414"), ("batch32", "0.002")]
+    assert [(row[0], row[2]) for row in rows] == [
+        ("batch8", "0.001"),
+        ("batch16", "0.001414"),
+        ("batch32", "0.002"),
+    ]
     told = sweep(bench, "--grid", f"{BATCH}=8,16,32", "--dry-run", "--json").json
     assert [cell["name"] for cell in told["cells"]] == NAMES == list(told["checks"])
     assert (told["submitted"], told["exit_code"]) == (False, 0)
@@ -63,15 +72,27 @@ def test_a_dry_run_shows_every_cell_and_makes_nothing(bench: LocalBench) -> None
 
 def test_one_array_of_runs_of_their_own(waiting: LocalBench) -> None:
     jobs = [job for job in waiting.living() if job.name == "small-sweep"]
-    assert [job.job_id for job in jobs] == [f"2_{number}" for number in (1, 2, 3)]  # of one array, one at a time
+    assert [job.job_id for job in jobs] == [
+        f"2_{number}" for number in (1, 2, 3)
+    ]  # of one array, one at a time
     assert len({parse_comment(job.comment) for job in jobs}) == 3
     known = manifest.require_manifest(waiting.folder / "study")
-    assert [array.job_id for array in known.arrays] == ["2"] and len(set(known.arrays[0].tags.values())) == 3
+    assert [array.job_id for array in known.arrays] == ["2"] and len(
+        set(known.arrays[0].tags.values())
+    ) == 3
     for number, name in enumerate(NAMES, 1):
         root = waiting.folder / "study" / name
-        [record] = [json.loads(path.read_text()) for path in root.glob("state/submissions/*/submission.json")]
-        assert (record["job_id"], record["tag"]) == (f"2_{number}", known.arrays[0].tags[str(number)])
-        told = waiting.tr11("status", "--run", str(root / "tr11.toml"), "--scheduler", "local", "--json").json
+        [record] = [
+            json.loads(path.read_text())
+            for path in root.glob("state/submissions/*/submission.json")
+        ]
+        assert (record["job_id"], record["tag"]) == (
+            f"2_{number}",
+            known.arrays[0].tags[str(number)],
+        )
+        told = waiting.tr11(
+            "status", "--run", str(root / "tr11.toml"), "--scheduler", "local", "--json"
+        ).json
         assert (told["verdict"], [job["id"] for job in told["jobs"]]) == ("queued", [f"2_{number}"])
         assert not [alert for alert in told.get("findings", []) if alert["detector"] == "namesake"]
     assert cells(waiting) == dict.fromkeys(NAMES, "queued")
@@ -121,20 +142,36 @@ def test_a_cell_that_another_scheduler_runs_is_no_failed_one(waiting: LocalBench
         waiting.scheduler.cancel(f"2_{number}")
     [over] = [job.raw_id for job in waiting.scheduler.jobs() if job.job_id == "2_2"]
     living(waiting, "batch8", "77")  # a number that this scheduler never gave
-    living(waiting, "batch16", over)  # killed a moment ago: the scheduler knows that its job is over
-    begun = waiting.folder / "study" / "batch32" / "state" / "attempts" / "78"  # no trainer in it yet
+    living(
+        waiting, "batch16", over
+    )  # killed a moment ago: the scheduler knows that its job is over
+    begun = (
+        waiting.folder / "study" / "batch32" / "state" / "attempts" / "78"
+    )  # no trainer in it yet
     begun.mkdir(parents=True)
     os.utime(begun, (FAR, FAR))
     told = waiting.tr11("sweep", "status", "study", "--json")
-    assert [cell["state"] for cell in told.json["cells"]] == ["running", "failed", "unknown"] and told.code == 1
+    assert [cell["state"] for cell in told.json["cells"]] == [
+        "running",
+        "failed",
+        "unknown",
+    ] and told.code == 1
     assert (
-        "job 77" in told.json["cells"][0]["why"] and "not known to the local scheduler" in told.json["cells"][0]["why"]
+        "job 77" in told.json["cells"][0]["why"]
+        and "not known to the local scheduler" in told.json["cells"][0]["why"]
     )
     assert "nothing was submitted" in waiting.tr11("sweep", "resume", "study").err
     end(waiting, "batch32", "exit-duration", 1, "78")
-    assert waiting.tr11("sweep", "resume", "study", "--dry-run", "--json").json["taken_up"] == ["batch16", "batch32"]
+    assert waiting.tr11("sweep", "resume", "study", "--dry-run", "--json").json["taken_up"] == [
+        "batch16",
+        "batch32",
+    ]
     stopped = waiting.tr11("sweep", "stop", "study", "--yes")
-    assert (stopped.code, "cell batch8 is not stopped" in stopped.err, "tr11 kill --run" in stopped.err) == (
+    assert (
+        stopped.code,
+        "cell batch8 is not stopped" in stopped.err,
+        "tr11 kill --run" in stopped.err,
+    ) == (
         1,
         True,
         True,
@@ -157,7 +194,9 @@ def test_a_failed_cell_is_said_and_needs_a_person(waiting: LocalBench) -> None:
         (lambda path: path.write_text(path.read_text() + "x = ["), "is not TOML", 3),
         (lambda path: path.unlink(), "there is no card; if planning was cut short, remove", 3),
         (
-            lambda path: path.write_text(path.read_text().replace("global_batch_size = 16", "global_batch_size = 4")),
+            lambda path: path.write_text(
+                path.read_text().replace("global_batch_size = 16", "global_batch_size = 4")
+            ),
             f"{BATCH} = 4 where 16 was planned",
             0,
         ),
@@ -173,7 +212,11 @@ def test_a_spoilt_card_hides_no_other_cell(
 ) -> None:
     spoil(waiting.folder / "study" / "batch16" / "tr11.toml")
     shown = waiting.tr11("sweep", "status", "study")
-    assert (shown.code, shown.out.count("queued"), shown.err.count("\n")) == (code, 3, 1) and said in shown.err
+    assert (shown.code, shown.out.count("queued"), shown.err.count("\n")) == (
+        code,
+        3,
+        1,
+    ) and said in shown.err
     told = waiting.tr11("sweep", "status", "study", "--json").json["cells"]
     assert [said in (cell["card_fault"] or "") for cell in told] == [False, True, False]
     assert waiting.tr11("sweep", "compare", "study").code == 0
@@ -188,10 +231,14 @@ def refused(answer: Answer, said: str, code: int) -> None:
 
 
 def test_folders_that_are_taken_are_refused(waiting: LocalBench) -> None:
-    refused(sweep(waiting, "--grid", f"{BATCH}=8,16,32"), "is this very sweep; `tr11 sweep resume", 1)
+    refused(
+        sweep(waiting, "--grid", f"{BATCH}=8,16,32"), "is this very sweep; `tr11 sweep resume", 1
+    )
     refused(sweep(waiting, "--grid", f"{BATCH}=8,16"), "is another sweep, small-sweep", 1)
     path = waiting.folder / "study" / "sweep.d" / "00000002.json"
-    path.write_text(path.read_text().replace(f'"user": "{manifest.user_name()}"', '"user": "someone"', 1))
+    path.write_text(
+        path.read_text().replace(f'"user": "{manifest.user_name()}"', '"user": "someone"', 1)
+    )
     refused(sweep(waiting, "--grid", f"{BATCH}=8,16,32"), "is sweep small-sweep of someone", 1)
     shutil.rmtree(waiting.folder / "study" / "sweep.d")
     (waiting.folder / "study" / "sweep.json").write_text("{")
@@ -212,7 +259,9 @@ def test_folders_that_are_taken_are_refused(waiting: LocalBench) -> None:
         (("--grid", f"{BATCH}=8,16", "--name", "a b"), "run.name = 'a b'"),
     ],
 )
-def test_a_wrong_grid_is_one_line_and_makes_nothing(bench: LocalBench, words: tuple[str, ...], said: str) -> None:
+def test_a_wrong_grid_is_one_line_and_makes_nothing(
+    bench: LocalBench, words: tuple[str, ...], said: str
+) -> None:
     refused(sweep(bench, *words), said, 2)
     assert not (bench.folder / "study").exists() and not bench.scheduler.jobs()
 
@@ -226,8 +275,14 @@ def test_a_cell_that_a_launch_would_refuse_stops_all(bench: LocalBench) -> None:
 
 @pytest.mark.parametrize("command", ["status", "resume", "stop", "compare"])
 def test_what_is_no_study_is_said(bench: LocalBench, command: str) -> None:
-    refused(bench.tr11("sweep", command, str(bench.folder)), "is no sweep: there is no sweep.json", 2)
-    refused(bench.tr11("sweep", command, "nowhere"), "nowhere: is neither a folder nor the name of a study; name", 2)
+    refused(
+        bench.tr11("sweep", command, str(bench.folder)), "is no sweep: there is no sweep.json", 2
+    )
+    refused(
+        bench.tr11("sweep", command, "nowhere"),
+        "nowhere: is neither a folder nor the name of a study; name",
+        2,
+    )
 
 
 @pytest.mark.parametrize("command", ["status", "resume --dry-run", "stop --dry-run", "compare"])
@@ -239,7 +294,11 @@ def test_a_study_goes_by_its_name_too(waiting: LocalBench, command: str) -> None
     assert (by_name.code, by_name.json) == (by_folder.code, by_folder.json), by_name.err
     refused(waiting.tr11("sweep", verb, "smal-sweep", *words), "here are: small-sweep (", 2)
     shutil.copytree(waiting.folder / "study", waiting.folder / "again")
-    refused(waiting.tr11("sweep", verb, "small-sweep", *words), "2 studies have this name: name a folder", 2)
+    refused(
+        waiting.tr11("sweep", verb, "small-sweep", *words),
+        "2 studies have this name: name a folder",
+        2,
+    )
 
 
 # ----------------------------------------------------------------------------- comparison
@@ -254,7 +313,14 @@ def log(root: Path, name: str, batch: int, losses: list[float]) -> None:
         for step, loss in enumerate(losses, 1)
     ]  # fmt: skip
     lines.extend(
-        {"kind": "validation", "name": name, "time": 2e9, "job_id": "1", "iteration": len(losses), "lm_loss": loss}
+        {
+            "kind": "validation",
+            "name": name,
+            "time": 2e9,
+            "job_id": "1",
+            "iteration": len(losses),
+            "lm_loss": loss,
+        }
         for name, loss in (("valid", losses[-1] + 1), ("other", 1.0), ("test", 2.0))
     )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -262,27 +328,70 @@ def log(root: Path, name: str, batch: int, losses: list[float]) -> None:
 
 def test_cells_are_compared_at_equal_samples(waiting: LocalBench) -> None:
     log(waiting.folder / "study" / "batch8", "batch8", 8, [8 - 0.01 * step for step in range(400)])
-    log(waiting.folder / "study" / "batch16", "batch16", 16, [7 - 0.02 * step for step in range(200)])
+    log(
+        waiting.folder / "study" / "batch16",
+        "batch16",
+        16,
+        [7 - 0.02 * step for step in range(200)],
+    )
     told = waiting.tr11("sweep", "compare", "study", "--json", "--output", "page.html").json
-    assert [row["name"] for row in told["cells"]] == ["batch16", "batch8", "batch32"]  # the lowest loss first
+    assert [row["name"] for row in told["cells"]] == [
+        "batch16",
+        "batch8",
+        "batch32",
+    ]  # the lowest loss first
     best = told["cells"][0]
-    assert best["loss"] == pytest.approx(7 - 0.02 * 189.5, abs=1e-9)  # the mean of the last twenty lines
-    assert best["validation_loss"] == pytest.approx(7 - 0.02 * 199 + 1) and best["hours"] == pytest.approx(200 / 3600)
-    assert told["cells"][2]["loss"] is None and told["compared"]["samples"]["cells"] == ["batch8", "batch16"]
+    assert best["loss"] == pytest.approx(
+        7 - 0.02 * 189.5, abs=1e-9
+    )  # the mean of the last twenty lines
+    assert best["validation_loss"] == pytest.approx(7 - 0.02 * 199 + 1) and best[
+        "hours"
+    ] == pytest.approx(200 / 3600)
+    assert told["cells"][2]["loss"] is None and told["compared"]["samples"]["cells"] == [
+        "batch8",
+        "batch16",
+    ]
     last = told["compared"]["samples"]["rows"][-1]
-    assert last["x"] == 3200 and last["differences"] == pytest.approx([-0.895], abs=1e-9) and last["sure"] == [True]
+    assert (
+        last["x"] == 3200
+        and last["differences"] == pytest.approx([-0.895], abs=1e-9)
+        and last["sure"] == [True]
+    )
     page = (waiting.folder / "page.html").read_text()
-    assert "loss by samples" in page and "loss by hours" in page and "batch16" in page and "<svg" in page
+    assert (
+        "loss by samples" in page
+        and "loss by hours" in page
+        and "batch16" in page
+        and "<svg" in page
+    )
     shown = waiting.tr11("sweep", "compare", "study").out
-    assert max(map(len, shown.splitlines())) <= 80 and "batch16 is 0.895 below batch8 at samples 3,200" in shown
+    assert (
+        max(map(len, shown.splitlines())) <= 80
+        and "batch16 is 0.895 below batch8 at samples 3,200" in shown
+    )
     alone = waiting.tr11("sweep", "compare", "study", "--cell", "batch8", "--json").json
     assert [row["name"] for row in alone["cells"]] == ["batch8"] and alone["compared"] == {}
-    refused(waiting.tr11("sweep", "compare", "study", "--cell", "batch9"), "--cell batch9: is no cell", 2)
-    window = waiting.tr11("sweep", "compare", "study", "--from", "1600samples", "--to", "2400samples", "--json").json
-    rows = window["compared"]["samples"]["rows"]
-    assert (rows[0]["x"], rows[-1]["x"]) == (1680, 2400) and window["to"] == {"value": 2400, "unit": "samples"}
-    assert window["cells"] == told["cells"]  # what each cell came to stays as it is
-    refused(waiting.tr11("sweep", "compare", "study", "--from", "soon"), "--from: 'soon' is no place in a training", 2)
     refused(
-        waiting.tr11("sweep", "compare", "study", "--from", "9Msamples"), "batch8: holds no finite value from 9,000", 3
+        waiting.tr11("sweep", "compare", "study", "--cell", "batch9"),
+        "--cell batch9: is no cell",
+        2,
+    )
+    window = waiting.tr11(
+        "sweep", "compare", "study", "--from", "1600samples", "--to", "2400samples", "--json"
+    ).json
+    rows = window["compared"]["samples"]["rows"]
+    assert (rows[0]["x"], rows[-1]["x"]) == (1680, 2400) and window["to"] == {
+        "value": 2400,
+        "unit": "samples",
+    }
+    assert window["cells"] == told["cells"]  # what each cell came to stays as it is
+    refused(
+        waiting.tr11("sweep", "compare", "study", "--from", "soon"),
+        "--from: 'soon' is no place in a training",
+        2,
+    )
+    refused(
+        waiting.tr11("sweep", "compare", "study", "--from", "9Msamples"),
+        "batch8: holds no finite value from 9,000",
+        3,
     )

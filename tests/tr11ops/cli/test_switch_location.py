@@ -38,7 +38,9 @@ def test_a_mark_proves_the_place_and_its_absence_disproves_it(tmp_path: Path) ->
     with pytest.raises(FileNotFoundError):
         mark_switch(run, "run")
     far.mkdir()
-    assert look_at_switch(run) == SwitchLocation(note=NEVER_MARKED)  # a run of an older tr11 goes on as it did
+    assert look_at_switch(run) == SwitchLocation(
+        note=NEVER_MARKED
+    )  # a run of an older tr11 goes on as it did
     require_run_id(run, "run")
     mark_switch(run, "run")
     assert look_at_switch(run) == SwitchLocation()
@@ -126,10 +128,14 @@ def test_nothing_is_set_without_the_switch_and_other_ways_work(
     assert all(job.reason.startswith("JobHeld") for job in bench.living() if job.comment)
 
 
-def test_a_first_launch_does_not_make_the_folder_of_its_switch(bench: LocalBench, far: Path) -> None:
+def test_a_first_launch_does_not_make_the_folder_of_its_switch(
+    bench: LocalBench, far: Path
+) -> None:
     far.rmdir()
     launched = bench.launch()
-    assert launched.code == 1 and f"mkdir -p {far}" in launched.out + launched.err and not far.exists()
+    assert (
+        launched.code == 1 and f"mkdir -p {far}" in launched.out + launched.err and not far.exists()
+    )
     subprocess.run(["mkdir", "-p", str(far)], check=True)
     assert bench.launch("--dry-run").code == 0
 
@@ -144,7 +150,9 @@ def test_a_switch_set_before_the_first_launch_is_released(bench: LocalBench, far
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "dangling link", "loop", "binary", "empty"])
-def test_whatever_lies_at_the_switchs_path_stops_the_run(bench: LocalBench, far: Path, kind: str) -> None:
+def test_whatever_lies_at_the_switchs_path_stops_the_run(
+    bench: LocalBench, far: Path, kind: str
+) -> None:
     switch = far / "switch"
     bench.block()
     bench.launch("--array", "1-3")

@@ -34,11 +34,17 @@ def log(bench: LocalBench) -> Path:
 def sync(bench: LocalBench, hub_server, monkeypatch) -> Callable[..., Answer]:
     """`tr11 sync` with the bot's credentials in a file."""
     credentials = bench.folder / "bot.json"
-    credentials.write_text(json.dumps({"username": "bot", "email": "bot@example.org", "auth_token": hub_server.token}))
+    credentials.write_text(
+        json.dumps({"username": "bot", "email": "bot@example.org", "auth_token": hub_server.token})
+    )
     credentials.chmod(0o640)
     monkeypatch.setattr("tr11ops.cli.sync.PATIENCE_SECONDS", 0.0)
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    settings = [f"hub.repository={REPOSITORY}", f"hub.endpoint={hub_server.url}", f"hub.credentials_file={credentials}"]
+    settings = [
+        f"hub.repository={REPOSITORY}",
+        f"hub.endpoint={hub_server.url}",
+        f"hub.credentials_file={credentials}",
+    ]
 
     def typed(*words: str, changes: tuple[str, ...] = ()) -> Answer:
         options = [word for setting in (*settings, *changes) for word in ("--set", setting)]
@@ -49,10 +55,16 @@ def sync(bench: LocalBench, hub_server, monkeypatch) -> Callable[..., Answer]:
 
 def test_the_first_and_the_next_round_read_well(sync, log, hub_server):
     dry = sync("--dry-run")
-    assert dry.code == 0 and "would send 1 file, 27 B" in dry.out and hub_server.counts() == {"info": 1}
+    assert (
+        dry.code == 0
+        and "would send 1 file, 27 B" in dry.out
+        and hub_server.counts() == {"info": 1}
+    )
     first = sync()
     assert first.code == 0, first.err
-    assert first.out == f"sent 1 file, 27 B, in 2 commits; {REPOSITORY} has 1 file of this run, 27 B\n"
+    assert (
+        first.out == f"sent 1 file, 27 B, in 2 commits; {REPOSITORY} has 1 file of this run, 27 B\n"
+    )
     assert all(len(line) <= 80 for line in first.out.splitlines())
     files = hub_server.files(REPOSITORY)
     assert files["logs/main/main_log.txt"] == LINE
@@ -62,7 +74,12 @@ def test_the_first_and_the_next_round_read_well(sync, log, hub_server):
     assert second.json["files"] == 1 and second.json["commits"] == []
     log.write_bytes(LINE * 2)
     [sent] = sync("--once", "--json").json["sent"]
-    assert sent == {"path": "logs/main/main_log.txt", "bytes": 54, "reason": "grown", "superseded": None}
+    assert sent == {
+        "path": "logs/main/main_log.txt",
+        "bytes": 54,
+        "reason": "grown",
+        "superseded": None,
+    }
 
 
 @pytest.mark.parametrize(
@@ -122,7 +139,9 @@ def breakages(server) -> dict[str, Callable[[], None]]:
     return {
         "down": down,
         "stolen": stolen,
-        "forbidden": lambda: server.fail("commit", 403, times=99, text=f"no {server.token} for you"),
+        "forbidden": lambda: server.fail(
+            "commit", 403, times=99, text=f"no {server.token} for you"
+        ),
         "limited": lambda: server.fail("commit", 429, times=99, headers={"Retry-After": "3600"}),
         "garbled": lambda: server.garble("*", times=99),
         "storage": lambda: server.fail("lfs-put", 500, times=99),
@@ -132,7 +151,15 @@ def breakages(server) -> dict[str, Callable[[], None]]:
 
 @pytest.mark.parametrize(
     "how, code",
-    [("down", 3), ("stolen", 1), ("forbidden", 1), ("limited", 3), ("garbled", 3), ("storage", 3), ("cut", 3)],
+    [
+        ("down", 3),
+        ("stolen", 1),
+        ("forbidden", 1),
+        ("limited", 3),
+        ("garbled", 3),
+        ("storage", 3),
+        ("cut", 3),
+    ],
 )
 def test_failures_are_one_line_and_the_token_is_nowhere(sync, log, bench, hub_server, how, code):
     sync()
@@ -142,18 +169,30 @@ def test_failures_are_one_line_and_the_token_is_nowhere(sync, log, bench, hub_se
     answers = [sync(), sync("--json")]
     for answer in answers:
         assert answer.code == code and "Traceback" not in answer.err
-        assert [line for line in answer.err.splitlines() if line.startswith("tr11: ")] == [answer.err.splitlines()[-1]]
+        assert [line for line in answer.err.splitlines() if line.startswith("tr11: ")] == [
+            answer.err.splitlines()[-1]
+        ]
     texts = [answer.out + answer.err for answer in answers]
     texts += [
-        path.read_bytes().decode("utf-8", "replace") for path in run_directory(bench).root.rglob("*") if path.is_file()
+        path.read_bytes().decode("utf-8", "replace")
+        for path in run_directory(bench).root.rglob("*")
+        if path.is_file()
     ]
     assert not [secret for secret in secrets for text in texts if secret in text]
-    message = json.loads((run_directory(bench).paths.state / "sync" / "status.json").read_text())["message"]
+    message = json.loads((run_directory(bench).paths.state / "sync" / "status.json").read_text())[
+        "message"
+    ]
     assert message and message in answers[-1].err
 
 
 @pytest.mark.parametrize(
-    "content, mode", [("{", 0o600), ('{"auth_token": 3}', 0o600), ('{"auth_token": "hf_x y"}', 0o600), ("{}", 0o644)]
+    "content, mode",
+    [
+        ("{", 0o600),
+        ('{"auth_token": 3}', 0o600),
+        ('{"auth_token": "hf_x y"}', 0o600),
+        ("{}", 0o644),
+    ],
 )
 def test_wrong_credentials_are_named_not_shown(sync, log, bench, content, mode):
     wrong = bench.folder / "wrong.json"
@@ -207,7 +246,9 @@ def test_a_secret_is_told_once_and_ended_by_a_person(sync, log, hub_server):
     secret = hub_server.token
     log.write_bytes(LINE + f"login with {secret}\n".encode())
     first = sync()
-    assert first.code == 0 and "line 2: Hugging Face token: masked at the hub, not here" in first.err
+    assert (
+        first.code == 0 and "line 2: Hugging Face token: masked at the hub, not here" in first.err
+    )
     assert secret not in first.out + first.err and secret.encode() in log.read_bytes()
     assert secret.encode() not in hub_server.files(REPOSITORY)["logs/main/main_log.txt"]
     assert "masked" not in sync().err

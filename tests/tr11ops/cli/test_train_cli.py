@@ -23,7 +23,14 @@ SETTINGS = (
 
 
 def start(bench: LocalBench, *overrides: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", "from tr11ops.cli.main import run; run()", "train", "--run", str(bench.card)]
+    command = [
+        sys.executable,
+        "-c",
+        "from tr11ops.cli.main import run; run()",
+        "train",
+        "--run",
+        str(bench.card),
+    ]
     for setting in (*SETTINGS, *overrides):
         command += ["--set", setting]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
@@ -44,7 +51,10 @@ def test_ctrl_c_saves_and_the_next_training_goes_on(bench: LocalBench) -> None:
     process = start(bench)
     try:
         until(
-            lambda: process.poll() is not None or (log.exists() and b" iteration        5/" in log.read_bytes()),
+            lambda: (
+                process.poll() is not None
+                or (log.exists() and b" iteration        5/" in log.read_bytes())
+            ),
             "step 5",
             context=(bench.folder / "out.txt").read_text,
         )
@@ -59,9 +69,15 @@ def test_ctrl_c_saves_and_the_next_training_goes_on(bench: LocalBench) -> None:
     [attempt] = directory.attempt_ids()
     verdict = read_json(directory.paths.attempt(attempt) / "verdict.json") or {}
     step = read_latest(directory.paths.checkpoints)
-    assert verdict["reason"] == "signal" and step == verdict["checkpoint_step"] and step is not None and step >= 5
     assert (
-        f"resumes at step {step + 1} from global_step{step}" in bench.launch("--dry-run", "--set", "slurm.nodes=1").out
+        verdict["reason"] == "signal"
+        and step == verdict["checkpoint_step"]
+        and step is not None
+        and step >= 5
+    )
+    assert (
+        f"resumes at step {step + 1} from global_step{step}"
+        in bench.launch("--dry-run", "--set", "slurm.nodes=1").out
     )
     again = start(bench, f"run.exit_interval={step + 2}")
     try:
@@ -70,4 +86,9 @@ def test_ctrl_c_saves_and_the_next_training_goes_on(bench: LocalBench) -> None:
         end(again)
     logged = [int(number) for number in re.findall(r" iteration +(\d+)/", log.read_text())]
     assert logged == list(range(1, step + 3))
-    assert bench.tr11("logs", "--run", str(bench.card), "--rank", "0", "-n", "500").out.count(" iteration ") >= 2
+    assert (
+        bench.tr11("logs", "--run", str(bench.card), "--rank", "0", "-n", "500").out.count(
+            " iteration "
+        )
+        >= 2
+    )

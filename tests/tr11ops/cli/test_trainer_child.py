@@ -42,7 +42,9 @@ def is_pending(pid: Path) -> bool:
 
 @pytest.mark.parametrize("place", ["interpreter", "library"])
 @pytest.mark.parametrize("library", COMMANDS)
-def test_an_interrupt_in_the_first_seconds_is_one_line(tmp_path: Path, library: str, place: str) -> None:
+def test_an_interrupt_in_the_first_seconds_is_one_line(
+    tmp_path: Path, library: str, place: str
+) -> None:
     """While the child's interpreter starts, and while it loads its first large library."""
     shims = tmp_path / "shims"
     shims.mkdir()
@@ -61,7 +63,10 @@ def test_an_interrupt_in_the_first_seconds_is_one_line(tmp_path: Path, library: 
         until(lambda: (tmp_path / "here").exists() or parent.poll() is not None, "the child starts")
         parent.send_signal(signal.SIGINT)
         if place == "interpreter":
-            until(lambda: is_pending(tmp_path / "here") or parent.poll() is not None, "the interrupt reaches the child")
+            until(
+                lambda: is_pending(tmp_path / "here") or parent.poll() is not None,
+                "the interrupt reaches the child",
+            )
             (tmp_path / "go").touch()
         out, err = parent.communicate(timeout=300)
     finally:

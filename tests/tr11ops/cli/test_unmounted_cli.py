@@ -74,15 +74,23 @@ def test_kill_asks_the_scheduler(stage: Stage, leaves_mount_point: bool) -> None
     said = stage.type("kill", "--yes", "--json", "--reason", "a test")
     assert (said.code, said.json["action"]) == (0, "asked-scheduler"), said.err
     assert said.json["held"] == [stage.queued_name] and "not mounted" in said.json["unknown"]
-    assert f"job {stage.job} was sent USR1: it saves and leaves" in said.err and "then type tr11 resume" in said.err
+    assert (
+        f"job {stage.job} was sent USR1: it saves and leaves" in said.err
+        and "then type tr11 resume" in said.err
+    )
     stage.bench.wait(lambda jobs: not stage.trains())
-    assert (stage.bench.folder / "signal").read_text() == "USR1\n" and stage.queued().reason == "JobHeldUser"
+    assert (
+        stage.bench.folder / "signal"
+    ).read_text() == "USR1\n" and stage.queued().reason == "JobHeldUser"
     assert leaves_mount_point or not stage.directory.root.exists()
     assert stage.type("resume", "--yes").code == 3 and stage.queued().reason == "JobHeldUser"
     stage.mount()
     stage.type("pulse", "--no-email")
     entries = read_journal(stage.directory.journal).entries
-    assert [(entry.kind, entry.why) for entry in entries[:2]] == [("stop-asked", "a test"), ("held", "a test")]
+    assert [(entry.kind, entry.why) for entry in entries[:2]] == [
+        ("stop-asked", "a test"),
+        ("held", "a test"),
+    ]
     resumed = stage.type("resume", "--yes", "--json")
     assert (resumed.code, resumed.json["released"]) == (0, [stage.queued_name]), resumed.err
 
@@ -92,7 +100,9 @@ def test_kill_now_cancels_what_runs_after_the_hold_of_what_is_next(stage: Stage)
     shown = stage.type("kill", "--now", "--dry-run")
     assert "lost:       not known: the run directory is not mounted here" in shown.err
     said = stage.type("kill", "--now", "--yes")
-    assert said.code == 0 and said.err.index("held: job") < said.err.index(f"cancelled: job {stage.job}"), said.err
+    assert said.code == 0 and said.err.index("held: job") < said.err.index(
+        f"cancelled: job {stage.job}"
+    ), said.err
     stage.bench.wait(lambda jobs: not stage.trains())
     assert stage.queued().reason == "JobHeldUser"
 
@@ -103,9 +113,14 @@ def test_pause_holds_what_is_queued(stage: Stage) -> None:
     assert said.code == 0 and "no pause is set" in said.err, said.err
     assert stage.trains() and stage.queued().reason == "JobHeldUser"
     local = existing_fallback(stage.directory)
-    assert local is not None and [entry.kind for entry in read_journal(local.journal).entries] == ["pause", "held"]
+    assert local is not None and [entry.kind for entry in read_journal(local.journal).entries] == [
+        "pause",
+        "held",
+    ]
     stage.mount()
-    assert stage.type("resume", "--yes").code == 0 and not stage.queued().reason.startswith("JobHeld")
+    assert stage.type("resume", "--yes").code == 0 and not stage.queued().reason.startswith(
+        "JobHeld"
+    )
 
 
 def test_a_wait_says_that_what_was_saved_is_not_known(stage: Stage) -> None:
@@ -120,7 +135,9 @@ def test_a_job_that_may_be_the_runs_is_not_said_to_be_stopped(stage: Stage) -> N
     other = stage.bench.submit("sleep 600", NODES, card.run.name)
     stage.unmount()
     said = stage.type("kill", "--yes")
-    assert said.code == 3 and f"whether job {other} is of this run cannot be told" in said.err, said.err
+    assert said.code == 3 and f"whether job {other} is of this run cannot be told" in said.err, (
+        said.err
+    )
     stage.bench.wait(lambda jobs: not stage.trains())
 
 
@@ -133,8 +150,12 @@ def test_with_nothing_to_stop_it_is_refused(stage: Stage) -> None:
     assert not list(stage.directory.root.iterdir())
 
 
-def test_what_another_owns_goes_on_and_is_said_to(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tr11ops.queue.held_jobs.can_modify", lambda job, user: job.raw_id != stage.queued_name)
+def test_what_another_owns_goes_on_and_is_said_to(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tr11ops.queue.held_jobs.can_modify", lambda job, user: job.raw_id != stage.queued_name
+    )
     stage.unmount()
     said = stage.type("kill", "--yes")
     assert said.code == 1 and "no file keeps it from training" in said.err, said.err

@@ -28,4 +28,6 @@ def trainer_script(bench: LocalBench, end: dict[str, object] | None) -> str:
     attempt = f"{directory.paths.attempts}/$SLURM_JOB_ID"
     marker = json.dumps({**(end or {}), "job_id": "x"})
     leave = f"mkdir -p {attempt}; echo '{marker}' > {attempt}/end.json"
-    return f"while [ ! -e {directory.kill_switch} ]; do sleep 0.05; done\n{leave if end else 'true'}"
+    return (
+        f"while [ ! -e {directory.kill_switch} ]; do sleep 0.05; done\n{leave if end else 'true'}"
+    )

@@ -15,7 +15,9 @@ def held(bench: LocalBench) -> list[str]:
     return [job.job_id for job in bench.scheduler.jobs() if job.reason == "JobHeldUser"]
 
 
-def write_beats(bench: LocalBench, job_id: str, answered: int, request: int, ranks: int = 4) -> None:
+def write_beats(
+    bench: LocalBench, job_id: str, answered: int, request: int, ranks: int = 4
+) -> None:
     for rank in range(ranks):
         given = request if rank < answered else 0
         beat = Heartbeat(rank, f"node-{rank // 2}", 1, "saving", 7, 1.0, job_id, given)

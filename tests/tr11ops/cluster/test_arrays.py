@@ -11,7 +11,18 @@ from tr11ops.cluster.local_rules import array_of, parse_job_id
 from tr11ops.cluster.parts import covers
 from tr11ops.runcard.card import CardError, parse_attempts
 
-FAULTS = ["", "a", "5-1", "1-9:0", "1-4000001", "1-10001", "\u0661-\u0665", "1-999999999", "1,,2", "9" * 5000]
+FAULTS = [
+    "",
+    "a",
+    "5-1",
+    "1-9:0",
+    "1-4000001",
+    "1-10001",
+    "\u0661-\u0665",
+    "1-999999999",
+    "1,,2",
+    "9" * 5000,
+]
 
 
 @pytest.mark.parametrize("text", FAULTS)
@@ -27,7 +38,9 @@ def test_what_is_no_array_is_none_to_everyone(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "tasks"), [("4000000", (4_000_000,)), ("100000-100002%1", (100_000, 100_001, 100_002))]
 )
-def test_an_array_of_the_card_is_one_of_the_embedded_scheduler(text: str, tasks: tuple[int, ...]) -> None:
+def test_an_array_of_the_card_is_one_of_the_embedded_scheduler(
+    text: str, tasks: tuple[int, ...]
+) -> None:
     assert parse_attempts(text).indices == array_of(text).indices == tasks == task_numbers(text)
 
 

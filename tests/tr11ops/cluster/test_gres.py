@@ -54,7 +54,9 @@ def test_entries_of_a_list() -> None:
         ("gpu:8,nvme:1", 8, ""), ("gpu:a100:4,gpu:v100:4", 8, ""), ("nvme:1", None, ""), ("gpu:a:b", None, ""),
     ],
 )  # fmt: skip
-def test_gpus_that_are_asked_for_are_read_by_the_same_rule(text: str, count: int | None, kind: str) -> None:
+def test_gpus_that_are_asked_for_are_read_by_the_same_rule(
+    text: str, count: int | None, kind: str
+) -> None:
     assert (gpus_of(text), gpu_kind_of(text)) == (count, kind)
 
 

@@ -15,9 +15,13 @@ from tr11ops.twin.twin import Twin
 
 PREFIXES = st.sampled_from(["x", "jean-zay-iam", "r1n", "node-a-", "gpu_", "a9b"])
 NUMBERS = st.one_of(
-    st.integers(0, 120).map(str), st.integers(0, 120).map("{:03d}".format), st.integers(0, 9).map("{:02d}".format)
+    st.integers(0, 120).map(str),
+    st.integers(0, 120).map("{:03d}".format),
+    st.integers(0, 9).map("{:02d}".format),
 )
-NAMES = st.one_of(st.builds("{}{}".format, PREFIXES, NUMBERS), st.sampled_from(["login", "head-node", "r1", "x"]))
+NAMES = st.one_of(
+    st.builds("{}{}".format, PREFIXES, NUMBERS), st.sampled_from(["login", "head-node", "r1", "x"])
+)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,11 @@ def test_what_is_told_of_an_end() -> None:
     assert (job.state, job.exit_code, job.exit_signal) == (JobState.FAILED, 143, None)
     assert job.derived_exit_code == 134  # the step ended by SIGABRT; the batch script hid it
     assert (job.user, job.partition, job.nodes) == ("root", "gpu_p5", ("jean-zay-iam01",))
-    assert (job.time_limit_seconds, job.node_count, job.working_directory) == (3600, 1, "/scratch/tr11")
+    assert (job.time_limit_seconds, job.node_count, job.working_directory) == (
+        3600,
+        1,
+        "/scratch/tr11",
+    )
     assert job.submit_time == datetime.datetime.fromisoformat("2026-11-21T19:22:59").timestamp()
     assert by_name()["timeout"].state is JobState.TIMEOUT
 
@@ -51,14 +55,20 @@ def test_a_name_with_blanks_and_a_job_that_lost_a_node_end_once() -> None:
 
 
 def test_a_number_that_ends_again_after_a_requeue_counts_once() -> None:
-    again = [line.replace("JobState=FAILED", "JobState=COMPLETED") for line in LINES if "Name=stepfail" in line]
+    again = [
+        line.replace("JobState=FAILED", "JobState=COMPLETED")
+        for line in LINES
+        if "Name=stepfail" in line
+    ]
     (job,) = jobcomp.ended_jobs([*LINES, *again], "stepfail")
     assert job.state is JobState.COMPLETED
 
 
 @pytest.mark.parametrize("limit", ["UNLIMITED", "Partition_Limit", "1-00:00:00"])
 def test_limits_in_words(limit: str) -> None:
-    line = next(line for line in LINES if "Name=stepfail" in line).replace("TimeLimit=60", f"TimeLimit={limit}")
+    line = next(line for line in LINES if "Name=stepfail" in line).replace(
+        "TimeLimit=60", f"TimeLimit={limit}"
+    )
     job = jobcomp.ended_job(line)
     assert job is not None
     assert job.time_limit_seconds == (86400 if limit.startswith("1") else None)
@@ -74,7 +84,9 @@ def test_the_site_tells_where_the_log_is(tmp_path: Path) -> None:
     shown = (DATA / "show-config.txt").read_text()
 
     def runner(arguments: list[str], **_: object) -> CommandResult:
-        return CommandResult(0, shown, "") if arguments[0] == "scontrol" else CommandResult(1, "", "")
+        return (
+            CommandResult(0, shown, "") if arguments[0] == "scontrol" else CommandResult(1, "", "")
+        )
 
     site = read_site("ana", {}, runner)  # type: ignore[arg-type]
     assert site.job_completions == "/twin/logs/jobcomp.txt"

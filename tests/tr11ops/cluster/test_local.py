@@ -28,7 +28,9 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def scheduler(tmp_path: Path) -> Iterator[LocalScheduler]:
-    local = LocalScheduler(tmp_path / "state", LocalSettings(nodes=simulated_nodes(4), kill_wait_seconds=2.0))
+    local = LocalScheduler(
+        tmp_path / "state", LocalSettings(nodes=simulated_nodes(4), kill_wait_seconds=2.0)
+    )
     try:
         yield local
     finally:
@@ -76,7 +78,10 @@ def supervisors(scheduler: LocalScheduler) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if str(scheduler.store.folder) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                str(scheduler.store.folder) in process.cmdline()
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
         except psutil.Error:
             continue
@@ -84,7 +89,9 @@ def supervisors(scheduler: LocalScheduler) -> list[psutil.Process]:
 
 
 def supervisor_of(scheduler: LocalScheduler, job_id: str) -> psutil.Process:
-    return psutil.Process(int((scheduler.store.job_folder(int(job_id)) / "supervisor.lock").read_text()))
+    return psutil.Process(
+        int((scheduler.store.job_folder(int(job_id)) / "supervisor.lock").read_text())
+    )
 
 
 # A process that leaves its session, its parent and its environment behind, and does not obey TERM.
@@ -96,7 +103,9 @@ ESCAPE = (
 
 # ----------------------------------------------------------------------------- crashes
 @pytest.mark.parametrize("also_the_keeper", [False, True])
-def test_a_killed_supervisor_is_noticed_and_the_array_goes_on(scheduler: LocalScheduler, also_the_keeper: bool) -> None:
+def test_a_killed_supervisor_is_noticed_and_the_array_goes_on(
+    scheduler: LocalScheduler, also_the_keeper: bool
+) -> None:
     folder = scheduler.store.folder.parent
     body = (
         "if [ $SLURM_ARRAY_TASK_ID = 1 ]; then\n"
@@ -111,12 +120,21 @@ def test_a_killed_supervisor_is_noticed_and_the_array_goes_on(scheduler: LocalSc
     if also_the_keeper:
         keepers[0].kill()
     supervisor.kill()
-    until(lambda: is_gone(supervisor.pid) and is_gone(keepers[0].pid), "supervisor and keeper are dead")
-    assert also_the_keeper or all(is_gone(pid) for pid in pids)  # the keeper alone cleans up, with no client about
+    until(
+        lambda: is_gone(supervisor.pid) and is_gone(keepers[0].pid),
+        "supervisor and keeper are dead",
+    )
+    assert also_the_keeper or all(
+        is_gone(pid) for pid in pids
+    )  # the keeper alone cleans up, with no client about
     lost = scheduler.job(f"{array}_1")
     assert lost is not None
     assert (lost.state, lost.reason) == (JobState.NODE_FAIL, "SupervisorDied")
-    assert lost.end_time is not None and lost.start_time is not None and lost.end_time >= lost.start_time
+    assert (
+        lost.end_time is not None
+        and lost.start_time is not None
+        and lost.end_time >= lost.start_time
+    )
     assert all(is_gone(pid) for pid in pids)
     assert ended(scheduler, f"{array}_3").state is JobState.COMPLETED
     assert (folder / "went-on-2").exists() and (folder / "went-on-3").exists()
@@ -125,7 +143,11 @@ def test_a_killed_supervisor_is_noticed_and_the_array_goes_on(scheduler: LocalSc
 def test_a_killed_keeper_is_a_node_failure(scheduler: LocalScheduler) -> None:
     folder = scheduler.store.folder.parent
     array = scheduler.submit(
-        request(scheduler, ESCAPE + "[ $SLURM_ARRAY_TASK_ID = 2 ] || { echo $$ > batch; sleep 7777; }", array="1-2%1")
+        request(
+            scheduler,
+            ESCAPE + "[ $SLURM_ARRAY_TASK_ID = 2 ] || { echo $$ > batch; sleep 7777; }",
+            array="1-2%1",
+        )
     )
     batch, escaped = read_number(folder / "batch"), read_number(folder / "escaped")
     keeper = psutil.Process(batch).parent()
@@ -149,7 +171,9 @@ def test_a_dead_supervisor_is_replaced_for_waiting_work(scheduler: LocalSchedule
 def test_a_dead_supervisor_does_not_keep_nodes_from_others(scheduler: LocalScheduler) -> None:
     first = scheduler.submit(request(scheduler, "echo $$ > batch; sleep 7777", nodes=4))
     read_number(scheduler.store.folder.parent / "batch")
-    second = scheduler.submit(request(scheduler, "touch second-ran", options=(("exclusive", ""), ("wckey", "x"))))
+    second = scheduler.submit(
+        request(scheduler, "touch second-ran", options=(("exclusive", ""), ("wckey", "x")))
+    )
     supervisor_of(scheduler, first).kill()
     # No client is asked: the waiting supervisor itself finds its dead peer.
     until((scheduler.store.folder.parent / "second-ran").exists, "the second job has run")
@@ -159,13 +183,17 @@ def test_a_dead_supervisor_does_not_keep_nodes_from_others(scheduler: LocalSched
 
 def test_trouble_with_the_state_folder_does_not_end_a_job(scheduler: LocalScheduler) -> None:
     folder = scheduler.store.folder.parent
-    job_id = scheduler.submit(request(scheduler, "touch ready; while [ ! -e go ]; do sleep 0.05; done; touch done"))
+    job_id = scheduler.submit(
+        request(scheduler, "touch ready; while [ ! -e go ]; do sleep 0.05; done; touch done")
+    )
     until((folder / "ready").exists, "the script runs")
     settings = scheduler.store.folder / "settings.json"
     good = settings.read_text()
     settings.write_text("not JSON at all")
     state = scheduler.store.job_folder(int(job_id)) / "state.json"
-    with scheduler.store.changing():  # else the supervisor, which notes the start, may write a good one over it
+    with (
+        scheduler.store.changing()
+    ):  # else the supervisor, which notes the start, may write a good one over it
         saved = state.read_text()
         state.write_text("{")
     scheduler.store.wake(int(job_id))
@@ -196,12 +224,18 @@ def test_a_start_that_goes_wrong_fails_that_task(scheduler: LocalScheduler) -> N
 def test_no_process_survives_its_task(scheduler: LocalScheduler, how: str) -> None:
     folder = scheduler.store.folder.parent
     body = ESCAPE + ("exit 0" if how == "ends" else "sleep 7777")
-    job_id = scheduler.submit(request(scheduler, body, time_limit_seconds=2 if how == "runs out of time" else 600))
+    job_id = scheduler.submit(
+        request(scheduler, body, time_limit_seconds=2 if how == "runs out of time" else 600)
+    )
     escaped = read_number(folder / "escaped")
     assert not is_gone(escaped) or how == "ends"
     if how == "is cancelled":
         scheduler.cancel(job_id)
-    states = {"ends": JobState.COMPLETED, "is cancelled": JobState.CANCELLED, "runs out of time": JobState.TIMEOUT}
+    states = {
+        "ends": JobState.COMPLETED,
+        "is cancelled": JobState.CANCELLED,
+        "runs out of time": JobState.TIMEOUT,
+    }
     assert ended(scheduler, job_id).state is states[how]
     assert is_gone(escaped)
 
@@ -248,7 +282,12 @@ def test_many_clients_at_once_share_nodes_and_numbers(scheduler: LocalScheduler)
         "local.cancel(local.submit(request))\n"
     )
     clients = [
-        subprocess.Popen([sys.executable, "-c", program, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(folder)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for _ in range(3)
     ]
     outputs = [client.communicate(timeout=PATIENCE_SECONDS)[0] for client in clients]
@@ -257,10 +296,14 @@ def test_many_clients_at_once_share_nodes_and_numbers(scheduler: LocalScheduler)
     assert len(set(ids)) == 9
     until(lambda: all(job.state.is_final for job in scheduler.jobs()), "all have ended")
     jobs = scheduler.jobs()
-    assert sorted(job.state for job in jobs) == sorted([JobState.COMPLETED] * 9 + [JobState.CANCELLED] * 3)
+    assert sorted(job.state for job in jobs) == sorted(
+        [JobState.COMPLETED] * 9 + [JobState.CANCELLED] * 3
+    )
     for node in scheduler.nodes():
         spans = sorted(
-            (job.start_time, job.end_time) for job in jobs if node.name in job.nodes and job.start_time and job.end_time
+            (job.start_time, job.end_time)
+            for job in jobs
+            if node.name in job.nodes and job.start_time and job.end_time
         )
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
 
@@ -314,7 +357,9 @@ def test_nodes_are_exclusive_and_first_come_first_served(scheduler: LocalSchedul
     jobs = [ended(scheduler, job_id) for job_id in (first, large, small)]
     assert jobs[0].end_time <= jobs[1].start_time  # type: ignore[operator]
     assert jobs[1].end_time <= jobs[2].start_time  # type: ignore[operator]
-    assert ended(scheduler, outside).nodes == ("local-node1",) or ended(scheduler, outside).nodes == ("local-node2",)
+    assert ended(scheduler, outside).nodes == ("local-node1",) or ended(
+        scheduler, outside
+    ).nodes == ("local-node2",)
 
 
 def test_singleton_waits_for_earlier_jobs_of_its_name(scheduler: LocalScheduler) -> None:
@@ -325,14 +370,21 @@ def test_singleton_waits_for_earlier_jobs_of_its_name(scheduler: LocalScheduler)
     assert ended(scheduler, other).state is JobState.COMPLETED
     assert ended(scheduler, started).state is JobState.COMPLETED
     waiting = scheduler.job(second)
-    assert waiting is not None and (waiting.state, waiting.reason) == (JobState.PENDING, "Dependency")
+    assert waiting is not None and (waiting.state, waiting.reason) == (
+        JobState.PENDING,
+        "Dependency",
+    )
     (scheduler.store.folder.parent / "go").touch()
     assert ended(scheduler, second).start_time >= ended(scheduler, first).end_time  # type: ignore[operator]
 
 
 def test_limits_of_seconds_are_kept(scheduler: LocalScheduler) -> None:
     job = ended(scheduler, scheduler.submit(request(scheduler, "sleep 7777", time_limit_seconds=1)))
-    assert (job.state, job.reason, job.exit_signal) == (JobState.TIMEOUT, "TimeLimit", signal.SIGTERM)
+    assert (job.state, job.reason, job.exit_signal) == (
+        JobState.TIMEOUT,
+        "TimeLimit",
+        signal.SIGTERM,
+    )
     assert job.end_time is not None and job.start_time is not None
     assert job.end_time - job.start_time >= 1.0  # never early
 
@@ -341,7 +393,9 @@ def test_what_cannot_start_fails_with_the_reason(scheduler: LocalScheduler) -> N
     job = ended(scheduler, scheduler.submit(request(scheduler, "true", output="no/such/folder/%j")))
     assert (job.state, job.exit_code) == (JobState.FAILED, 1)
     assert "no/such/folder" in job.reason
-    job = ended(scheduler, scheduler.submit(request(scheduler, "true", script="#!/no/such/interpreter\n")))
+    job = ended(
+        scheduler, scheduler.submit(request(scheduler, "true", script="#!/no/such/interpreter\n"))
+    )
     assert (job.state, job.exit_code) == (JobState.FAILED, 1)
     assert "/no/such/interpreter" in job.reason
 
@@ -374,7 +428,9 @@ def test_what_cannot_start_fails_with_the_reason(scheduler: LocalScheduler) -> N
         ({"dependency": "afterok:1,afterok:2?afterok:3"}, "both"),
     ],
 )
-def test_refusals_name_the_fault_in_one_line(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+def test_refusals_name_the_fault_in_one_line(
+    tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
     settings = LocalSettings(nodes=simulated_nodes(4), max_time_seconds=7200, gpus_per_node=2)
     scheduler = LocalScheduler(tmp_path / "state", settings)
     refused = request(scheduler, "true", **changes)
@@ -408,7 +464,9 @@ def test_old_jobs_are_forgotten_but_not_what_others_wait_for(scheduler: LocalSch
     old, needed = (scheduler.submit(request(scheduler, "true")) for _ in range(2))
     for job_id in (old, needed):
         ended(scheduler, job_id)
-    waiting = scheduler.submit(request(scheduler, "true", hold=True, dependency=f"afterok:{needed}"))
+    waiting = scheduler.submit(
+        request(scheduler, "true", hold=True, dependency=f"afterok:{needed}")
+    )
     scheduler.store.save_settings(replace(scheduler.store.settings(), keep_seconds=0.0))
     assert scheduler.job(old) is None
     newest = scheduler.submit(request(scheduler, "true", hold=True))
@@ -426,7 +484,9 @@ def test_old_jobs_are_forgotten_but_not_what_others_wait_for(scheduler: LocalSch
 
 
 def test_a_secret_of_the_submitter_is_kept_private_and_short(scheduler: LocalScheduler) -> None:
-    job_id = scheduler.submit(request(scheduler, "echo $TOKEN > told", environment={"TOKEN": "s3cret"}, hold=True))
+    job_id = scheduler.submit(
+        request(scheduler, "echo $TOKEN > told", environment={"TOKEN": "s3cret"}, hold=True)
+    )
     kept = scheduler.store.job_folder(int(job_id)) / "environment.json"
     assert kept.stat().st_mode & 0o077 == 0
     assert "s3cret" in kept.read_text()
@@ -438,7 +498,9 @@ def test_a_secret_of_the_submitter_is_kept_private_and_short(scheduler: LocalSch
         assert not path.is_file() or b"s3cret" not in path.read_bytes(), path
 
 
-def test_settings_come_from_file_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_come_from_file_and_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TR11_LOCAL_SCHEDULER", str(tmp_path / "state"))
     monkeypatch.delenv("TR11_LOCAL_NODES", raising=False)
     assert [node.name for node in LocalScheduler().nodes()] == [machine_name()]
@@ -448,10 +510,14 @@ def test_settings_come_from_file_and_environment(tmp_path: Path, monkeypatch: py
     (partition,) = LocalScheduler().partitions()
     assert (partition.node_names, partition.max_time_seconds) == (("red", "green"), None)
     monkeypatch.delenv("TR11_LOCAL_NODES")
-    (tmp_path / "state" / "settings.json").write_text(json.dumps({"nodes": 2, "max_time_seconds": 60}))
+    (tmp_path / "state" / "settings.json").write_text(
+        json.dumps({"nodes": 2, "max_time_seconds": 60})
+    )
     (partition,) = LocalScheduler().partitions()
     assert (partition.node_names, partition.max_time_seconds) == (simulated_nodes(2), 60)
-    monkeypatch.setenv("TR11_LOCAL_NODES", "machine")  # what was asked for once stays, until this is
+    monkeypatch.setenv(
+        "TR11_LOCAL_NODES", "machine"
+    )  # what was asked for once stays, until this is
     assert [node.name for node in LocalScheduler().nodes()] == [machine_name()]
     monkeypatch.delenv("TR11_LOCAL_NODES")
     assert [node.name for node in LocalScheduler().nodes()] == [machine_name()]

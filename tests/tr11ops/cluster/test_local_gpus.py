@@ -27,7 +27,11 @@ def open_scheduler(tmp_path: Path) -> Iterator[Open]:
     opened: list[LocalScheduler] = []
 
     def one(name: str, settings: LocalSettings | None = None) -> LocalScheduler:
-        opened.append(LocalScheduler(tmp_path / name, replace(settings or LocalSettings(), kill_wait_seconds=2.0)))
+        opened.append(
+            LocalScheduler(
+                tmp_path / name, replace(settings or LocalSettings(), kill_wait_seconds=2.0)
+            )
+        )
         return opened[-1]
 
     yield one
@@ -40,7 +44,13 @@ def open_scheduler(tmp_path: Path) -> Iterator[Open]:
         until(lambda: with_environment(folder) == [], "nothing of them is left")  # noqa: B023
 
 
-def submit(scheduler: LocalScheduler, told: Path, gpus: int, body: str = "exec sleep 600", **changes: object) -> str:
+def submit(
+    scheduler: LocalScheduler,
+    told: Path,
+    gpus: int,
+    body: str = "exec sleep 600",
+    **changes: object,
+) -> str:
     """A job that writes the GPUs that it was given to a file."""
     plain = BatchRequest(
         script=f"#!/bin/bash\necho \"[$CUDA_VISIBLE_DEVICES] ${{SLURM_GPUS_ON_NODE:-0}}\" > {told}.new\n"
@@ -71,7 +81,11 @@ def test_the_machine_is_one_node_with_its_gpus(
     scheduler = open_scheduler("state")
     (node,) = scheduler.nodes()
     assert (node.name, node.gpus, node.gpu_kind) == (machine_name(), 8, "NVIDIA H100 80GB HBM3")
-    assert (node.gpu_memory_megabytes, node.states, node.gpu_fault) == (81559, frozenset({"idle"}), "")
+    assert (node.gpu_memory_megabytes, node.states, node.gpu_fault) == (
+        81559,
+        frozenset({"idle"}),
+        "",
+    )
     assert node.cpus > 0 and node.memory_megabytes > 0
     assert scheduler.partitions()[0].node_names == (machine_name(),)
     with pytest.raises(SchedulerError, match="9 GPUs per node asked for, 8 there"):
@@ -152,7 +166,9 @@ def test_a_driver_that_does_not_answer_is_no_machine_without_gpus(
     lose_driver(tmp_path / "bin")
     (node,) = scheduler.nodes()
     assert node.gpus == 0 and "couldn't communicate" in node.gpu_fault
-    with pytest.raises(SchedulerError, match=r"how many are there is not known: .*couldn't communicate"):
+    with pytest.raises(
+        SchedulerError, match=r"how many are there is not known: .*couldn't communicate"
+    ):
         submit(scheduler, tmp_path / "told", 1)
     submit(scheduler, tmp_path / "told", 0, "exit 0")
     assert given(tmp_path / "told") == "[] 0"

@@ -46,14 +46,20 @@ def batch(**changes: object) -> BatchRequest:
 
 
 def submission(job_id: int = 5, **changes: object) -> LocalSubmission:
-    plain = LocalSubmission(job_id, batch(), "me", 100.0, False, None, (WaitingTask(None),), reason="None")
+    plain = LocalSubmission(
+        job_id, batch(), "me", 100.0, False, None, (WaitingTask(None),), reason="None"
+    )
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
 @st.composite
 def submissions(draw: st.DrawFn) -> LocalSubmission:
     """An array whose tasks are waiting, running, ended or dropped, in any mixture."""
-    fates = draw(st.lists(st.sampled_from(["wait", "held", "out", "run", "end", "drop"]), min_size=1, max_size=12))
+    fates = draw(
+        st.lists(
+            st.sampled_from(["wait", "held", "out", "run", "end", "drop"]), min_size=1, max_size=12
+        )
+    )
     waiting, tasks, dropped = [], [], []
     for index, fate in enumerate(fates):
         if fate in {"wait", "held", "out"}:
@@ -62,7 +68,9 @@ def submissions(draw: st.DrawFn) -> LocalSubmission:
             dropped.append(Dropped((index,), 200.0 + index))
         else:
             mark = ProcessMark(7, "1", "boot")
-            record = TaskRecord(50 + index, index, (NODES[0],), 110.0, step=mark, batch=mark if index % 2 else None)
+            record = TaskRecord(
+                50 + index, index, (NODES[0],), 110.0, step=mark, batch=mark if index % 2 else None
+            )
             end = {"state": draw(st.sampled_from(FINAL)), "end_time": 120.0 + index, "exit_code": 0}
             tasks.append(replace(record, **end) if fate == "end" else record)
     return submission(
@@ -86,7 +94,9 @@ def test_an_array_is_read_back_as_it_is_written(indices: set[int], throttle: int
 
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(1, 50))
 def test_an_array_with_a_step(low: int, length: int, step: int) -> None:
-    assert array_of(f"{low}-{low + length}:{step}").indices == tuple(range(low, low + length + 1, step))
+    assert array_of(f"{low}-{low + length}:{step}").indices == tuple(
+        range(low, low + length + 1, step)
+    )
 
 
 @given(st.text(alphabet="0123456789-,:%_ x?+\n", max_size=12))
@@ -100,7 +110,9 @@ def test_any_text_is_an_array_or_one_line_of_fault(text: str) -> None:
         assert indices
 
 
-@given(st.one_of(st.text(max_size=12), st.from_regex(r"\A(after|afterok|singleton)[:,?+0-9_]{0,9}\Z")))
+@given(
+    st.one_of(st.text(max_size=12), st.from_regex(r"\A(after|afterok|singleton)[:,?+0-9_]{0,9}\Z"))
+)
 def test_any_text_is_a_dependency_or_one_line_of_fault(text: str) -> None:
     try:
         assert parse_dependency(text).terms
@@ -110,7 +122,9 @@ def test_any_text_is_a_dependency_or_one_line_of_fault(text: str) -> None:
 
 def test_dependencies_are_read() -> None:
     dependency = parse_dependency("afterok:12:13_4,after:9+5")
-    assert [(term.kind, term.job_id, term.task_id, term.delay_seconds) for term in dependency.terms] == [
+    assert [
+        (term.kind, term.job_id, term.task_id, term.delay_seconds) for term in dependency.terms
+    ] == [
         ("afterok", 12, None, 0),
         ("afterok", 13, 4, 0),
         ("after", 9, None, 300),
@@ -128,7 +142,21 @@ def test_job_ids_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "-1", "1_", "_1", "1_2_3", "1 ", "1_[]", "1_[3-1]", "7; true", "²", "12345678901234567890"]
+    "text",
+    [
+        "",
+        "x",
+        "-1",
+        "1_",
+        "_1",
+        "1_2_3",
+        "1 ",
+        "1_[]",
+        "1_[3-1]",
+        "7; true",
+        "²",
+        "12345678901234567890",
+    ],
 )
 def test_what_is_no_job_id(text: str) -> None:
     with pytest.raises(SchedulerError):
@@ -148,7 +176,9 @@ def test_every_task_is_in_exactly_one_job(one: LocalSubmission) -> None:
     jobs = submission_jobs(one)
     count = one.array_bounds[3]
     pending = [task for job in jobs for task in job.pending_tasks]
-    started = [job.task_id for job in jobs if not job.pending_tasks and job.state is not JobState.CANCELLED]
+    started = [
+        job.task_id for job in jobs if not job.pending_tasks and job.state is not JobState.CANCELLED
+    ]
     assert len(pending) == len(set(pending)) == len(one.waiting)
     assert not set(pending) & set(started)
     for index in range(count):
@@ -183,7 +213,9 @@ def test_dependencies_follow_from_how_tasks_ended(target: LocalSubmission, whole
 
 
 def test_all_or_any_of_several_conditions() -> None:
-    ended = submission(waiting=(), tasks=(TaskRecord(1, None, NODES[:1], 1.0, JobState.COMPLETED, end_time=2.0),))
+    ended = submission(
+        waiting=(), tasks=(TaskRecord(1, None, NODES[:1], 1.0, JobState.COMPLETED, end_time=2.0),)
+    )
     running = submission(waiting=(), tasks=(TaskRecord(1, None, NODES[:1], 1.0),))
     known = {1: ended, 2: running}
 
@@ -200,7 +232,10 @@ def test_all_or_any_of_several_conditions() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 9), st.sets(st.sampled_from(NODES), max_size=3), st.booleans()), max_size=4),
+    st.lists(
+        st.tuples(st.integers(1, 9), st.sets(st.sampled_from(NODES), max_size=3), st.booleans()),
+        max_size=4,
+    ),
     st.sets(st.sampled_from(NODES), max_size=4),
     st.integers(1, 6),
 )
@@ -218,7 +253,9 @@ def test_nodes_are_chosen_free_allowed_and_in_turn(
     ]
     us = submission(20, request=batch(nodes=wanted))
     settings = LocalSettings(nodes=NODES)
-    placement = choose_nodes(us, WaitingTask(None, excluded=tuple(excluded)), peers, local_nodes(settings, GpuList()))
+    placement = choose_nodes(
+        us, WaitingTask(None, excluded=tuple(excluded)), peers, local_nodes(settings, GpuList())
+    )
     chosen, reason = placement.nodes, placement.reason
     busy = {node for _, nodes, _ in others for node in nodes}
     free = set(NODES) - busy - excluded
@@ -233,7 +270,9 @@ def test_nodes_are_chosen_free_allowed_and_in_turn(
         assert (reason, earlier_waits) == ("Priority", True)
 
 
-GPUS = tuple(Gpu(f"GPU-{number}", "NVIDIA H100 80GB HBM3", str(number), 81559) for number in range(4))
+GPUS = tuple(
+    Gpu(f"GPU-{number}", "NVIDIA H100 80GB HBM3", str(number), 81559) for number in range(4)
+)
 MACHINE = (LocalNode("host", cpus=8, memory_megabytes=1, gpus=GPUS),)
 
 
@@ -255,14 +294,29 @@ def running(*gpus: str, cpus: int = 1, job_id: int = 1) -> LocalSubmission:
         ((running(cpus=6), running(cpus=2, job_id=2)), (), {}, "Resources"),
         ((), (), {"cpus_per_task": 99}, ()),  # as many cores as there are
         ((running(),), (), {"cpus_per_task": 99}, "Resources"),
-        ((submission(1, request=batch(gpus_per_node=3), reason="Resources"),), (), {"gpus_per_node": 2}, "Priority"),
-        ((submission(1, request=batch(gpus_per_node=3), reason="Resources"),), (), {"gpus_per_node": 1}, ("GPU-3",)),
+        (
+            (submission(1, request=batch(gpus_per_node=3), reason="Resources"),),
+            (),
+            {"gpus_per_node": 2},
+            "Priority",
+        ),
+        (
+            (submission(1, request=batch(gpus_per_node=3), reason="Resources"),),
+            (),
+            {"gpus_per_node": 1},
+            ("GPU-3",),
+        ),
     ],
 )
 def test_jobs_share_the_machine_and_no_gpu(
-    others: tuple[LocalSubmission, ...], taken: tuple[str, ...], wants: dict[str, int], expected: tuple[str, ...] | str
+    others: tuple[LocalSubmission, ...],
+    taken: tuple[str, ...],
+    wants: dict[str, int],
+    expected: tuple[str, ...] | str,
 ) -> None:
-    found = choose_nodes(submission(20, request=batch(**wants)), WaitingTask(None), others, MACHINE, taken)
+    found = choose_nodes(
+        submission(20, request=batch(**wants)), WaitingTask(None), others, MACHINE, taken
+    )
     if isinstance(expected, str):
         assert (found.nodes, found.reason) == ((), expected)
     else:
@@ -276,7 +330,10 @@ def test_simulated_nodes_share_out_the_gpus() -> None:
     pretended = local_nodes(LocalSettings(nodes=NODES[:2], gpus_per_node=4), GpuList(GPUS))
     assert [node.gpu_count for node in pretended] == [4, 4]
     found = choose_nodes(us, WaitingTask(None), (), pretended)
-    assert (found.nodes, found.gpus) == (NODES[:2], ())  # nothing stands behind them: no device is given
+    assert (found.nodes, found.gpus) == (
+        NODES[:2],
+        (),
+    )  # nothing stands behind them: no device is given
 
 
 # ----------------------------------------------------------------------------- what a task is started with
@@ -318,6 +375,12 @@ def test_the_interpreter_is_the_first_lines(tmp_path: Path, first: str, command:
 
 
 def test_a_job_does_not_inherit_the_job_that_submits_it() -> None:
-    outer = {"PATH": "/bin", "SLURM_JOB_ID": "7", "SBATCH_ACCOUNT": "a", "SLURM_CONF": "/c", "WORD": "old"}
+    outer = {
+        "PATH": "/bin",
+        "SLURM_JOB_ID": "7",
+        "SBATCH_ACCOUNT": "a",
+        "SLURM_CONF": "/c",
+        "WORD": "old",
+    }
     inner = submitted_environment(batch(environment={"WORD": "new"}), outer)
     assert inner == {"PATH": "/bin", "SLURM_CONF": "/c", "WORD": "new"}

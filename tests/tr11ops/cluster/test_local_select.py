@@ -17,7 +17,11 @@ from tr11ops.cluster.select import choose_scheduler
         (("sbatch", "slurm.conf"), "", "slurm"),
         (("sbatch",), "", "local"),
         (("slurm.conf",), "", "local"),
-        (("sbatch", "slurm.conf"), "local", "local"),  # a job of the embedded scheduler submits to that one
+        (
+            ("sbatch", "slurm.conf"),
+            "local",
+            "local",
+        ),  # a job of the embedded scheduler submits to that one
     ],
 )
 def test_auto_takes_slurm_only_where_it_can_work(
@@ -50,6 +54,10 @@ def test_choosing_loads_no_scheduler_beforehand() -> None:
         "print([name for name in sys.modules if name.startswith(heavy)])\n"
     )
     output = subprocess.run(
-        [sys.executable, "-c", program], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert output.strip() == "[]"

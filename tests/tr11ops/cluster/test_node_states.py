@@ -7,7 +7,15 @@ import itertools
 import pytest
 
 from tr11ops.cluster.base import Node
-from tr11ops.cluster.node_states import NODE_STATES, StateAnswer, is_gone, is_silent, may_start, runs_on, state_words
+from tr11ops.cluster.node_states import (
+    NODE_STATES,
+    StateAnswer,
+    is_gone,
+    is_silent,
+    may_start,
+    runs_on,
+    state_words,
+)
 
 YES, NO, UNKNOWN = StateAnswer.YES, StateAnswer.NO, StateAnswer.UNKNOWN
 
@@ -17,7 +25,9 @@ STATES = (
     "POWER_DOWN POWERED_DOWN POWERING_DOWN POWER_UP POWERING_UP REBOOT REBOOT_ISSUED REBOOT_REQUESTED CANCEL_REBOOT "
     "RESERVED UNKNOWN ERROR"
 ).split()
-COMPACT = "ALLOC COMP DRAIN DRNG FAILG FUTR MIX NPC PLND BLOCK POW_DN POW_UP BOOT CANC_R RESV UNK".split()
+COMPACT = (
+    "ALLOC COMP DRAIN DRNG FAILG FUTR MIX NPC PLND BLOCK POW_DN POW_UP BOOT CANC_R RESV UNK".split()
+)
 FLAGS = (
     "BLOCKED CLOUD COMPLETING DRAIN DYNAMIC_FUTURE DYNAMIC_NORM EXTERNAL FAIL INVALID_REG MAINTENANCE NOT_RESPONDING "
     "PERFCTRS PLANNED POWER_DOWN POWER_DRAIN POWER_UP POWERED_DOWN POWERING_DOWN POWERING_UP REBOOT_CANCELED "
@@ -52,7 +62,12 @@ SUFFIXES = "*~#!%$@^-"
         ("ALLOCATED+MAINT", {"allocated", "maintenance"}, NO, YES),
         ("alloc$", {"allocated", "maintenance"}, NO, YES),
         ("ALLOCATED+DRAIN+POWER_DRAIN", {"allocated", "drain", "power_drain"}, NO, YES),
-        ("ALLOCATED+DRAIN+REBOOT_REQUESTED", {"allocated", "drain", "reboot_requested"}, NO, YES),  # reboot ASAP
+        (
+            "ALLOCATED+DRAIN+REBOOT_REQUESTED",
+            {"allocated", "drain", "reboot_requested"},
+            NO,
+            YES,
+        ),  # reboot ASAP
         # no new work, and no one can say whether what runs there runs on
         ("ALLOCATED+NOT_RESPONDING", {"allocated", "not_responding"}, NO, UNKNOWN),
         ("failing*", {"fail", "not_responding"}, NO, UNKNOWN),
@@ -77,7 +92,9 @@ SUFFIXES = "*~#!%$@^-"
         ("NEWEST", {"newest"}, UNKNOWN, UNKNOWN),
     ],
 )
-def test_states_as_slurm_prints_them(text: str, words: set[str], starts: StateAnswer, on: StateAnswer) -> None:
+def test_states_as_slurm_prints_them(
+    text: str, words: set[str], starts: StateAnswer, on: StateAnswer
+) -> None:
     assert state_words(text) == words
     assert (may_start(words), runs_on(words)) == (starts, on)
     node = Node("n01", frozenset(words))
@@ -97,7 +114,9 @@ def test_every_word_and_character_of_slurm_is_in_the_table() -> None:
 def test_no_word_stands_for_two_states() -> None:
     spellings = [name for state in NODE_STATES for name in (state.name, *state.spellings)]
     suffixes = [state.suffix for state in NODE_STATES if state.suffix]
-    assert len(spellings) == len(set(spellings)) and len(suffixes) == len(set(suffixes)) == len(SUFFIXES)
+    assert len(spellings) == len(set(spellings)) and len(suffixes) == len(set(suffixes)) == len(
+        SUFFIXES
+    )
 
 
 def test_of_several_words_the_worst_counts() -> None:

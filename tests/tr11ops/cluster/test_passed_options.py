@@ -20,7 +20,14 @@ from tr11ops.cluster.passed_options import (
 from tr11ops.cluster.sbatch_options import sbatch_options, script_options
 
 CARD = options_of(
-    {"licenses": "scratch:1", "exclusive": True, "switches": "1@10:00", "mem": "500G", "nice": 5, "reboot": False}
+    {
+        "licenses": "scratch:1",
+        "exclusive": True,
+        "switches": "1@10:00",
+        "mem": "500G",
+        "nice": 5,
+        "reboot": False,
+    }
 )
 
 
@@ -48,7 +55,11 @@ def test_they_are_rendered_with_tr11s_own() -> None:
         ({"gres": "gpu:a100:8,nic:2"}, 0, {"gres": "nic:2"}),
         ({"gres": "nic:2"}, 8, {"gres": "gpu:8,nic:2"}),
         ({"gpus-per-node": "h100:8"}, 8, {"gpus-per-node": "h100:8"}),
-        ({"gpus-per-node": "h100:8", "gres": "nic:1"}, 2, {"gpus-per-node": "h100:2", "gres": "nic:1"}),
+        (
+            {"gpus-per-node": "h100:8", "gres": "nic:1"},
+            2,
+            {"gpus-per-node": "h100:2", "gres": "nic:1"},
+        ),
         ({"gres": "gpu:a100:4,gpu:v100:4"}, 8, {"gres": "gpu:a100:4,gpu:v100:4"}),
         ({}, 8, {"gres": "gpu:8"}),
         ({}, 0, {}),
@@ -65,7 +76,9 @@ def test_what_tr11_sets_is_refused_in_every_form(name: str) -> None:
     assert option_fault(name, "1") is not None
 
 
-@pytest.mark.parametrize("name", ["exclusive", "mem", "time-min", "wait-all-nodes", "gres", "gpus-per-node", "segment"])
+@pytest.mark.parametrize(
+    "name", ["exclusive", "mem", "time-min", "wait-all-nodes", "gres", "gpus-per-node", "segment"]
+)
 def test_all_else_is_passed_through(name: str) -> None:
     assert option_fault(name, "1") is None
     assert option_fault(name, "1\n#SBATCH --uid=0") is not None
@@ -82,10 +95,17 @@ def test_the_number_of_gpus_must_be_the_cards() -> None:
 
 
 def test_which_of_the_other_jobs_take_which() -> None:
-    assert dict(of_chosen_nodes(CARD)) == {"licenses": "scratch:1", "exclusive": "", "mem": "500G", "nice": "5"}
+    assert dict(of_chosen_nodes(CARD)) == {
+        "licenses": "scratch:1",
+        "exclusive": "",
+        "mem": "500G",
+        "nice": "5",
+    }
     assert dict(of_any_job(CARD)) == {"licenses": "scratch:1", "nice": "5"}
 
 
-@pytest.mark.parametrize(("text", "found"), [("500G", 512_000), ("100", 100), ("0", 0), ("1T", 2**20), ("x", 0)])
+@pytest.mark.parametrize(
+    ("text", "found"), [("500G", 512_000), ("100", 100), ("0", 0), ("1T", 2**20), ("x", 0)]
+)
 def test_memory(text: str, found: int) -> None:
     assert memory_megabytes((("mem", text),)) == found

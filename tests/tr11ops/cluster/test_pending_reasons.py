@@ -10,7 +10,18 @@ from tests.tr11ops.status_cases import pending
 from tr11ops.cluster.pending_reasons import TABLE, UNKNOWN, Cause, Wait, reason_of, reason_of_job
 
 # All names of `enum job_state_reason`: of Slurm 22.05, then those that came until 25.05.
-RESOURCES = ("Unknown", "Mem", "Energy", "Node", "GRES", "License", "BB", "Billing", "Cpu", "Memory")
+RESOURCES = (
+    "Unknown",
+    "Mem",
+    "Energy",
+    "Node",
+    "GRES",
+    "License",
+    "BB",
+    "Billing",
+    "Cpu",
+    "Memory",
+)
 _PLAIN = """
 None Priority Dependency Resources PartitionNodeLimit PartitionTimeLimit PartitionDown PartitionInactive JobHeldAdmin BeginTime
 Licenses AssociationJobLimit AssociationResourceLimit AssociationTimeLimit Reservation ReqNodeNotAvail JobHeldUser FrontEndDown
@@ -84,7 +95,9 @@ def test_what_a_reason_means(text: str, wait: Wait, cause: Cause) -> None:
     assert (found.wait, found.cause) == (wait, cause)
 
 
-@pytest.mark.parametrize("reason", ["Priority", "Dependency", "PartitionDown", "", "JobArrayTaskLimit"])
+@pytest.mark.parametrize(
+    "reason", ["Priority", "Dependency", "PartitionDown", "", "JobArrayTaskLimit"]
+)
 def test_a_priority_of_zero_needs_a_person_whatever_the_reason(reason: str) -> None:
     assert reason_of_job(pending(reason=reason, priority=0)).wait is Wait.PERSON
     assert reason_of_job(pending(reason=reason, priority=7)).wait is not Wait.PERSON

@@ -67,7 +67,10 @@ class Cluster:
         return job.state
 
     def until_state(self, job_id: str, state: JobState) -> Job:
-        self.until(lambda: self.state(job_id) in {state} or self.state(job_id).is_final, f"{job_id} is {state}")
+        self.until(
+            lambda: self.state(job_id) in {state} or self.state(job_id).is_final,
+            f"{job_id} is {state}",
+        )
         job = self.scheduler.job(job_id)
         assert job is not None
         assert job.state is state, job
@@ -83,12 +86,19 @@ class Cluster:
         return tuple(job for job in self.scheduler.jobs() if job.array_id == array_id)
 
     def ended_array(self, array_id: str) -> dict[int, Job]:
-        self.until(lambda: all(job.state.is_final for job in self.array(array_id)), f"array {array_id} has ended")
+        self.until(
+            lambda: all(job.state.is_final for job in self.array(array_id)),
+            f"array {array_id} has ended",
+        )
         return {job.task_id: job for job in self.array(array_id) if job.task_id is not None}
 
     def left(self) -> list[Job]:
         """The test's jobs that are not over."""
-        return [job for job in self.scheduler.jobs() if not job.state.is_final and job.job_id != self.limited.job_id]
+        return [
+            job
+            for job in self.scheduler.jobs()
+            if not job.state.is_final and job.job_id != self.limited.job_id
+        ]
 
     def unfinished(self) -> set[str]:
         return {job.job_id for job in self.left()}
@@ -108,7 +118,9 @@ def lines_of(path: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=["local", "slurm"])
-def scheduler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduler]:
+def scheduler(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scheduler]:
     if request.param == "local":
         folder = tmp_path_factory.mktemp("scheduler")
         yield LocalScheduler(folder, LocalSettings(nodes=simulated_nodes(8), kill_wait_seconds=5.0))
@@ -145,7 +157,9 @@ def limited(scheduler: Scheduler, tmp_path_factory: pytest.TempPathFactory) -> I
 def cluster(scheduler: Scheduler, limited: Limited, tmp_path: Path) -> Iterator[Cluster]:
     tmp_path.chmod(0o777)
     default = next(partition for partition in scheduler.partitions() if partition.is_default)
-    under_test = Cluster(scheduler, tmp_path, default.node_names, 0.5 if scheduler.name == "slurm" else 0.1, limited)
+    under_test = Cluster(
+        scheduler, tmp_path, default.node_names, 0.5 if scheduler.name == "slurm" else 0.1, limited
+    )
     try:
         yield under_test
     finally:
@@ -246,7 +260,9 @@ def test_an_array_of_one_at_a_time_runs_in_order(cluster: Cluster) -> None:
     jobs = cluster.ended_array(array)
     assert [jobs[task].state for task in (1, 2, 3)] == [JobState.COMPLETED] * 3
     assert [jobs[task].job_id for task in (1, 2, 3)] == [f"{array}_{task}" for task in (1, 2, 3)]
-    assert cluster.lines("order") == [f"{word} {task}" for task in (1, 2, 3) for word in ("start", "end")]
+    assert cluster.lines("order") == [
+        f"{word} {task}" for task in (1, 2, 3) for word in ("start", "end")
+    ]
 
 
 def test_a_throttle_of_two_is_kept(cluster: Cluster) -> None:
@@ -288,15 +304,21 @@ def test_cancel_ends_a_running_array_and_its_processes(cluster: Cluster) -> None
     pids = [int(cluster.lines(name)[0]) for name in ("batch", "child")]
     assert cluster.state(f"{array}_1") is JobState.RUNNING
     cluster.scheduler.cancel(array)
-    cluster.until(lambda: all(job.state.is_final for job in cluster.array(array)), "the array has ended")
+    cluster.until(
+        lambda: all(job.state.is_final for job in cluster.array(array)), "the array has ended"
+    )
     assert {job.state for job in cluster.array(array)} == {JobState.CANCELLED}
-    cluster.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "its processes have ended")
+    cluster.until(
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "its processes have ended"
+    )
     cluster.scheduler.cancel(array)  # a second time is no error
 
 
 def test_hold_and_release_of_tasks_behind_a_running_one(cluster: Cluster) -> None:
     array = cluster.submit(
-        "touch started-$SLURM_ARRAY_TASK_ID; while [ ! -e go ]; do sleep 0.1; done", array="1-2%1", name="holding"
+        "touch started-$SLURM_ARRAY_TASK_ID; while [ ! -e go ]; do sleep 0.1; done",
+        array="1-2%1",
+        name="holding",
     )
     cluster.until((cluster.folder / "started-1").exists, "task 1 runs")
     cluster.scheduler.hold(array)
@@ -317,13 +339,18 @@ def test_hold_and_release_of_tasks_behind_a_running_one(cluster: Cluster) -> Non
 def test_a_part_of_an_array_is_held_without_the_rest(cluster: Cluster) -> None:
     """Every way to ask shows which tasks are held: Slurm's own table shows the waiting tasks of an array as one."""
     array = cluster.submit(
-        "while [ ! -e go ]; do sleep 0.1; done; touch ran-$SLURM_ARRAY_TASK_ID", array="1-6%1", name="apart"
+        "while [ ! -e go ]; do sleep 0.1; done; touch ran-$SLURM_ARRAY_TASK_ID",
+        array="1-6%1",
+        name="apart",
     )
     cluster.until_state(f"{array}_1", JobState.RUNNING)
 
     def held() -> list[set[int]]:
         asked = (cluster.scheduler.jobs(), cluster.scheduler.jobs(name="apart"))
-        own = [[job for job in jobs if job.array_id == array and job.reason.startswith("JobHeld")] for jobs in asked]
+        own = [
+            [job for job in jobs if job.array_id == array and job.reason.startswith("JobHeld")]
+            for jobs in asked
+        ]
         return [{task for job in jobs for task in tasks_of(job)} for jobs in own]
 
     cluster.scheduler.hold(f"{array}_4")
@@ -351,7 +378,9 @@ def test_excluded_nodes_are_not_used_also_when_excluded_later(cluster: Cluster) 
         cluster.scheduler.exclude(first, left_out)  # no longer pending
 
 
-@pytest.mark.parametrize("what", ["too many nodes", "bad array", "all excluded", "unknown node excluded"])
+@pytest.mark.parametrize(
+    "what", ["too many nodes", "bad array", "all excluded", "unknown node excluded"]
+)
 def test_impossible_requests_are_refused_in_one_line(cluster: Cluster, what: str) -> None:
     changes: dict[str, object] = {
         "too many nodes": {"nodes": len(cluster.nodes) + 1},
@@ -395,7 +424,10 @@ def test_dependencies(cluster: Cluster) -> None:
         for dependency in (f"afterok:{bad}", f"afternotok:{good},afterok:{good}")
     ]
     waiting = cluster.scheduler.job(after_end)
-    assert waiting is not None and (waiting.state, waiting.reason) == (JobState.PENDING, "Dependency")
+    assert waiting is not None and (waiting.state, waiting.reason) == (
+        JobState.PENDING,
+        "Dependency",
+    )
     assert good in waiting.dependency
     cluster.scheduler.release(good)
     assert cluster.ended(after_success).state is JobState.COMPLETED
@@ -423,7 +455,11 @@ def test_jobs_outlive_the_process_that_submitted_them(cluster: Cluster) -> None:
         "print(choose_scheduler(sys.argv[1]).submit(request))\n"
     )
     scheduler = cluster.scheduler
-    folder = {"TR11_LOCAL_SCHEDULER": str(scheduler.store.folder)} if isinstance(scheduler, LocalScheduler) else {}
+    folder = (
+        {"TR11_LOCAL_SCHEDULER": str(scheduler.store.folder)}
+        if isinstance(scheduler, LocalScheduler)
+        else {}
+    )
     outcome = subprocess.run(
         [sys.executable, "-c", program, scheduler.name, str(cluster.folder)],
         env={**os.environ, **folder},
@@ -477,7 +513,10 @@ def test_the_time_limit_warns_then_ends_the_whole_tree(cluster: Cluster) -> None
     limited = cluster.limited
     job = cluster.ended(limited.job_id)
     assert job.state is JobState.TIMEOUT
-    assert lines_of(limited.folder / "said") == ["early", "late"]  # the early signal is for the script alone
+    assert lines_of(limited.folder / "said") == [
+        "early",
+        "late",
+    ]  # the early signal is for the script alone
     assert job.time_limit_seconds == limited.limit_seconds
     pid = int(lines_of(limited.folder / "child")[0])
     cluster.until(lambda: not Path(f"/proc/{pid}").exists(), "the child has ended")

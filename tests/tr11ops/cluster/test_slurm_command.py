@@ -43,7 +43,9 @@ def test_a_wrapper_that_hangs_ends_with_its_children(tmp_path: Path, until: str 
     assert time.monotonic() - began < 60.0, "and not the 600 s of what it started"
 
 
-@pytest.mark.parametrize("lines", [1, 50_000], ids=["a short script", "a script beyond a pipe's room"])
+@pytest.mark.parametrize(
+    "lines", [1, 50_000], ids=["a short script", "a script beyond a pipe's room"]
+)
 def test_an_sbatch_that_hangs_or_reads_nothing(tmp_path: Path, lines: int) -> None:
     with pytest.raises(SchedulerUnreachable, match=r"sbatch did not answer within 0\.5 s"):
         submit(tmp_path, HANGS, 0.5, lines)
@@ -61,14 +63,31 @@ def test_a_full_queue_is_told_at_once_and_is_an_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "kind", "meaning"),
     [
-        ("Job violates accounting/QOS policy (job submit limit)", SchedulerError, "a limit of your account or QoS"),
-        ("Socket timed out on send/recv operation", SchedulerUnreachable, "too busy to answer in time; a job may have"),
-        ("Unable to contact slurm controller (connect failure)", SchedulerUnreachable, "Unable to contact"),
+        (
+            "Job violates accounting/QOS policy (job submit limit)",
+            SchedulerError,
+            "a limit of your account or QoS",
+        ),
+        (
+            "Socket timed out on send/recv operation",
+            SchedulerUnreachable,
+            "too busy to answer in time; a job may have",
+        ),
+        (
+            "Unable to contact slurm controller (connect failure)",
+            SchedulerUnreachable,
+            "Unable to contact",
+        ),
     ],
 )
-def test_words_are_told_apart(tmp_path: Path, said: str, kind: type[SchedulerError], meaning: str) -> None:
+def test_words_are_told_apart(
+    tmp_path: Path, said: str, kind: type[SchedulerError], meaning: str
+) -> None:
     with pytest.raises(SchedulerError) as found:
-        submit(tmp_path, f"cat > /dev/null; echo 'sbatch: error: Batch job submission failed: {said}' >&2; exit 1")
+        submit(
+            tmp_path,
+            f"cat > /dev/null; echo 'sbatch: error: Batch job submission failed: {said}' >&2; exit 1",
+        )
     assert type(found.value) is kind and meaning in str(found.value)
 
 
@@ -90,7 +109,10 @@ def test_a_machine_without_a_cluster_does_not_answer(tmp_path: Path) -> None:
 def followed(script: str, seconds: float) -> tuple[CommandResult, list[str]]:
     lines: list[str] = []
     result = follow_command(
-        ["bash", "-c", script], environment={"PATH": "/usr/bin:/bin"}, timeout_seconds=seconds, on_line=lines.append
+        ["bash", "-c", script],
+        environment={"PATH": "/usr/bin:/bin"},
+        timeout_seconds=seconds,
+        on_line=lines.append,
     )
     return result, lines
 
@@ -109,4 +131,6 @@ def test_what_was_said_before_the_time_was_over_counts() -> None:
 
 def test_a_command_that_is_not_there_cannot_be_followed() -> None:
     with pytest.raises(SchedulerUnreachable, match="is this a machine with Slurm's commands"):
-        follow_command(["srun-that-is-not-there"], environment={}, timeout_seconds=1.0, on_line=print)
+        follow_command(
+            ["srun-that-is-not-there"], environment={}, timeout_seconds=1.0, on_line=print
+        )

@@ -93,17 +93,27 @@ def test_flags_of_a_full_request(request_: BatchRequest) -> None:
         "--hold",
         "--qos=qos",
     }
-    assert not any("kill-on-invalid-dep" in flag for flag in flags)  # afterany is always satisfied in the end
+    assert not any(
+        "kill-on-invalid-dep" in flag for flag in flags
+    )  # afterany is always satisfied in the end
 
 
-@pytest.mark.parametrize("kind", ["afterok:1", "afternotok:1", "aftercorr:1", "afterany:2,afterok:1"])
-def test_a_dependency_that_may_never_be_satisfied_ends_the_job(kind: str, request_: BatchRequest) -> None:
+@pytest.mark.parametrize(
+    "kind", ["afterok:1", "afternotok:1", "aftercorr:1", "afterany:2,afterok:1"]
+)
+def test_a_dependency_that_may_never_be_satisfied_ends_the_job(
+    kind: str, request_: BatchRequest
+) -> None:
     assert "--kill-on-invalid-dep=yes" in sbatch_options(replace(request_, dependency=kind))
 
 
 def test_command_line_and_script_say_the_same(request_: BatchRequest) -> None:
     plain = script_options(request_)
-    assert plain == sbatch_options(request_) and "--no-requeue" in plain and "--ntasks-per-node=1" in plain
+    assert (
+        plain == sbatch_options(request_)
+        and "--no-requeue" in plain
+        and "--ntasks-per-node=1" in plain
+    )
     full = replace(
         request_, hint="nomultithread", memory_megabytes=2048, begin=1000.2, hold=True, requeue=True,
         survives_nodes=True, dependency="afterok:1",
@@ -112,10 +122,18 @@ def test_command_line_and_script_say_the_same(request_: BatchRequest) -> None:
         "--hint=nomultithread", "--mem=2048M", "--begin=uts1001", "--hold", "--requeue", "--no-kill",
         "--dependency=afterok:1", "--kill-on-invalid-dep=yes",
     }  # fmt: skip
-    assert set(script_options(full)) == set(sbatch_options(full)) == set(plain) - {"--no-requeue"} | more
+    assert (
+        set(script_options(full))
+        == set(sbatch_options(full))
+        == set(plain) - {"--no-requeue"} | more
+    )
     odd = replace(request_, comment='a "b" c', partition="", signal_seconds_before_limit=0)
-    assert '--comment="a \\"b\\" c"' in script_options(odd) and '--comment=a "b" c' in sbatch_options(odd)
-    assert not [text for text in sbatch_options(odd) if text.startswith(("--partition", "--signal"))]
+    assert '--comment="a \\"b\\" c"' in script_options(
+        odd
+    ) and '--comment=a "b" c' in sbatch_options(odd)
+    assert not [
+        text for text in sbatch_options(odd) if text.startswith(("--partition", "--signal"))
+    ]
 
 
 def test_a_submission_is_one_call_with_the_script_on_stdin(request_: BatchRequest) -> None:
@@ -131,7 +149,9 @@ def test_a_submission_is_one_call_with_the_script_on_stdin(request_: BatchReques
 def test_a_missing_working_directory_is_refused_before_slurm(request_: BatchRequest) -> None:
     runner = Recording()
     with pytest.raises(SchedulerError, match="does not exist"):
-        SlurmScheduler(runner=runner).submit(replace(request_, working_directory=Path("/nowhere/at/all")))
+        SlurmScheduler(runner=runner).submit(
+            replace(request_, working_directory=Path("/nowhere/at/all"))
+        )
     assert runner.asked == []
 
 
@@ -145,7 +165,9 @@ def test_jobs_is_one_call() -> None:
     assert len(scheduler.jobs()) == 10
     assert {job.name for job in scheduler.jobs(name="rehearsal")} == {"rehearsal"}
     assert scheduler.jobs(user="nobody") == ()
-    assert [asked[0] for asked in runner.asked] == ["scontrol", "squeue", "scontrol"], "with a name: the quick table"
+    assert [asked[0] for asked in runner.asked] == ["scontrol", "squeue", "scontrol"], (
+        "with a name: the quick table"
+    )
     assert runner.environments[0]["SLURM_BITSTR_LEN"] == "0"
 
 
@@ -153,7 +175,9 @@ def test_jobs_is_one_call() -> None:
     "answer",
     [
         bad("squeue: error: Invalid job format specification: exit_code\n"),
-        CommandResult(0, "rehearsal|7\n", "squeue: error: Invalid job format specification: exit_code\n"),
+        CommandResult(
+            0, "rehearsal|7\n", "squeue: error: Invalid job format specification: exit_code\n"
+        ),
         good("rehearsal           RUNNING             \n"),
     ],
 )
@@ -170,15 +194,21 @@ def test_queued_tasks_that_the_table_joins_are_asked_for_apart() -> None:
     table = (DATA / "22.05" / "squeue-table.txt").read_text()
     merged = table.replace("JobHeldUser", "JobArrayTaskLimit,JobHeldUser")
     runner = Recording(good(merged), good(RECORDS))
-    assert [job.reason for job in SlurmScheduler(runner=runner).jobs(name="held")] == ["JobHeldUser"]
+    assert [job.reason for job in SlurmScheduler(runner=runner).jobs(name="held")] == [
+        "JobHeldUser"
+    ]
     assert [asked[0] for asked in runner.asked] == ["squeue", "scontrol"]
-    unlike = Recording(good(table.replace("JobHeldUser", "ReqNodeNotAvail, UnavailableNodes:n1,n2")))
+    unlike = Recording(
+        good(table.replace("JobHeldUser", "ReqNodeNotAvail, UnavailableNodes:n1,n2"))
+    )
     SlurmScheduler(runner=unlike).jobs(name="waiting")
     assert len(unlike.asked) == 1, "one reason, with its own commas"
 
 
 def test_a_silent_controller_is_no_reason_for_a_second_question() -> None:
-    runner = Recording(bad("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"))
+    runner = Recording(
+        bad("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")
+    )
     with pytest.raises(SchedulerUnreachable):
         SlurmScheduler(runner=runner).jobs(name="x")
     assert len(runner.asked) == 1
@@ -204,7 +234,9 @@ def test_a_job_that_slurm_no_longer_knows_is_none() -> None:
     ):
         assert SlurmScheduler(runner=Recording(answer)).job("2_77") is None
     with pytest.raises(SchedulerUnreachable):
-        SlurmScheduler(runner=Recording(bad("slurm_load_jobs error: Unable to contact slurm controller"))).job("2")
+        SlurmScheduler(
+            runner=Recording(bad("slurm_load_jobs error: Unable to contact slurm controller"))
+        ).job("2")
 
 
 def test_one_task_of_a_waiting_array() -> None:
@@ -212,12 +244,19 @@ def test_one_task_of_a_waiting_array() -> None:
     only = text[text.index("\nJobId=4 ") + 1 :].split("\n\n")[0] + "\n"
     job = SlurmScheduler(runner=Recording(good(only))).job("4_7")
     assert job is not None
-    assert (job.job_id, job.task_id, job.pending_tasks, job.state) == ("4_7", 7, (), JobState.PENDING)
+    assert (job.job_id, job.task_id, job.pending_tasks, job.state) == (
+        "4_7",
+        7,
+        (),
+        JobState.PENDING,
+    )
     assert job.output.endswith("-4_7.out")
 
 
 def test_a_change_of_an_array_forgives_tasks_that_run_or_ended() -> None:
-    mixed = "7_1: Job has already finished\n7_2: Job is no longer pending execution\n7_3-10: No error\n"
+    mixed = (
+        "7_1: Job has already finished\n7_2: Job is no longer pending execution\n7_3-10: No error\n"
+    )
     SlurmScheduler(runner=Recording(bad(mixed))).exclude("7", ("x1",))
     for refusal in (
         "7_1-2: Job has already finished\n7_3: Invalid node name specified\n",
@@ -241,7 +280,11 @@ def test_what_waits_of_a_refused_array_is_changed_by_name(refusal: str, is_array
     text = (DATA / "22.05" / "show-job.txt").read_text()
     found = text[text.index("\nJobId=4 ") + 1 :].split("\n\n")[0] + "\n"
     if not is_array:
-        found = "\n".join(line for line in found.replace("ArrayJobId=4 ", "").splitlines() if "ArrayTaskId" not in line)
+        found = "\n".join(
+            line
+            for line in found.replace("ArrayJobId=4 ", "").splitlines()
+            if "ArrayTaskId" not in line
+        )
     asked = Recording(bad(refusal), good(found), good(""))
     if is_array:
         SlurmScheduler(runner=asked).exclude("4", ("x1",))
@@ -253,7 +296,9 @@ def test_what_waits_of_a_refused_array_is_changed_by_name(refusal: str, is_array
         SlurmScheduler(runner=Recording(bad(refusal), good(found))).hold("4_[2-10]")
 
 
-NOT_NOW = "Job update not available right now, the DB index is being set, try again in a bit for job 1"
+NOT_NOW = (
+    "Job update not available right now, the DB index is being set, try again in a bit for job 1"
+)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +311,9 @@ NOT_NOW = "Job update not available right now, the DB index is being set, try ag
     ],
 )
 @pytest.mark.parametrize("name", ["1", "1_2"])
-def test_what_slurm_refuses_at_this_moment_is_looked_at(shown: str, is_released: bool, name: str) -> None:
+def test_what_slurm_refuses_at_this_moment_is_looked_at(
+    shown: str, is_released: bool, name: str
+) -> None:
     """22.05 refuses for the task that lost a node, and has released the others: scontrol's sentence says neither."""
     task = "ArrayJobId=1 ArrayTaskId=2 " if "_" in name else ""
     record = f"JobId=1 {task}JobName=x\n   {shown}\n\n"
@@ -286,9 +333,7 @@ def test_what_slurm_refuses_at_this_moment_is_looked_at(shown: str, is_released:
 
 def test_the_steps_exit_code_is_told_of_a_job_that_runs() -> None:
     """As 22.05 shows it between two steps: one was ended by SIGABRT, and the job runs on."""
-    shown = (
-        "JobId=24 JobName=x\n   JobState=RUNNING Reason=None\n   Restarts=0 ExitCode=0:0\n   DerivedExitCode=0:6\n\n"
-    )
+    shown = "JobId=24 JobName=x\n   JobState=RUNNING Reason=None\n   Restarts=0 ExitCode=0:0\n   DerivedExitCode=0:6\n\n"
     assert SlurmScheduler(runner=Recording(good(shown))).step_code("24") == 134
     assert SlurmScheduler(runner=Recording(good(shown))).step_code("25") is None
 
@@ -297,9 +342,14 @@ def test_refusals_are_one_line_with_slurms_reason(request_: BatchRequest) -> Non
     words = "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: Invalid x\n"
     with pytest.raises(SchedulerError) as caught:
         SlurmScheduler(runner=Recording(bad(words))).submit(request_)
-    assert str(caught.value) == "sbatch: invalid partition specified: nope; Batch job submission failed: Invalid x"
+    assert (
+        str(caught.value)
+        == "sbatch: invalid partition specified: nope; Batch job submission failed: Invalid x"
+    )
     assert not isinstance(caught.value, SchedulerUnreachable)
-    result = SlurmScheduler(runner=Recording(bad("allocation failure: Requested node..."))).test(request_)
+    result = SlurmScheduler(runner=Recording(bad("allocation failure: Requested node..."))).test(
+        request_
+    )
     assert not result.accepted
     assert [
         SlurmScheduler(runner=Recording(bad(f"allocation failure: {said}"))).test(request_).is_of_the_moment
@@ -311,7 +361,9 @@ def test_refusals_are_one_line_with_slurms_reason(request_: BatchRequest) -> Non
         )
     ] == [True, True, True, False, False, False, False]  # fmt: skip
     with pytest.raises(SchedulerUnreachable):
-        SlurmScheduler(runner=Recording(bad("sbatch: error: Unable to contact slurm controller"))).test(request_)
+        SlurmScheduler(
+            runner=Recording(bad("sbatch: error: Unable to contact slurm controller"))
+        ).test(request_)
 
 
 @pytest.mark.parametrize("job_id", ["", "abc", "12;rm", "--help", "12_", "1 2"])
@@ -339,7 +391,11 @@ def test_habits_and_surrounding_jobs_do_not_bend_the_answers() -> None:
         "SBATCH_ACCOUNT": "abc",
         "SBATCH_ARRAY_INX": "1-5",
     }
-    assert client_environment(base) == {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "abc"}
+    assert client_environment(base) == {
+        "PATH": "/bin",
+        "SLURM_CONF": "/etc/slurm.conf",
+        "SBATCH_ACCOUNT": "abc",
+    }
 
 
 def test_the_real_runner_ends_what_takes_too_long() -> None:
@@ -350,11 +406,13 @@ def test_the_real_runner_ends_what_takes_too_long() -> None:
 
 
 def test_the_real_runner_stops_at_the_words_it_waits_for() -> None:
-    code = (
-        "import sys, time; print('a', file=sys.stderr); print('retrying', file=sys.stderr, flush=True); time.sleep(600)"
-    )
+    code = "import sys, time; print('a', file=sys.stderr); print('retrying', file=sys.stderr, flush=True); time.sleep(600)"
     result = run_command(
-        [sys.executable, "-c", code], standard_input="", environment={}, timeout_seconds=300, until="retrying"
+        [sys.executable, "-c", code],
+        standard_input="",
+        environment={},
+        timeout_seconds=300,
+        until="retrying",
     )
     assert result == CommandResult(None, "", "a\nretrying\n")
 
@@ -367,11 +425,21 @@ def test_a_missing_command_is_not_observed() -> None:
 def test_nodes_fall_back_to_what_every_version_prints() -> None:
     """Where sinfo does not know a field; a controller that is away is asked nothing more."""
     shown = "NodeName=n1 CPUTot=4 State=IDLE\n   Gres=gpu:2\n   Partitions=gpu\n"
-    runner = Recording(bad("sinfo: error: Invalid job format specification: StateComplete"), good(shown), good(shown))
+    runner = Recording(
+        bad("sinfo: error: Invalid job format specification: StateComplete"),
+        good(shown),
+        good(shown),
+    )
     scheduler = SlurmScheduler(runner=runner)
-    assert [node.name for node in scheduler.nodes()] == [node.name for node in scheduler.nodes()] == ["n1"]
+    assert (
+        [node.name for node in scheduler.nodes()]
+        == [node.name for node in scheduler.nodes()]
+        == ["n1"]
+    )
     assert [asked[0] for asked in runner.asked] == ["sinfo", "scontrol", "scontrol"]
-    silent = Recording(bad("slurm_load_partitions: Unable to contact slurm controller (connect failure)"))
+    silent = Recording(
+        bad("slurm_load_partitions: Unable to contact slurm controller (connect failure)")
+    )
     with pytest.raises(SchedulerUnreachable):
         SlurmScheduler(runner=silent).nodes()
     assert len(silent.asked) == 1

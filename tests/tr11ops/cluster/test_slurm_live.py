@@ -30,7 +30,9 @@ def request_(tmp_path: Path) -> BatchRequest:
     return BatchRequest("#!/bin/bash\nsleep 600\n", "live", 1, 3600, "%x-%A_%a.out", tmp_path)
 
 
-def test_a_signal_to_an_array_with_waiting_tasks_arrives_once(slurm: SlurmScheduler, request_: BatchRequest) -> None:
+def test_a_signal_to_an_array_with_waiting_tasks_arrives_once(
+    slurm: SlurmScheduler, request_: BatchRequest
+) -> None:
     """Slurm 22.05 answers "try again later" for the waiting tasks, and scancel would repeat the signal."""
     script = "#!/bin/bash\ntrap 'echo got' USR1\necho ready\nuntil test -e go; do sleep 0.1; done\n"
     array = slurm.submit(replace(request_, script=script, array="1-5%1"))
@@ -43,7 +45,9 @@ def test_a_signal_to_an_array_with_waiting_tasks_arrives_once(slurm: SlurmSchedu
     assert output.read_text() == "ready\ngot\n"
 
 
-def test_a_task_goes_back_into_the_queue_alone(slurm: SlurmScheduler, request_: BatchRequest) -> None:
+def test_a_task_goes_back_into_the_queue_alone(
+    slurm: SlurmScheduler, request_: BatchRequest
+) -> None:
     """The last task of an array to begin has the array's own number, by which scontrol requeues all of them."""
     array = slurm.submit(replace(request_, array="1-3"))
     names = {f"{array}_{task}" for task in (1, 2, 3)}
@@ -55,11 +59,15 @@ def test_a_task_goes_back_into_the_queue_alone(slurm: SlurmScheduler, request_: 
 
 
 def test_both_ways_to_print_a_queue_agree(slurm: SlurmScheduler, request_: BatchRequest) -> None:
-    tasks = ",".join(str(number) for number in range(1, 400, 3))  # far beyond the 64 characters Slurm shows by itself
+    tasks = ",".join(
+        str(number) for number in range(1, 400, 3)
+    )  # far beyond the 64 characters Slurm shows by itself
     name = "two  words | = \"quoted\" 'name' ü"
     held = slurm.submit(replace(request_, array=tasks, hold=True, name=name, comment="key = a|b c"))
     running = slurm.submit(replace(request_, array="3-9:2%1", nodes=2, gpus_per_node=4))
-    failed = slurm.submit(replace(request_, script="#!/bin/bash\nexit 7\n", exclude=("jean-zay-iam02",)))
+    failed = slurm.submit(
+        replace(request_, script="#!/bin/bash\nexit 7\n", exclude=("jean-zay-iam02",))
+    )
     until(lambda: has_state(slurm, f"{running}_3", JobState.RUNNING), "the array runs")
     until(lambda: has_state(slurm, failed, JobState.FAILED), "the job has failed")
     mine = {held, running, failed}
@@ -69,7 +77,9 @@ def test_both_ways_to_print_a_queue_agree(slurm: SlurmScheduler, request_: Batch
 
     def tabled() -> dict[str, Job]:
         """The quick table, which is asked for by a job's name; it tells all but the excluded nodes."""
-        named = {other.raw_id: other for each in (name, request_.name) for other in slurm.jobs(name=each)}
+        named = {
+            other.raw_id: other for each in (name, request_.name) for other in slurm.jobs(name=each)
+        }
         return {
             job_id: replace(named[job.raw_id], excluded=job.excluded)
             for job_id, job in recorded().items()
@@ -90,7 +100,9 @@ def test_both_ways_to_print_a_queue_agree(slurm: SlurmScheduler, request_: Batch
 def test_a_chain_that_can_never_run_ends(slurm: SlurmScheduler, request_: BatchRequest) -> None:
     first = slurm.submit(replace(request_, script="#!/bin/bash\nexit 1\n"))
     second = slurm.submit(replace(request_, dependency=f"afterok:{first}"))
-    third = slurm.submit(replace(request_, dependency=f"afterany:{first}", script="#!/bin/bash\ntrue\n"))
+    third = slurm.submit(
+        replace(request_, dependency=f"afterany:{first}", script="#!/bin/bash\ntrue\n")
+    )
     until(lambda: has_state(slurm, second, JobState.CANCELLED), "the dead successor is cancelled")
     until(lambda: has_state(slurm, third, JobState.COMPLETED), "the other successor has run")
 
@@ -110,12 +122,16 @@ def test_nine_thousand_queued_tasks_are_one_record_and_one_call(
     (waiting,) = [job for job in scheduler.jobs() if job.array_id == array]
     nodes = scheduler.nodes()
     with capsys.disabled():
-        print(f"\nqueue of 9,000 waiting tasks and {len(nodes)} nodes read in {time.monotonic() - began:.3f} s")
+        print(
+            f"\nqueue of 9,000 waiting tasks and {len(nodes)} nodes read in {time.monotonic() - began:.3f} s"
+        )
     assert len(waiting.pending_tasks) == 9000
     assert asked == ["scontrol", "sinfo"]
 
 
-def test_a_frozen_controller_may_have_taken_a_submission(twin_home: Path, twin: Twin, request_: BatchRequest) -> None:
+def test_a_frozen_controller_may_have_taken_a_submission(
+    twin_home: Path, twin: Twin, request_: BatchRequest
+) -> None:
     plan = TwinPlan(name="frozen", nodes=1, gpus=0, cpu_nodes=0, message_timeout_seconds=3)
     with Twin.up(plan, twin_home) as frozen:
         scheduler = SlurmScheduler(frozen.environment)
@@ -135,7 +151,10 @@ def test_a_frozen_controller_may_have_taken_a_submission(twin_home: Path, twin: 
                 assert "\n" not in str(caught.value)
         finally:
             os.kill(controller, signal.SIGCONT)
-        until(lambda: len(scheduler.jobs(name="live")) == 1, "the submission that was not answered exists")
+        until(
+            lambda: len(scheduler.jobs(name="live")) == 1,
+            "the submission that was not answered exists",
+        )
         os.kill(controller, signal.SIGKILL)
         with pytest.raises(SchedulerUnreachable):
             scheduler.jobs()

@@ -64,7 +64,10 @@ def test_a_recorded_queue_says_what_happened() -> None:
 
 
 def test_recorded_nodes_and_partitions() -> None:
-    nodes = {node.name: node for node in slurm_text.nodes_from_scontrol((DATA / "22.05/show-nodes.txt").read_text())}
+    nodes = {
+        node.name: node
+        for node in slurm_text.nodes_from_scontrol((DATA / "22.05/show-nodes.txt").read_text())
+    }
     assert len(nodes) == 7
     assert nodes["jean-zay-iam01"].gpus == 8
     assert nodes["jean-zay-iam01"].is_usable
@@ -73,16 +76,29 @@ def test_recorded_nodes_and_partitions() -> None:
     assert nodes["jean-zay-iam06"].reason.startswith("GPU 3 fell off the bus")
     assert not nodes["jean-zay-iam06"].is_usable
     assert (nodes["jean-zay-pp01"].gpus, nodes["jean-zay-pp01"].partitions) == (0, ("compil",))
-    partitions = slurm_text.partitions_from_scontrol((DATA / "22.05/show-partitions.txt").read_text())
+    partitions = slurm_text.partitions_from_scontrol(
+        (DATA / "22.05/show-partitions.txt").read_text()
+    )
     gpu, cpu = partitions
-    assert (gpu.name, gpu.is_default, gpu.is_up, gpu.max_time_seconds) == ("gpu_p5", True, True, 360_000)
+    assert (gpu.name, gpu.is_default, gpu.is_up, gpu.max_time_seconds) == (
+        "gpu_p5",
+        True,
+        True,
+        360_000,
+    )
     assert len(gpu.node_names) == 6
     assert (cpu.name, cpu.is_default, cpu.node_names) == ("compil", False, ("jean-zay-pp01",))
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("4-04:00:00", 360_000), ("1:00:00", 3600), ("10:00", 600), ("UNLIMITED", None), ("Partition_Limit", None)],
+    [
+        ("4-04:00:00", 360_000),
+        ("1:00:00", 3600),
+        ("10:00", 600),
+        ("UNLIMITED", None),
+        ("Partition_Limit", None),
+    ],
 )
 def test_durations(text: str, seconds: int | None) -> None:
     assert slurm_text.duration_seconds(text) == seconds
@@ -90,7 +106,13 @@ def test_durations(text: str, seconds: int | None) -> None:
 
 @pytest.mark.parametrize(
     ("text", "tasks"),
-    [("4-10%1", tuple(range(4, 11))), ("1,3,5-9:2", (1, 3, 5, 7, 9)), ("[0-2]", (0, 1, 2)), ("", ()), ("7", (7,))],
+    [
+        ("4-10%1", tuple(range(4, 11))),
+        ("1,3,5-9:2", (1, 3, 5, 7, 9)),
+        ("[0-2]", (0, 1, 2)),
+        ("", ()),
+        ("7", (7,)),
+    ],
 )
 def test_tasks_of_an_array_expression(text: str, tasks: tuple[int, ...]) -> None:
     assert slurm_text.task_numbers(text) == tasks
@@ -124,7 +146,19 @@ def test_the_table_of_nodes_tells_the_partitions_that_start_nothing() -> None:
     rows = [
         ("n1", "idle+drain", "gpu", "down", *size, *drained),
         ("n1", "idle+drain", "all", "up", *size, *drained),
-        ("c1", "mixed", "all", "up", "32", "(null)", "250000", "(null)", "none", "Unknown", "Unknown"),
+        (
+            "c1",
+            "mixed",
+            "all",
+            "up",
+            "32",
+            "(null)",
+            "250000",
+            "(null)",
+            "none",
+            "Unknown",
+            "Unknown",
+        ),
     ]
     text = "".join("".join(f"{value}\x1f" for value in row) + "\n" for row in rows)
     assert slurm_nodes.nodes_from_table(text) == (

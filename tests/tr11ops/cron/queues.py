@@ -34,7 +34,14 @@ class Queue:
                 number = str(next(self.numbers))
                 self.requests.append(request)
                 self.known[number] = Job(
-                    number, number, None, None, request.name, "ana", JobState.PENDING, comment=request.comment
+                    number,
+                    number,
+                    None,
+                    None,
+                    request.name,
+                    "ana",
+                    JobState.PENDING,
+                    comment=request.comment,
                 )
             if answer:
                 raise SchedulerUnreachable("sbatch: Socket timed out")
@@ -47,10 +54,14 @@ class Queue:
         return tuple(self.known.values())
 
     def partitions(self) -> tuple[Partition, ...]:
-        return Partition("gpu_p5", None, ("n1",), is_default=True), Partition("prepost", 20 * 3600, ("n2",))
+        return Partition("gpu_p5", None, ("n1",), is_default=True), Partition(
+            "prepost", 20 * 3600, ("n2",)
+        )
 
     def nodes(self) -> tuple[Node, ...]:
-        return Node("n1", frozenset({"idle"}), gpus=8), Node("n2", frozenset({"idle"}), memory_megabytes=190_000)
+        return Node("n1", frozenset({"idle"}), gpus=8), Node(
+            "n2", frozenset({"idle"}), memory_megabytes=190_000
+        )
 
     def cancel(self, job_id: str) -> None:
         self.known[job_id] = replace(self.known[job_id], state=JobState.CANCELLED)

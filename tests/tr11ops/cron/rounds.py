@@ -26,12 +26,18 @@ def run_directory(folder: Path) -> RunDirectory:
     return RunDirectory(RunPaths(folder / "run", "small", "main"), folder / "run" / "kill-switch")
 
 
-def job(name: str = "pulse", seconds: float = 3600, timeout: float = 30, **more: Any) -> PeriodicJob:
+def job(
+    name: str = "pulse", seconds: float = 3600, timeout: float = 30, **more: Any
+) -> PeriodicJob:
     return PeriodicJob(name, (name,), Every(seconds), timeout, "a job of a test", **more)
 
 
 def place(
-    folder: Path, script: str, way: str = "once", clock: Callable[[], float] = time.time, **more: Any
+    folder: Path,
+    script: str,
+    way: str = "once",
+    clock: Callable[[], float] = time.time,
+    **more: Any,
 ) -> CronContext:
     """Where the command of every job is a shell script."""
     directory = run_directory(folder)

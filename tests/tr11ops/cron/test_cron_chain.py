@@ -57,7 +57,11 @@ class Scene:
         options = ("slurm.options.wckey=bloom", "slurm.options.switches=1")
         loaded = card(folder, "cron.partition=compil", "cron.account=six@cpu", *options)
         self.invocation = Invocation(
-            loaded, source, ("cron.partition=compil",), folder, {"PATH": "/bin", "HOME": str(folder)}
+            loaded,
+            source,
+            ("cron.partition=compil",),
+            folder,
+            {"PATH": "/bin", "HOME": str(folder)},
         )
         self.place = ChainContext(
             "hourly", Every(HOUR), self.invocation, self.directory, self.queue,  # type: ignore[arg-type]
@@ -66,7 +70,11 @@ class Scene:
 
     def link(self, number: str) -> tuple[str, int]:
         """Token and due time of a job."""
-        found = links_of([replace(self.queue.known[number], state=JobState.PENDING)], self.directory.mark, "hourly")
+        found = links_of(
+            [replace(self.queue.known[number], state=JobState.PENDING)],
+            self.directory.mark,
+            "hourly",
+        )
         return found[0].token, found[0].due
 
     def begin(self, number: str) -> Begun:
@@ -91,7 +99,9 @@ def test_links_follow_each_other_without_drift(scene: Scene) -> None:
         request = scene.queue.requests[-1]
         assert request.begin == begun.next_due
         points.append(begun.next_due)
-        assert read_chains(scene.directory) == (ChainState("hourly", begun.successor, scene.now, begun.next_due),)
+        assert read_chains(scene.directory) == (
+            ChainState("hourly", begun.successor, scene.now, begun.next_due),
+        )
         number, scene.now = begun.successor, begun.next_due + late
     assert points[0] == 1_795_291_200  # 20:00:00
     assert [later - earlier for earlier, later in itertools.pairwise(points)] == [HOUR] * 4
@@ -125,7 +135,11 @@ def test_a_link_is_not_its_own_successor_when_a_clock_goes_back(scene: Scene) ->
 def test_a_daily_chain_keeps_its_hour_over_a_clock_change() -> None:
     schedule, due = Daily("04:00", "Europe/Paris"), 1_774_578_000  # 2026-03-27 03:20 there
     points = [due := due_after(schedule, due, due) for _ in range(4)]
-    assert [later - earlier for earlier, later in itertools.pairwise(points)] == [86_400, 82_800, 86_400]
+    assert [later - earlier for earlier, later in itertools.pairwise(points)] == [
+        86_400,
+        82_800,
+        86_400,
+    ]
 
 
 # ----------------------------------------------------------------------------- one chain
@@ -210,7 +224,9 @@ def test_removal_ends_it_and_a_link_that_runs_leaves(scene: Scene) -> None:
     assert install(scene.place).is_new
 
 
-def test_a_removal_during_the_submission_of_the_next_link_wins(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removal_during_the_submission_of_the_next_link_wins(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     number = install(scene.place).job_id
 
     def submit_and_remove(place: ChainContext, *rest: Any) -> str:
@@ -257,7 +273,9 @@ def test_of_two_jobs_for_one_point_the_first_goes_on(scene: Scene) -> None:
     begun = scene.begin("2")
     assert not begun.leave
     scene.queue.finish("2")
-    assert scene.begin("3").successor == begun.successor  # the first is over and has queued the next: no other
+    assert (
+        scene.begin("3").successor == begun.successor
+    )  # the first is over and has queued the next: no other
 
 
 @settings(deadline=None)
@@ -268,7 +286,9 @@ def test_exactly_one_of_several_stays(numbers: list[int]) -> None:
         for number in numbers
     ]  # fmt: skip
     links = links_of(jobs, "a" * 12, "hourly")
-    assert [number for number in numbers if must_leave(links, "0badc0de", 60, number) is None] == [min(numbers)]
+    assert [number for number in numbers if must_leave(links, "0badc0de", 60, number) is None] == [
+        min(numbers)
+    ]
 
 
 def test_an_install_that_was_refused_leaves_nothing(scene: Scene) -> None:
@@ -287,7 +307,9 @@ def test_claims_that_cannot_be_read_do_not_end_a_chain(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("is_mount_point", [True, False])
-def test_a_chain_outlives_a_run_directory_that_is_not_mounted(scene: Scene, is_mount_point: bool) -> None:
+def test_a_chain_outlives_a_run_directory_that_is_not_mounted(
+    scene: Scene, is_mount_point: bool
+) -> None:
     """It ended, as if someone had removed it; nothing is made in the directory's place."""
     number = install(scene.place).job_id
     token, due = scene.link(number)
@@ -298,7 +320,11 @@ def test_a_chain_outlives_a_run_directory_that_is_not_mounted(scene: Scene, is_m
     scene.queue.run(number)
     begun = begin_link(scene.place, token, due, number)
     assert not begun.leave and scene.queue.waiting() == [begun.successor]
-    assert str(root) in begun.unseen and "not mounted here" in begun.unseen and "tr11 cron remove" in begun.unseen
+    assert (
+        str(root) in begun.unseen
+        and "not mounted here" in begun.unseen
+        and "tr11 cron remove" in begun.unseen
+    )
     assert not list(root.glob("*"))
     if is_mount_point:
         root.rmdir()
@@ -319,21 +345,37 @@ def test_a_link_is_the_cards_and_no_job_of_the_training(scene: Scene) -> None:
     request = scene.queue.requests[-1]
     arguments = sbatch_options(request)
     assert "--begin=uts1795291200" in arguments and "--partition=compil" in arguments
-    assert "--account=six@cpu" in arguments and "--time=00:30:00" in arguments and request.name == "cron-hourly-small"
+    assert (
+        "--account=six@cpu" in arguments
+        and "--time=00:30:00" in arguments
+        and request.name == "cron-hourly-small"
+    )
     assert "--wckey=bloom" in arguments and not any("switches" in word for word in arguments)
     assert request.output == "/dev/null"  # it opens its own: see the next test
     assert f"{scene.directory.paths.state / 'cron' / 'slurm'}/" in request.script
-    assert parse_comment(request.comment) is None  # the training's own jobs are found by their comment
+    assert (
+        parse_comment(request.comment) is None
+    )  # the training's own jobs are found by their comment
     assert "#SBATCH --requeue" in request.script and "--no-requeue" not in request.script
     assert subprocess.run(["bash", "-n"], input=request.script.encode()).returncode == 0
 
 
 @pytest.mark.parametrize("fault", ["", "full", "read-only"])
-def test_a_link_whose_output_cannot_be_opened_runs_all_the_same(disk: Disk, tmp_path: Path, fault: str) -> None:
+def test_a_link_whose_output_cannot_be_opened_runs_all_the_same(
+    disk: Disk, tmp_path: Path, fault: str
+) -> None:
     invocation = replace(Scene(tmp_path).place.invocation, folder=tmp_path)
-    request = module._request(replace(Scene(tmp_path).place, invocation=invocation), "0badc0de", 60, None)
+    request = module._request(
+        replace(Scene(tmp_path).place, invocation=invocation), "0badc0de", 60, None
+    )
     request = replace(request, memory_megabytes=2048)
-    script = link_script(invocation, "hourly", request, ["sh", "-c", f"echo it runs; touch {tmp_path}/ran"], disk.place)
+    script = link_script(
+        invocation,
+        "hourly",
+        request,
+        ["sh", "-c", f"echo it runs; touch {tmp_path}/ran"],
+        disk.place,
+    )
     assert "#SBATCH --mem=2048M" in script and script.count("--output=") == 1
     if fault:
         disk.break_as(fault)

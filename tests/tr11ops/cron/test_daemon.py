@@ -27,7 +27,15 @@ NOW = 1_795_289_822.25
 
 
 def start(folder: Path, seconds: float, script: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.tr11ops.cron.rounds", "daemon", str(folder), str(seconds), script]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.tr11ops.cron.rounds",
+        "daemon",
+        str(folder),
+        str(seconds),
+        script,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     first = process.stdout.readline()  # from then on it obeys signals
@@ -104,7 +112,9 @@ def test_two_daemons_start_each_round_once_and_a_third_goes_on(tmp_path: Path) -
 
 
 def test_a_signal_waits_for_the_running_job_and_starts_no_other(tmp_path: Path) -> None:
-    process = start(tmp_path, 3600, "touch started; while [ ! -e go ]; do sleep 0.02; done; touch done")
+    process = start(
+        tmp_path, 3600, "touch started; while [ ! -e go ]; do sleep 0.02; done; touch done"
+    )
     try:
         until((tmp_path / "started").exists)
         process.send_signal(signal.SIGTERM)
@@ -148,10 +158,16 @@ def run_daemon_until(there: Daemon, condition: object) -> None:
     assert not thread.is_alive()
 
 
-def test_a_changed_card_changes_the_jobs_a_broken_one_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_card_changes_the_jobs_a_broken_one_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "TICK_SECONDS", 0.05)
     said: list[str] = []
-    answers: list[object] = [ValueError("the card is not TOML"), (job("pulse"), job("digest")), None]
+    answers: list[object] = [
+        ValueError("the card is not TOML"),
+        (job("pulse"), job("digest")),
+        None,
+    ]
 
     def reload() -> tuple[PeriodicJob, ...] | None:
         answer = answers.pop(0) if len(answers) > 1 else None
@@ -162,17 +178,25 @@ def test_a_changed_card_changes_the_jobs_a_broken_one_does_not(tmp_path: Path, m
     there = Daemon(place(tmp_path, "true"), (job("pulse"),), said.append, reload)
     record = run_directory(tmp_path).paths.state / "cron" / "digest.json"
     run_daemon_until(there, record.exists)
-    assert state_of(tmp_path, "pulse").runs == 1  # it was not started again when the jobs were set up again
+    assert (
+        state_of(tmp_path, "pulse").runs == 1
+    )  # it was not started again when the jobs were set up again
     assert any("not TOML" in line for line in said) and "the card has changed" in said
 
 
-def test_a_clock_that_is_set_back_by_hours_starts_the_job_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_set_back_by_hours_starts_the_job_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """APScheduler alone would wait for a time of the old clock."""
     monkeypatch.setattr(module, "TICK_SECONDS", 0.05)
     said: list[str] = []
     offset = [0.0]
-    there = Daemon(place(tmp_path, "true", clock=lambda: NOW + offset[0]), (job("pulse"),), said.append)
-    over: list[object] = []  # rounds that the scheduler no longer counts as running: before, the next one is left out
+    there = Daemon(
+        place(tmp_path, "true", clock=lambda: NOW + offset[0]), (job("pulse"),), said.append
+    )
+    over: list[
+        object
+    ] = []  # rounds that the scheduler no longer counts as running: before, the next one is left out
     there._scheduler.add_listener(over.append, EVENT_JOB_EXECUTED)
 
     class Now(datetime):
@@ -181,7 +205,11 @@ def test_a_clock_that_is_set_back_by_hours_starts_the_job_soon(tmp_path: Path, m
             return datetime.fromtimestamp(NOW + offset[0], UTC)
 
     monkeypatch.setattr("apscheduler.schedulers.base.datetime", Now)
-    monkeypatch.setattr(module, "time", type("Clock", (), {"time": lambda: NOW + offset[0], "monotonic": lambda: 0.0}))
+    monkeypatch.setattr(
+        module,
+        "time",
+        type("Clock", (), {"time": lambda: NOW + offset[0], "monotonic": lambda: 0.0}),
+    )
 
     def set_back_after_the_first_round() -> bool:
         record = run_directory(tmp_path).paths.state / "cron" / "pulse.json"

@@ -41,18 +41,34 @@ def test_scripts_become_jobs(tmp_path: Path) -> None:
     drop(hourly, "notes.txt", "no job")
     drop(hourly, ".hidden.slurm", "true")
     (hourly / "lost.slurm").symlink_to(tmp_path / "nowhere")
-    (hourly / "tr11-pulse.slurm").symlink_to(shipped("cron", "cron.hourly", "tr11-pulse.slurm"))  # a job of the table
-    jobs = {job.name: job for job in drop_ins(card(tmp_path, 'cron.skip=["odd"]'), (tmp_path, tmp_path / "none"))}
+    (hourly / "tr11-pulse.slurm").symlink_to(
+        shipped("cron", "cron.hourly", "tr11-pulse.slurm")
+    )  # a job of the table
+    jobs = {
+        job.name: job
+        for job in drop_ins(card(tmp_path, 'cron.skip=["odd"]'), (tmp_path, tmp_path / "none"))
+    }
     assert set(jobs) == {"disk-usage-2", "script-10-locate", "odd", "open", "lost"}
     usage, locate = jobs["disk-usage-2"], jobs["script-10-locate"]
-    assert (usage.schedule, usage.timeout_seconds, usage.chain, usage.unwanted) == (Every(3600), 300, "hourly", "")
-    assert (locate.schedule, locate.timeout_seconds, locate.chain) == (Daily("04:00", "UTC"), 5400, "daily")
+    assert (usage.schedule, usage.timeout_seconds, usage.chain, usage.unwanted) == (
+        Every(3600),
+        300,
+        "hourly",
+        "",
+    )
+    assert (locate.schedule, locate.timeout_seconds, locate.chain) == (
+        Daily("04:00", "UTC"),
+        5400,
+        "daily",
+    )
     assert usage.script is not None and locate.script is not None
     assert script_command(usage.script) == ["/bin/sh", str(usage.script)]
     assert script_command(locate.script)[:3] == ["/usr/bin/env", "-S", "python3"]
     assert "chmod go-w" in jobs["open"].unwanted and "is a link" in jobs["lost"].unwanted
     assert jobs["odd"].unwanted.startswith("#SBATCH --time of")
-    assert all(job_file(RunDirectory(RunPaths(tmp_path, "small", "main"), tmp_path), name) for name in jobs)
+    assert all(
+        job_file(RunDirectory(RunPaths(tmp_path, "small", "main"), tmp_path), name) for name in jobs
+    )
 
 
 def test_another_users_script_is_not_run_in_this_ones_name(tmp_path: Path) -> None:
@@ -66,7 +82,11 @@ def test_another_users_script_is_not_run_in_this_ones_name(tmp_path: Path) -> No
 def test_links_to_private_files_and_open_folders_are_refused(tmp_path: Path) -> None:
     """A run directory is often a group's: who may put a name there must not choose what runs as someone else."""
     private = drop(tmp_path / "home", "notes.txt", "password", 0o600)
-    hourly, daily, elsewhere = tmp_path / "cron.hourly", tmp_path / "cron.daily", tmp_path / "elsewhere"
+    hourly, daily, elsewhere = (
+        tmp_path / "cron.hourly",
+        tmp_path / "cron.daily",
+        tmp_path / "elsewhere",
+    )
     drop(hourly, "mine.slurm", "true")
     (hourly / "x.slurm").symlink_to(private)
     drop(elsewhere, "other.slurm", "true")
@@ -76,13 +96,17 @@ def test_links_to_private_files_and_open_folders_are_refused(tmp_path: Path) -> 
         return {job.name: job.unwanted for job in drop_ins(card(tmp_path), (tmp_path,))}
 
     assert (
-        faults()["mine"] == "" and "x.slurm is a link" in faults()["x"] and "cron.daily is a link" in faults()["other"]
+        faults()["mine"] == ""
+        and "x.slurm is a link" in faults()["x"]
+        and "cron.daily is a link" in faults()["other"]
     )
     with pytest.raises(ValueError, match="is a link"):
         script_command(hourly / "x.slurm")
     hourly.chmod(0o2775)
     assert faults()["mine"] == f"others may change the folder: chmod go-w {hourly}"
-    with pytest.raises(ValueError, match="chmod go-w"):  # as `tr11 cron run mine` asks for it by name
+    with pytest.raises(
+        ValueError, match="chmod go-w"
+    ):  # as `tr11 cron run mine` asks for it by name
         script_command(hourly / "mine.slurm")
     hourly.chmod(0o755)
     if os.geteuid() == 0:
@@ -92,7 +116,9 @@ def test_links_to_private_files_and_open_folders_are_refused(tmp_path: Path) -> 
 
 def test_of_two_of_one_name_the_run_directorys_counts(tmp_path: Path) -> None:
     made = card(tmp_path)
-    directory = RunDirectory(RunPaths(tmp_path / "run", "small", "main"), tmp_path / "run" / "kill-switch")
+    directory = RunDirectory(
+        RunPaths(tmp_path / "run", "small", "main"), tmp_path / "run" / "kill-switch"
+    )
     drop(tmp_path / "cron.hourly", "mine.slurm", "true")
     ours = drop(directory.root / "cron.hourly", "mine.slurm", "true")
     drop(directory.root / "cron.hourly", "pulse.slurm", "true")
@@ -104,7 +130,9 @@ def test_of_two_of_one_name_the_run_directorys_counts(tmp_path: Path) -> None:
 
 # ----------------------------------------------------------------------------- as it is typed
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[LocalBench]:
+def bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[LocalBench]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TR11_LOCAL_SCHEDULER", str(tmp_path / "scheduler"))
     monkeypatch.setenv("TR11_LOCAL_NODES", str(NODES))
@@ -124,7 +152,11 @@ def test_it_runs_with_the_others_and_is_seen_with_them(bench: LocalBench) -> Non
     assert bench.tr11("cron", "run", "--once", *words).code == 0  # none is due
     assert (bench.folder / "counted").read_text() == "x\n"
     state = known(read_job(directory, "look-after"), None)
-    assert state is not None and (state.exit_code, state.runs, state.interval_seconds) == (0, 1, 3600.0)
+    assert state is not None and (state.exit_code, state.runs, state.interval_seconds) == (
+        0,
+        1,
+        3600.0,
+    )
     output = directory.paths.state / "cron" / "look-after.log"
     assert f"looks after {bench.card}" in output.read_text()
     seen = bench.tr11("cron", "status", *words)

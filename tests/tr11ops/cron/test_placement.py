@@ -17,7 +17,11 @@ FREE, SHORT = Partition("prepost", None, ("c1",)), Partition("a_short", 600, ("c
 DOWN = Partition("a_down", None, ("c1",), is_up=False)
 SHARED = Partition("cpu_all", None, ("c1", "c2"))
 IDLE = frozenset({"idle"})
-NODES = (Node("g1", IDLE, gpus=8), Node("c1", IDLE, memory_megabytes=4096), Node("c2", IDLE, memory_megabytes=1))
+NODES = (
+    Node("g1", IDLE, gpus=8),
+    Node("c1", IDLE, memory_megabytes=4096),
+    Node("c2", IDLE, memory_megabytes=1),
+)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +35,10 @@ NODES = (Node("g1", IDLE, gpus=8), Node("c1", IDLE, memory_megabytes=4096), Node
     ],
 )
 def test_a_chain_runs_beside_the_training(
-    tmp_path: Path, changes: tuple[str, ...], partitions: tuple[Partition, ...], expected: tuple[str, int | None, bool]
+    tmp_path: Path,
+    changes: tuple[str, ...],
+    partitions: tuple[Partition, ...],
+    expected: tuple[str, int | None, bool],
 ) -> None:
     found = choose_placement(card(tmp_path, *changes), partitions, NODES, 7200)
     assert (found.partition, found.memory_megabytes, bool(found.note)) == expected

@@ -46,7 +46,9 @@ def test_a_round_is_on_record_and_comes_once_an_hour(tmp_path: Path) -> None:
     assert [done.result for done in run_due(there, (job(),))] == ["ran"]
     state = state_of(tmp_path)
     assert (state.started, state.exit_code, state.runs, state.failures_in_a_row) == (NOW, 0, 1, 0)
-    assert state.next_due == 1_795_291_200.0 and state.interval_seconds == HOUR and state.way == "once"
+    assert (
+        state.next_due == 1_795_291_200.0 and state.interval_seconds == HOUR and state.way == "once"
+    )
     assert state.ended is not None and state.ended >= NOW
     assert "hello" in log_of(tmp_path)
     assert run_due(there, (job(),)) == ()
@@ -65,11 +67,31 @@ def test_a_round_is_on_record_and_comes_once_an_hour(tmp_path: Path) -> None:
     [
         ("echo PULSE: down; exit 1", {0, 1}, "", 1),
         ("echo PULSE: down; echo 'tr11: no one is told'; exit 1", {0, 1}, "", 1),
-        ("echo 'tr11: the run has no directory'; exit 1", {0, 1}, "exit code 1: the run has no directory", 1),
+        (
+            "echo 'tr11: the run has no directory'; exit 1",
+            {0, 1},
+            "exit code 1: the run has no directory",
+            1,
+        ),
         ("exit 1", {0, 1}, "it said nothing", 1),
-        ("echo PULSE: x; echo 'tr11: an error of tr11 itself: KeyError: 7'; exit 1", {0, 1}, "KeyError", 1),
-        ("echo PULSE: x; echo 'tr11: /run: No space left on device'; exit 1", {0, 1}, "No space left", 1),
-        ("echo 'Traceback (most recent call last):'; echo 'ValueError: y'; exit 1", {0, 1}, "it broke", 1),
+        (
+            "echo PULSE: x; echo 'tr11: an error of tr11 itself: KeyError: 7'; exit 1",
+            {0, 1},
+            "KeyError",
+            1,
+        ),
+        (
+            "echo PULSE: x; echo 'tr11: /run: No space left on device'; exit 1",
+            {0, 1},
+            "No space left",
+            1,
+        ),
+        (
+            "echo 'Traceback (most recent call last):'; echo 'ValueError: y'; exit 1",
+            {0, 1},
+            "it broke",
+            1,
+        ),
         ("echo no such option; exit 2", {0, 1}, "exit code 2: no such option", 2),
         ("echo unknown; exit 3", {0, 1}, "exit code 3: unknown", 3),
         ("echo unknown; exit 3", {0, 1, 3}, "", 3),
@@ -77,12 +99,16 @@ def test_a_round_is_on_record_and_comes_once_an_hour(tmp_path: Path) -> None:
         ("exec /nowhere/tr11", {0, 1}, "exit code 127", 127),
     ],
 )
-def test_what_counts_as_a_failure(tmp_path: Path, script: str, answers: set[int], words: str, code: int) -> None:
+def test_what_counts_as_a_failure(
+    tmp_path: Path, script: str, answers: set[int], words: str, code: int
+) -> None:
     done = run_job(place(tmp_path, script), job(answers=frozenset(answers)))
     state = state_of(tmp_path)
     assert state.exit_code == code
     assert done.result == ("failed" if words else "ran")
-    assert words in state.message and bool(words) == bool(state.message) == bool(state.failures_in_a_row)
+    assert words in state.message and bool(words) == bool(state.message) == bool(
+        state.failures_in_a_row
+    )
 
 
 def test_failures_are_counted_until_one_round_does_its_work(tmp_path: Path) -> None:
@@ -124,15 +150,25 @@ def test_a_directory_that_is_not_there_is_watched_from_this_machine(
     away.mkdir()
     monkeypatch.setenv(VARIABLE, str(away))
     clock = Clock()
-    there = replace(place(tmp_path, "echo x >> runs", clock=clock), why_not_there=lambda: "it is not mounted")
+    there = replace(
+        place(tmp_path, "echo x >> runs", clock=clock), why_not_there=lambda: "it is not mounted"
+    )
     root = run_directory(tmp_path).root
     root.rmdir()
     jobs = (job("pulse", watches=True), job("backup"))
     watched, other = run_due(there, jobs)
-    assert (watched.name, watched.result) == ("pulse", "ran") and "it is not mounted: recorded in" in watched.why
-    assert (other.result, other.why) == ("not recorded", "nothing is run that cannot be recorded: it is not mounted")
+    assert (watched.name, watched.result) == (
+        "pulse",
+        "ran",
+    ) and "it is not mounted: recorded in" in watched.why
+    assert (other.result, other.why) == (
+        "not recorded",
+        "nothing is run that cannot be recorded: it is not mounted",
+    )
     assert not root.exists() and (tmp_path / "runs").read_text() == "x\n"
-    assert "pulse" not in {done.name for done in run_due(there, jobs)}, "it is not due again at once"
+    assert "pulse" not in {done.name for done in run_due(there, jobs)}, (
+        "it is not due again at once"
+    )
     clock.now += HOUR
     assert [done.result for done in run_due(there, (jobs[0],))] == ["ran"]
     assert not root.exists() and (tmp_path / "runs").read_text() == "x\nx\n"
@@ -236,7 +272,9 @@ def test_a_second_start_is_skipped_and_noted(tmp_path: Path) -> None:
 
 def other_host(now: float, seconds: float, **changes: object) -> Claim:
     claim = Claim.of_this_process(now, seconds)
-    return replace(claim, host="elsewhere", process=replace(claim.process, boot="another"), **changes)  # type: ignore[arg-type]
+    return replace(
+        claim, host="elsewhere", process=replace(claim.process, boot="another"), **changes
+    )  # type: ignore[arg-type]
 
 
 def test_a_claim_of_another_host_holds_until_its_time_is_over(tmp_path: Path) -> None:
@@ -278,7 +316,9 @@ def test_of_many_claims_one_succeeds(tmp_path: Path) -> None:
     for _ in range(5):
         after, gate, won = folder.newest(), threading.Barrier(8), []
 
-        def claim(after: Claim | None = after, gate: threading.Barrier = gate, won: list[Claim] = won) -> None:
+        def claim(
+            after: Claim | None = after, gate: threading.Barrier = gate, won: list[Claim] = won
+        ) -> None:
             gate.wait()
             made = folder.take(Claim.of_this_process(NOW, 60), after)
             if made is not None:
@@ -293,7 +333,9 @@ def test_of_many_claims_one_succeeds(tmp_path: Path) -> None:
     assert len(list(folder.path.iterdir())) <= 5
 
 
-def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_hard_links_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise OSError(95, "Operation not supported")
 
@@ -333,15 +375,22 @@ def test_what_a_killed_owner_left_ends_at_its_time_limit(tmp_path: Path) -> None
     gone = subprocess.Popen(["true"])
     owner = mark(gone.pid)
     gone.wait()
-    claim = replace(Claim.of_this_process(time.time() - 100, 50), process=owner, child=mark(left.pid))
+    claim = replace(
+        Claim.of_this_process(time.time() - 100, 50), process=owner, child=mark(left.pid)
+    )
     ClaimFolder(there.directory, "pulse").take(claim, None)
-    write_job(there.directory, PeriodicJobState("pulse", "once", "h", 1.0, None, None, "", HOUR, 1, 0, 2.0))
+    write_job(
+        there.directory,
+        PeriodicJobState("pulse", "once", "h", 1.0, None, None, "", HOUR, 1, 0, 2.0),
+    )
     assert run_job(there, job()).result == "ran"
     assert left.wait(10) == -signal.SIGTERM
     assert state_of(tmp_path).runs == 2
 
 
-def test_a_job_whose_claim_never_named_it_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_whose_claim_never_named_it_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The disk is full between the start of the child and its claim: the gate stays shut."""
     there = place(tmp_path, "touch ran")
 

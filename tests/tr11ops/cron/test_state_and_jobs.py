@@ -33,14 +33,18 @@ ROUND = PeriodicJobState("pulse", "slurm", "n1", 10.0, 12.5, 1, "", 3600.0, 7, 0
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
-    return RunDirectory(RunPaths(tmp_path / "run", "small", "main"), tmp_path / "run" / "kill-switch")
+    return RunDirectory(
+        RunPaths(tmp_path / "run", "small", "main"), tmp_path / "run" / "kill-switch"
+    )
 
 
 # ----------------------------------------------------------------------------- records
 def test_records_come_back_as_they_were(directory: RunDirectory) -> None:
     assert read_jobs(directory) == ()
     assert read_chains(directory) == ()
-    running = PeriodicJobState("digest", "daemon", "n2", 1e9, None, None, "", 86400.0, 1, 0, 1e9 + 1)
+    running = PeriodicJobState(
+        "digest", "daemon", "n2", 1e9, None, None, "", 86400.0, 1, 0, 1e9 + 1
+    )
     chain = ChainState("hourly", "123", 5.0, 3600.0)
     for state in (ROUND, running):
         write_job(directory, state)
@@ -64,7 +68,9 @@ def test_records_come_back_as_they_were(directory: RunDirectory) -> None:
         b"[" * 100_000,
     ],
 )
-def test_a_record_that_cannot_be_read_is_unknown_and_not_none(directory: RunDirectory, content: bytes) -> None:
+def test_a_record_that_cannot_be_read_is_unknown_and_not_none(
+    directory: RunDirectory, content: bytes
+) -> None:
     write_job(directory, ROUND)
     job_file(directory, "pulse").write_bytes(content)
     chain_file(directory, "daily").write_bytes(content)
@@ -73,7 +79,8 @@ def test_a_record_that_cannot_be_read_is_unknown_and_not_none(directory: RunDire
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("started", "yesterday"), ("runs", True), ("next_due", None), ("ended", float("nan"))]
+    ("key", "value"),
+    [("started", "yesterday"), ("runs", True), ("next_due", None), ("ended", float("nan"))],
 )
 def test_numbers_must_be_numbers(directory: RunDirectory, key: str, value: object) -> None:
     write_job(directory, ROUND)
@@ -116,17 +123,34 @@ def test_the_table_follows_the_card(tmp_path: Path) -> None:
     assert changed["pulse"].schedule == Every(600)
     assert changed["sync"].schedule == Every(1800)
     assert changed["digest"].unwanted and changed["nodes-check"].unwanted == "cron.skip"
-    assert changed["filesystems"].schedule == Daily("05:15", "Europe/Paris") and changed["filesystems"].chain == "daily"
+    assert (
+        changed["filesystems"].schedule == Daily("05:15", "Europe/Paris")
+        and changed["filesystems"].chain == "daily"
+    )
     assert [job.name for job in wanted(tuple(changed.values()))] == ["pulse", "sync", "filesystems"]
 
 
 def test_copies_are_made_on_the_spot_or_as_a_job_of_their_own(tmp_path: Path) -> None:
-    by_hand = find_job(table(card(tmp_path, "backup.store=archive", "backup.time_limit=03:00:00")), "backup")
-    assert (by_hand.words, by_hand.timeout_seconds, by_hand.chain) == (("backup", "run"), 10_800, "daily")
-    assert by_hand.schedule == Daily("04:00", "UTC") and not by_hand.unwanted and by_hand.answers == {0}
-    as_job = find_job(table(card(tmp_path, "backup.url=gs://b/c", "backup.partition=archive")), "backup")
+    by_hand = find_job(
+        table(card(tmp_path, "backup.store=archive", "backup.time_limit=03:00:00")), "backup"
+    )
+    assert (by_hand.words, by_hand.timeout_seconds, by_hand.chain) == (
+        ("backup", "run"),
+        10_800,
+        "daily",
+    )
+    assert (
+        by_hand.schedule == Daily("04:00", "UTC")
+        and not by_hand.unwanted
+        and by_hand.answers == {0}
+    )
+    as_job = find_job(
+        table(card(tmp_path, "backup.url=gs://b/c", "backup.partition=archive")), "backup"
+    )
     assert as_job.words == ("backup", "run", "--submit")
-    often = find_job(table(card(tmp_path, "backup.store=archive", "backup.interval_hours=6")), "backup")
+    often = find_job(
+        table(card(tmp_path, "backup.store=archive", "backup.interval_hours=6")), "backup"
+    )
     assert (often.schedule, often.chain) == (Every(21_600), "hourly")
 
 
@@ -150,7 +174,9 @@ def test_chains_begin_as_often_as_their_jobs_need(tmp_path: Path) -> None:
     assert chain_schedule(hourly, table(hourly), "daily") == Daily("04:00", "UTC")
     assert of_chain(table(hourly), "daily") == ()
     often = card(tmp_path, "alerts.interval_minutes=1")
-    assert chain_schedule(often, table(often), "hourly") == Every(300)  # a job of Slurm is not for every minute
+    assert chain_schedule(often, table(often), "hourly") == Every(
+        300
+    )  # a job of Slurm is not for every minute
     rare = card(tmp_path, "alerts.interval_minutes=1440")
     assert chain_schedule(rare, table(rare), "hourly") == Every(3600)
     none = card(tmp_path, 'cron.skip=["pulse", "nodes-check", "digest"]')
@@ -168,7 +194,10 @@ def test_faults_of_the_card_are_said(tmp_path: Path) -> None:
 
 def test_each_shipped_script_runs_a_job_of_the_table() -> None:
     names = {job.name for job in table(load_card(CARD, (), {}))}
-    scripts = [*shipped("cron", "cron.hourly").glob("*.slurm"), *shipped("cron", "cron.daily").glob("*.slurm")]
+    scripts = [
+        *shipped("cron", "cron.hourly").glob("*.slurm"),
+        *shipped("cron", "cron.daily").glob("*.slurm"),
+    ]
     assert {path.stem.removeprefix("tr11-") for path in scripts} == names
     for path in scripts:
         assert f"tr11 cron run {path.stem.removeprefix('tr11-')} " in path.read_text()

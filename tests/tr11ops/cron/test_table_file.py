@@ -65,7 +65,10 @@ def test_a_block_that_a_person_has_broken_is_left_alone(cut: int) -> None:
 @settings(deadline=None, max_examples=30)  # each starts a shell
 @given(
     st.lists(
-        st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0\n\r"), min_size=1), min_size=1
+        st.text(
+            st.characters(blacklist_categories=("Cs",), blacklist_characters="\0\n\r"), min_size=1
+        ),
+        min_size=1,
     )
 )
 def test_a_command_is_read_as_it_was_meant(words: list[str]) -> None:
@@ -123,4 +126,6 @@ def test_the_usual_lines() -> None:
 
 def test_the_difference_is_shown_as_diff_does() -> None:
     text = difference(b"a\n", replaced(b"a\n", MARK, "run", LINES))
-    assert "+0 * * * * /x.sh --way crontab" in text.splitlines() and difference(b"a\n", b"a\n") == ""
+    assert (
+        "+0 * * * * /x.sh --way crontab" in text.splitlines() and difference(b"a\n", b"a\n") == ""
+    )

@@ -33,7 +33,9 @@ def quiet(first: int, last: int, start: str = "1", loss: float = 2.2) -> Iterato
         yield LoggedStep(record, iteration, start, 3)
 
 
-def changed(steps: Iterable[LoggedStep], first: int, last: int, **values: object) -> list[LoggedStep]:
+def changed(
+    steps: Iterable[LoggedStep], first: int, last: int, **values: object
+) -> list[LoggedStep]:
     """The steps with other values in the iterations from `first` to `last`."""
     return [
         replace(step, record=replace(step.record, **values))  # type: ignore[arg-type]

@@ -49,7 +49,9 @@ def test_it_says_where_the_other_is_ahead() -> None:
     compared = compare([first, second], rows=5, lines=2)
     assert compared.reached == (51.0,)
     said = compared.sentence(1, "iteration")
-    assert said.startswith("fast is 0.995 below slow at iteration 100; below in 5, above in 0 of 5 rows")
+    assert said.startswith(
+        "fast is 0.995 below slow at iteration 100; below in 5, above in 0 of 5 rows"
+    )
     assert said.endswith("it is at slow's last level by iteration 51.")
 
 
@@ -77,13 +79,17 @@ def test_what_was_done_again_counts_once() -> None:
 def test_hours_are_hours_of_training() -> None:
     every_tenth = [step for step in quiet(10, 100) if step.record.iteration % 10 == 0]
     curve = curve_of("run", every_tenth, "hours", "loss")
-    assert curve.x[-1] == pytest.approx((1 + 90) * 105.2 / 3600)  # the first line stands for one step at least
+    assert curve.x[-1] == pytest.approx(
+        (1 + 90) * 105.2 / 3600
+    )  # the first line stands for one step at least
 
 
 def test_axes_and_values() -> None:
     steps = list(quiet(1, 3))
     assert list(curve_of("run", steps, "samples", "batch").x) == [2048.0, 4096.0, 6144.0]
-    assert list(curve_of("run", steps, "tokens", "tflops").y) == [step.record.tflops for step in steps]
+    assert list(curve_of("run", steps, "tokens", "tflops").y) == [
+        step.record.tflops for step in steps
+    ]
 
 
 def test_what_is_not_finite_is_left_out() -> None:
@@ -98,7 +104,9 @@ def test_the_plot_fits_and_shows_both() -> None:
     drawn = text_plot([line("a", 0.0), line("b", -0.05)], 79, 9)
     assert len(drawn) == 9 and max(map(len, drawn)) <= 79
     assert drawn[0].startswith("       10 |") and drawn[0].count("A") > 60
-    assert drawn[-1].endswith("B") and drawn[-1].split("|")[0].strip() == "5.025"  # the mean of its column
+    assert (
+        drawn[-1].endswith("B") and drawn[-1].split("|")[0].strip() == "5.025"
+    )  # the mean of its column
 
 
 def test_a_flat_curve_can_be_drawn() -> None:

@@ -34,7 +34,11 @@ def april(steps: list[LoggedStep]) -> list[LoggedStep]:
     steps = changed(steps, 31_219, 31_219, lm_loss=5.098)
     for iteration in range(31_220, 31_250):
         steps = changed(
-            steps, iteration, iteration, lm_loss=2.2 + 2.0 * 0.85 ** (iteration - 31_219), grad_norm=iteration % 7 / 10
+            steps,
+            iteration,
+            iteration,
+            lm_loss=2.2 + 2.0 * 0.85 ** (iteration - 31_219),
+            grad_norm=iteration % 7 / 10,
         )
     return steps
 
@@ -42,7 +46,11 @@ def april(steps: list[LoggedStep]) -> list[LoggedStep]:
 def test_the_spike_of_april_is_found() -> None:
     [spike] = judge(april(list(quiet(31_000, 31_400)))).wrong
     assert (spike.kind, spike.first, spike.line) == ("spike", 31_217, 31_217)
-    assert "loss 2.1" in spike.text and "5.098 at iteration 31,219" in spike.text and "960" in spike.text
+    assert (
+        "loss 2.1" in spike.text
+        and "5.098 at iteration 31,219" in spike.text
+        and "960" in spike.text
+    )
     assert "back to 2." in spike.text
 
 
@@ -87,7 +95,9 @@ def test_another_batch_is_no_fall() -> None:
 
 
 def test_without_tflops_samples_count() -> None:
-    steps = changed(changed(quiet(1, 400), 1, 400, tflops=math.nan), 300, 400, samples_per_second=17.0)
+    steps = changed(
+        changed(quiet(1, 400), 1, 400, tflops=math.nan), 300, 400, samples_per_second=17.0
+    )
     [fall] = judge(steps).wrong
     assert "samples/s" in fall.text
 
@@ -118,8 +128,12 @@ def test_what_does_not_go_on_is_named(values: dict[str, float], words: str) -> N
 
 
 def test_other_losses_for_the_same_steps_are_said() -> None:
-    [restart] = judge([*quiet(1, 250), *changed(quiet(201, 500, "2"), 201, 500, lm_loss=2.21)]).anomalies
-    assert restart.evidence[-1].startswith("the losses of 50 iterations that were done twice differ by at most 0.0")
+    [restart] = judge(
+        [*quiet(1, 250), *changed(quiet(201, 500, "2"), 201, 500, lm_loss=2.21)]
+    ).anomalies
+    assert restart.evidence[-1].startswith(
+        "the losses of 50 iterations that were done twice differ by at most 0.0"
+    )
 
 
 def test_a_start_from_the_beginning_is_no_rise() -> None:
@@ -165,5 +179,8 @@ def test_a_log_interval_of_ten_is_no_gap() -> None:
 
 
 def test_samples_of_another_batch_are_not_guessed() -> None:
-    after = [replace(step, record=replace(step.record, global_batch_size=BATCH // 2)) for step in quiet(251, 300, "2")]
+    after = [
+        replace(step, record=replace(step.record, global_batch_size=BATCH // 2))
+        for step in quiet(251, 300, "2")
+    ]
     assert judge([*quiet(1, 250), *after]).wrong == ()

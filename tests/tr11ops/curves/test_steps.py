@@ -30,7 +30,16 @@ def read(path: Path, text: str | bytes) -> list[LoggedStep]:
 
 def test_our_log_with_two_starts(tmp_path: Path) -> None:
     text = "\n".join(
-        [ATTEMPT, START, *lines(1, 30), "noise", ATTEMPT.replace("1001", "1002"), START, *lines(21, 60), ""]
+        [
+            ATTEMPT,
+            START,
+            *lines(1, 30),
+            "noise",
+            ATTEMPT.replace("1001", "1002"),
+            START,
+            *lines(21, 60),
+            "",
+        ]
     )
     steps = read(tmp_path / "main_log.txt", text)
     judged = judge(steps)
@@ -41,7 +50,10 @@ def test_our_log_with_two_starts(tmp_path: Path) -> None:
 
 def test_a_launcher_prefix_and_broken_text(tmp_path: Path) -> None:
     text = (
-        "\n".join(lines(1, 5, "[default7]:")).encode() + b"\n\xff\xfe iteration nothing |\n" + b"x" * 3_000_000 + b"\n"
+        "\n".join(lines(1, 5, "[default7]:")).encode()
+        + b"\n\xff\xfe iteration nothing |\n"
+        + b"x" * 3_000_000
+        + b"\n"
     )
     assert [step.record.iteration for step in read(tmp_path / "log", text)] == [1, 2, 3, 4, 5]
 
@@ -61,8 +73,13 @@ def test_a_line_without_a_loss_has_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_metrics_packed_or_not(tmp_path: Path, is_packed: bool) -> None:
-    records = [{"kind": "step", "time": 1e9, "job_id": "7", **to_builtins(step.record)} for step in quiet(1, 20)]
-    text = "".join(f"{json.dumps(record)}\n" for record in [*records, {"kind": "validation", "iteration": 20}])
+    records = [
+        {"kind": "step", "time": 1e9, "job_id": "7", **to_builtins(step.record)}
+        for step in quiet(1, 20)
+    ]
+    text = "".join(
+        f"{json.dumps(record)}\n" for record in [*records, {"kind": "validation", "iteration": 20}]
+    )
     text += '{"iteration": 21, "cut'
     steps = read(tmp_path / "metrics.jsonl", gzip.compress(text.encode()) if is_packed else text)
     assert [step.record.iteration for step in steps] == list(range(1, 21))

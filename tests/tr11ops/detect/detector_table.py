@@ -38,19 +38,40 @@ SWITCH = KillSwitch(snapshot().run.kill_switch, "ben", NOW - 600.0, "new data")
 
 def nodes_with(states: dict[str, set[str]]) -> tuple[Node, ...]:
     return tuple(
-        Node(f"n{number:02d}", frozenset(states.get(f"n{number:02d}", {"allocated"}))) for number in range(1, 49)
+        Node(f"n{number:02d}", frozenset(states.get(f"n{number:02d}", {"allocated"})))
+        for number in range(1, 49)
     )
 
 
 def chained(job_id: str, left: int) -> Submission:
-    return Submission("t", job_id, "slurm", NOW, "ana", "h", "r", "main", None, 48, "hash", chain="self", left=left)
+    return Submission(
+        "t",
+        job_id,
+        "slurm",
+        NOW,
+        "ana",
+        "h",
+        "r",
+        "main",
+        None,
+        48,
+        "hash",
+        chain="self",
+        left=left,
+    )
 
 
 def zombie(states: dict[str, set[str]], age: float, **changes: Any) -> Snapshot:
     """A running job whose attempt began on n01, n02, ..., with its nodes in these states and heartbeats so old."""
-    attempt = Attempt("1007", NOW - HOUR, None, nodes=tuple(f"n{number:02d}" for number in range(1, 49)))
+    attempt = Attempt(
+        "1007", NOW - HOUR, None, nodes=tuple(f"n{number:02d}" for number in range(1, 49))
+    )
     return snapshot(
-        jobs=(running(**changes),), attempts=(attempt,), nodes=nodes_with(states), heartbeats=beats(age=age), steps=()
+        jobs=(running(**changes),),
+        attempts=(attempt,),
+        nodes=nodes_with(states),
+        heartbeats=beats(age=age),
+        steps=(),
     )
 
 
@@ -64,24 +85,62 @@ def with_steps(given: Snapshot) -> Snapshot:
 
 
 # launches that began from a whole checkpoint failed twice at one step; a later save ends the doubt
-FAILING = (LaunchEnd("1007", 1, NOW, "script:fans.sh failed on n[01-48]", failing_checks=("script:fans.sh",)),)
-DOUBTED = (LaunchEnd("1007", 2, NOW, "NaN", "again", reached=20_004, began_at=20_000, older_checkpoint=19_500),)
-NOT_YET = (LaunchEnd("1007", 2, NOW - 90 * DAY, "NaN", "again", reached=10**6, began_at=2, older_checkpoint=1),)
-OVERCOME = (LaunchEnd("1007", 2, NOW - 90 * DAY, "NaN", "again", reached=4, began_at=2, older_checkpoint=1),)
+FAILING = (
+    LaunchEnd(
+        "1007", 1, NOW, "script:fans.sh failed on n[01-48]", failing_checks=("script:fans.sh",)
+    ),
+)
+DOUBTED = (
+    LaunchEnd(
+        "1007", 2, NOW, "NaN", "again", reached=20_004, began_at=20_000, older_checkpoint=19_500
+    ),
+)
+NOT_YET = (
+    LaunchEnd(
+        "1007", 2, NOW - 90 * DAY, "NaN", "again", reached=10**6, began_at=2, older_checkpoint=1
+    ),
+)
+OVERCOME = (
+    LaunchEnd("1007", 2, NOW - 90 * DAY, "NaN", "again", reached=4, began_at=2, older_checkpoint=1),
+)
 
-FAILED = (TrainingEvent("save-failed", NOW, "1007", {"step": 31_200, "why": "EIO", "node": "n2", "said": "n2 alone"}),)
+FAILED = (
+    TrainingEvent(
+        "save-failed", NOW, "1007", {"step": 31_200, "why": "EIO", "node": "n2", "said": "n2 alone"}
+    ),
+)
 
 # name, snapshot, detector, expected severities
 TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("nothing anywhere", idle(), "down", ["CRITICAL"]),
     ("queued", idle(jobs=(pending(),)), "down", []),
     ("a limit as in the card", with_facts(snapshot(), time_limit=100 * HOUR), "limit-changed", []),
-    ("a shorter limit", with_facts(snapshot(), time_limit=101 * HOUR), "limit-changed", ["WARNING"]),
+    (
+        "a shorter limit",
+        with_facts(snapshot(), time_limit=101 * HOUR),
+        "limit-changed",
+        ["WARNING"],
+    ),
     ("a longer limit", with_facts(snapshot(), time_limit=99 * HOUR), "limit-changed", ["INFO"]),
-    ("another directory, queued", idle(jobs=(pending(),), unmounted=HIDDEN), "directory-unseen", ["CRITICAL"]),
+    (
+        "another directory, queued",
+        idle(jobs=(pending(),), unmounted=HIDDEN),
+        "directory-unseen",
+        ["CRITICAL"],
+    ),
     ("another directory, running", snapshot(unmounted=HIDDEN), "directory-unseen", ["WARNING"]),
-    ("another directory, and no word of the scheduler", idle(jobs=UNKNOWN, unmounted=HIDDEN), "directory-unseen", []),
-    ("another directory, held", idle(jobs=(pending(reason="JobHeldUser"),), unmounted=HIDDEN), "held", []),
+    (
+        "another directory, and no word of the scheduler",
+        idle(jobs=UNKNOWN, unmounted=HIDDEN),
+        "directory-unseen",
+        [],
+    ),
+    (
+        "another directory, held",
+        idle(jobs=(pending(reason="JobHeldUser"),), unmounted=HIDDEN),
+        "held",
+        [],
+    ),
     ("the run's directory", idle(jobs=(pending(),)), "directory-unseen", []),
     ("scheduler silent", idle(jobs=UNKNOWN), "down", []),
     ("attempts unreadable", idle(attempts=UNKNOWN), "down", []),
@@ -121,7 +180,8 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     (
         "one rank still saves",
         snapshot(
-            heartbeats=(*beats(age=30 * 60), *beats(age=30 * 60, phase="saving", ranks=1)), steps=steps(age=30 * 60)
+            heartbeats=(*beats(age=30 * 60), *beats(age=30 * 60, phase="saving", ranks=1)),
+            steps=steps(age=30 * 60),
         ),
         "hung",
         [],
@@ -138,7 +198,12 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         "hung",
         [],
     ),
-    ("quick steps, short silence", snapshot(heartbeats=beats(age=100), steps=steps(age=100, pace=0.5)), "hung", []),
+    (
+        "quick steps, short silence",
+        snapshot(heartbeats=beats(age=100), steps=steps(age=100, pace=0.5)),
+        "hung",
+        [],
+    ),
     (
         "quick steps, long silence",
         snapshot(heartbeats=beats(age=130), steps=steps(age=130, pace=0.5)),
@@ -172,20 +237,45 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ),
     ("clock of the node ahead", snapshot(heartbeats=beats(age=-300)), "hung", []),
     # the nodes
-    ("batch host down", snapshot(nodes=nodes_with({"n01": {"down", "not_responding"}})), "node-lost", ["CRITICAL"]),
+    (
+        "batch host down",
+        snapshot(nodes=nodes_with({"n01": {"down", "not_responding"}})),
+        "node-lost",
+        ["CRITICAL"],
+    ),
     ("another node down", snapshot(nodes=nodes_with({"n07": {"down"}})), "node-lost", ["WARNING"]),
-    ("draining is not lost", snapshot(nodes=nodes_with({"n07": {"allocated", "drain"}})), "node-lost", []),
-    ("failing is not lost", snapshot(nodes=nodes_with({"n01": {"allocated", "fail"}})), "node-lost", []),
+    (
+        "draining is not lost",
+        snapshot(nodes=nodes_with({"n07": {"allocated", "drain"}})),
+        "node-lost",
+        [],
+    ),
+    (
+        "failing is not lost",
+        snapshot(nodes=nodes_with({"n01": {"allocated", "fail"}})),
+        "node-lost",
+        [],
+    ),
     (
         "a silent host may live",
         snapshot(nodes=nodes_with({"n01": {"mixed", "not_responding"}})),
         "node-lost",
         ["WARNING"],
     ),
-    ("powered down", snapshot(nodes=nodes_with({"n01": {"idle", "powered_down"}})), "node-lost", ["CRITICAL"]),
+    (
+        "powered down",
+        snapshot(nodes=nodes_with({"n01": {"idle", "powered_down"}})),
+        "node-lost",
+        ["CRITICAL"],
+    ),
     ("a controller just begun", snapshot(nodes=nodes_with({"n01": {"unknown"}})), "node-lost", []),
     ("nodes unknown", snapshot(nodes=UNKNOWN), "node-lost", []),
-    ("a job whose nodes are not told", snapshot(jobs=(running(nodes=()),), attempts=()), "node-lost", []),
+    (
+        "a job whose nodes are not told",
+        snapshot(jobs=(running(nodes=()),), attempts=()),
+        "node-lost",
+        [],
+    ),
     # health checks
     ("a check fails everywhere", snapshot(launch_ends=FAILING), "check-failing", ["WARNING"]),
     (
@@ -195,18 +285,38 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         [],
     ),
     ("nothing runs", idle(launch_ends=FAILING), "check-failing", []),
-    ("all checks are made", snapshot(launch_ends=(LaunchEnd("1007", 1, NOW, "rank 3 died"),)), "check-failing", []),
+    (
+        "all checks are made",
+        snapshot(launch_ends=(LaunchEnd("1007", 1, NOW, "rank 3 died"),)),
+        "check-failing",
+        [],
+    ),
     ("launches unknown", snapshot(launch_ends=UNKNOWN), "check-failing", []),
     # an allocation without its batch script
     ("zombie", zombie({"n01": {"down"}}, age=300), "zombie", ["CRITICAL"]),
     ("its trainers live", zombie({"n01": {"down"}}, age=10), "zombie", []),
     ("at a known pace of 105 s", with_steps(zombie({"n01": {"down"}}, age=300)), "zombie", []),
-    ("three steps of silence", with_steps(zombie({"n01": {"down"}}, age=320)), "zombie", ["CRITICAL"]),
+    (
+        "three steps of silence",
+        with_steps(zombie({"n01": {"down"}}, age=320)),
+        "zombie",
+        ["CRITICAL"],
+    ),
     ("another node down", zombie({"n02": {"down"}}, age=300), "zombie", []),
-    ("batch host out of the allocation", zombie({}, age=300, nodes=("n02", "n03")), "zombie", ["CRITICAL"]),
+    (
+        "batch host out of the allocation",
+        zombie({}, age=300, nodes=("n02", "n03")),
+        "zombie",
+        ["CRITICAL"],
+    ),
     # jobs
     ("suspended", snapshot(jobs=(running(state=JobState.SUSPENDED),)), "suspended", ["CRITICAL"]),
-    ("two at once", snapshot(jobs=(running(), running(job_id="1001", raw_id="1001"))), "two-attempts", ["CRITICAL"]),
+    (
+        "two at once",
+        snapshot(jobs=(running(), running(job_id="1001", raw_id="1001"))),
+        "two-attempts",
+        ["CRITICAL"],
+    ),
     ("the next task beside its array's", snapshot(jobs=beside(age=60)), "two-attempts", []),
     ("it has not left", snapshot(jobs=beside(age=130)), "two-attempts", ["CRITICAL"]),
     (
@@ -216,7 +326,12 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         ["CRITICAL"],
     ),
     ("trainers unknown", snapshot(jobs=beside(age=60), heartbeats=UNKNOWN), "two-attempts", []),
-    ("it stays, trainers unknown", snapshot(jobs=beside(age=130), heartbeats=UNKNOWN), "two-attempts", ["CRITICAL"]),
+    (
+        "it stays, trainers unknown",
+        snapshot(jobs=beside(age=130), heartbeats=UNKNOWN),
+        "two-attempts",
+        ["CRITICAL"],
+    ),
     (
         "one leaving, one running",
         snapshot(jobs=(running(state=JobState.COMPLETING), running(job_id="1001"))),
@@ -229,15 +344,28 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         "dead-chain",
         ["CRITICAL"],
     ),
-    ("waiting for the one before", snapshot(jobs=(pending(reason="Dependency"),)), "dead-chain", []),
+    (
+        "waiting for the one before",
+        snapshot(jobs=(pending(reason="Dependency"),)),
+        "dead-chain",
+        [],
+    ),
     ("held, nothing runs", snapshot(jobs=(pending(reason="JobHeldUser"),)), "held", ["CRITICAL"]),
     (
         "held, all is trained",
-        idle(jobs=(pending(reason="JobHeldUser"),), attempts=(ended("1007", 60.0, "finished", iteration=115311),)),
+        idle(
+            jobs=(pending(reason="JobHeldUser"),),
+            attempts=(ended("1007", 60.0, "finished", iteration=115311),),
+        ),
         "held",
         ["INFO"],
     ),
-    ("held, one runs", snapshot(jobs=(running(), pending(reason="JobHeldAdmin"))), "held", ["WARNING"]),
+    (
+        "held, one runs",
+        snapshot(jobs=(running(), pending(reason="JobHeldAdmin"))),
+        "held",
+        ["WARNING"],
+    ),
     (
         "held, stopped by someone",
         snapshot(jobs=(pending(reason="JobHeldUser"),), kill_switch=SWITCH),
@@ -245,17 +373,42 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         ["WARNING"],
     ),
     # what is over a limit, without its reservation, or waits for the site
-    ("hours used up", idle(jobs=(pending(reason="AssocGrpCPUMinutesLimit"),)), "limit-reached", ["CRITICAL"]),
+    (
+        "hours used up",
+        idle(jobs=(pending(reason="AssocGrpCPUMinutesLimit"),)),
+        "limit-reached",
+        ["CRITICAL"],
+    ),
     (
         "hours used up, one runs",
         snapshot(jobs=(running(), pending(reason="QOSGrpWallLimit"))),
         "limit-reached",
         ["WARNING"],
     ),
-    ("others use what is allowed", idle(jobs=(pending(reason="AssocGrpNodeLimit"),)), "limit-reached", []),
-    ("more than a job may", idle(jobs=(pending(reason="AssocMaxNodePerJobLimit"),)), "limit-reached", ["CRITICAL"]),
-    ("that is no dead chain", idle(jobs=(pending(reason="AssocMaxNodePerJobLimit"),)), "dead-chain", []),
-    ("time limit lowered", idle(jobs=(pending(reason="PartitionTimeLimit"),)), "limit-reached", ["CRITICAL"]),
+    (
+        "others use what is allowed",
+        idle(jobs=(pending(reason="AssocGrpNodeLimit"),)),
+        "limit-reached",
+        [],
+    ),
+    (
+        "more than a job may",
+        idle(jobs=(pending(reason="AssocMaxNodePerJobLimit"),)),
+        "limit-reached",
+        ["CRITICAL"],
+    ),
+    (
+        "that is no dead chain",
+        idle(jobs=(pending(reason="AssocMaxNodePerJobLimit"),)),
+        "dead-chain",
+        [],
+    ),
+    (
+        "time limit lowered",
+        idle(jobs=(pending(reason="PartitionTimeLimit"),)),
+        "limit-reached",
+        ["CRITICAL"],
+    ),
     (
         "over a limit, stopped",
         idle(jobs=(pending(reason="QOSGrpWallLimit"),), kill_switch=SWITCH),
@@ -269,7 +422,12 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         ["CRITICAL"],
     ),
     ("reservation to come", idle(jobs=(pending(reason="Reservation"),)), "reservation-ended", []),
-    ("partition down", idle(jobs=(pending(reason="PartitionDown"),)), "waits-for-site", ["CRITICAL"]),
+    (
+        "partition down",
+        idle(jobs=(pending(reason="PartitionDown"),)),
+        "waits-for-site",
+        ["CRITICAL"],
+    ),
     (
         "partition down, one runs",
         snapshot(jobs=(running(), pending(reason="PartitionDown"))),
@@ -284,7 +442,12 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ),
     ("closed is not dead", idle(jobs=(pending(reason="PartitionInactive"),)), "dead-chain", []),
     ("priority 0", idle(jobs=(pending(reason="Priority", priority=0),)), "held", ["CRITICAL"]),
-    ("a reason of tomorrow", idle(jobs=(pending(reason="MoonInWrongPhase"),)), "held", ["CRITICAL"]),
+    (
+        "a reason of tomorrow",
+        idle(jobs=(pending(reason="MoonInWrongPhase"),)),
+        "held",
+        ["CRITICAL"],
+    ),
     # the array's end
     ("last task runs", snapshot(jobs=(running(),)), "chain-end", ["WARNING"]),
     ("one task left", snapshot(jobs=(running(), pending((8,)))), "chain-end", ["WARNING"]),
@@ -295,7 +458,12 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         [],
     ),
     ("two tasks left", snapshot(jobs=(running(), pending((8, 9)))), "chain-end", []),
-    ("what is left is held", snapshot(jobs=(running(), pending(reason="JobHeldUser"))), "chain-end", ["WARNING"]),
+    (
+        "what is left is held",
+        snapshot(jobs=(running(), pending(reason="JobHeldUser"))),
+        "chain-end",
+        ["WARNING"],
+    ),
     (
         "the last task is enough",
         with_facts(snapshot(jobs=(running(),), steps=(Step(record(115_300), NOW, "1007"),))),
@@ -305,7 +473,12 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("stopped by someone", snapshot(jobs=(running(),), kill_switch=SWITCH), "chain-end", []),
     ("nothing at all", idle(), "chain-end", []),
     # kill switch
-    ("switch set, tasks queued", snapshot(jobs=(pending(),), kill_switch=SWITCH), "kill-switch-left-on", ["WARNING"]),
+    (
+        "switch set, tasks queued",
+        snapshot(jobs=(pending(),), kill_switch=SWITCH),
+        "kill-switch-left-on",
+        ["WARNING"],
+    ),
     ("switch set, nothing queued", idle(kill_switch=SWITCH), "kill-switch-left-on", []),
     (
         "switch set, runs on",
@@ -316,19 +489,54 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("switch not set", snapshot(), "kill-switch-left-on", []),
     ("switch unknown", snapshot(kill_switch=UNKNOWN), "kill-switch-left-on", []),
     # ends
-    ("a set-up failed", idle(attempts=(ended("1007", reason="refused", launch=0),)), "start-failed", ["CRITICAL"]),
-    ("the trainer refused", idle(attempts=(ended("1007", reason="refused", launch=1),)), "start-failed", []),
-    ("the next attempt runs", snapshot(attempts=(ended("1007", reason="refused"),)), "start-failed", []),
-    ("an older start failed", idle(attempts=(ended("1008"), ended("1007", 20 * HOUR, "refused"))), "start-failed", []),
-    ("no word at the end", idle(attempts=(wordless("1007"), ended())), "unfinished-end", ["WARNING"]),
-    ("an error", idle(attempts=(ended("1007", reason="error"), ended())), "unfinished-end", ["WARNING"]),
+    (
+        "a set-up failed",
+        idle(attempts=(ended("1007", reason="refused", launch=0),)),
+        "start-failed",
+        ["CRITICAL"],
+    ),
+    (
+        "the trainer refused",
+        idle(attempts=(ended("1007", reason="refused", launch=1),)),
+        "start-failed",
+        [],
+    ),
+    (
+        "the next attempt runs",
+        snapshot(attempts=(ended("1007", reason="refused"),)),
+        "start-failed",
+        [],
+    ),
+    (
+        "an older start failed",
+        idle(attempts=(ended("1008"), ended("1007", 20 * HOUR, "refused"))),
+        "start-failed",
+        [],
+    ),
+    (
+        "no word at the end",
+        idle(attempts=(wordless("1007"), ended())),
+        "unfinished-end",
+        ["WARNING"],
+    ),
+    (
+        "an error",
+        idle(attempts=(ended("1007", reason="error"), ended())),
+        "unfinished-end",
+        ["WARNING"],
+    ),
     (
         "twice in a row",
         idle(attempts=(wordless("1007"), wordless("1006", age=2 * HOUR))),
         "unfinished-end",
         ["CRITICAL"],
     ),
-    ("older than a good end", idle(attempts=(ended("1007"), wordless("1006", age=DAY))), "unfinished-end", []),
+    (
+        "older than a good end",
+        idle(attempts=(ended("1007"), wordless("1006", age=DAY))),
+        "unfinished-end",
+        [],
+    ),
     (
         "the next attempt went on",
         snapshot(attempts=(Attempt("1007", NOW - HOUR, None), wordless("1006", DAY))),
@@ -336,7 +544,12 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         ["INFO"],
     ),
     ("end unreadable", idle(attempts=(Attempt("1007", NOW, UNKNOWN),)), "unfinished-end", []),
-    ("scheduler silent, no word", idle(jobs=UNKNOWN, attempts=(wordless("1007"),)), "unfinished-end", []),
+    (
+        "scheduler silent, no word",
+        idle(jobs=UNKNOWN, attempts=(wordless("1007"),)),
+        "unfinished-end",
+        [],
+    ),
     (
         "gone before it began",
         idle(
@@ -354,7 +567,12 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         "unfinished-end",
         ["WARNING"],
     ),
-    ("cancelled in the queue", idle(jobs=(pending(state=JobState.CANCELLED),)), "unfinished-end", []),
+    (
+        "cancelled in the queue",
+        idle(jobs=(pending(state=JobState.CANCELLED),)),
+        "unfinished-end",
+        [],
+    ),
     # the training's own numbers
     ("loss is a number", snapshot(), "loss-not-finite", []),
     (
@@ -385,7 +603,12 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         "checkpoint-overdue",
         ["WARNING"],
     ),
-    ("and is over", snapshot(checkpoints=checkpoints(31_100, age=-9.0), events=FAILED), "checkpoint-overdue", []),
+    (
+        "and is over",
+        snapshot(checkpoints=checkpoints(31_100, age=-9.0), events=FAILED),
+        "checkpoint-overdue",
+        [],
+    ),
     ("late but nothing runs", idle(checkpoints=checkpoints(30_000)), "checkpoint-overdue", []),
     ("checkpoints unreadable", snapshot(checkpoints=UNKNOWN), "checkpoint-overdue", []),
     (
@@ -411,16 +634,33 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         "being saved",
         snapshot(
             heartbeats=beats(phase="saving"),
-            checkpoints=checkpoints(examined=(Checkpoint(31_200, False), Checkpoint(31_100, True, NOW, 1, "sizes"))),
+            checkpoints=checkpoints(
+                examined=(Checkpoint(31_200, False), Checkpoint(31_100, True, NOW, 1, "sizes"))
+            ),
         ),
         "checkpoint-unsound",
         [],
     ),
     ("a whole one is doubted", snapshot(launch_ends=DOUBTED), "checkpoint-unsound", ["INFO"]),
-    ("it is saved again, below where it ended", snapshot(launch_ends=NOT_YET), "checkpoint-unsound", ["INFO"]),
+    (
+        "it is saved again, below where it ended",
+        snapshot(launch_ends=NOT_YET),
+        "checkpoint-unsound",
+        ["INFO"],
+    ),
     ("a doubted one is saved again", snapshot(launch_ends=OVERCOME), "checkpoint-unsound", []),
-    ("latest names nothing", snapshot(checkpoints=checkpoints(latest=9)), "checkpoint-unsound", ["WARNING"]),
-    ("latest unreadable", snapshot(checkpoints=checkpoints(latest=UNKNOWN)), "checkpoint-unsound", []),
+    (
+        "latest names nothing",
+        snapshot(checkpoints=checkpoints(latest=9)),
+        "checkpoint-unsound",
+        ["WARNING"],
+    ),
+    (
+        "latest unreadable",
+        snapshot(checkpoints=checkpoints(latest=UNKNOWN)),
+        "checkpoint-unsound",
+        [],
+    ),
     # leaving
     ("just ended", snapshot(attempts=(ended("1007", age=60),)), "lingering", []),
     (
@@ -432,5 +672,10 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("a new launch lives", snapshot(attempts=(ended("1007", age=HOUR),)), "lingering", []),
     # others
     ("a namesake", snapshot(namesakes=(running(job_id="77", user="eve"),)), "namesake", ["INFO"]),
-    ("a namesake of long ago", snapshot(namesakes=(running(state=JobState.COMPLETED),)), "namesake", []),
+    (
+        "a namesake of long ago",
+        snapshot(namesakes=(running(state=JobState.COMPLETED),)),
+        "namesake",
+        [],
+    ),
 ]

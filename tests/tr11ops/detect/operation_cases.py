@@ -65,7 +65,9 @@ FACTS = OperationFacts(
     sync_seconds=HOUR,
     filesystems=(RULE,),
 )
-SUBMITTED = Submission("t", "1000", "slurm", NOW - 9 * DAY, "ana", "h", "r", "main", "1-10%1", 48, "hash")
+SUBMITTED = Submission(
+    "t", "1000", "slurm", NOW - 9 * DAY, "ana", "h", "r", "main", "1-10%1", 48, "hash"
+)
 OPERATION = (
     queued_too_long,
     backup_overdue,
@@ -89,24 +91,38 @@ OPERATION = (
 
 def nodes(count: int = 52, bad: int = 0) -> tuple[Node, ...]:
     return tuple(
-        Node(f"n{number:02d}", frozenset({"down"} if number > count - bad else {"idle"}), partitions=("gpu_p5",))
+        Node(
+            f"n{number:02d}",
+            frozenset({"down"} if number > count - bad else {"idle"}),
+            partitions=("gpu_p5",),
+        )
         for number in range(1, count + 1)
     )
 
 
 def excluded(count: int, until: float | None = NOW + DAY) -> tuple[Exclusion, ...]:
     return tuple(
-        Exclusion(f"n{number:02d}", "Xid 79", "tr11", until, (), NOW - 5 * DAY) for number in range(1, count + 1)
+        Exclusion(f"n{number:02d}", "Xid 79", "tr11", until, (), NOW - 5 * DAY)
+        for number in range(1, count + 1)
     )
 
 
-def usage(percent: float = 50.0, age: float = HOUR, free: float = 200 * TERA, **changes: Any) -> Usage:
-    values: dict[str, Any] = {"bytes_used": percent * TERA, "bytes_limit": 100 * TERA, "bytes_free": free}
+def usage(
+    percent: float = 50.0, age: float = HOUR, free: float = 200 * TERA, **changes: Any
+) -> Usage:
+    values: dict[str, Any] = {
+        "bytes_used": percent * TERA,
+        "bytes_limit": 100 * TERA,
+        "bytes_free": free,
+    }
     return Usage(NOW - age, "SCRATCH", "df", "/scratch", **{**values, **changes})
 
 
 def growing(first: float, last: float, days: int = 10) -> tuple[Usage, ...]:
-    return tuple(usage(first + (last - first) * day / days, age=(days - day) * DAY + HOUR) for day in range(days + 1))
+    return tuple(
+        usage(first + (last - first) * day / days, age=(days - day) * DAY + HOUR)
+        for day in range(days + 1)
+    )
 
 
 def job(name: str = "pulse", **changes: Any) -> periodic.PeriodicJobState:
@@ -125,11 +141,15 @@ def job(name: str = "pulse", **changes: Any) -> periodic.PeriodicJobState:
     return periodic.PeriodicJobState(name, **{**values, **changes})
 
 
-def clock(host: str = "n01", ahead: float = 0.5, age: float = 20.0, what: str = "heartbeat of rank 0") -> ClockReading:
+def clock(
+    host: str = "n01", ahead: float = 0.5, age: float = 20.0, what: str = "heartbeat of rank 0"
+) -> ClockReading:
     return ClockReading(host, NOW - age + ahead, NOW - age, what)
 
 
-def operated(base: Snapshot | None = None, facts: OperationFacts = FACTS, **changes: Any) -> Snapshot:
+def operated(
+    base: Snapshot | None = None, facts: OperationFacts = FACTS, **changes: Any
+) -> Snapshot:
     """A healthy moment with every part of the operation in place; each test changes what it is about."""
     values: dict[str, Any] = {
         "nodes": nodes(),
@@ -144,11 +164,17 @@ def operated(base: Snapshot | None = None, facts: OperationFacts = FACTS, **chan
         "clocks": (clock(), clock("n02", -1.0)),
         "least_used": (LeastUsed("data", Path("/scratch/a.bin"), NOW - DAY),),
     }
-    return with_facts(changed(base or snapshot(), **{**values, **changes}), operation=facts, total_iterations=32_000)
+    return with_facts(
+        changed(base or snapshot(), **{**values, **changes}),
+        operation=facts,
+        total_iterations=32_000,
+    )
 
 
 def queued(reason: str = "Resources", **changes: Any) -> Snapshot:
-    jobs = changes.pop("jobs", (pending(reason=reason, submit_time=NOW - 2 * HOUR, partition="gpu_p5"),))
+    jobs = changes.pop(
+        "jobs", (pending(reason=reason, submit_time=NOW - 2 * HOUR, partition="gpu_p5"),)
+    )
     return operated(idle(), jobs=jobs, **changes)
 
 
@@ -156,7 +182,9 @@ def facts(**changes: Any) -> OperationFacts:
     return facts_with(FACTS, **changes)
 
 
-def backed_up(store: tuple[int, ...], url: tuple[int, ...], weights: tuple[int, ...] = (), **changes: Any) -> Snapshot:
+def backed_up(
+    store: tuple[int, ...], url: tuple[int, ...], weights: tuple[int, ...] = (), **changes: Any
+) -> Snapshot:
     """Both archives want multiples of a thousand whole; of 30,000 and 31,000, trained two days ago, they have these."""
     copies = (
         *(Copied("store", "full", step) for step in store),

@@ -56,23 +56,41 @@ from tr11ops.detect import (
     switch_unseen,
     sync_overdue,
 )
-from tr11ops.observe.operation import CopyStatus, FolderRoom, FoundSecret, LeastUsed, UnwritableDirectory
+from tr11ops.observe.operation import (
+    CopyStatus,
+    FolderRoom,
+    FoundSecret,
+    LeastUsed,
+    UnwritableDirectory,
+)
 from tr11ops.observe.snapshot import Checkpoint, Checkpoints, KillSwitch, Snapshot
 from tr11ops.observe.training import Corruption, LaunchEnd, Readmission
 from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.damage import Damage
 from tr11ops.rundir.exclusion import Exclusion
 
-WRONG = (Corruption("n07", 25, NOW - HOUR, 31_000, True, "rank 25 on n07 (GPU 1) has another result"),)
+WRONG = (
+    Corruption("n07", 25, NOW - HOUR, 31_000, True, "rank 25 on n07 (GPU 1) has another result"),
+)
 
 
-UNDECIDED = tuple(Corruption(f"n0{node}", node, NOW - HOUR, 31_000, False, "no third decides") for node in (7, 8))
+UNDECIDED = tuple(
+    Corruption(f"n0{node}", node, NOW - HOUR, 31_000, False, "no third decides") for node in (7, 8)
+)
 
 
 BAD = (LaunchEnd("1007", 1, NOW - HOUR, "Xid 79 on n20", "launch 2 starts without it", ("n20",)),)
 
-LOST = (LaunchEnd("1007", 1, NOW - HOUR, "n20: lost to the scheduler", "launch 2 starts without it", ("n20",)),)
-TWICE = (LaunchEnd("1007", 1, NOW - HOUR, "the second time on n20: n20: lost to the scheduler", "", ("n20",)),)
+LOST = (
+    LaunchEnd(
+        "1007", 1, NOW - HOUR, "n20: lost to the scheduler", "launch 2 starts without it", ("n20",)
+    ),
+)
+TWICE = (
+    LaunchEnd(
+        "1007", 1, NOW - HOUR, "the second time on n20: n20: lost to the scheduler", "", ("n20",)
+    ),
+)
 LET_IN = (Readmission("n20", NOW - 60),)
 BEFORE = (Readmission("n20", NOW - 2 * HOUR),)
 
@@ -81,7 +99,9 @@ BEFORE = (Readmission("n20", NOW - 2 * HOUR),)
 SECRET = FoundSecret("logs/main/main_log.txt", "AWS access key", 12, NOW - 60)
 
 
-TORN = Damage("/run/state/submissions/1/submission.json", "is empty", "its job is found by its comment", True)
+TORN = Damage(
+    "/run/state/submissions/1/submission.json", "is empty", "its job is found by its comment", True
+)
 
 
 TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [

@@ -51,17 +51,26 @@ def test_of_equals_the_strongest_cause_is_told_first() -> None:
 
 
 def test_the_first_cause_leads_and_is_as_severe_as_what_follows() -> None:
-    slow, node, down = finding("slow"), finding("slow-node", identity=("n3",)), finding("down", CRITICAL)
+    slow, node, down = (
+        finding("slow"),
+        finding("slow-node", identity=("n3",)),
+        finding("down", CRITICAL),
+    )
     fault = finding("unfinished-end")
     told = by_cause((down, slow, node, fault))
-    assert [(one.detector, one.severity) for one in told] == [("unfinished-end", CRITICAL), ("slow-node", WARNING)]
+    assert [(one.detector, one.severity) for one in told] == [
+        ("unfinished-end", CRITICAL),
+        ("slow-node", WARNING),
+    ]
     assert [one.consequences for one in told] == [(down,), (slow,)]
 
 
 def test_what_goes_with_its_cause_needs_no_command_of_its_own() -> None:
     hung = finding("hung", CRITICAL, subject="5", then=("tr11 resume",))
     down = finding("down", CRITICAL, then=("tr11 launch",))
-    told = by_cause((hung, finding("suspended", CRITICAL, subject="5"), down, finding("unfinished-end")))
+    told = by_cause(
+        (hung, finding("suspended", CRITICAL, subject="5"), down, finding("unfinished-end"))
+    )
     assert {one.consequences[0].detector: one.consequences[0].then for one in told} == {
         "hung": (), "down": ("tr11 launch",),
     }  # fmt: skip
@@ -88,7 +97,9 @@ def test_what_two_findings_must_share(consequence: Finding, cause: Finding, foll
 
 def test_a_fault_that_held_the_array_is_the_headline() -> None:
     """Releasing what is held leads into the same fault: the finding says so first, and what to type for it."""
-    attempt = replace(wordless("1007", failure="SIGSEGV"), label="20_3", cause="software", held_because=SEGFAULT)
+    attempt = replace(
+        wordless("1007", failure="SIGSEGV"), label="20_3", cause="software", held_because=SEGFAULT
+    )
     hold = HoldRecord("1000", "tr11", attempt.changed, SEGFAULT, is_for_fault=True)
     seen = idle(jobs=(pending(reason="JobHeldAdmin"),), attempts=(attempt,), holds=(hold,))
     (told,) = [one for one in by_cause(detect_all(seen)) if one.severity is CRITICAL]
@@ -99,7 +110,9 @@ def test_a_fault_that_held_the_array_is_the_headline() -> None:
 
 def test_what_a_person_holds_is_told_beside_the_fault() -> None:
     seen = idle(jobs=(pending(reason="JobHeldUser"),), attempts=(wordless("1007"),))
-    assert [one.detector for one in by_cause(detect_all(seen)) if not one.consequences][:1] == ["held"]
+    assert [one.detector for one in by_cause(detect_all(seen)) if not one.consequences][:1] == [
+        "held"
+    ]
 
 
 def test_the_reason_of_a_hold_leads_where_the_attempt_left_none() -> None:
@@ -116,7 +129,13 @@ def test_the_reason_of_a_hold_leads_where_the_attempt_left_none() -> None:
 def test_a_dead_batch_host_is_one_incident() -> None:
     job = running(nodes=("n1", "n2"))
     attempt = Attempt(job.raw_id, 1.0, None, nodes=("n1", "n2"))
-    seen = snapshot(jobs=(job,), attempts=(attempt,), heartbeats=(), steps=(), nodes=(Node("n1", frozenset({"down"})),))
+    seen = snapshot(
+        jobs=(job,),
+        attempts=(attempt,),
+        heartbeats=(),
+        steps=(),
+        nodes=(Node("n1", frozenset({"down"})),),
+    )
     told = [one for one in by_cause(detect_all(seen)) if one.severity is CRITICAL]
     assert [one.detector for one in told] == ["node-lost"]
     fixes = {one.detector: one.fix for one in told[0].consequences}
@@ -125,12 +144,16 @@ def test_a_dead_batch_host_is_one_incident() -> None:
 
 
 @pytest.mark.parametrize(("jobs", "fix"), [((), "tr11 launch --array 1-10"), ((pending(),), "")])
-def test_what_a_dead_batch_host_leaves_is_of_the_same_incident(jobs: tuple[Job, ...], fix: str) -> None:
+def test_what_a_dead_batch_host_leaves_is_of_the_same_incident(
+    jobs: tuple[Job, ...], fix: str
+) -> None:
     """Its job was ended meanwhile: what is queued goes on by itself, and where nothing is, a launch gets other nodes."""
     attempt = replace(wordless("1007"), nodes=("n1", "n2"))
     seen = idle(jobs=jobs, attempts=(attempt,), nodes=(Node("n1", frozenset({"down"})),))
     (told,) = [one for one in by_cause(detect_all(seen)) if one.detector == "node-lost"]
     assert (told.identity, told.fix) == (("n1",), fix)
-    assert {one.detector for one in told.consequences} == ({"unfinished-end"} if jobs else {"unfinished-end", "down"})
+    assert {one.detector for one in told.consequences} == (
+        {"unfinished-end"} if jobs else {"unfinished-end", "down"}
+    )
     well = replace(seen, nodes=(Node("n1", frozenset({"idle"})),))
     assert "node-lost" not in {one.detector for one in detect_all(well)}

@@ -56,7 +56,9 @@ def test_a_healthy_run_has_no_findings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_snapshot", "detector", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
+    ("given_snapshot", "detector", "expected"),
+    [row[1:] for row in TABLE],
+    ids=[row[0] for row in TABLE],
 )
 def test_table(given_snapshot: Snapshot, detector: str, expected: list[str]) -> None:
     assert severities(given_snapshot, detector) == expected
@@ -82,7 +84,10 @@ def test_the_slowest_ranks_are_named() -> None:
 def test_the_first_cause_is_quoted() -> None:
     dead = running(state=JobState.FAILED, exit_code=143, derived_exit_code=134, end_time=NOW - 60)
     (finding,) = found(
-        idle(jobs=(dead,), attempts=(wordless("1007", failure="rank 12 on n02: RuntimeError: NCCL"),)), "unfinished-end"
+        idle(
+            jobs=(dead,), attempts=(wordless("1007", failure="rank 12 on n02: RuntimeError: NCCL"),)
+        ),
+        "unfinished-end",
     )
     assert finding.evidence == (
         "1000_7: no end marker (FAILED, derived exit code 134, rank 12 on n02: RuntimeError: NCCL)",
@@ -105,12 +110,16 @@ def test_fixes_are_commands_for_this_run(scheduler: str, card: str, expected: li
         ),
         card=card,
     )
-    assert [found(given, name)[0].fix for name in ("two-attempts", "kill-switch-left-on")] == expected
+    assert [
+        found(given, name)[0].fix for name in ("two-attempts", "kill-switch-left-on")
+    ] == expected
 
 
 def test_a_command_of_two_words_takes_the_card_after_both() -> None:
     given_snapshot = with_facts(snapshot(), card="my.toml")
-    assert derived.command(given_snapshot, "nodes check n07") == "tr11 nodes check --run my.toml n07"
+    assert (
+        derived.command(given_snapshot, "nodes check n07") == "tr11 nodes check --run my.toml n07"
+    )
     assert derived.command(given_snapshot, "logs --rank 3") == "tr11 logs --run my.toml --rank 3"
 
 
@@ -154,7 +163,9 @@ def test_detectors_survive_any_blindness(base: Snapshot, hidden: set[str], later
     changes: dict[str, Any] = dict.fromkeys(hidden, UNKNOWN)
     seen = changed(base, time=base.time + later, **changes)
     findings = registry.detect_all(seen)
-    assert [finding.severity for finding in findings] == sorted((f.severity for f in findings), reverse=True)
+    assert [finding.severity for finding in findings] == sorted(
+        (f.severity for f in findings), reverse=True
+    )
     if hidden & {"jobs", "kill_switch", "attempts"}:
         assert not [finding for finding in findings if finding.detector == "down"]
     if len(hidden) == len(FIELDS):
@@ -164,13 +175,20 @@ def test_detectors_survive_any_blindness(base: Snapshot, hidden: set[str], later
 @given(st.integers(1, 200), st.floats(0.01, 1e4))
 def test_the_pace_is_a_median(count: int, pace: float) -> None:
     given = list(steps(count, pace=pace))
-    given[0] = Step(replace(given[0].record, seconds_per_iteration=pace * 1000 if count > 2 else pace))
+    given[0] = Step(
+        replace(given[0].record, seconds_per_iteration=pace * 1000 if count > 2 else pace)
+    )
     assert derived.seconds_per_iteration(snapshot(steps=tuple(given))) == pytest.approx(pace)
 
 
 def test_queue_coverage_counts_what_will_really_train() -> None:
     given = snapshot(
-        jobs=(running(), pending((8, 9)), pending((3,), reason="JobHeldUser"), running(state=JobState.COMPLETED))
+        jobs=(
+            running(),
+            pending((8, 9)),
+            pending((3,), reason="JobHeldUser"),
+            running(state=JobState.COMPLETED),
+        )
     )
     assert queue_coverage_seconds(given) == 359_400.0 - 12 * HOUR + 2 * 359_400.0
     assert queue_coverage_seconds(snapshot(jobs=UNKNOWN)) is None
@@ -183,18 +201,28 @@ HOST_ATTEMPT = replace(wordless("1007"), nodes=tuple(f"n{number:02d}" for number
 def test_a_task_without_its_batch_host_covers_nothing_and_is_not_the_last_of_the_queue(
     queued: tuple[Job, ...], seconds: float
 ) -> None:
-    seen = snapshot(jobs=(running(), *queued), nodes=(Node("n01", frozenset({"down"})),), attempts=(HOST_ATTEMPT,))
+    seen = snapshot(
+        jobs=(running(), *queued),
+        nodes=(Node("n01", frozenset({"down"})),),
+        attempts=(HOST_ATTEMPT,),
+    )
     assert queue_coverage_seconds(seen) == seconds
-    assert [one.title for one in found(seen, "chain-end")] == ["the last task of the queue is waiting"] * len(queued)
+    assert [one.title for one in found(seen, "chain-end")] == [
+        "the last task of the queue is waiting"
+    ] * len(queued)
 
 
-@pytest.mark.parametrize(("queued", "then"), [((), ("tr11 launch --array 1-10",)), ((pending(),), ())])
+@pytest.mark.parametrize(
+    ("queued", "then"), [((), ("tr11 launch --array 1-10",)), ((pending(),), ())]
+)
 def test_a_lost_batch_host_with_nothing_queued_names_the_launch_too(
     queued: tuple[Job, ...], then: tuple[str, ...]
 ) -> None:
     """The repair cancels the job alone, and nothing would be left."""
     down = (Node("n01", frozenset({"down"})),)
-    (lost,) = found(snapshot(jobs=(running(), *queued), nodes=down, attempts=(HOST_ATTEMPT,)), "node-lost")
+    (lost,) = found(
+        snapshot(jobs=(running(), *queued), nodes=down, attempts=(HOST_ATTEMPT,)), "node-lost"
+    )
     assert (lost.fix, lost.then) == ("tr11 launch --repair", then)
 
 
@@ -217,7 +245,9 @@ def test_before_the_first_step_no_one_knows_whether_the_last_task_is_enough() ->
 def test_both_ends_of_a_changed_limit_are_told_in_one_form(scheduler: str) -> None:
     seen = with_facts(snapshot(scheduler=scheduler), time_limit=101 * HOUR)
     (one,) = found(seen, "limit-changed")
-    assert one.title.endswith("ends job 1000_7 at 2022-05-05 04:00 UTC, the card says 2022-05-05 05:00 UTC")
+    assert one.title.endswith(
+        "ends job 1000_7 at 2022-05-05 04:00 UTC, the card says 2022-05-05 05:00 UTC"
+    )
 
 
 def test_severities_are_ordered() -> None:
@@ -227,8 +257,13 @@ def test_severities_are_ordered() -> None:
 def test_a_fault_begins_where_its_evidence_has_it_begin() -> None:
     first, second = wordless("1006", age=20 * 60), wordless("1007", age=9 * 60)
     (finding,) = found(idle(attempts=(first, second)), "unfinished-end")
-    assert finding.since == NOW - 20 * 60, "the end of the first of them: each has its own in the evidence"
-    assert [line.partition(":")[0] for line in finding.evidence] == ["1000_7, 9 min ago", "1000_6, 20 min ago"]
+    assert finding.since == NOW - 20 * 60, (
+        "the end of the first of them: each has its own in the evidence"
+    )
+    assert [line.partition(":")[0] for line in finding.evidence] == [
+        "1000_7, 9 min ago",
+        "1000_6, 20 min ago",
+    ]
     gone = running(state=JobState.CANCELLED, end_time=NOW - 60)
     (down,) = found(idle(jobs=(gone,), attempts=(first, second)), "down")
     assert down.since == NOW - 60, "the last of the queue was cancelled then"
@@ -252,7 +287,9 @@ def test_ends_of_different_causes_are_different_incidents() -> None:
         ("attempt 1000_6 failed: /scratch is not mounted", ("storage",)),
         ("attempt 1000_5 failed: n07 does not answer", ("node",)),
     ]
-    assert three[0].severity is Severity.CRITICAL, "three in a row, and nothing was trained in between"
+    assert three[0].severity is Severity.CRITICAL, (
+        "three in a row, and nothing was trained in between"
+    )
 
 
 SIGSEGV = "died: the worker was ended by sigsegv"
@@ -261,23 +298,33 @@ SIGSEGV = "died: the worker was ended by sigsegv"
 def suspicion(job_id: str, age: float, node: str, rank: int = 3) -> tuple[Attempt, LaunchEnd]:
     """An attempt whose worker died on a node, which alone is no proof."""
     why = f"the second time on {node}: rank {rank} on {node}: the worker was ended by SIGSEGV"
-    end = LaunchEnd(job_id, 2, NOW - age, why, reached=31_220, suspects=(node,), fault=f"{SIGSEGV} at {rank}")
+    end = LaunchEnd(
+        job_id, 2, NOW - age, why, reached=31_220, suspects=(node,), fault=f"{SIGSEGV} at {rank}"
+    )
     return replace(wordless(job_id, age=age, failure=why), cause="node"), end
 
 
 def test_no_node_is_named_as_guilty_while_the_next_attempt_will_tell() -> None:
     bad, end = suspicion("1007", HOUR, "iam02")
-    (finding,) = found(idle(attempts=(bad,), launch_ends=(end,), jobs=(pending(),), steps=()), "unfinished-end")
+    (finding,) = found(
+        idle(attempts=(bad,), launch_ends=(end,), jobs=(pending(),), steps=()), "unfinished-end"
+    )
     assert finding.title == (
         "attempt 1000_7 failed: the second time: rank 3: the worker was ended by SIGSEGV; whether it is a node's fault,"
         " the next attempt tells"
     )
     assert "seen on iam02, which alone proves nothing against it" in finding.evidence
     held = pending(reason="JobHeldAdmin")
-    (alone,) = found(idle(attempts=(bad,), launch_ends=(end,), jobs=(held,), steps=()), "unfinished-end")
-    assert "on iam02" in alone.title, "no attempt follows by itself: a person has to look, and hears where"
+    (alone,) = found(
+        idle(attempts=(bad,), launch_ends=(end,), jobs=(held,), steps=()), "unfinished-end"
+    )
+    assert "on iam02" in alone.title, (
+        "no attempt follows by itself: a person has to look, and hears where"
+    )
     proof = replace(end, blamed=("iam02",), suspects=())
-    (sure,) = found(idle(attempts=(bad,), launch_ends=(proof,), jobs=(pending(),), steps=()), "unfinished-end")
+    (sure,) = found(
+        idle(attempts=(bad,), launch_ends=(proof,), jobs=(pending(),), steps=()), "unfinished-end"
+    )
     assert "on iam02" in sure.title and sure.identity == ("node", f"{SIGSEGV} at 3")
 
 
@@ -286,7 +333,10 @@ def test_a_suspicion_that_proves_to_be_the_programs_is_one_incident_with_it() ->
     first, end = suspicion("1006", 2 * HOUR, "iam02", rank=5)
     verdict = "software or data, not the nodes: the same fault came back on iam02 and iam04"
     last = failed("1007", HOUR, "software", verdict)
-    ends = (end, LaunchEnd("1007", 1, NOW - HOUR, verdict, suspects=("iam04",), fault=f"{SIGSEGV} at 3"))
+    ends = (
+        end,
+        LaunchEnd("1007", 1, NOW - HOUR, verdict, suspects=("iam04",), fault=f"{SIGSEGV} at 3"),
+    )
     seen = idle(attempts=(first, last), launch_ends=ends, steps=())
     (before,) = found(idle(attempts=(first,), launch_ends=(end,), steps=()), "unfinished-end")
     (finding,) = found(seen, "unfinished-end")
@@ -299,7 +349,10 @@ def test_a_suspicion_that_proves_to_be_the_programs_is_one_incident_with_it() ->
 
 def test_two_faults_of_one_class_are_two_incidents() -> None:
     first, last = (failed(name, HOUR, "unknown", "") for name in ("1006", "1007"))
-    ends = [LaunchEnd(name, 1, NOW - HOUR, fault=fault) for name, fault in (("1006", "a at 1"), ("1007", "b at 1"))]
+    ends = [
+        LaunchEnd(name, 1, NOW - HOUR, fault=fault)
+        for name, fault in (("1006", "a at 1"), ("1007", "b at 1"))
+    ]
     two = found(idle(attempts=(first, last), launch_ends=tuple(ends), steps=()), "unfinished-end")
     assert {one.identity for one in two} == {("a",), ("b",)}
 
@@ -323,7 +376,8 @@ def test_a_fault_that_a_later_attempt_trained_past_is_over_whatever_ended_that_o
 
 
 @pytest.mark.parametrize(
-    ("reached", "severity"), [(31_215, Severity.WARNING), (31_220, Severity.WARNING), (31_221, Severity.INFO)]
+    ("reached", "severity"),
+    [(31_215, Severity.WARNING), (31_220, Severity.WARNING), (31_221, Severity.INFO)],
 )
 def test_several_ends_are_over_once_a_later_attempt_has_come_past_the_last_of_them(
     reached: int, severity: Severity
@@ -336,19 +390,30 @@ def test_several_ends_are_over_once_a_later_attempt_has_come_past_the_last_of_th
         LaunchEnd("1007", 1, NOW - HOUR, reached=reached, began_at=31_200),
     )
     living = Attempt("1007", NOW - HOUR, None)
-    (finding,) = found(snapshot(attempts=(first, second, living), launch_ends=ends, steps=()), "unfinished-end")
+    (finding,) = found(
+        snapshot(attempts=(first, second, living), launch_ends=ends, steps=()), "unfinished-end"
+    )
     assert (finding.severity, finding.is_to_be_passed) == (severity, severity is Severity.WARNING)
 
 
 def test_a_cause_that_the_scheduler_alone_knows_tells_incidents_apart() -> None:
-    job = running(raw_id="1006", job_id="1000_6", task_id=6, state=JobState.NODE_FAIL, end_time=NOW - 2 * HOUR)
-    two = found(idle(jobs=(job,), attempts=(wordless("1006", 2 * HOUR), wordless("1007"))), "unfinished-end")
+    job = running(
+        raw_id="1006", job_id="1000_6", task_id=6, state=JobState.NODE_FAIL, end_time=NOW - 2 * HOUR
+    )
+    two = found(
+        idle(jobs=(job,), attempts=(wordless("1006", 2 * HOUR), wordless("1007"))), "unfinished-end"
+    )
     assert [one.identity for one in two] == [("unknown",), ("node",)]
 
 
 @pytest.mark.parametrize(
     ("cause", "reached", "says"),
-    [("software", 31_350, True), ("unknown", 31_350, True), ("node", 31_350, False), ("software", None, False)],
+    [
+        ("software", 31_350, True),
+        ("unknown", 31_350, True),
+        ("node", 31_350, False),
+        ("software", None, False),
+    ],
 )
 def test_a_fault_that_came_back_at_one_step_names_the_command_that_passes_over_it(
     cause: str, reached: int | None, says: bool
@@ -365,12 +430,17 @@ def test_a_fault_that_came_back_at_one_step_names_the_command_that_passes_over_i
 
 def test_a_fault_that_followed_the_data_over_the_nodes_has_the_cure_as_its_command() -> None:
     """What its mail says to type is what lets the run go on, and not only where to look."""
-    bad = failed("1007", HOUR, "software", "the same fault came back after iteration 31350 on n1 and n2")
+    bad = failed(
+        "1007", HOUR, "software", "the same fault came back after iteration 31350 on n1 and n2"
+    )
     ends = tuple(LaunchEnd("1007", launch, NOW - HOUR, reached=31_350) for launch in (1, 2))
     held = pending(reason="JobHeldAdmin")
     seen = idle(attempts=(bad,), launch_ends=ends, jobs=(held,))
     (finding,) = found(seen, "unfinished-end")
-    assert (finding.fix, finding.then) == ("tr11 rollback 31200 --skip 31351-31351", ("tr11 resume",))
+    assert (finding.fix, finding.then) == (
+        "tr11 rollback 31200 --skip 31351-31351",
+        ("tr11 resume",),
+    )
     assert any("`tr11 diagnose --job 1000_7` says where" in line for line in finding.evidence)
     unsaved = replace(seen, checkpoints=checkpoints(steps=(), latest=None, examined=()))
     (finding,) = found(unsaved, "unfinished-end")
@@ -384,18 +454,29 @@ def test_what_a_leaving_attempt_holds_for_its_fault_is_told_with_its_end() -> No
     hold = HoldRecord("1000", "tr11", NOW - 20, "the same fault came back", is_for_fault=True)
     (leaving,) = found(snapshot(jobs=(job, queued), holds=(hold,)), "held")
     assert leaving.severity is Severity.INFO
-    (stays,) = found(snapshot(jobs=(job, queued), holds=(replace(hold, time=NOW - HOUR / 2),)), "held")
+    (stays,) = found(
+        snapshot(jobs=(job, queued), holds=(replace(hold, time=NOW - HOUR / 2),)), "held"
+    )
     assert stays.severity is Severity.WARNING
 
 
 def test_a_checkpoint_is_doubted_by_mail_once_the_older_one_came_past_the_iteration() -> None:
     tried = LaunchEnd(
-        "1007", 2, NOW - 600, "SIGSEGV", "again", reached=31_215, began_at=31_200, older_checkpoint=31_100
+        "1007",
+        2,
+        NOW - 600,
+        "SIGSEGV",
+        "again",
+        reached=31_215,
+        began_at=31_200,
+        older_checkpoint=31_100,
     )
     (proven,) = found(snapshot(launch_ends=(tried,)), "checkpoint-unsound")
     assert proven.severity is Severity.WARNING
     again = LaunchEnd("1007", 3, NOW - 300, "SIGSEGV", reached=31_215, began_at=31_100)
-    assert found(snapshot(launch_ends=(tried, again)), "checkpoint-unsound") == [], "it was not the checkpoint"
+    assert found(snapshot(launch_ends=(tried, again)), "checkpoint-unsound") == [], (
+        "it was not the checkpoint"
+    )
 
 
 def no_number(step: Step) -> Step:
@@ -412,7 +493,13 @@ BAD_STEPS = (*steps(age=HOUR)[:-3], *map(no_number, steps(age=HOUR)[-3:]))
 
 @pytest.mark.parametrize(
     ("events", "told"),
-    [((), 1), ((noted("roll-back", 2 * HOUR),), 1), ((BACK,), 0), ((BACK, UNDONE), 1), ((UNDONE, BACK), 1)],
+    [
+        ((), 1),
+        ((noted("roll-back", 2 * HOUR),), 1),
+        ((BACK,), 0),
+        ((BACK, UNDONE), 1),
+        ((UNDONE, BACK), 1),
+    ],
 )
 def test_what_was_rolled_back_past_is_over(events: tuple[TrainingEvent, ...], told: int) -> None:
     for seen in (idle(steps=BAD_STEPS, events=events), snapshot(steps=BAD_STEPS, events=events)):
@@ -431,13 +518,16 @@ def test_a_loss_that_was_no_number_is_over_when_an_iteration_after_it_is_one() -
     assert finding.title == f"the loss was not a number in iterations {at - 2} to {at}"
     beyond = replace(again[-1], record=replace(again[-1].record, iteration=at + 1))
     assert found(snapshot(steps=(*bad, *again, beyond), events=(back,)), "loss-not-finite") == []
-    (finding,) = found(snapshot(steps=(*bad, *again, no_number(beyond)), events=(back,)), "loss-not-finite")
+    (finding,) = found(
+        snapshot(steps=(*bad, *again, no_number(beyond)), events=(back,)), "loss-not-finite"
+    )
     assert finding.severity is Severity.CRITICAL
 
 
 def test_what_was_dropped_is_said_where_the_loss_is_no_number() -> None:
     dropped = tuple(
-        replace(step, record=replace(step.record, grad_norm=None, skipped_iterations=1)) for step in BAD_STEPS[-3:]
+        replace(step, record=replace(step.record, grad_norm=None, skipped_iterations=1))
+        for step in BAD_STEPS[-3:]
     )
     (finding,) = found(snapshot(steps=(*BAD_STEPS[:-3], *dropped)), "loss-not-finite")
     assert finding.evidence[0].endswith("lm loss nan, grad norm not finite")
@@ -450,7 +540,9 @@ def spike_that_was_rolled_back(last: int, **values: object) -> Snapshot:
     spike = replace(lines[-1], record=replace(lines[-1].record, lm_loss=40.0))
     at = spike.record.iteration
     again = tuple(replace(step, time=NOW - 60, job_id="1008") for step in steps(3, last=at + last))
-    event = TrainingEvent("roll-back", NOW - HOUR / 2, "", {"to": at - 20, "skip": f"{at - 5}-{at}", **values})
+    event = TrainingEvent(
+        "roll-back", NOW - HOUR / 2, "", {"to": at - 20, "skip": f"{at - 5}-{at}", **values}
+    )
     return snapshot(steps=(*lines[:-1], spike, *again), events=(event,))
 
 
@@ -480,8 +572,9 @@ def test_where_nothing_trains_the_roll_back_is_what_helps_and_no_kill() -> None:
     (finding,) = found(snapshot(steps=BAD_STEPS), "loss-not-finite")
     back = "tr11 rollback 31200 --skip 31217-"
     assert (finding.fix, finding.then) == ("tr11 kill --now --wait", (back, "tr11 resume"))
-    assert f"`{back}` passes over the data of iterations 31217 to 31219, and of those that follow until it stops" in (
-        finding.evidence
+    assert (
+        f"`{back}` passes over the data of iterations 31217 to 31219, and of those that follow until it stops"
+        in (finding.evidence)
     )
     (finding,) = found(idle(steps=BAD_STEPS), "loss-not-finite")
     assert (finding.fix, finding.then) == (back, ("tr11 launch --array 1-10",))
@@ -496,11 +589,18 @@ def test_a_row_of_losses_that_are_no_numbers_begins_where_it_began() -> None:
     few = tuple(step if n < 10 or n % 20 > 16 else no_number(step) for n, step in enumerate(lines))
     for upto in (11, 30, 45, 56):
         (finding,) = found(snapshot(steps=few[:upto]), "loss-not-finite")
-        assert finding.title == f"the loss is not a number since iteration {lines[10].record.iteration}"
-    many = tuple(step if n < 10 or 20 <= n < 40 else no_number(step) for n, step in enumerate(lines))
+        assert (
+            finding.title
+            == f"the loss is not a number since iteration {lines[10].record.iteration}"
+        )
+    many = tuple(
+        step if n < 10 or 20 <= n < 40 else no_number(step) for n, step in enumerate(lines)
+    )
     (finding,) = found(snapshot(steps=many), "loss-not-finite")
     assert finding.title.endswith(f" {lines[40].record.iteration}"), "it had recovered"
-    again = tuple(replace(step, job_id="1008") for step in (*lines[12:14], *map(no_number, lines[14:20])))
+    again = tuple(
+        replace(step, job_id="1008") for step in (*lines[12:14], *map(no_number, lines[14:20]))
+    )
     (finding,) = found(snapshot(steps=(*few[:56], *again)), "loss-not-finite")
     assert finding.title.endswith(f" {lines[14].record.iteration}")
 
@@ -518,9 +618,14 @@ def test_what_is_not_saved_is_counted_of_the_present_attempt() -> None:
     own = steps(5, last=31_160, job_id="1008")
     (late,) = found(snapshot(jobs=(after,), checkpoints=saved, steps=own), "checkpoint-overdue")
     assert late.title.startswith("no checkpoint for 160 iterations")
-    assert found(snapshot(checkpoints=saved, events=(noted("roll-back", 1),)), "checkpoint-overdue") == []
+    assert (
+        found(snapshot(checkpoints=saved, events=(noted("roll-back", 1),)), "checkpoint-overdue")
+        == []
+    )
     launched = (Phase("1007", 2, "starting", 31_000, NOW - 10),)
-    assert found(snapshot(checkpoints=saved, phases=launched), "checkpoint-overdue") == [], "its workers began again"
+    assert found(snapshot(checkpoints=saved, phases=launched), "checkpoint-overdue") == [], (
+        "its workers began again"
+    )
 
 
 def test_a_loss_that_is_no_number_names_the_command_that_passes_over_its_data() -> None:
@@ -534,7 +639,9 @@ def test_a_loss_that_is_no_number_names_the_command_that_passes_over_its_data() 
     assert not any("--skip" in line for line in finding.evidence), "where it began is not known"
     (finding,) = found(snapshot(steps=(good, bad), checkpoints=checkpoints(at)), "loss-not-finite")
     assert finding.then[0] == f"tr11 rollback {at - 100} --skip {at}-"
-    (finding,) = found(snapshot(steps=(good, bad), checkpoints=checkpoints(at, steps=(at,))), "loss-not-finite")
+    (finding,) = found(
+        snapshot(steps=(good, bad), checkpoints=checkpoints(at, steps=(at,))), "loss-not-finite"
+    )
     assert finding.then[0] == f"tr11 rollback STEP --skip {at}-"
     unsaved = checkpoints(steps=(), latest=None, examined=())
     (finding,) = found(snapshot(steps=(good, bad), checkpoints=unsaved), "loss-not-finite")
@@ -558,10 +665,15 @@ def test_what_can_never_start_for_want_of_nodes_is_one_incident_with_the_cure_fi
 
 @pytest.mark.parametrize("states", [{"allocated", "not_responding"}, {"down", "not_responding"}])
 def test_a_node_that_the_run_went_on_without_is_said_to_be_lost(states: set[str]) -> None:
-    nodes = (*(node for node in snapshot().nodes if node.name != "n06"), Node("n06", frozenset(states)))  # type: ignore[union-attr]
+    nodes = (
+        *(node for node in snapshot().nodes if node.name != "n06"),
+        Node("n06", frozenset(states)),
+    )  # type: ignore[union-attr]
     end = LaunchEnd("1007", 1, NOW - 600, lost_words(["n06"]), "starting again", ("n06",))
     (finding,) = found(snapshot(nodes=nodes, launch_ends=(end,)), "node-lost")
-    assert finding.title == "job 1000_7 has lost n06, and went on without it at 2022-05-01 11:50 UTC"
+    assert (
+        finding.title == "job 1000_7 has lost n06, and went on without it at 2022-05-01 11:50 UTC"
+    )
     assert finding.fix == ""
     (before,) = found(snapshot(nodes=nodes, launch_ends=(end,), steps=steps(age=HOUR)), "node-lost")
     assert "went on" not in before.title, "nothing is trained since"
@@ -580,7 +692,8 @@ def test_a_closed_partition_is_named_and_wakes_someone_where_nothing_trains() ->
 
 def test_many_excluded_nodes_date_from_the_last_of_them() -> None:
     listed = tuple(
-        Exclusion(node=f"n{number:02d}", since=NOW - age, owner="tr11") for number, age in ((1, DAY), (2, 60))
+        Exclusion(node=f"n{number:02d}", since=NOW - age, owner="tr11")
+        for number, age in ((1, DAY), (2, 60))
     )
     nodes = tuple(Node(f"n{number:02d}", frozenset({"idle"})) for number in range(1, 51))
     (finding,) = found(snapshot(nodes=nodes, exclusions=listed), "exclusion-cap")

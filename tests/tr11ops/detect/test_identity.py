@@ -72,7 +72,9 @@ CASES: list[Snapshot] = [row[1] for row in (*detector_table.TABLE, *operation_ta
 def identities(given: Snapshot) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for finding in detect_all(given):
-        found.setdefault(finding.detector, set()).add(fingerprint(finding.detector, finding.identity))
+        found.setdefault(finding.detector, set()).add(
+            fingerprint(finding.detector, finding.identity)
+        )
     return found
 
 
@@ -106,7 +108,9 @@ def renumbered(given: Snapshot) -> Snapshot:
         heartbeats=tuple(replace(beat, job_id=beat.job_id.replace("100", "200")) for beat in beats),
         steps=tuple(replace(step, job_id=step.job_id.replace("100", "200")) for step in steps),
         attempts=tuple(
-            replace(one, job_id=one.job_id.replace("100", "200"), label=one.label.replace("100", "200"))
+            replace(
+                one, job_id=one.job_id.replace("100", "200"), label=one.label.replace("100", "200")
+            )
             for one in attempts
         ),
     )
@@ -121,16 +125,24 @@ def test_a_restart_changes_no_identity() -> None:
     assert seen > 100
 
 
-@pytest.mark.parametrize("names", [("1", "2"), ("n12", "n13"), ("rank3", "rank4"), ("rank-3", "rank-4"), ("7_1", "7")])
+@pytest.mark.parametrize(
+    "names", [("1", "2"), ("n12", "n13"), ("rank3", "rank4"), ("rank-3", "rank-4"), ("7_1", "7")]
+)
 def test_each_lost_node_is_an_incident_of_its_own(names: tuple[str, str]) -> None:
     host = "n01"
     nodes = tuple(Node(name, frozenset({"down"})) for name in names)
     given = snapshot(jobs=(running(nodes=(host, *names)),), nodes=nodes)
     lost = [finding for finding in detect_all(given) if finding.detector == node_lost.NAME]
-    assert len({fingerprint(finding.detector, finding.identity) for finding in lost}) == len(lost) == 2
+    assert (
+        len({fingerprint(finding.detector, finding.identity) for finding in lost}) == len(lost) == 2
+    )
     both = replace(given, nodes=(*nodes, Node(host, frozenset({"down"}))))
     found = [finding for finding in detect_all(both) if finding.detector == node_lost.NAME]
-    assert [finding.severity for finding in found] == [Severity.CRITICAL, Severity.WARNING, Severity.WARNING]
+    assert [finding.severity for finding in found] == [
+        Severity.CRITICAL,
+        Severity.WARNING,
+        Severity.WARNING,
+    ]
     assert [finding.title for finding in found] == [
         f"job 1000_7 has lost {host}, which ran its batch script",
         *(f"job 1000_7 has lost {name}" for name in names),
@@ -138,7 +150,9 @@ def test_each_lost_node_is_an_incident_of_its_own(names: tuple[str, str]) -> Non
 
 
 def test_each_wrong_clock_is_an_incident_of_its_own() -> None:
-    found = list(clock_skew.detect(operated(clocks=(clock("1", 60), clock("2", 90), clock("here", -80)))))
+    found = list(
+        clock_skew.detect(operated(clocks=(clock("1", 60), clock("2", 90), clock("here", -80))))
+    )
     assert [finding.identity for finding in found] == [("2",), ("here",), ("1",)]
 
 

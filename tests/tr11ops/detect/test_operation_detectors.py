@@ -67,7 +67,11 @@ def test_a_clean_operation_has_no_findings() -> None:
 
 
 def test_a_card_that_asks_for_nothing_is_never_told_anything() -> None:
-    bare = snapshot(submissions=(SUBMITTED,), usage=(usage(99.0),), least_used=(LeastUsed("data", Path("/a"), 0.0),))
+    bare = snapshot(
+        submissions=(SUBMITTED,),
+        usage=(usage(99.0),),
+        least_used=(LeastUsed("data", Path("/a"), 0.0),),
+    )
     spoken = {finding.detector for finding in registry.detect_all(bare)}
     assert not spoken & {detector.NAME for detector in OPERATION}
 
@@ -81,7 +85,10 @@ def test_a_wrong_node_is_named_with_rank_gpu_and_exclusion() -> None:
     )
     assert finding.fix.startswith("tr11 nodes exclude") and "exclude n07 --reason" in finding.fix
     titles = [found.title for found in silent_corruption.detect(operated(corruptions=UNDECIDED))]
-    assert titles == ["n07 or another node computes wrongly", "n08 or another node computes wrongly"]
+    assert titles == [
+        "n07 or another node computes wrongly",
+        "n08 or another node computes wrongly",
+    ]
 
 
 def test_a_bad_node_that_the_cap_keeps_is_named_and_no_spare() -> None:
@@ -99,7 +106,9 @@ def test_a_bad_node_that_the_cap_keeps_is_named_and_no_spare() -> None:
     capped = operated(facts=facts(allocated_nodes=50), **seen)
     assert node_use(capped, ExtraObservations(launch_nodes=launched)) == NodeUse(48, 1, 0)
     (finding,) = exclusion_cap.detect(capped)
-    assert finding.subject == "n20" and finding.title.startswith("n20 was found bad and is not excluded")
+    assert finding.subject == "n20" and finding.title.startswith(
+        "n20 was found bad and is not excluded"
+    )
     assert "Xid 79 on n20" in finding.evidence and finding.fix.endswith("nodes check n20")
     seen_beside = ExtraObservations(launch_nodes=launched)
     ((_, text, _),) = row_of_nodes(status_of(capped, (), judge(capped, ()), seen_beside))
@@ -109,16 +118,22 @@ def test_a_bad_node_that_the_cap_keeps_is_named_and_no_spare() -> None:
 def test_the_disk_is_not_well_before_the_next_save_fits() -> None:
     """One incident from the last byte to the room for a save; what helps makes room, and a save is then typed."""
     full = operated(
-        shut_folders=(UnwritableDirectory("/run", "no byte is left", True),), save_room=FolderRoom("/run", 0)
+        shut_folders=(UnwritableDirectory("/run", "no byte is left", True),),
+        save_room=FolderRoom("/run", 0),
     )
     freed = operated(save_room=FolderRoom("/run", 216 * 2**10))
     (first,), (second,) = (filesystem_full.detect(seen) for seen in (full, freed))
     assert first.identity == second.identity == ("/run",)
-    assert second.title == "/run has no room for the next save: 221.2 k bytes are free, the last one has 2.5 T"
+    assert (
+        second.title
+        == "/run has no room for the next save: 221.2 k bytes are free, the last one has 2.5 T"
+    )
     assert "checkpoints prune --keep 2" in first.fix and first.fix == second.fix
 
 
-@pytest.mark.parametrize(("kept", "helps"), [(3, "tr11 checkpoints prune --keep 2"), (2, "du -xhd 2 /run")])
+@pytest.mark.parametrize(
+    ("kept", "helps"), [(3, "tr11 checkpoints prune --keep 2"), (2, "du -xhd 2 /run")]
+)
 def test_a_full_disk_names_what_fills_it_and_what_makes_room(kept: int, helps: str) -> None:
     """Where a resume needs all checkpoints that there are, pruning them would free nothing."""
     newest = Checkpoint(300, True, NOW - 60, 2 * 2**30, "sizes")
@@ -127,13 +142,23 @@ def test_a_full_disk_names_what_fills_it_and_what_makes_room(kept: int, helps: s
         shut_folders=(UnwritableDirectory("/run", "no byte is left", True),),
         save_room=FolderRoom("/run", 0, 8 * 2**30),
     )
-    (told,) = filesystem_full.detect(replace(seen, run=facts_with(seen.run, directory=Path("/run"))))
+    (told,) = filesystem_full.detect(
+        replace(seen, run=facts_with(seen.run, directory=Path("/run")))
+    )
     assert told.fix == helps
-    share, others = f"{2 * kept}.0 GiB of the 8.0 GiB there", f"{8 - 2 * kept}.0 GiB are other files"
+    share, others = (
+        f"{2 * kept}.0 GiB of the 8.0 GiB there",
+        f"{8 - 2 * kept}.0 GiB are other files",
+    )
     assert f"the run's {kept} checkpoints are about {share}" in told.evidence
     assert any(line.startswith(others) for line in told.evidence)
-    assert "the training goes on meanwhile, and saves again by itself once there is room" in told.evidence
-    (elsewhere,) = filesystem_full.detect(changed(seen, save_room=FolderRoom("/fast", 2**40, 2**41)))
+    assert (
+        "the training goes on meanwhile, and saves again by itself once there is room"
+        in told.evidence
+    )
+    (elsewhere,) = filesystem_full.detect(
+        changed(seen, save_room=FolderRoom("/fast", 2**40, 2**41))
+    )
     assert not any("checkpoints" in line for line in elsewhere.evidence)
 
 
@@ -147,24 +172,36 @@ def test_where_most_of_a_full_disk_is_no_checkpoint_the_mail_shows_how_to_find_i
     )
     (told,) = filesystem_full.detect(seen)
     [line] = [line for line in told.evidence if "other files" in line]
-    assert line.startswith("5.0 GiB, most of it, are other files") and line.endswith("`du -xhd 2 /run`")
+    assert line.startswith("5.0 GiB, most of it, are other files") and line.endswith(
+        "`du -xhd 2 /run`"
+    )
     assert "prune --keep 2" in told.fix
 
 
 def test_a_save_that_a_full_disk_has_cost_follows_from_the_disk() -> None:
-    why = "[Errno 28] No space left on device: '/run/checkpoints/main/global_step31300/weights/0.bin'"
-    event = TrainingEvent("save-failed", NOW - 60, "1007", {"step": 31_300, "why": why, "node": "", "said": ""})
+    why = (
+        "[Errno 28] No space left on device: '/run/checkpoints/main/global_step31300/weights/0.bin'"
+    )
+    event = TrainingEvent(
+        "save-failed", NOW - 60, "1007", {"step": 31_300, "why": why, "node": "", "said": ""}
+    )
     base = snapshot(jobs=(running(), pending()))
     full = {"shut_folders": (UnwritableDirectory("/run", "no byte is left", True),)}
     (told,) = [
-        one for one in by_cause(registry.detect_all(operated(base, events=(event,), **full))) if one.consequences
+        one
+        for one in by_cause(registry.detect_all(operated(base, events=(event,), **full)))
+        if one.consequences
     ]
-    assert told.detector == "filesystem-full" and [one.detector for one in told.consequences] == ["checkpoint-overdue"]
+    assert told.detector == "filesystem-full" and [one.detector for one in told.consequences] == [
+        "checkpoint-overdue"
+    ]
     assert told.consequences[0].then == ("tr11 checkpoint-now --wait",), "once there is room"
     (late,) = checkpoint_overdue.detect(operated(checkpoints=checkpoints(30_800), **full))
     assert late.fault == "storage", "what failed could not even be noted"
     (alone,) = checkpoint_overdue.detect(operated(base, events=(event,)))
-    assert "checkpoints prune --keep 2" in alone.fix and alone.then == ("tr11 checkpoint-now --wait",)
+    assert "checkpoints prune --keep 2" in alone.fix and alone.then == (
+        "tr11 checkpoint-now --wait",
+    )
     other = replace(event, values={"step": 31_300, "why": "EIO", "node": "n2", "said": "n2 alone"})
     (node,) = checkpoint_overdue.detect(operated(base, events=(other,)))
     assert (node.fault, node.fix) == ("", "tr11 checkpoint-now --wait")
@@ -179,7 +216,10 @@ def test_at_the_cap_it_is_said_how_many_nodes_an_attempt_may_still_lose() -> Non
     assert waits.title == said + "an attempt can lose 2 nodes, and stops at the next"
     (trains,) = exclusion_cap.detect(operated(jobs=(held,), **full))
     assert trains.title == said + "the attempt can lose 2 more nodes, and stops at the next"
-    gone = tuple(replace(node, states=frozenset({"down"})) if node.name == "n07" else node for node in nodes())
+    gone = tuple(
+        replace(node, states=frozenset({"down"})) if node.name == "n07" else node
+        for node in nodes()
+    )
     (trains,) = exclusion_cap.detect(operated(jobs=(held,), nodes=gone, **full))
     assert trains.title == said + "the attempt can lose 1 more node, and stops at the next"
     (tight,) = exclusion_cap.detect(operated(exclusions=excluded(4)))
@@ -201,15 +241,21 @@ WITH_STATE = [
 
 
 @pytest.mark.parametrize(
-    ("by_person", "states", "fix"), [row[1:] for row in WITH_STATE], ids=[row[0] for row in WITH_STATE]
+    ("by_person", "states", "fix"),
+    [row[1:] for row in WITH_STATE],
+    ids=[row[0] for row in WITH_STATE],
 )
-def test_at_the_cap_only_what_can_come_back_is_asked_back(by_person: str, states: dict[str, str], fix: str) -> None:
+def test_at_the_cap_only_what_can_come_back_is_asked_back(
+    by_person: str, states: dict[str, str], fix: str
+) -> None:
     """Neither a node that is gone, silent or failing now, nor what a person excluded on purpose within the day."""
     entries = tuple(
         replace(entry, owner="ana", since=NOW - 60) if entry.node in by_person.split() else entry
         for entry in excluded(4)
     )
-    there = tuple(replace(node, states=frozenset(states.get(node.name, "idle").split())) for node in nodes())
+    there = tuple(
+        replace(node, states=frozenset(states.get(node.name, "idle").split())) for node in nodes()
+    )
     (finding,) = exclusion_cap.detect(operated(exclusions=entries, nodes=there))
     assert finding.fix == fix
     why = [line for line in finding.evidence if line.startswith("none can come back now: n01 ")]
@@ -223,13 +269,17 @@ def test_what_a_person_excluded_days_ago_may_be_asked_back() -> None:
 
 
 def test_it_is_said_where_a_greater_percentage_would_help() -> None:
-    (finding,) = exclusion_cap.detect(operated(exclusions=excluded(1), facts=facts(exclusion_cap_percent=0)))
+    (finding,) = exclusion_cap.detect(
+        operated(exclusions=excluded(1), facts=facts(exclusion_cap_percent=0))
+    )
     assert (
         "so that more may be: resilience.exclusion_cap_percent = 2 in the card; for what is queued now,"
         " `tr11 launch --replace --set resilience.exclusion_cap_percent=2`"
     ) in finding.evidence
     (finding,) = exclusion_cap.detect(operated(exclusions=excluded(4)))
-    needed = "a greater resilience.exclusion_cap_percent would not help: an attempt needs all others"
+    needed = (
+        "a greater resilience.exclusion_cap_percent would not help: an attempt needs all others"
+    )
     assert needed in finding.evidence
 
 
@@ -240,7 +290,9 @@ def test_too_few_nodes_do_not_deny_the_attempt_that_trains() -> None:
     assert finding.title.endswith("are needed: no attempt can start")
 
 
-@pytest.mark.parametrize(("seen", "detector", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+@pytest.mark.parametrize(
+    ("seen", "detector", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
+)
 def test_table(seen: Snapshot, detector: Any, expected: list[str]) -> None:
     found = list(detector.detect(seen))
     assert [finding.severity.name for finding in found] == expected
@@ -260,7 +312,11 @@ def test_what_a_detector_needs_is_what_it_looks_at(detector: Any) -> None:
     for seen in spoken:
         hidden = changed(seen, **{first: UNKNOWN})
         assert detector.NAME in registry.unjudged_detectors(hidden)
-        if detector not in {cron_dead, filesystem_full, clock_skew}:  # whose two needs tell of different faults
+        if detector not in {
+            cron_dead,
+            filesystem_full,
+            clock_skew,
+        }:  # whose two needs tell of different faults
             assert list(detector.detect(hidden)) == []
     assert detector.NAME not in registry.unjudged_detectors(operated())
 
@@ -283,7 +339,10 @@ def test_what_is_told_of_a_long_queue() -> None:
 def test_a_limit_that_others_use_is_told_of_by_its_age() -> None:
     finding = only(queued("AssocGrpNodeLimit"), queued_too_long)
     assert "has waited for room below a limit for 2 h" in finding.title
-    assert "if it alone asks for more (`tr11 launch --replace --dry-run` says it)" in finding.evidence[2]
+    assert (
+        "if it alone asks for more (`tr11 launch --replace --dry-run` says it)"
+        in finding.evidence[2]
+    )
 
 
 def waiting(reason: str, start: float | None, **changes: Any) -> Job:
@@ -294,11 +353,23 @@ def waiting(reason: str, start: float | None, **changes: Any) -> Job:
 def test_a_start_that_is_expected_in_days_is_told_at_once() -> None:
     seen = queued(jobs=(waiting("Priority", NOW + 3 * DAY),))
     finding = only(seen, queued_too_long)
-    assert finding.title == "nothing trains: job 1000_[8-10%1] is not expected to start before 2022-05-04 12:00 UTC"
-    assert (finding.severity, finding.subject, finding.fix) == (Severity.WARNING, "1000", "tr11 nodes list")
+    assert (
+        finding.title
+        == "nothing trains: job 1000_[8-10%1] is not expected to start before 2022-05-04 12:00 UTC"
+    )
+    assert (finding.severity, finding.subject, finding.fix) == (
+        Severity.WARNING,
+        "1000",
+        "tr11 nodes list",
+    )
     verdict = judge(seen, (finding,))
-    assert verdict.why == "nothing runs now; job 1000_[8-10%1] (3 tasks) waits: Priority, expected to start in 3 d 0 h"
-    begins = only(queued(jobs=(waiting("BeginTime", NOW + 3 * DAY),), scheduler="slurm"), queued_too_long)
+    assert (
+        verdict.why
+        == "nothing runs now; job 1000_[8-10%1] (3 tasks) waits: Priority, expected to start in 3 d 0 h"
+    )
+    begins = only(
+        queued(jobs=(waiting("BeginTime", NOW + 3 * DAY),), scheduler="slurm"), queued_too_long
+    )
     assert begins.fix == "scontrol update JobId=1000 StartTime=now"
     assert begins.evidence[1] == "it may not start before its time, which is in 3 d 0 h"
 
@@ -308,8 +379,14 @@ def test_a_start_that_is_expected_in_days_is_told_at_once() -> None:
     [
         (waiting("Priority", NOW + HOUR / 2),),
         (waiting("Priority", None),),  # the scheduler does not say it
-        (waiting("Priority", NOW + 3 * DAY), waiting("Resources", NOW + 60, job_id="2000", raw_id="2000")),
-        (waiting("Priority", NOW + 60), waiting("Dependency", NOW + 3 * DAY, job_id="2000", raw_id="2000")),
+        (
+            waiting("Priority", NOW + 3 * DAY),
+            waiting("Resources", NOW + 60, job_id="2000", raw_id="2000"),
+        ),
+        (
+            waiting("Priority", NOW + 60),
+            waiting("Dependency", NOW + 3 * DAY, job_id="2000", raw_id="2000"),
+        ),
     ],
     ids=["soon", "not told", "another starts before", "behind another"],
 )
@@ -318,10 +395,18 @@ def test_a_start_that_is_not_far_or_not_known_is_no_finding(jobs: tuple[Job, ...
 
 
 def test_who_holds_is_told_and_only_what_tr11_holds_is_resumed() -> None:
-    other = pending((11, 12), array_id="2000", raw_id="2000", job_id="2000_[11-12]", reason="JobHeldAdmin")
+    other = pending(
+        (11, 12), array_id="2000", raw_id="2000", job_id="2000_[11-12]", reason="JobHeldAdmin"
+    )
     jobs = (pending(reason="JobHeldUser"), pending((9, 10), reason="JobHeldUser"), other)
-    mine, theirs = held.detect(operated(jobs=jobs, holds=(HoldRecord("1000", "ben", NOW, "new data"),)))
-    assert (mine.subject, mine.evidence, mine.fix) == ("1000", ("by ben, because: new data",), "tr11 resume")
+    mine, theirs = held.detect(
+        operated(jobs=jobs, holds=(HoldRecord("1000", "ben", NOW, "new data"),))
+    )
+    assert (mine.subject, mine.evidence, mine.fix) == (
+        "1000",
+        ("by ben, because: new data",),
+        "tr11 resume",
+    )
     assert (theirs.subject, theirs.evidence, theirs.fix) == ("2000", (), "scontrol release 2000")
 
 
@@ -332,15 +417,30 @@ def test_after_a_refusal_of_the_trainer_the_queue_takes_another_card() -> None:
     refused = (ended("1006", 60.0, "refused", launch=1), ended("1005", HOUR))
     (finding,) = held.detect(operated(idle(jobs=jobs, attempts=refused), holds=holds))
     assert finding.fix == "tr11 launch --replace"
-    (finding,) = held.detect(operated(idle(jobs=jobs, attempts=(ended("1007", 30.0), *refused)), holds=holds))
+    (finding,) = held.detect(
+        operated(idle(jobs=jobs, attempts=(ended("1007", 30.0), *refused)), holds=holds)
+    )
     assert finding.fix == "tr11 resume"  # another has trained since
 
 
 def test_the_part_of_an_array_that_a_person_holds_is_a_finding() -> None:
-    jobs = (pending((8,), job_id="1000_8", reason="JobHeldUser"), pending((9, 10), reason="JobHeldUser"))
-    mine, theirs = held.detect(operated(jobs=jobs, holds=(HoldRecord("1000_[9-10]", "ben", NOW, "new data"),)))
-    assert (mine.subject, mine.title.split()[1], mine.fix) == ("1000", "1000_[9-10%1]", "tr11 resume")
-    assert (theirs.subject, theirs.evidence, theirs.fix) == ("1000_8", (), "scontrol release 1000_8")
+    jobs = (
+        pending((8,), job_id="1000_8", reason="JobHeldUser"),
+        pending((9, 10), reason="JobHeldUser"),
+    )
+    mine, theirs = held.detect(
+        operated(jobs=jobs, holds=(HoldRecord("1000_[9-10]", "ben", NOW, "new data"),))
+    )
+    assert (mine.subject, mine.title.split()[1], mine.fix) == (
+        "1000",
+        "1000_[9-10%1]",
+        "tr11 resume",
+    )
+    assert (theirs.subject, theirs.evidence, theirs.fix) == (
+        "1000_8",
+        (),
+        "scontrol release 1000_8",
+    )
 
 
 def test_a_clock_that_is_wrong_is_named_with_its_host() -> None:
@@ -357,25 +457,32 @@ def test_the_command_for_an_untouched_file_is_safe_to_type() -> None:
 
 
 def test_an_end_that_slurm_has_forgotten_is_told_from_its_log() -> None:
-    gone = running(state=JobState.NODE_FAIL, end_time=NOW - HOUR, exit_code=0, derived_exit_code=134)
+    gone = running(
+        state=JobState.NODE_FAIL, end_time=NOW - HOUR, exit_code=0, derived_exit_code=134
+    )
     seen = changed(idle(attempts=(wordless("1007"),)), ended_jobs=(gone,))
-    (finding,) = [found for found in registry.detect_all(seen) if found.detector == "unfinished-end"]
+    (finding,) = [
+        found for found in registry.detect_all(seen) if found.detector == "unfinished-end"
+    ]
     assert finding.evidence == ("1000_7: no end marker (NODE_FAIL, derived exit code 134)",)
     wordy = replace(seen, jobs=(replace(gone, derived_exit_code=None, exit_code=None),))
-    assert [found.evidence for found in registry.detect_all(wordy) if found.detector == "unfinished-end"] == [
-        finding.evidence
-    ]
+    assert [
+        found.evidence for found in registry.detect_all(wordy) if found.detector == "unfinished-end"
+    ] == [finding.evidence]
 
 
 @pytest.mark.parametrize(
-    ("owner", "hours", "severity"), [("ana", 1, "INFO"), ("ana", 25, "WARNING"), ("tr11", 1, "WARNING")]
+    ("owner", "hours", "severity"),
+    [("ana", 1, "INFO"), ("ana", 25, "WARNING"), ("tr11", 1, "WARNING")],
 )
 def test_what_people_have_just_excluded_is_no_mail(owner: str, hours: int, severity: str) -> None:
     """The command has told them how many more may be; a day later, and of what tr11 excluded, it is a warning."""
     entry = Exclusion("n4", since=NOW - hours * HOUR, owner=owner, why="a doubt")
     nodes = tuple(Node(f"n{number}", frozenset({"idle"})) for number in range(5))
     given = operated(nodes=nodes, exclusions=(entry,), readmissions=())
-    facts = facts_with(given.run.operation, exclusion_cap_percent=20, allocated_nodes=2, partition="")
+    facts = facts_with(
+        given.run.operation, exclusion_cap_percent=20, allocated_nodes=2, partition=""
+    )
     seen = replace(given, run=facts_with(given.run, nodes=2, operation=facts))
     (told,) = exclusion_cap.detect(seen)
     assert told.severity.name == severity

@@ -55,16 +55,26 @@ def test_clocks_within_the_bound_are_never_told_of(ahead: list[float], age: floa
     late=st.floats(0, 1),
     way=st.sampled_from(["crontab", "daemon", "scrontab", "slurm"]),
 )
-def test_a_job_within_its_grace_is_not_overdue_beyond_it_always(interval: float, late: float, way: str) -> None:
-    within = job(interval_seconds=interval, way=way, next_due=NOW - late * cron_dead.grace(interval) * 0.999)
+def test_a_job_within_its_grace_is_not_overdue_beyond_it_always(
+    interval: float, late: float, way: str
+) -> None:
+    within = job(
+        interval_seconds=interval, way=way, next_due=NOW - late * cron_dead.grace(interval) * 0.999
+    )
     beyond = replace(within, next_due=NOW - cron_dead.grace(interval) * (1.01 + late))
     assert not cron_dead.is_overdue(within, NOW)
     assert cron_dead.is_overdue(beyond, NOW)
 
 
 @settings(deadline=None)
-@given(latest=st.integers(0, 40_000), copied=st.integers(0, 40_000), interval=st.sampled_from([50, 300, 1000]))
-def test_the_first_step_without_a_copy_says_how_late_it_is(latest: int, copied: int, interval: int) -> None:
+@given(
+    latest=st.integers(0, 40_000),
+    copied=st.integers(0, 40_000),
+    interval=st.sampled_from([50, 300, 1000]),
+)
+def test_the_first_step_without_a_copy_says_how_late_it_is(
+    latest: int, copied: int, interval: int
+) -> None:
     """However quickly new steps become due: the oldest that is missing counts, and none that has a copy."""
     long_ago = replace(SUBMITTED, time=NOW - 100 * DAY)
     due = latest - latest % interval
@@ -73,14 +83,20 @@ def test_the_first_step_without_a_copy_says_how_late_it_is(latest: int, copied: 
         steps=steps(last=latest, age=0.0),
         submissions=(long_ago,),
         backup=CopyStatus(NOW - DAY, copied),
-        checkpoints=checkpoints(steps=tuple(range(0, latest + 1, interval)), latest=due, examined=()),
+        checkpoints=checkpoints(
+            steps=tuple(range(0, latest + 1, interval)), latest=due, examined=()
+        ),
     )
     first_missing = copied - copied % interval + interval
     late = (latest - first_missing) * 105.0
-    assert bool(list(backup_overdue.detect(seen))) == (due > 0 and copied < due and late > backup_overdue.grace(seen))
+    assert bool(list(backup_overdue.detect(seen))) == (
+        due > 0 and copied < due and late > backup_overdue.grace(seen)
+    )
 
 
-EVERY_NEED = sorted({need for detector in OPERATION for need in detector.NEEDS} | {"steps", "exclusions", "nodes"})
+EVERY_NEED = sorted(
+    {need for detector in OPERATION for need in detector.NEEDS} | {"steps", "exclusions", "nodes"}
+)
 
 
 @given(
@@ -88,12 +104,18 @@ EVERY_NEED = sorted({need for detector in OPERATION for need in detector.NEEDS} 
     hidden=st.sets(st.sampled_from(EVERY_NEED)),
     later=st.floats(-DAY, 60 * DAY),
 )
-def test_what_cannot_be_seen_makes_none_of_them_speak(base: Snapshot, hidden: set[str], later: float) -> None:
+def test_what_cannot_be_seen_makes_none_of_them_speak(
+    base: Snapshot, hidden: set[str], later: float
+) -> None:
     seen = replace(base, time=base.time + later)
     blinded = changed(seen, **dict.fromkeys(hidden, UNKNOWN))  # type: ignore[arg-type]
     for detector in OPERATION:
-        assert bool(list(detector.detect(blinded))) <= bool(list(detector.detect(seen))), detector.NAME
-        assert detector.NAME in registry.unjudged_detectors(blinded) or not hidden & set(detector.NEEDS)
+        assert bool(list(detector.detect(blinded))) <= bool(list(detector.detect(seen))), (
+            detector.NAME
+        )
+        assert detector.NAME in registry.unjudged_detectors(blinded) or not hidden & set(
+            detector.NEEDS
+        )
 
 
 @given(
@@ -121,7 +143,10 @@ def test_a_clean_operation_of_any_kind_has_no_findings(
         usage=samples,
         clocks=(clock(ahead=skew), clock("n02", -skew / 2)),
         periodic_jobs=(job(next_due=due), job("digest", interval_seconds=DAY, next_due=due)),
-        chains=(periodic.ChainState("hourly", "77", NOW - HOUR, due), periodic.ChainState("daily", "78", NOW, due)),
+        chains=(
+            periodic.ChainState("hourly", "77", NOW - HOUR, due),
+            periodic.ChainState("daily", "78", NOW, due),
+        ),
         exclusions=excluded(out),
         sync=CopyStatus(NOW - synced * HOUR),
         least_used=(LeastUsed("data", Path("/scratch/a.bin"), NOW - untouched * DAY),),

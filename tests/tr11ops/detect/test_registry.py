@@ -39,7 +39,11 @@ def test_a_detector_says_its_name_its_needs_and_its_purpose(detector: Detector) 
 def test_names_are_different_and_no_file_is_left_out() -> None:
     assert len(set(NAMES)) == len(NAMES)
     folder = Path(registry.__file__).parent
-    with_names = {path.stem.replace("_", "-") for path in folder.glob("*.py") if "\nNAME = " in path.read_text()}
+    with_names = {
+        path.stem.replace("_", "-")
+        for path in folder.glob("*.py")
+        if "\nNAME = " in path.read_text()
+    }
     assert with_names == set(NAMES)
 
 
@@ -82,7 +86,11 @@ def fields_needed() -> set[str]:
         *TrainingObservations.__struct_fields__,
         *OperationObservations.__struct_fields__,
     }
-    needs = {need.removeprefix("training.").removeprefix("operation.") for one in DETECTORS for need in one.NEEDS}
+    needs = {
+        need.removeprefix("training.").removeprefix("operation.")
+        for one in DETECTORS
+        for need in one.NEEDS
+    }
     return {need.split(".")[0] for need in needs if need.split(".")[0] in parts} | {"attempts"}
 
 
@@ -91,8 +99,14 @@ def hide(given_snapshot: Snapshot, *names: str) -> Snapshot:
     return changed(given_snapshot, **changes)
 
 
-@given(base=st.sampled_from(BASES), hidden=st.sets(st.sampled_from(sorted(fields_needed()))), later=st.floats(0, 1e6))
-def test_what_cannot_be_seen_makes_no_detector_speak(base: Snapshot, hidden: set[str], later: float) -> None:
+@given(
+    base=st.sampled_from(BASES),
+    hidden=st.sets(st.sampled_from(sorted(fields_needed()))),
+    later=st.floats(0, 1e6),
+)
+def test_what_cannot_be_seen_makes_no_detector_speak(
+    base: Snapshot, hidden: set[str], later: float
+) -> None:
     """Hiding anything can only silence a detector: a fault is never concluded from not seeing."""
     seen = replace(base, time=base.time + later)
     spoken = {finding.detector for finding in registry.detect_all(seen)}
@@ -100,7 +114,9 @@ def test_what_cannot_be_seen_makes_no_detector_speak(base: Snapshot, hidden: set
 
 
 @pytest.mark.parametrize("phase", ["training", "starting", "ended"])
-def test_workers_between_two_launches_are_no_hang_where_the_ends_of_launches_are_hidden(phase: str) -> None:
+def test_workers_between_two_launches_are_no_hang_where_the_ends_of_launches_are_hidden(
+    phase: str,
+) -> None:
     """The end of the last launch is a sign of life: without it the silence of its workers tells nothing."""
     [base] = [row[1] for row in TABLE if row[0] == "a check fails everywhere"]
     beats = tuple(replace(beat, phase=phase) for beat in known(base.heartbeats, ()))
@@ -109,8 +125,12 @@ def test_workers_between_two_launches_are_no_hang_where_the_ends_of_launches_are
     for later in (0.0, 30.0, 100.0, 300.0, 600.0, 1200.0, 6000.0):
         seen = replace(late, time=late.time + later)
         spoken = {finding.detector for finding in registry.detect_all(seen)}
-        assert {finding.detector for finding in registry.detect_all(hide(seen, "launch_ends"))} <= spoken
-    assert {"hung", "stalled", "lingering", "unfinished-end"} <= registry.unjudged_detectors(hide(base, "launch_ends"))
+        assert {
+            finding.detector for finding in registry.detect_all(hide(seen, "launch_ends"))
+        } <= spoken
+    assert {"hung", "stalled", "lingering", "unfinished-end"} <= registry.unjudged_detectors(
+        hide(base, "launch_ends")
+    )
 
 
 # ----------------------------------------------------------------------------- the documentation

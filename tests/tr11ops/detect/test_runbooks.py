@@ -22,7 +22,9 @@ README = (FOLDER / "README.md").read_text()
 PARTS = ("**What it means.**", "**How to see it", "**What to type", "**How to know it is over.**")
 BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(tr11 [^`\n]+)`")
-PLACEHOLDERS = frozenset(re.findall(r"`([A-Z]+)`", README.partition("| word |")[2].partition("\n\n")[0]))
+PLACEHOLDERS = frozenset(
+    re.findall(r"`([A-Z]+)`", README.partition("| word |")[2].partition("\n\n")[0])
+)
 VALUES = {"RANK": "3", "STEP": "800", "JOB": "1234", "JOB1": "1", "JOB2": "2", "N": "7"}
 
 
@@ -45,7 +47,10 @@ load = functools.cache(main.load)  # the same few commands, hundreds of times
 
 def parse(line: str) -> None:
     """Parse as the program would, without doing anything. Raises as the parser does where it would refuse."""
-    words = [re.sub(r"\b[A-Z][A-Z0-9]*\b", lambda match: VALUES.get(match[0], match[0]), word) for word in split(line)]
+    words = [
+        re.sub(r"\b[A-Z][A-Z0-9]*\b", lambda match: VALUES.get(match[0], match[0]), word)
+        for word in split(line)
+    ]
     name, rest = words[1], words[2:]
     command = load(name)
     parent = None
@@ -93,7 +98,9 @@ def test_a_cure_asks_no_questions_and_explains_its_capitals(name: str) -> None:
             assert "--yes" in words, line
         if words[:2] == ["tr11", "nodes"] and words[2] in {"exclude", "include"}:
             assert "--yes" in words, line
-    capitals = set(re.findall(r"\b[A-Z]{2,}\b", text)) | set(re.findall(r"global_step([A-Z]+)", text))
+    capitals = set(re.findall(r"\b[A-Z]{2,}\b", text)) | set(
+        re.findall(r"global_step([A-Z]+)", text)
+    )
     assert capitals <= PLACEHOLDERS
 
 

@@ -33,11 +33,15 @@ def records(
         seconds = (1.5 if place.stage == pipeline - 1 else 1.0) * (1 + abs(chance.gauss(0, noise)))
         parts = {"forward": seconds / 3, "backward": seconds / 2, "optimizer": seconds / 6}
         host = f"n{rank // per_node + 1:02d}"
-        found.append(ComputeTimes(rank, host, 1, 0.0, 200, 10, parts, seconds, place.stage, place.part))
+        found.append(
+            ComputeTimes(rank, host, 1, 0.0, 200, 10, parts, seconds, place.stage, place.part)
+        )
     return found
 
 
-def changed(given: list[ComputeTimes], ranks: set[int], factor: float, steps: int = 10) -> list[ComputeTimes]:
+def changed(
+    given: list[ComputeTimes], ranks: set[int], factor: float, steps: int = 10
+) -> list[ComputeTimes]:
     """These ranks take so many times as long in so many of the ten steps."""
     mean = (factor * steps + 10 - steps) / 10
     return [
@@ -55,24 +59,32 @@ def named(given: list[ComputeTimes]) -> list[int]:
 
 @pytest.mark.parametrize("shape", [(2, 2, 2), (1, 2, 1), (1, 8, 1), (4, 8, 12)])
 @pytest.mark.parametrize("noise", [0.0, 0.005, 0.1])
-def test_ranks_that_differ_as_much_as_others_are_not_slow(shape: tuple[int, int, int], noise: float) -> None:
+def test_ranks_that_differ_as_much_as_others_are_not_slow(
+    shape: tuple[int, int, int], noise: float
+) -> None:
     for seed in range(20):
         assert named(records(*shape, noise, seed=seed)) == []
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 2), (1, 2, 1), (1, 8, 1), (4, 8, 12)])
 @pytest.mark.parametrize("noise", [0.0, 0.005, 0.05])
-def test_a_fifth_of_the_speed_is_named_for_part_of_the_time(shape: tuple[int, int, int], noise: float) -> None:
+def test_a_fifth_of_the_speed_is_named_for_part_of_the_time(
+    shape: tuple[int, int, int], noise: float
+) -> None:
     for rank in (0, shape[0] * shape[1] * shape[2] - 1):
         given = records(*shape, noise)
         assert named(changed(given, {rank}, 5.0)) == [rank]
-        assert named(changed(given, {rank}, 5.0, steps=4)) == [rank], "the median step is as quick as ever"
+        assert named(changed(given, {rank}, 5.0, steps=4)) == [rank], (
+            "the median step is as quick as ever"
+        )
         assert named(changed(given, {rank}, 5.0, steps=1)) == [], "one long step is a hiccup"
 
 
 def test_the_slow_gpu_of_april_is_named_among_384() -> None:
     assert named(changed(records(4, 8, 12, noise=0.003, per_node=8), {77}, 149.5 / 141.5)) == [77]
-    assert named(changed(records(4, 8, 12, noise=0.05, per_node=8), {77}, 149.5 / 141.5)) == [], "not told from noise"
+    assert named(changed(records(4, 8, 12, noise=0.05, per_node=8), {77}, 149.5 / 141.5)) == [], (
+        "not told from noise"
+    )
 
 
 def test_a_whole_node_is_named_where_it_holds_a_replica_of_two() -> None:
@@ -84,23 +96,35 @@ def test_a_whole_node_is_named_where_it_holds_a_replica_of_two() -> None:
 def test_what_cannot_be_compared_is_not_judged() -> None:
     slow = changed(records(2, 2, 2), {5}, 5.0)
     assert named([replace(times, stage=None) for times in slow]) == [], "an earlier version's"
-    assert named([replace(times, steps=4) for times in slow]) == [], "the first steps choose kernels"
-    assert named(changed(records(2, 1, 4), {5}, 5.0)) == [], "one replica: no one else does the same work"
+    assert named([replace(times, steps=4) for times in slow]) == [], (
+        "the first steps choose kernels"
+    )
+    assert named(changed(records(2, 1, 4), {5}, 5.0)) == [], (
+        "one replica: no one else does the same work"
+    )
     behind = [replace(times, iteration=150) if times.rank == 5 else times for times in slow]
     assert named(behind) == [], "left from another part of the course"
     assert named([replace(times, seconds={}) for times in slow]) == []
     assert named([]) == []
 
 
-def alone(factors: dict[int, float], usual: float | None = 1.0, ranks: int = 4) -> list[ComputeTimes]:
+def alone(
+    factors: dict[int, float], usual: float | None = 1.0, ranks: int = 4
+) -> list[ComputeTimes]:
     """One replica: each rank is a stage of its own, and takes so many times as long as at first."""
     chance, found = random.Random(5), []
     for rank in range(ranks):
         first = (1 + rank) * (usual or 1.0)
-        recent = tuple(first * factors.get(rank, 1.0) * (1 + abs(chance.gauss(0, 0.01))) for _ in range(20))
+        recent = tuple(
+            first * factors.get(rank, 1.0) * (1 + abs(chance.gauss(0, 0.01))) for _ in range(20)
+        )
         mean, longest = {"forward": sum(recent[-10:]) / 10}, max(recent[-10:])
         given = first if usual is not None else None
-        found.append(ComputeTimes(rank, f"n{rank}", 1, 0.0, 200, 10, mean, longest, rank, 0, None, recent, given))
+        found.append(
+            ComputeTimes(
+                rank, f"n{rank}", 1, 0.0, 200, 10, mean, longest, rank, 0, None, recent, given
+            )
+        )
     return found
 
 
@@ -109,7 +133,9 @@ def test_a_rank_without_peers_is_compared_with_its_own_first_steps() -> None:
     assert named(alone({})) == []
     (slow,) = slow_ranks(alone({2: 3.0}), PERCENT)
     assert (slow.times.rank, slow.by_past, slow.peers) == (2, True, 4)
-    assert slow.factor == pytest.approx(3.0, rel=0.05) and slow.usual == pytest.approx(3.0, rel=0.05)
+    assert slow.factor == pytest.approx(3.0, rel=0.05) and slow.usual == pytest.approx(
+        3.0, rel=0.05
+    )
     assert named(alone({1: 3.0}, ranks=2)) == [1]
     assert named(alone(dict.fromkeys(range(4), 2.0))) == [], "all take longer: it is none of them"
     assert named(alone({2: 1.15})) == [], "the work of stages may change unlike by so much"
@@ -136,14 +162,22 @@ def test_the_node_of_a_slow_rank_is_named_with_its_numbers() -> None:
 def test_a_record_whose_steps_took_no_time_but_one_is_left_out() -> None:
     given = records(1, 4, 1)
     for idle in ({0}, {0, 1}, {0, 1, 2, 3}):
-        odd = [replace(times, longest=times.total * 10) if times.rank in idle else times for times in given]
+        odd = [
+            replace(times, longest=times.total * 10) if times.rank in idle else times
+            for times in given
+        ]
         assert named(odd) == []
 
 
 # ----------------------------------------------------------------------------- by the last twenty steps, one by one
 Steps = list[list[float]]  # rank, step
 Change = Callable[[Steps, random.Random], None]
-SHAPES = ((2, 2, 2, 4), (1, 8, 1, 2), (2, 4, 2, 4), (1, 2, 1, 1))  # tensor, data, pipeline, ranks of a node
+SHAPES = (
+    (2, 2, 2, 4),
+    (1, 8, 1, 2),
+    (2, 4, 2, 4),
+    (1, 2, 1, 1),
+)  # tensor, data, pipeline, ranks of a node
 
 
 def healthy(world: int, chance: random.Random, single: float, own: float) -> Steps:
@@ -161,7 +195,9 @@ def healthy(world: int, chance: random.Random, single: float, own: float) -> Ste
     return steps
 
 
-def recorded(steps: Steps, tensor: int, data: int, pipeline: int, per_node: int) -> list[ComputeTimes]:
+def recorded(
+    steps: Steps, tensor: int, data: int, pipeline: int, per_node: int
+) -> list[ComputeTimes]:
     world, found = tensor * data * pipeline, []
     for rank, own in enumerate(steps):
         place, last = RankPosition.of(rank, world, tensor, pipeline), own[-10:]
@@ -175,7 +211,11 @@ def recorded(steps: Steps, tensor: int, data: int, pipeline: int, per_node: int)
 
 
 def windows(
-    shape: tuple[int, int, int, int], count: int, change: Change | None = None, single: float = 0.01, own: float = 0.003
+    shape: tuple[int, int, int, int],
+    count: int,
+    change: Change | None = None,
+    single: float = 0.01,
+    own: float = 0.003,
 ) -> Iterator[list[ComputeTimes]]:
     tensor, data, pipeline, per_node = shape
     chance = random.Random(7)
@@ -218,8 +258,12 @@ def for_a_part_of_the_time(steps: Steps, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("change", [always, for_a_part_of_the_time])
-@pytest.mark.parametrize(("shape", "least"), [((2, 2, 2, 4), 0.5), ((1, 8, 1, 2), 0.5), ((2, 4, 2, 4), 0.5)])
-def test_six_percent_in_the_mean_is_named(shape: tuple[int, int, int, int], least: float, change: Change) -> None:
+@pytest.mark.parametrize(
+    ("shape", "least"), [((2, 2, 2, 4), 0.5), ((1, 8, 1, 2), 0.5), ((2, 4, 2, 4), 0.5)]
+)
+def test_six_percent_in_the_mean_is_named(
+    shape: tuple[int, int, int, int], least: float, change: Change
+) -> None:
     found = [named(given) for given in windows(shape, 100, change)]
     assert all(ranks in ([], [1]) for ranks in found)
     assert sum(ranks == [1] for ranks in found) >= 100 * least
@@ -254,17 +298,23 @@ def test_a_launch_of_few_steps_is_judged_by_their_median() -> None:
 
 
 # ----------------------------------------------------------------------------- what lasts, and what comes and goes
-def over_time(own: Callable[[int, int], float], ranks: int = 8, steps: int = 600, seed: int = 11) -> list[list[float]]:
+def over_time(
+    own: Callable[[int, int], float], ranks: int = 8, steps: int = 600, seed: int = 11
+) -> list[list[float]]:
     """Steps that scatter by 1 %; `own` says how many times as long a rank takes at a step."""
     chance = random.Random(seed)
-    return [[own(rank, step) * math.exp(chance.gauss(0, 0.01)) for step in range(steps)] for rank in range(ranks)]
+    return [
+        [own(rank, step) * math.exp(chance.gauss(0, 0.01)) for step in range(steps)]
+        for rank in range(ranks)
+    ]
 
 
 def seen_at(course: list[list[float]], step: int) -> list[ComputeTimes]:
     """What the records say after a step: the last twenty steps, and the median of each ten before."""
     found = recorded([own[step - 20 : step] for own in course], 1, len(course), 1, 2)
     windows = [
-        tuple(median(own[begin : begin + 10]) for begin in range(max(0, step - 600), step, 10)) for own in course
+        tuple(median(own[begin : begin + 10]) for begin in range(max(0, step - 600), step, 10))
+        for own in course
     ]
     return [replace(times, windows=kept) for times, kept in zip(found, windows, strict=True)]
 
@@ -288,7 +338,9 @@ def test_what_comes_and_goes_on_a_shared_machine_is_no_slow_node() -> None:
         for step in range(100, 601, 100):
             given = seen_at(course, step)
             without_windows += bool(named([replace(times, windows=()) for times in given]))
-            named_there += [found.times.rank for found in slow_ranks(given, PERCENT, windows_to_last(1.0))]
+            named_there += [
+                found.times.rank for found in slow_ranks(given, PERCENT, windows_to_last(1.0))
+            ]
     assert without_windows > 6, "the last twenty steps alone accuse someone"
     assert named_there == []
 
@@ -297,7 +349,9 @@ def test_six_percent_that_last_are_named_and_a_quarter_at_once() -> None:
     lasting = over_time(lambda rank, step: 1.06 if rank == 3 else 1.0)
     needed = windows_to_last(5.0)
     assert needed == 12
-    assert [found.times.rank for found in slow_ranks(seen_at(lasting, 100), PERCENT, needed)] == [], "not known yet"
+    assert [
+        found.times.rank for found in slow_ranks(seen_at(lasting, 100), PERCENT, needed)
+    ] == [], "not known yet"
     assert [found.times.rank for found in slow_ranks(seen_at(lasting, 120), PERCENT, needed)] == [3]
     sudden = over_time(lambda rank, step: 1.4 if rank == 3 and step >= 80 else 1.0)
     assert [found.times.rank for found in slow_ranks(seen_at(sudden, 100), PERCENT, needed)] == [3]
@@ -306,12 +360,23 @@ def test_six_percent_that_last_are_named_and_a_quarter_at_once() -> None:
 
 
 def test_small_slowness_lasts_for_ten_minutes_and_sixty_steps() -> None:
-    assert [windows_to_last(pace) for pace in (None, 105.0, 10.0, 5.0, 1.0, 0.01)] == [6, 6, 6, 12, 60, 60]
+    assert [windows_to_last(pace) for pace in (None, 105.0, 10.0, 5.0, 1.0, 0.01)] == [
+        6,
+        6,
+        6,
+        12,
+        60,
+        60,
+    ]
 
 
-def slow_among(count: int, pending_jobs: tuple[Job, ...] = (pending(),), **changes: object) -> Finding:
+def slow_among(
+    count: int, pending_jobs: tuple[Job, ...] = (pending(),), **changes: object
+) -> Finding:
     """Node n02 is slow, of a partition of so many nodes; an attempt trains on 46 and has 2 spares."""
-    nodes = tuple(Node(f"n{number:02d}", frozenset({"allocated"})) for number in range(1, count + 1))
+    nodes = tuple(
+        Node(f"n{number:02d}", frozenset({"allocated"})) for number in range(1, count + 1)
+    )
     seen = snapshot(
         jobs=(running(), *pending_jobs), nodes=nodes, compute_times=tuple(changed(records(2, 2, 2, per_node=4, noise=0.0), {5, 6}, 5.0)),
         heartbeats=beats(ranks=8), **changes,
@@ -332,7 +397,11 @@ def test_what_is_typed_against_a_slow_node_is_what_the_limit_lets_through() -> N
     fewer = "tr11 launch --replace --set slurm.spare_nodes=1"
     assert as_many.then == (fewer, stop, resume), "47 nodes are left: 46 train, and one is a spare"
     nothing_queued = slow_among(48, ())
-    assert nothing_queued.then == (stop, resume, "tr11 launch --array 1-10 --set slurm.spare_nodes=1")
+    assert nothing_queued.then == (
+        stop,
+        resume,
+        "tr11 launch --array 1-10 --set slurm.spare_nodes=1",
+    )
 
 
 def test_a_slow_node_stays_where_no_other_can_take_its_place() -> None:

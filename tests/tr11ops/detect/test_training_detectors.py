@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.tr11ops.detect.training_course import Course, Over, at, findings, later, moved, names, only
+from tests.tr11ops.detect.training_course import (
+    Course,
+    Over,
+    at,
+    findings,
+    later,
+    moved,
+    names,
+    only,
+)
 from tests.tr11ops.status_cases import HOUR, NOW, changed, facts_with, record, snapshot
 from tr11ops.detect import registry
 from tr11ops.detect.causes import by_cause
@@ -33,7 +42,13 @@ from trainer.contract.heartbeat import Heartbeat
     log_interval=st.sampled_from([1, 1, 10]),
 )
 def test_a_clean_course_has_no_findings(
-    seed: int, pace: float, moment: float, restarts: tuple[int, ...], begin: int, noise: float, log_interval: int
+    seed: int,
+    pace: float,
+    moment: float,
+    restarts: tuple[int, ...],
+    begin: int,
+    noise: float,
+    log_interval: int,
 ) -> None:
     """Whatever the moment: in a save, an evaluation, a ramp of the batch, between two attempts, after a restart."""
     course = Course(
@@ -62,8 +77,14 @@ def test_all_ranks_stand_still() -> None:
     seen = later(course, 18 * 60)
     assert names(seen) == ["hung"]
     finding = only(seen, "hung")
-    assert finding.title == "job 1000_1 hangs: no sign of life for 18 min while training (normal: up to 17 min)"
-    assert finding.evidence[0] == "all 8 ranks stand together (training, iteration 250): their heartbeats name no node"
+    assert (
+        finding.title
+        == "job 1000_1 hangs: no sign of life for 18 min while training (normal: up to 17 min)"
+    )
+    assert (
+        finding.evidence[0]
+        == "all 8 ranks stand together (training, iteration 250): their heartbeats name no node"
+    )
     assert finding.fix == "tr11 stacks --job 1000_1" and finding.since is not None
     assert seen.time - finding.since == pytest.approx(18 * 60, abs=60)
     verdict = judge(seen, registry.detect_all(seen))
@@ -73,9 +94,17 @@ def test_all_ranks_stand_still() -> None:
 STOPPED = "rank 6 on node n02 is stopped (SIGSTOP)"
 
 
-def kept(seen: Snapshot, sentence: str = f"{STOPPED}; 7 ranks wait for it in all-reduce", **values: Any) -> Snapshot:
+def kept(
+    seen: Snapshot, sentence: str = f"{STOPPED}; 7 ranks wait for it in all-reduce", **values: Any
+) -> Snapshot:
     """The same look, with stacks that were taken a second before."""
-    given: dict[str, Any] = {"ranks": (6,), "nodes": ("n02",), "is_certain": True, "time": seen.time - 1.0, **values}
+    given: dict[str, Any] = {
+        "ranks": (6,),
+        "nodes": ("n02",),
+        "is_certain": True,
+        "time": seen.time - 1.0,
+        **values,
+    }
     return changed(seen, stacks=(KeptStacks("2001", sentence=sentence, **given),))
 
 
@@ -89,11 +118,17 @@ def test_a_hang_bears_the_name_that_the_stacks_gave() -> None:
         f"the workers' stacks: {STOPPED}; 7 ranks wait for it in all-reduce",
     )
     end, go_on = "tr11 kill --now --wait", ("tr11 resume",)
-    assert (finding.fix, finding.then) == (f"tr11 nodes exclude n02 --reason '{STOPPED}'", (end, *go_on))
+    assert (finding.fix, finding.then) == (
+        f"tr11 nodes exclude n02 --reason '{STOPPED}'",
+        (end, *go_on),
+    )
     doubtful = only(kept(seen, is_certain=False), "hung")
     assert (doubtful.fix, doubtful.then) == (end, go_on), "a wait may end in the next second"
     silent = only(kept(seen, "n02 does not answer", ranks=()), "hung")
-    assert "n02" not in silent.title and "the workers' stacks: n02 does not answer" in silent.evidence[0]
+    assert (
+        "n02" not in silent.title
+        and "the workers' stacks: n02 does not answer" in silent.evidence[0]
+    )
     assert silent.fix == end
     of_another = only(kept(seen, time=seen.time - 19 * 60), "hung")
     assert of_another == only(seen, "hung"), "they were taken before this hang began"
@@ -103,19 +138,27 @@ def test_ranks_that_others_wait_for_are_named_with_their_node() -> None:
     course = at(250)
     behind = moved(course, {4, 5, 6, 7}, iteration=249, time=course.clock - 104)
     # Half of the ranks is no minority: no one is accused.
-    assert "their heartbeats name no node" in only(later(course, HOUR, heartbeats=behind), "hung").evidence[0]
+    assert (
+        "their heartbeats name no node"
+        in only(later(course, HOUR, heartbeats=behind), "hung").evidence[0]
+    )
     finding = only(later(course, HOUR, heartbeats=behind[:6]), "hung")
-    assert finding.evidence[0] == "2 of 6 ranks are the odd ones out, on n02; the other 4: training, iteration 250"
+    assert (
+        finding.evidence[0]
+        == "2 of 6 ranks are the odd ones out, on n02; the other 4: training, iteration 250"
+    )
     assert finding.evidence[1].startswith("rank 4 on n02: training, iteration 249, 1 h 01 min ago")
     assert finding.fix == "tr11 stacks --job 1000_1"
     elsewhere = moved(course, {3}, phase="evaluating")
     assert (
-        "rank 3 is the odd one out, on n01" in only(later(course, 4 * HOUR, heartbeats=elsewhere), "hung").evidence[0]
+        "rank 3 is the odd one out, on n01"
+        in only(later(course, 4 * HOUR, heartbeats=elsewhere), "hung").evidence[0]
     )
 
 
 @pytest.mark.parametrize(
-    ("age", "said"), [(0.9, "their heartbeats name no node"), (1.3, "rank 3 is the odd one out, on n01")]
+    ("age", "said"),
+    [(0.9, "their heartbeats name no node"), (1.3, "rank 3 is the odd one out, on n01")],
 )
 def test_ranks_of_quick_steps_are_together_within_a_second(age: float, said: str) -> None:
     """Heartbeats are a second apart at least: of quick steps, two ranks that are together may show different ones."""
@@ -130,7 +173,9 @@ def test_ranks_that_fell_behind_living_ones_hang() -> None:
     finding = only(seen, "hung")
     assert "2 of 8 ranks, on n02, stand still for 33 min" in finding.title
     fresh = course.see(heartbeats=moved(course, {6, 7}, time=course.clock - 2000))
-    assert "hung" not in names(fresh), "a clock that is wrong is no hang: they are where the others are"
+    assert "hung" not in names(fresh), (
+        "a clock that is wrong is no hang: they are where the others are"
+    )
 
 
 def test_an_evaluation_hangs_beyond_what_evaluations_took() -> None:
@@ -157,7 +202,9 @@ def test_an_evaluation_hangs_beyond_what_evaluations_took() -> None:
 
 def test_a_save_and_a_start_that_are_quick_are_learned_too() -> None:
     seen = at(150).see()
-    assert normal_silence.phase_patience(seen, "saving") == 600.0, "a floor below which a busy file system is no fault"
+    assert normal_silence.phase_patience(seen, "saving") == 600.0, (
+        "a floor below which a busy file system is no fault"
+    )
     assert normal_silence.phase_patience(seen, "ending") == 3600.0, "nothing was learned"
     assert 600.0 <= normal_silence.phase_patience(seen, "starting") <= 1000.0
     (first,) = normal_silence.first_steps(seen)
@@ -188,12 +235,17 @@ def test_between_two_launches_no_one_hangs() -> None:
 
 def test_ranks_that_live_and_finish_nothing_stall() -> None:
     course = at(250)
-    waiting = tuple(replace(beat, phase="data-wait", time=course.clock + 1100) for beat in course.see().heartbeats)  # type: ignore[union-attr]
+    waiting = tuple(
+        replace(beat, phase="data-wait", time=course.clock + 1100)
+        for beat in course.see().heartbeats
+    )  # type: ignore[union-attr]
     assert findings(later(course, 1000, heartbeats=waiting)) == []
     seen = later(course, 1101, heartbeats=waiting)
     assert names(seen) == ["stalled"]
     finding = only(seen, "stalled")
-    assert finding.title.startswith("job 1000_1: no iteration after 250 for 18 min, though its ranks show life")
+    assert finding.title.startswith(
+        "job 1000_1: no iteration after 250 for 18 min, though its ranks show life"
+    )
     assert finding.evidence[1] == "8 ranks: 8 in data-wait; last sign of life 1 s ago"
     assert judge(seen, registry.detect_all(seen)).word is VerdictWord.STALLED
 
@@ -277,7 +329,8 @@ ANY_PHASE = st.builds(
     beats_seen=st.lists(ANY_BEAT, max_size=8),
     phases=st.lists(ANY_PHASE, max_size=8),
     events=st.lists(
-        st.builds(TrainingEvent, st.sampled_from(["spike", "roll-back", "skipped", "?"]), WHEN), max_size=4
+        st.builds(TrainingEvent, st.sampled_from(["spike", "roll-back", "skipped", "?"]), WHEN),
+        max_size=4,
     ),
     log_interval=st.integers(1, 10),
     minutes=st.none() | st.floats(0.01, 1e5),
@@ -288,7 +341,10 @@ def test_no_content_of_the_files_breaks_a_detector(
 ) -> None:  # fmt: skip
     """Numbers that are none, clocks that jump, phases that no one knows: a finding at most, never a traceback."""
     seen = snapshot(
-        steps=tuple(lines * repeat), heartbeats=tuple(beats_seen), phases=tuple(phases), events=tuple(events)
+        steps=tuple(lines * repeat),
+        heartbeats=tuple(beats_seen),
+        phases=tuple(phases),
+        events=tuple(events),
     )
     training = replace(seen.run.training, log_interval=log_interval, checkpoint_minutes=minutes)
     seen = replace(seen, run=facts_with(seen.run, training=training))

@@ -8,8 +8,26 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.tr11ops.detect.training_course import Course, Over, at, findings, later, moved, names, only
-from tests.tr11ops.status_cases import NOW, beats, changed, facts_with, record, running, snapshot, steps
+from tests.tr11ops.detect.training_course import (
+    Course,
+    Over,
+    at,
+    findings,
+    later,
+    moved,
+    names,
+    only,
+)
+from tests.tr11ops.status_cases import (
+    NOW,
+    beats,
+    changed,
+    facts_with,
+    record,
+    running,
+    snapshot,
+    steps,
+)
 from tr11ops.detect import registry
 from tr11ops.detect.finding import Severity
 from tr11ops.observe.snapshot import Checkpoint, Snapshot, Step
@@ -49,7 +67,9 @@ def test_the_slow_gpu_of_april_is_seen() -> None:
     assert finding.evidence[0].startswith("TFLOPs of iterations 42782 to 42784: 14")
     assert finding.evidence[1].startswith("the median of 100 lines before them was 14")
     assert finding.fix == "tr11 kill --wait --reason 'to measure the nodes'"
-    assert finding.then == ("tr11 nodes bench", "tr11 resume"), "it names the slow one, with the command"
+    assert finding.then == ("tr11 nodes bench", "tr11 resume"), (
+        "it names the slow one, with the command"
+    )
     assert names(look(42_950)) == ["slow"], "it does not become the new normal within a day"
 
 
@@ -83,7 +103,11 @@ def test_lines_beside_a_save_in_the_background_do_not_count() -> None:
 def test_speed_is_told_in_samples_where_the_log_has_no_tflops() -> None:
     change = slower(690, 0.8)
     course = at(700, begin=401, change=lambda line: replace(change(line), tflops=float("nan")))
-    assert only(course.see(), "slow").evidence[0].startswith("samples per second of iterations 698 to 700")
+    assert (
+        only(course.see(), "slow")
+        .evidence[0]
+        .startswith("samples per second of iterations 698 to 700")
+    )
 
 
 def test_a_node_that_is_behind_is_named() -> None:
@@ -91,20 +115,29 @@ def test_a_node_that_is_behind_is_named() -> None:
     finding = only(course.see(heartbeats=moved(course, {4, 5, 6, 7}, iteration=697)), "slow-node")
     on_one = course.see(heartbeats=moved(course, {4, 5, 6, 7}, iteration=697), scheduler="local")
     one_machine = only(on_one, "slow-node")
-    assert (one_machine.severity, one_machine.fix) == (Severity.INFO, ""), "no node can be exchanged there"
+    assert (one_machine.severity, one_machine.fix) == (Severity.INFO, ""), (
+        "no node can be exchanged there"
+    )
     assert "all nodes are this one machine" in one_machine.title
     assert finding.subject == "n02" and finding.fix.startswith("tr11 nodes exclude n02 ")
     assert finding.evidence == ("its 4 ranks are at iteration 697, the others at 700",)
     of_two = at(700, begin=401)
-    assert only(of_two.see(heartbeats=moved(of_two, {4, 5, 6, 7}, iteration=697)), "slow-node").subject == "n02"
+    assert (
+        only(of_two.see(heartbeats=moved(of_two, {4, 5, 6, 7}, iteration=697)), "slow-node").subject
+        == "n02"
+    )
     assert findings(course.see(heartbeats=moved(course, {4, 5, 6, 7}, iteration=699))) == []
-    assert findings(course.see(heartbeats=moved(course, {4}, iteration=690))) == [], "one rank is not a node"
+    assert findings(course.see(heartbeats=moved(course, {4}, iteration=690))) == [], (
+        "one rank is not a node"
+    )
 
 
 def test_a_node_with_a_warning_is_suspected_only_while_slow() -> None:
     warned = (NodeWarning("n02", "throttling", "warning", "GPU 3 runs at 900 MHz"),)
     slow = at(700, begin=401, change=slower(690, 0.8)).see(node_warnings=warned)
-    assert only(slow, "slow-node").evidence == ("health check throttling said at the start: GPU 3 runs at 900 MHz",)
+    assert only(slow, "slow-node").evidence == (
+        "health check throttling said at the start: GPU 3 runs at 900 MHz",
+    )
     assert findings(at(700, begin=401).see(node_warnings=warned)) == []
     both = (*warned, NodeWarning("n01", "throttling", "warning", "GPU 3 runs at 900 MHz"))
     assert names(changed(slow, node_warnings=both)) == ["slow"], "what both have tells neither"
@@ -112,18 +145,27 @@ def test_a_node_with_a_warning_is_suspected_only_while_slow() -> None:
 
 @pytest.mark.parametrize(
     ("written", "severity", "said"),
-    [(680, "INFO", "compute times say from iteration 700 on"), (700, "WARNING", "compute times name no node")],
+    [
+        (680, "INFO", "compute times say from iteration 700 on"),
+        (700, "WARNING", "compute times name no node"),
+    ],
 )
-def test_a_slow_training_waits_for_the_ranks_own_times(written: int, severity: str, said: str) -> None:
+def test_a_slow_training_waits_for_the_ranks_own_times(
+    written: int, severity: str, said: str
+) -> None:
     """They are written every ten steps: people hear of the node, and not first that none is known."""
     times = ComputeTimes(0, "n01", 1, 0.0, written, 10, {"forward": 1.0}, 1.0, 0, 0)
     slow = at(700, begin=401, change=slower(690, 0.8)).see(compute_times=(times,))
     finding = only(slow, "slow")
     assert finding.severity.name == severity and any(said in line for line in finding.evidence)
     late = at(711, begin=401, change=slower(690, 0.8)).see(compute_times=(times,))
-    assert only(late, "slow").severity is Severity.WARNING, "records that do not come are not waited for"
+    assert only(late, "slow").severity is Severity.WARNING, (
+        "records that do not come are not waited for"
+    )
     warned = changed(slow, node_warnings=(NodeWarning("n02", "throttling", "warning", "hot"),))
-    assert ("slow-node" in names(warned)) is (severity == "WARNING"), "no one is suspected while the times are to come"
+    assert ("slow-node" in names(warned)) is (severity == "WARNING"), (
+        "no one is suspected while the times are to come"
+    )
 
 
 # ----------------------------------------------------------------------------- spikes
@@ -163,7 +205,10 @@ def test_the_spike_of_april_is_announced_two_lines_before() -> None:
     ]
     finding = only(seen, "loss-spike")
     assert finding.title == "the loss is 2.3 times its median since iteration 31219"
-    assert finding.evidence[0] == "iteration 31219: lm loss 5.098, 2.3 times its median 2.207; grad norm 960.4"
+    assert (
+        finding.evidence[0]
+        == "iteration 31219: lm loss 5.098, 2.3 times its median 2.207; grad norm 960.4"
+    )
     assert judge(seen, registry.detect_all(seen)).word is VerdictWord.AT_RISK, "it trains"
 
 
@@ -173,20 +218,29 @@ def test_a_spike_that_is_over_stays_in_sight_for_a_while() -> None:
         ("loss-spike", "WARNING"),
         ("gradient-norm", "INFO"),
     ]
-    assert only(seen, "loss-spike").title.startswith("the loss had a spike from iteration 31219 to 3122")
+    assert only(seen, "loss-spike").title.startswith(
+        "the loss had a spike from iteration 31219 to 3122"
+    )
     assert names(april(31_290)) == []
 
 
 def test_what_the_trainer_did_about_a_spike_is_quoted() -> None:
     seen = april(31_219)
-    back = changed(seen, events=(TrainingEvent("roll-back", NOW - 10, "1007", {"to": 31200, "skip": "31209-31229"}),))
+    back = changed(
+        seen,
+        events=(
+            TrainingEvent("roll-back", NOW - 10, "1007", {"to": 31200, "skip": "31209-31229"}),
+        ),
+    )
     finding = only(back, "loss-spike")
     assert finding.severity.name == "WARNING"
     assert finding.evidence[-1] == "the trainer notes: roll-back: to 31200, skip 31209-31229"
 
 
 def test_one_high_norm_is_noise_and_the_card_says_what_is_high() -> None:
-    course = at(300, change=lambda line: replace(line, grad_norm=30.0) if line.iteration == 299 else line)
+    course = at(
+        300, change=lambda line: replace(line, grad_norm=30.0) if line.iteration == 299 else line
+    )
     assert findings(course.see()) == []
     seen = april(31_219)
     facts = facts_with(seen.run, training=replace(seen.run.training, loss_factor=3.0))
@@ -194,7 +248,9 @@ def test_one_high_norm_is_noise_and_the_card_says_what_is_high() -> None:
 
 
 def test_a_level_that_stays_is_the_new_ordinary() -> None:
-    course = at(600, change=lambda line: replace(line, lm_loss=20.0) if line.iteration > 400 else line)
+    course = at(
+        600, change=lambda line: replace(line, lm_loss=20.0) if line.iteration > 400 else line
+    )
     assert "loss-spike" not in names(course.see())
 
 
@@ -228,7 +284,9 @@ def resumed(change: Any, **changes: Any) -> Snapshot:
         (lambda line: replace(line, global_batch_size=192), "global batch size 192; it was 176"),
     ],
 )
-def test_counters_are_compared_with_the_same_iteration_before(change: Any, part: str | None) -> None:
+def test_counters_are_compared_with_the_same_iteration_before(
+    change: Any, part: str | None
+) -> None:
     seen = resumed(change)
     if part is None:
         assert findings(seen) == []
@@ -257,12 +315,19 @@ def test_a_training_that_restarts_although_saved_is_critical() -> None:
 
 def test_a_resume_from_an_older_checkpoint_is_told() -> None:
     lines = (*steps(60, last=250, age=2000), *steps(3, last=153, age=10, job_id="1008"))
-    newest = replace(snapshot().checkpoints, examined=(Checkpoint(200, True, NOW - 9000, 1, "sizes"),))  # type: ignore[type-var]
+    newest = replace(
+        snapshot().checkpoints, examined=(Checkpoint(200, True, NOW - 9000, 1, "sizes"),)
+    )  # type: ignore[type-var]
     seen = snapshot(steps=lines, checkpoints=newest, heartbeats=beats(iteration=153), logs=())
-    assert "went back to iteration 151, though global_step200 was there" in only(seen, "counters-jump").title
+    assert (
+        "went back to iteration 151, though global_step200 was there"
+        in only(seen, "counters-jump").title
+    )
     back = TrainingEvent("roll-back", lines[60].time - 1.0, "1008", {"to": 150})  # type: ignore[operator]
     assert "counters-jump" not in names(changed(seen, events=(back,)))
-    tried = LaunchEnd("1007", 1, back.time, "SIGSEGV", "again", reached=210, began_at=200, older_checkpoint=150)
+    tried = LaunchEnd(
+        "1007", 1, back.time, "SIGSEGV", "again", reached=210, began_at=200, older_checkpoint=150
+    )
     assert "counters-jump" not in names(changed(seen, launch_ends=(tried,)))
     assert "counters-jump" in names(changed(seen, launch_ends=(replace(tried, time=0.0),)))
 
@@ -287,8 +352,13 @@ def test_heartbeats_that_stand_while_the_log_grows() -> None:
 
 def test_the_main_log_alone_stands_still() -> None:
     course = at(250)
-    logs = (LogFile("main_log.txt", 10, course.clock - 4000), LogFile("metrics.jsonl", 10, course.clock))
-    assert only(course.see(logs=logs), "log-not-growing").title.startswith("main_log.txt has not grown for 1 h 06 min")
+    logs = (
+        LogFile("main_log.txt", 10, course.clock - 4000),
+        LogFile("metrics.jsonl", 10, course.clock),
+    )
+    assert only(course.see(logs=logs), "log-not-growing").title.startswith(
+        "main_log.txt has not grown for 1 h 06 min"
+    )
 
 
 # ----------------------------------------------------------------------------- checkpoints by the clock
@@ -316,7 +386,9 @@ def test_minutes_count_from_the_launch_and_a_save_may_take_long() -> None:
             raise Over
 
     course.hook = stop
-    assert findings(with_minutes(course.run(), 20.0)) == [], "the hours before the restart are no delay of this launch"
+    assert findings(with_minutes(course.run(), 20.0)) == [], (
+        "the hours before the restart are no delay of this launch"
+    )
     late = at(360)
     late.enter("saving")
     assert findings(with_minutes(late, 60.0)) == []
@@ -326,4 +398,9 @@ def test_a_step_with_no_job_is_compared_with_nothing() -> None:
     """Where main_log.txt alone could be read there are neither times nor jobs: no number is made up."""
     bare = tuple(Step(step.record) for step in at(700, begin=401).steps)
     assert findings(at(700, begin=401).see(steps=bare)) == []
-    assert names(snapshot(jobs=(running(),), steps=bare, phases=(Phase("1007", 1, "training", 1, NOW),))) == []
+    assert (
+        names(
+            snapshot(jobs=(running(),), steps=bare, phases=(Phase("1007", 1, "training", 1, NOW),))
+        )
+        == []
+    )

@@ -152,7 +152,11 @@ class Course:
             self.log(seconds / factor)
 
     def log(self, seconds: float) -> None:
-        samples, batch, length = self.samples(self.iteration), self.batch(self.iteration), self.length(self.iteration)
+        samples, batch, length = (
+            self.samples(self.iteration),
+            self.batch(self.iteration),
+            self.length(self.iteration),
+        )
         loss = 2.0 + 9.0 / (1.0 + samples / 2000.0) ** 0.3
         line = record(
             self.iteration,
@@ -174,10 +178,21 @@ class Course:
     def see(self, **changes: Any) -> Snapshot:
         """The snapshot of this moment."""
         beats = tuple(
-            Heartbeat(rank, f"n{rank // 4 + 1:02d}", 1, self.phase, self.iteration, self.beat_time, str(self.job))
+            Heartbeat(
+                rank,
+                f"n{rank // 4 + 1:02d}",
+                1,
+                self.phase,
+                self.iteration,
+                self.beat_time,
+                str(self.job),
+            )
             for rank in range(self.ranks)
         )
-        examined = tuple(Checkpoint(step, True, created, 1, "sizes") for step, created in reversed(self.saved[-1:]))
+        examined = tuple(
+            Checkpoint(step, True, created, 1, "sizes")
+            for step, created in reversed(self.saved[-1:])
+        )
         newest = self.saved[-1][0] if self.saved else None
         found = Checkpoints(tuple(step for step, _ in self.saved), newest, examined)
         facts = RunFacts(
@@ -199,7 +214,10 @@ class Course:
             "checkpoints": found,
             "phases": tuple(self.phases[-300:]),
             "events": tuple(self.events),
-            "logs": (LogFile("main_log.txt", 10**9, self.logged), LogFile("metrics.jsonl", 10**6, self.logged)),
+            "logs": (
+                LogFile("main_log.txt", 10**9, self.logged),
+                LogFile("metrics.jsonl", 10**6, self.logged),
+            ),
         }
         return snapshot(**{**values, **changes})
 
@@ -212,7 +230,11 @@ OF_TRAINING = {
 
 
 def findings(given_snapshot: Snapshot) -> list[Finding]:
-    return [finding for finding in registry.detect_all(given_snapshot) if finding.detector in OF_TRAINING]
+    return [
+        finding
+        for finding in registry.detect_all(given_snapshot)
+        if finding.detector in OF_TRAINING
+    ]
 
 
 def names(given_snapshot: Snapshot) -> list[str]:

@@ -10,7 +10,16 @@ import pytest
 
 from tr11ops.cli.main import execute
 from tr11ops.diagnose import answers
-from tr11ops.diagnose.answers import FILE, Culprit, EndFacts, Place, Signs, accused_by_log, restart_of, weights
+from tr11ops.diagnose.answers import (
+    FILE,
+    Culprit,
+    EndFacts,
+    Place,
+    Signs,
+    accused_by_log,
+    restart_of,
+    weights,
+)
 from tr11ops.diagnose.attribution.weights import read_weights
 from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.look import diagnose_files
@@ -39,16 +48,23 @@ def judged(tmp_path: Path, *parts: str) -> Diagnosis:
         ("31822         NODE_FAIL         0:0  n[31-34]",),
     ],
 )  # fmt: skip
-def test_who_tells_of_a_lost_node_is_not_the_lost_one(tmp_path: Path, lines: tuple[str, ...]) -> None:
+def test_who_tells_of_a_lost_node_is_not_the_lost_one(
+    tmp_path: Path, lines: tuple[str, ...]
+) -> None:
     found = judged(tmp_path, *lines)
     assert found.fault is FaultClass.SLURM_NODE_FAIL
-    assert found.accused.nodes == () and found.root_cause is not None and found.root_cause.node is None
+    assert (
+        found.accused.nodes == () and found.root_cause is not None and found.root_cause.node is None
+    )
     assert found.restart.answer is Restart.ELSEWHERE
 
 
 @pytest.mark.parametrize(
     "line",
-    ["srun: error: Node failure on n32", "slurmctld: requeue job JobId=1888 due to failure of node n32"],
+    [
+        "srun: error: Node failure on n32",
+        "slurmctld: requeue job JobId=1888 due to failure of node n32",
+    ],
 )
 def test_the_lost_node_is_the_one_that_is_named(tmp_path: Path, line: str) -> None:
     told = "slurmstepd: error: *** JOB 119 ON n31 CANCELLED AT 2024-09-17T23:11:02 DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***"
@@ -72,7 +88,10 @@ def test_a_node_is_called_by_its_own_name_not_by_that_of_an_interface(tmp_path: 
 
 
 def test_a_program_accuses_no_one_and_a_link_neither_end(tmp_path: Path) -> None:
-    assert judged(tmp_path, "Traceback (most recent call last):", "KeyError: 'a'").accused.kind is Culprit.NO_ONE
+    assert (
+        judged(tmp_path, "Traceback (most recent call last):", "KeyError: 'a'").accused.kind
+        is Culprit.NO_ONE
+    )
     end = EndFacts(FaultClass.NCCL_NETWORK, NextStep.RESUBMIT, 0.85, Signs(ends=("n1", "n2")))
     link = accused_by_log(end, Place(node="n1"))
     assert link.kind is Culprit.LINK and link.nodes == ()
@@ -82,11 +101,23 @@ def test_a_program_accuses_no_one_and_a_link_neither_end(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
-        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2022-03-21T13:34:11 DUE TO TIME LIMIT ***", Restart.PLAIN),
-        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2022-03-21T13:34:11 DUE TO PREEMPTION ***", Restart.PLAIN),
+        (
+            "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2022-03-21T13:34:11 DUE TO TIME LIMIT ***",
+            Restart.PLAIN,
+        ),
+        (
+            "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2022-03-21T13:34:11 DUE TO PREEMPTION ***",
+            Restart.PLAIN,
+        ),
         ("OSError: [Errno 28] No space left on device: '/scratch/a'", Restart.CHANGE),
-        ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", Restart.CHANGE),
-        ("[rank3]: RuntimeError: CUDA error: uncorrectable ECC error encountered", Restart.ELSEWHERE),
+        (
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+            Restart.CHANGE,
+        ),
+        (
+            "[rank3]: RuntimeError: CUDA error: uncorrectable ECC error encountered",
+            Restart.ELSEWHERE,
+        ),
         ("scancel: Terminating job 4711", Restart.NONE),
     ],
 )
@@ -132,7 +163,9 @@ def test_a_log_that_ends_with_a_step_may_be_of_a_run_that_goes_on(tmp_path: Path
     assert diagnosed(tmp_path, STEPS + "saving a checkpoint\nEpo").restart.answer is Restart.UNKNOWN
 
 
-def test_a_node_that_is_not_named_is_not_to_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_is_not_named_is_not_to_be_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "a.log"
     log.write_text(f"{STEPS}31822         NODE_FAIL         0:0  n[31-34]\n")
     assert execute(["diagnose", str(log)]) == 1
@@ -165,13 +198,18 @@ def begun(tmp_path: Path, *lines: str) -> Diagnosis:
 )
 def test_a_network_that_is_set_up_wrongly_is_so_the_next_time(tmp_path: Path, line: str) -> None:
     found = begun(
-        tmp_path, "RuntimeError: NCCL error: internal error", "ncclInternalError: Internal check failed.", line
+        tmp_path,
+        "RuntimeError: NCCL error: internal error",
+        "ncclInternalError: Internal check failed.",
+        line,
     )
     assert (found.fault, found.step) == (FaultClass.NCCL_NETWORK, NextStep.FIX_CONFIG)
     assert found.restart.answer is Restart.CHANGE and found.accused.nodes == ()
 
 
-def stuck(rank: int, number: int, operation: str, group: str = "[PG ID 0 PG GUID 0(default_pg) ") -> str:
+def stuck(
+    rank: int, number: int, operation: str, group: str = "[PG ID 0 PG GUID 0(default_pg) "
+) -> str:
     head = f"[rank{rank}]:[E1203 06:40:00.1 ProcessGroupNCCL.cpp:616] {group}Rank {rank}] Watchdog caught collective operation"
     return f"{head} timeout: WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn=64, Timeout(ms)=600000) ran for 600080 milliseconds"
 
@@ -186,7 +224,9 @@ def stuck(rank: int, number: int, operation: str, group: str = "[PG ID 0 PG GUID
         ((stuck(0, 71, "ALLREDUCE", "[PG ID 4 PG GUID 9 "), stuck(1, 71, "ALLGATHER", "[PG ID 4 PG GUID 12 ")), Restart.PLAIN),
     ],
 )  # fmt: skip
-def test_ranks_that_do_not_do_the_same(tmp_path: Path, lines: tuple[str, ...], answer: Restart) -> None:
+def test_ranks_that_do_not_do_the_same(
+    tmp_path: Path, lines: tuple[str, ...], answer: Restart
+) -> None:
     found = judged(tmp_path, *lines)
     assert (found.fault, found.restart.answer) == (FaultClass.NCCL_TIMEOUT, answer)
     assert ("stacks" in found.restart.why) == (answer is Restart.UNKNOWN)
@@ -200,15 +240,24 @@ def test_ranks_that_do_not_do_the_same(tmp_path: Path, lines: tuple[str, ...], a
         ("[E socket.cpp:1011] [c10d] The client socket has timed out after 300000ms while trying to connect to (n7, 6000).", Restart.PLAIN),
     ],
 )  # fmt: skip
-def test_who_does_not_come_for_so_long_is_not_only_late(tmp_path: Path, line: str, answer: Restart) -> None:
+def test_who_does_not_come_for_so_long_is_not_only_late(
+    tmp_path: Path, line: str, answer: Restart
+) -> None:
     found = begun(tmp_path, line)
     assert (found.fault, found.restart.answer) == (FaultClass.RENDEZVOUS, answer)
     assert ("missing" in found.restart.why) == (answer is Restart.UNKNOWN)
 
 
-@pytest.mark.parametrize("end", ["wrapper: train.py exited with status 0", "epilog: sacct -j 88: COMPLETED 0:0"])
-def test_what_a_process_says_after_it_returned_nothing_is_no_failure(tmp_path: Path, end: str) -> None:
-    late = ("terminate called without an active exception", "BrokenPipeError: [Errno 32] Broken pipe")
+@pytest.mark.parametrize(
+    "end", ["wrapper: train.py exited with status 0", "epilog: sacct -j 88: COMPLETED 0:0"]
+)
+def test_what_a_process_says_after_it_returned_nothing_is_no_failure(
+    tmp_path: Path, end: str
+) -> None:
+    late = (
+        "terminate called without an active exception",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+    )
     found = judged(tmp_path, end, *late)
     assert (found.fault, found.restart.answer) == (FaultClass.CLEAN_EXIT, Restart.NONE)
     failed = judged(tmp_path, "KeyError: 'a'", *late)
@@ -225,7 +274,9 @@ def test_a_limit_on_locked_memory_of_one_node_is_that_nodes(tmp_path: Path) -> N
 
 
 def test_a_node_that_alone_takes_no_credentials_is_named(tmp_path: Path) -> None:
-    line = "srun: error: Task launch for StepId=88.0 failed on node {}: Protocol authentication error"
+    line = (
+        "srun: error: Task launch for StepId=88.0 failed on node {}: Protocol authentication error"
+    )
     found = begun(tmp_path, line.format("k3"))
     assert (found.fault, found.accused.nodes, found.restart.answer) == (
         FaultClass.SLURM_AUTH,
@@ -243,14 +294,14 @@ def test_who_reports_that_a_rank_is_missing_is_not_on_its_node(tmp_path: Path) -
     assert (found.accused.rank, found.accused.nodes) == (29, ())
 
 
-def test_a_client_that_its_file_server_dropped_is_let_in_again_where_a_line_says_so(tmp_path: Path) -> None:
+def test_a_client_that_its_file_server_dropped_is_let_in_again_where_a_line_says_so(
+    tmp_path: Path,
+) -> None:
     broken = "3: OSError: [Errno 5] Input/output error: '/lus/tok/part_7.bin'"
     dropped = "n3 kernel: LustreError: 167-0: lus-OST0002-osc-ff: This client was evicted by lus-OST0002; in progress operations using this service will fail."
     refused = "3: OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lus/tok/part_8.bin'"
     back = "n3 kernel: Lustre: lus-OST0002-osc-ff: Connection restored to 10.0.0.3@o2ib (at 10.0.0.3@o2ib)"
-    servers = (
-        "n3 kernel: LustreError: 11-0: lus-OST0002-osc-ff: operation ost_read to node 10.0.0.3@o2ib failed: rc = -5"
-    )
+    servers = "n3 kernel: LustreError: 11-0: lus-OST0002-osc-ff: operation ost_read to node 10.0.0.3@o2ib failed: rc = -5"
     assert judged(tmp_path, broken).restart.answer is Restart.CHANGE
     assert judged(tmp_path, broken, refused).restart.answer is Restart.PLAIN
     assert judged(tmp_path, dropped, broken).restart.answer is Restart.UNKNOWN
@@ -261,9 +312,7 @@ def test_a_client_that_its_file_server_dropped_is_let_in_again_where_a_line_says
 
 def test_a_pod_that_found_no_place_at_first_has_found_one_where_it_trained(tmp_path: Path) -> None:
     no_place = "40m Warning FailedScheduling pod/train-0 0/5 nodes are available: 5 Insufficient nvidia.com/gpu."
-    evicted = (
-        "9s Warning Evicted pod/train-0 Pod ephemeral local storage usage exceeds the total limit of containers 5Gi."
-    )
+    evicted = "9s Warning Evicted pod/train-0 Pod ephemeral local storage usage exceeds the total limit of containers 5Gi."
     (tmp_path / "events.txt").write_text(f"{no_place}\n{evicted}\n")
     (tmp_path / "steps.log").write_text(STEPS)
     found = diagnose_files([tmp_path / "steps.log", tmp_path / "events.txt"])[0]
@@ -284,14 +333,21 @@ def test_the_line_that_says_that_no_one_knows_the_host_is_quoted(tmp_path: Path)
 def test_every_rule_has_a_weight_and_no_other() -> None:
     source = Path(answers.__file__).read_text(encoding="utf-8")
     named = {f"restart-{rule}" for rule in re.findall(r'_Because\("([a-z-]+)"', source)}
-    named |= {f"restart-own-{helps}" for helps in (Restart.PLAIN, Restart.ELSEWHERE, Restart.CHANGE, Restart.UNKNOWN)}
-    named |= {f"who-{rule}" for rule in re.findall(r'_accused\(\s*Culprit\.[A-Z_]+, "([a-z-]+)"', source)}
+    named |= {
+        f"restart-own-{helps}"
+        for helps in (Restart.PLAIN, Restart.ELSEWHERE, Restart.CHANGE, Restart.UNKNOWN)
+    }
+    named |= {
+        f"who-{rule}" for rule in re.findall(r'_accused\(\s*Culprit\.[A-Z_]+, "([a-z-]+)"', source)
+    }
     assert named | {"who-hardware", "who-suspect"} == set(weights())
 
 
 def test_no_guess_is_surer_than_nine_tenths() -> None:
     certain = {
-        name for name, entry in read_weights(FILE).items() if entry["prior"] > 0.9 and entry["right"] == entry["cases"]
+        name
+        for name, entry in read_weights(FILE).items()
+        if entry["prior"] > 0.9 and entry["right"] == entry["cases"]
     }
     assert {name for name, weight in weights().items() if weight > 0.9} <= certain
 
@@ -301,14 +357,21 @@ def test_a_guess_about_what_happened_leaves_less() -> None:
     assert restart_of(end._replace(sure=0.4)).confidence < restart_of(end).confidence
 
 
-def test_three_answers_on_the_screen_and_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_three_answers_on_the_screen_and_for_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "a.log"
     log.write_text(
-        STEPS + "Nov 20 03:12:44 n17 kernel: NVRM: Xid (PCI:0000:4e:00): 79, pid=4711, GPU has fallen off the bus.\n"
+        STEPS
+        + "Nov 20 03:12:44 n17 kernel: NVRM: Xid (PCI:0000:4e:00): 79, pid=4711, GPU has fallen off the bus.\n"
     )
     assert execute(["diagnose", "--json", str(log)]) == 1
     said = json.loads(capsys.readouterr().out)
-    assert said["verdict"] == "gpu_hardware" and said["who"]["kind"] == "gpu" and said["who"]["nodes"] == ["n17"]
+    assert (
+        said["verdict"] == "gpu_hardware"
+        and said["who"]["kind"] == "gpu"
+        and said["who"]["nodes"] == ["n17"]
+    )
     assert said["who"]["proved"] and said["restart"]["answer"] == "elsewhere"
     assert 0 < said["who"]["confidence"] <= 1 and 0 < said["restart"]["confidence"] <= 1
     assert execute(["diagnose", str(log)]) == 1
@@ -318,10 +381,15 @@ def test_three_answers_on_the_screen_and_for_programs(tmp_path: Path, capsys: py
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_what_to_do_agrees_with_whether_a_restart_helps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_to_do_agrees_with_whether_a_restart_helps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`Submit again` stood below `no, change something first`, where the same death came at one step again."""
     death = "tr11: worker 1 (process 4711) failed: ended by SIGSEGV\n"
-    again = [f"tr11: attempt 9 launch {number} on 2 nodes: n[1-2] (8_1)\n{STEPS}{death}" for number in (1, 2, 3)]
+    again = [
+        f"tr11: attempt 9 launch {number} on 2 nodes: n[1-2] (8_1)\n{STEPS}{death}"
+        for number in (1, 2, 3)
+    ]
     log = tmp_path / "a.log"
     log.write_text("".join(again))
     execute(["diagnose", "--all", str(log)])
@@ -335,7 +403,9 @@ def test_what_to_do_agrees_with_whether_a_restart_helps(tmp_path: Path, capsys: 
 
 def test_the_action_follows_the_answer(tmp_path: Path) -> None:
     """`Make room, or repair the file system` stood beside `yes`, where the server had taken its client back."""
-    dropped = "OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lus/tok/part_8.bin'"
+    dropped = (
+        "OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lus/tok/part_8.bin'"
+    )
     found = judged(tmp_path, dropped)
     assert (found.step, found.restart.answer, found.action) == (
         NextStep.FIX_STORAGE,

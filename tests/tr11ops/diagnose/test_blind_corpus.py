@@ -37,7 +37,9 @@ def test_classes_lines_and_no_false_certainty(labels: str) -> None:
             wrong.append(name)
             certain += [name] if found.confidence > CERTAIN else []
         lines += bool(label["lines"])
-        if label["lines"] and (found.root_cause is None or found.root_cause.line_number not in label["lines"]):
+        if label["lines"] and (
+            found.root_cause is None or found.root_cause.line_number not in label["lines"]
+        ):
             elsewhere.append(name)
     assert len(wrong) <= 0.02 * len(known), wrong
     assert len(elsewhere) <= 0.03 * lines, elsewhere
@@ -53,7 +55,9 @@ def test_classes_lines_and_no_false_certainty(labels: str) -> None:
         ("four", 104, Most(4, 5, 1, 3)),
     ],
 )
-def test_incidents_of_a_stranger_with_nodes_and_restarts(author: str, count: int, most: Most) -> None:
+def test_incidents_of_a_stranger_with_nodes_and_restarts(
+    author: str, count: int, most: Most
+) -> None:
     """Class, line, who and restart of incidents of several files each; what they are now, they stay at least."""
     folder = FOLDER / author
     known = tomllib.loads((folder / "labels.toml").read_text(encoding="utf-8"))
@@ -69,7 +73,11 @@ def test_incidents_of_a_stranger_with_nodes_and_restarts(author: str, count: int
         accused += [] if set(found.accused.nodes) <= guilty else [name]
         is_exclusion = found.step is NextStep.EXCLUDE_AND_RESUBMIT
         excluded += [name] if is_exclusion and not set(found.accused.nodes) <= guilty else []
-        restarts += [] if found.restart.answer.value in {label["restart"], *label["accepted_restarts"]} else [name]
+        restarts += (
+            []
+            if found.restart.answer.value in {label["restart"], *label["accepted_restarts"]}
+            else [name]
+        )
     assert excluded == [] and certain == []
     assert len(wrong) <= most.wrong, wrong
     assert len(elsewhere) <= most.elsewhere, elsewhere
@@ -82,5 +90,9 @@ def _is_at_a_line_of(label: Mapping[str, Any], found: Diagnosis) -> bool:
     if first is None:
         return True
     lines = {(first["file"], first["line_number"])}
-    lines |= {(file, line) for file, numbers in label.get("accepted_lines", {}).items() for line in numbers}
+    lines |= {
+        (file, line)
+        for file, numbers in label.get("accepted_lines", {}).items()
+        for line in numbers
+    }
     return root is not None and (Path(root.file).name, root.line_number) in lines

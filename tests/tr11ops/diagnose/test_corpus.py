@@ -24,7 +24,10 @@ CERTAIN = 0.9
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Diagnosis]:
-    return {name: diagnose_files([FOLDER / file for file in label["files"]])[0] for name, label in LABELS.items()}
+    return {
+        name: diagnose_files([FOLDER / file for file in label["files"]])[0]
+        for name, label in LABELS.items()
+    }
 
 
 def has_class(name: str, diagnosis: Diagnosis) -> bool:
@@ -36,7 +39,11 @@ def has_line(name: str, diagnosis: Diagnosis) -> bool:
     label, root = LABELS[name], diagnosis.root_cause
     cause = label["root_cause"]
     lines = {(cause["file"], cause["line_number"])}
-    lines |= {(file, line) for file, numbers in label.get("accepted_lines", {}).items() for line in numbers}
+    lines |= {
+        (file, line)
+        for file, numbers in label.get("accepted_lines", {}).items()
+        for line in numbers
+    }
     return root is not None and (Path(root.file).name, root.line_number) in lines
 
 
@@ -51,12 +58,17 @@ def test_classes_actions_and_root_causes(found: dict[str, Diagnosis]) -> None:
         for name, one in found.items()
     ]
     assert share([has_class(name, one) for name, one in found.items()]) >= 0.95
-    assert share([has_line(name, one) for name, one in found.items() if "root_cause" in LABELS[name]]) >= 0.90
+    assert (
+        share([has_line(name, one) for name, one in found.items() if "root_cause" in LABELS[name]])
+        >= 0.90
+    )
     assert share(steps) >= 0.95
 
 
 def test_nothing_wrong_is_said_with_certainty(found: dict[str, Diagnosis]) -> None:
-    assert [name for name, one in found.items() if one.confidence > CERTAIN and not has_class(name, one)] == []
+    assert [
+        name for name, one in found.items() if one.confidence > CERTAIN and not has_class(name, one)
+    ] == []
 
 
 def test_nodes_and_ranks_are_named(found: dict[str, Diagnosis]) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 FOLDER = Path(__file__).parents[2] / "data" / "diagnose"
 LABELS: dict[str, dict[str, Any]] = {
     name: label
-    for path in sorted(FOLDER.glob("*.toml"))  # labels.toml, and heldout.toml of those made after the engine
+    for path in sorted(
+        FOLDER.glob("*.toml")
+    )  # labels.toml, and heldout.toml of those made after the engine
     for name, label in tomllib.loads(path.read_text()).items()
 }
 VERDICTS = set(
@@ -17,14 +19,36 @@ VERDICTS = set(
     slurm_time_limit slurm_preempted slurm_node_fail slurm_user_cancel slurm_submit slurm_auth rendezvous user_code
     hub_auth gcs clean_exit unknown""".split()
 )
-ACTIONS = {"exclude_and_resubmit", "resubmit", "fix_config", "fix_storage", "rollback_and_skip", "page", "none"}
-KEYS = {"files", "verdict", "action", "accepted_verdicts", "accepted_actions", "rank", "gpu", "node", "origin"}
+ACTIONS = {
+    "exclude_and_resubmit",
+    "resubmit",
+    "fix_config",
+    "fix_storage",
+    "rollback_and_skip",
+    "page",
+    "none",
+}
+KEYS = {
+    "files",
+    "verdict",
+    "action",
+    "accepted_verdicts",
+    "accepted_actions",
+    "rank",
+    "gpu",
+    "node",
+    "origin",
+}
 KEYS |= {"source", "made", "why", "root_cause", "accepted_lines"}
 
 
 def lines_of(name: str) -> list[str]:
     data = (FOLDER / name).read_bytes()
-    return (gzip.decompress(data) if name.endswith(".gz") else data).decode(errors="replace").split("\n")
+    return (
+        (gzip.decompress(data) if name.endswith(".gz") else data)
+        .decode(errors="replace")
+        .split("\n")
+    )
 
 
 def test_labels_are_well_formed() -> None:
@@ -52,13 +76,19 @@ def check(name: str) -> None:
 
 def test_every_file_has_a_label_and_none_has_two() -> None:
     labelled = [file for label in LABELS.values() for file in label["files"]]
-    assert sorted(labelled) == sorted(path.name for path in FOLDER.iterdir() if path.suffix in {".log", ".gz"})
+    assert sorted(labelled) == sorted(
+        path.name for path in FOLDER.iterdir() if path.suffix in {".log", ".gz"}
+    )
 
 
 def test_corpus_names_no_machine_of_its_makers() -> None:
     private = re.compile(r"/tmp/diagnose|\bhf_[A-Za-z0-9]{20,}|pytest-of-")
     for path in sorted(path for path in FOLDER.rglob("*") if path.is_file()):
-        text = path.read_text() if path.suffix == ".toml" else "\n".join(lines_of(str(path.relative_to(FOLDER))))
+        text = (
+            path.read_text()
+            if path.suffix == ".toml"
+            else "\n".join(lines_of(str(path.relative_to(FOLDER))))
+        )
         assert not private.search(text), path.name
         assert "/root/" not in text or path.parent.name in {"one", "two", "three", "four"}, (
             path.name

@@ -40,13 +40,21 @@ def test_a_workers_error_file_is_read_as_its_traceback(tmp_path: Path) -> None:
 
 def test_of_several_workers_the_first_to_fail_is_the_cause(tmp_path: Path) -> None:
     later = error_file(
-        tmp_path / "0.json", "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.", 109
+        tmp_path / "0.json",
+        "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.",
+        109,
     )
     first = error_file(
-        tmp_path / "1.json", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", 100
+        tmp_path / "1.json",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        100,
     )
     [found] = diagnose_files([later, first])
-    assert found.fault == "cuda_oom" and found.root_cause is not None and found.root_cause.file == str(first)
+    assert (
+        found.fault == "cuda_oom"
+        and found.root_cause is not None
+        and found.root_cause.file == str(first)
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,5 +68,7 @@ def test_of_several_workers_the_first_to_fail_is_the_cause(tmp_path: Path) -> No
         (b'["message"]', None),
     ],
 )  # fmt: skip
-def test_other_forms_are_read_and_other_files_left_alone(content: bytes, lines: bytes | None) -> None:
+def test_other_forms_are_read_and_other_files_left_alone(
+    content: bytes, lines: bytes | None
+) -> None:
     assert error_file_lines(content) == lines

@@ -27,9 +27,7 @@ Traceback (most recent call last):
     main(parse(sys.argv))
 ValueError: hidden size 1000 cannot be divided by 16 attention heads
 """
-OOM_KILL = (
-    "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the step tasks have been OOM Killed.\n"
-)
+OOM_KILL = "slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the step tasks have been OOM Killed.\n"
 HANG = (
     "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1234, OpType=ALLREDUCE, NumelIn=1, "
     "NumelOut=1, Timeout(ms)=1800000) ran for 1800123 milliseconds before timing out.\n"
@@ -70,7 +68,12 @@ def test_no_line_of_a_healthy_run_is_a_cause(tmp_path: Path, name: str) -> None:
         [found] = diagnose_files([log])
         if not is_right(found, line, context):
             wrong.append(
-                (line[:100], found.fault.value, found.step.value, found.root_cause and found.root_cause.text[:60])
+                (
+                    line[:100],
+                    found.fault.value,
+                    found.step.value,
+                    found.root_cause and found.root_cause.text[:60],
+                )
             )
     assert len(LINES) >= 100
     assert wrong == []
@@ -102,7 +105,8 @@ def test_what_an_earlier_launch_printed_and_trained_on_after_is_no_cause(tmp_pat
 def test_a_gpu_that_worked_on_after_an_error_is_no_habit(tmp_path: Path) -> None:
     xid = "Nov 23 05:25:41 n%d kernel: NVRM: Xid (PCI:0000:1b:00): 79, pid=%d, GPU has fallen off the bus.\n"
     found = last_of(
-        tmp_path, BEGIN % 1 + xid % (1, 7) + ALL_STEPS + RAISED + BEGIN % 2 + FEW_STEPS + xid % (1, 9) + HANG
+        tmp_path,
+        BEGIN % 1 + xid % (1, 7) + ALL_STEPS + RAISED + BEGIN % 2 + FEW_STEPS + xid % (1, 9) + HANG,
     )
     assert found.fault is FaultClass.GPU_HARDWARE and found.step is NextStep.EXCLUDE_AND_RESUBMIT
 

@@ -13,7 +13,9 @@ from tr11ops.diagnose.look import diagnose_files
 from tr11ops.diagnose.nvlink import nvlink_kind, nvlink_kinds, nvlink_rules
 from tr11ops.diagnose.signature import FaultClass, NextStep, Proof, Restart
 
-STEPS = "".join(f"2026-03-04 10:0{minute}:00 step {10 * minute} loss 2.{9 - minute}\n" for minute in range(9))
+STEPS = "".join(
+    f"2026-03-04 10:0{minute}:00 step {10 * minute} loss 2.{9 - minute}\n" for minute in range(9)
+)
 NVLINK = "NVRM: Xid (PCI:0018:01:00): {0}, {1} {2} XC0 i0 Link 09 ({3:#010x} {4:#010x} 0x00000000)"
 
 
@@ -31,11 +33,16 @@ def diagnosed(folder: Path, text: str) -> Diagnosis:
 # ----------------------------------------------------------------------------- hosts, ranks, machines
 def test_hosts_stand_in_a_column_and_ranks_do_not() -> None:
     assert hosts_in_columns(heads_of("[w-1] ready\n[w-2] ready\n[w-1] go\n")) == {"w-1", "w-2"}
-    assert hosts_in_columns(heads_of("2026-03-04 10:00:00 q7 | ready\n2026-03-04 10:00:01 q8 | ready\n")) == {
+    assert hosts_in_columns(
+        heads_of("2026-03-04 10:00:00 q7 | ready\n2026-03-04 10:00:01 q8 | ready\n")
+    ) == {
         "q7",
         "q8",
     }
-    assert hosts_in_columns(heads_of("[rank1]: a\n[rank2]: b\ngpu0: a\ngpu1: b\n[w-1] alone\n")) == frozenset()
+    assert (
+        hosts_in_columns(heads_of("[rank1]: a\n[rank2]: b\ngpu0: a\ngpu1: b\n[w-1] alone\n"))
+        == frozenset()
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +81,9 @@ def test_addresses_and_pods_mean_machines(line: str, alias: str, machine: str) -
 
 def test_who_is_accused_is_the_machine_and_not_its_pod(tmp_path: Path) -> None:
     placed = "Successfully assigned ml/t-0 to pool-7\nSuccessfully assigned ml/t-1 to pool-9\n"
-    broken = "t-1 | [rank8]: torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered\n"
+    broken = (
+        "t-1 | [rank8]: torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered\n"
+    )
     found = diagnosed(tmp_path, placed + "t-0 | ready\nt-1 | ready\n" + STEPS + broken)
     assert found.accused.nodes == ("pool-9",) and found.accused.is_proved
 
@@ -83,19 +92,32 @@ def test_who_is_accused_is_the_machine_and_not_its_pod(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "host", "fault"),
     [
-        ("check {0}: gemm 612 TFLOP/s PASS\n", "check q3: gemm 209 TFLOP/s FAIL\n", FaultClass.GPU_HARDWARE),
-        ("[check] {0}: ib 8/8 ACTIVE\n", "[check] q3: ib 7/8 ACTIVE, mlx5_3 DOWN\n", FaultClass.NCCL_NETWORK),
+        (
+            "check {0}: gemm 612 TFLOP/s PASS\n",
+            "check q3: gemm 209 TFLOP/s FAIL\n",
+            FaultClass.GPU_HARDWARE,
+        ),
+        (
+            "[check] {0}: ib 8/8 ACTIVE\n",
+            "[check] q3: ib 7/8 ACTIVE, mlx5_3 DOWN\n",
+            FaultClass.NCCL_NETWORK,
+        ),
         ("{0}: mounts: /data mounted\n", "q3: mounts: /data NOT mounted\n", FaultClass.STORAGE),
         ("[{0}] found 8 GPUs\n", "[q3] found 7 GPUs\n", FaultClass.GPU_HARDWARE),
     ],
 )
-def test_the_host_that_alone_lacks_something(tmp_path: Path, lines: str, host: str, fault: FaultClass) -> None:
+def test_the_host_that_alone_lacks_something(
+    tmp_path: Path, lines: str, host: str, fault: FaultClass
+) -> None:
     text = "".join(lines.format(name) for name in ("q1", "q2", "q4")) + host
     odd = odd_host(heads_of(text))
     assert odd is not None and (odd.host, odd.fault, odd.line_number) == ("q3", fault, 4)
     found = diagnosed(tmp_path, text)
     assert (found.fault, found.accused.nodes) == (fault, ("q3",)) and not found.accused.is_proved
-    assert found.restart.answer is Restart.ELSEWHERE and found.action is not NextStep.EXCLUDE_AND_RESUBMIT
+    assert (
+        found.restart.answer is Restart.ELSEWHERE
+        and found.action is not NextStep.EXCLUDE_AND_RESUBMIT
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +135,9 @@ def test_no_host_is_odd_where_they_do_not_agree(text: str) -> None:
 
 
 def test_an_error_of_the_odd_host_is_its_own_and_one_of_another_is_not(tmp_path: Path) -> None:
-    checks = "".join(f"[{name}] found 8 GPUs\n" for name in ("q1", "q2", "q4")) + "[q3] found 7 GPUs\n"
+    checks = (
+        "".join(f"[{name}] found 8 GPUs\n" for name in ("q1", "q2", "q4")) + "[q3] found 7 GPUs\n"
+    )
     error = "[{0}] RuntimeError: CUDA error: invalid device ordinal\n"
     own = diagnosed(tmp_path, checks + error.format("q3"))
     assert (own.fault, own.accused.nodes) == (FaultClass.GPU_HARDWARE, ("q3",))
@@ -151,7 +175,10 @@ def test_what_is_no_proof_makes_a_suspect_and_excludes_no_one(tmp_path: Path, li
     path.write_text(line, encoding="utf-8")
     [found] = diagnose_files([path])
     assert found.accused.nodes == ("q3",) and not found.accused.is_proved
-    assert found.action is not NextStep.EXCLUDE_AND_RESUBMIT and found.restart.answer is Restart.ELSEWHERE
+    assert (
+        found.action is not NextStep.EXCLUDE_AND_RESUBMIT
+        and found.restart.answer is Restart.ELSEWHERE
+    )
 
 
 @pytest.mark.parametrize(

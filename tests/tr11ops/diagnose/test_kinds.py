@@ -34,7 +34,8 @@ def is_right(found: Diagnosis, line: dict[str, Any]) -> bool:
     if found.root_cause is None:
         return not NOTHING.isdisjoint(line["verdicts"])
     return any(
-        found.root_cause.text in said or said.strip() in found.root_cause.text for said in line["text"].split("\n")
+        found.root_cause.text in said or said.strip() in found.root_cause.text
+        for said in line["text"].split("\n")
     )
 
 
@@ -43,7 +44,11 @@ def test_a_kind_is_known_in_other_words(tmp_path: Path, kind: str) -> None:
     wrong = []
     for line in (one for one in LINES if one["kind"] == kind):
         said = HEAD + line["text"] if EXCEPTION.fullmatch(line["text"]) else line["text"]
-        texts = [said + "\n"] if line.get("alone") else [said + "\n", SHORT_STEPS + said + "\n" + DEBRIS]
+        texts = (
+            [said + "\n"]
+            if line.get("alone")
+            else [said + "\n", SHORT_STEPS + said + "\n" + DEBRIS]
+        )
         for text in texts:
             found = of_text(tmp_path, text)
             if not is_right(found, line):

@@ -37,7 +37,12 @@ def worker_log(folder: Path, rank: int, text: str, written: float = START + 60) 
         (begin(1) + FULL + begin(1, "8") + ECC, 1, FaultClass.STORAGE, 2),
         # put back into the queue: the attempt counts its launches anew
         (begin(1) + FULL + begin(2) + NCCL + begin(1) + ECC, 1, FaultClass.GPU_HARDWARE, 6),
-        (begin(1) + FULL + begin(2) + "using world size: 4, data\n" + ECC, 2, FaultClass.GPU_HARDWARE, 5),
+        (
+            begin(1) + FULL + begin(2) + "using world size: 4, data\n" + ECC,
+            2,
+            FaultClass.GPU_HARDWARE,
+            5,
+        ),
         (FULL, 2, FaultClass.STORAGE, 1),  # of an older tr11, without any launch's line
     ],
 )
@@ -65,5 +70,7 @@ def test_a_log_that_was_written_before_says_nothing(tmp_path: Path) -> None:
 def test_memory_that_a_broken_gpu_still_held_is_its_fault(tmp_path: Path) -> None:
     """The launch right before explains it, as in any log."""
     short = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
-    found = diagnose_launch([worker_log(tmp_path, 0, begin(1) + ECC + begin(2) + short)], LaunchNumber("7", 2, START))
+    found = diagnose_launch(
+        [worker_log(tmp_path, 0, begin(1) + ECC + begin(2) + short)], LaunchNumber("7", 2, START)
+    )
     assert found is not None and (found.fault, found.number) == (FaultClass.GPU_HARDWARE, 2)

@@ -11,9 +11,7 @@ from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.look import diagnose_files
 from tr11ops.diagnose.signature import FaultClass, NextStep
 
-BROKEN = (
-    "{0}:4123:4567 [3] NCCL WARN NET/IB : Got completion from peer {1}<47011> with error 12, opcode 0, vendor err 129\n"
-)
+BROKEN = "{0}:4123:4567 [3] NCCL WARN NET/IB : Got completion from peer {1}<47011> with error 12, opcode 0, vendor err 129\n"
 REFUSED = "{0}:4123:4567 [3] misc/socket.cc:40 NCCL WARN Connect to {1}<41234> failed : Connection refused\n"
 CLOSED = "{0}:4123:4567 [3] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer {1}<41109>\n"
 
@@ -36,13 +34,18 @@ def test_the_peer_that_most_name_is_the_suspect(tmp_path: Path, line: str) -> No
     found = diagnosis_of(tmp_path, "".join([*three, line.format("node04", "node02")]))
     assert (found.step, node_of(found)) == (NextStep.RESUBMIT, "node04")
     assert "node04: it is the suspect" in found.explanation
-    first = diagnosis_of(tmp_path, "".join([line.format("node04", "node02"), *three]))  # its own word came first
+    first = diagnosis_of(
+        tmp_path, "".join([line.format("node04", "node02"), *three])
+    )  # its own word came first
     assert (first.step, node_of(first)) == (NextStep.RESUBMIT, "node04")
 
 
 @pytest.mark.parametrize("line", [BROKEN, REFUSED, CLOSED])
 def test_two_ends_condemn_neither(tmp_path: Path, line: str) -> None:
-    for text in (line.format("node01", "node02"), line.format("node01", "node02") + line.format("node02", "node01")):
+    for text in (
+        line.format("node01", "node02"),
+        line.format("node01", "node02") + line.format("node02", "node01"),
+    ):
         found = diagnosis_of(tmp_path, text)
         assert found.step is NextStep.RESUBMIT
         assert "two ends, node01 and node02: neither is accused" in found.explanation
@@ -71,7 +74,9 @@ def test_a_network_that_is_not_set_up_is_no_nodes_fault(tmp_path: Path, line: st
 
 
 def test_what_many_nodes_say_alike_excludes_none(tmp_path: Path) -> None:
-    line = "{0}:4123:4567 [3] transport/net_ib.cc:74 NCCL WARN NET/IB : Got async event : port error\n"
+    line = (
+        "{0}:4123:4567 [3] transport/net_ib.cc:74 NCCL WARN NET/IB : Got async event : port error\n"
+    )
     one = diagnosis_of(tmp_path, line.format("node01"))
     assert (one.step, node_of(one)) == (NextStep.EXCLUDE_AND_RESUBMIT, "node01")
     many = diagnosis_of(tmp_path, "".join(line.format(f"node0{place}") for place in range(1, 5)))

@@ -10,7 +10,9 @@ from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.look import diagnose_files
 from tr11ops.diagnose.signature import FaultClass, NextStep, Restart
 
-STEPS = "".join(f"2026-03-04 10:0{minute}:00 step {10 * minute} loss 2.{9 - minute}\n" for minute in range(9))
+STEPS = "".join(
+    f"2026-03-04 10:0{minute}:00 step {10 * minute} loss 2.{9 - minute}\n" for minute in range(9)
+)
 OLD_DRIVER = "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).\n"
 NO_ADDRESS = "NCCL WARN Call to ibv_modify_qp failed with 22 Invalid argument, on dev mlx5_0:1, local GID ::\n"
 GONE = "NCCL WARN socketProgress: Connection closed by remote peer m2.cl<4100>\n"
@@ -29,14 +31,19 @@ def of(folder: Path, text: str, **others: str) -> Diagnosis:
 
 
 def drivers(**versions: str) -> str:
-    return "".join(f"[check] {node} driver {version} gpus 8\n" for node, version in versions.items())
+    return "".join(
+        f"[check] {node} driver {version} gpus 8\n" for node, version in versions.items()
+    )
 
 
 # ----------------------------------------------------------------------------- nodes compared
 @pytest.mark.parametrize(
     ("text", "node"),
     [
-        (drivers(m1="570.86.15", m2="470.57.02", m3="570.86.15") + f"m2: [rank8]: {OLD_DRIVER}", "m2"),
+        (
+            drivers(m1="570.86.15", m2="470.57.02", m3="570.86.15") + f"m2: [rank8]: {OLD_DRIVER}",
+            "m2",
+        ),
         (f"m2:5:9 [0] {NO_ADDRESS}m1:5:9 [0] {GONE}m3:5:9 [0] {GONE}", "m2"),
         (
             "m1: NCCL INFO Using network IB\nm2: NCCL INFO Using network Socket\nm3: NCCL INFO Using network IB\n"
@@ -72,19 +79,28 @@ def test_what_several_have_is_no_nodes_own(tmp_path: Path, text: str) -> None:
         "10:04:30 weights checksum step 40: rank 27 on c7 differs\n",
     ],
 )
-def test_a_gpu_that_is_slow_or_computes_wrongly_is_the_cause_of_a_time_out(tmp_path: Path, line: str) -> None:
+def test_a_gpu_that_is_slow_or_computes_wrongly_is_the_cause_of_a_time_out(
+    tmp_path: Path, line: str
+) -> None:
     late = "[rank1]:[E1] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)\n"
     lines = STEPS.splitlines(keepends=True)
     found = of(tmp_path, "".join([*lines[:5], line, *lines[5:], late]))
     assert found.fault is FaultClass.GPU_HARDWARE and found.accused.nodes == ("c7",)
-    assert found.restart.answer is Restart.ELSEWHERE and found.action is not NextStep.EXCLUDE_AND_RESUBMIT
+    assert (
+        found.restart.answer is Restart.ELSEWHERE
+        and found.action is not NextStep.EXCLUDE_AND_RESUBMIT
+    )
 
 
-def test_numbers_that_are_not_finite_on_a_gpu_with_broken_memory_are_that_gpus(tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_on_a_gpu_with_broken_memory_are_that_gpus(
+    tmp_path: Path,
+) -> None:
     check = "[rank5]: /torch/csrc/NanCheck.cu:9: checkForNaN: block: [0,0,0] Assertion `!isnan(x)` failed.\n"
     paths = [tmp_path / "train.log", tmp_path / "dmesg-q5.txt"]
     paths[0].write_text(check)
-    paths[1].write_text("[77.1] NVRM: Xid (PCI:0000:1b:00): 48, pid=1, name=python, DBE (double bit error)\n")
+    paths[1].write_text(
+        "[77.1] NVRM: Xid (PCI:0000:1b:00): 48, pid=1, name=python, DBE (double bit error)\n"
+    )
     [found] = diagnose_files(paths)
     assert found.fault is FaultClass.GPU_HARDWARE and found.accused.nodes == ("q5",)
     assert of(tmp_path, check).fault is FaultClass.NUMERICS
@@ -93,12 +109,19 @@ def test_numbers_that_are_not_finite_on_a_gpu_with_broken_memory_are_that_gpus(t
 @pytest.mark.parametrize(
     ("numbers", "rank"), [((71, 71, 70, 71), 2), ((71, 71, 71, 71), None), ((71, 70, 70, 71), None)]
 )
-def test_the_rank_that_is_behind_all_others(tmp_path: Path, numbers: tuple[int, ...], rank: int | None) -> None:
-    found = of(tmp_path, STEPS + "".join(BEHIND.format(place, number) for place, number in enumerate(numbers)))
+def test_the_rank_that_is_behind_all_others(
+    tmp_path: Path, numbers: tuple[int, ...], rank: int | None
+) -> None:
+    found = of(
+        tmp_path,
+        STEPS + "".join(BEHIND.format(place, number) for place, number in enumerate(numbers)),
+    )
     assert found.fault is FaultClass.NCCL_TIMEOUT and found.signs.silent_rank == rank
 
 
-def test_no_route_at_the_start_is_a_firewall_or_a_route_and_later_it_may_pass(tmp_path: Path) -> None:
+def test_no_route_at_the_start_is_a_firewall_or_a_route_and_later_it_may_pass(
+    tmp_path: Path,
+) -> None:
     line = "a1:5:9 [0] include/socket.h:409 NCCL WARN Net : Connect to 10.0.0.2<5426> failed : No route to host\n"
     assert of(tmp_path, line).restart.answer is Restart.CHANGE
     assert of(tmp_path, STEPS + line).restart.answer is not Restart.CHANGE
@@ -126,7 +149,9 @@ def test_a_log_that_is_cut_in_a_line_does_not_end_on_a_step(tmp_path: Path) -> N
 
 # ----------------------------------------------------------------------------- what has passed, and what has not
 FULL = "[rank3] OSError: [Errno 28] No space left on device: '/lustre/ck/r3.pt'\n"
-BUSY = 'ERROR tensorstore: Error writing "gs://b/ck/0": HTTP response code: {0}; retries exhausted\n'
+BUSY = (
+    'ERROR tensorstore: Error writing "gs://b/ck/0": HTTP response code: {0}; retries exhausted\n'
+)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +161,14 @@ BUSY = 'ERROR tensorstore: Error writing "gs://b/ck/0": HTTP response code: {0};
         (STEPS + FULL + "purge of /lustre done, 90 TB freed\n", Restart.PLAIN),
         (STEPS + BUSY.format("503: backendError"), Restart.PLAIN),
         (STEPS + BUSY.format("403: Forbidden"), Restart.CHANGE),
-        ("tmpfs   64M  0  64M  0% /dev/shm\nERROR: rank 2 crashed with exit code -7\n", Restart.CHANGE),
-        ("tmpfs   64G  0  64G  0% /dev/shm\nERROR: rank 2 crashed with exit code -7\n", Restart.UNKNOWN),
+        (
+            "tmpfs   64M  0  64M  0% /dev/shm\nERROR: rank 2 crashed with exit code -7\n",
+            Restart.CHANGE,
+        ),
+        (
+            "tmpfs   64G  0  64G  0% /dev/shm\nERROR: rank 2 crashed with exit code -7\n",
+            Restart.UNKNOWN,
+        ),
     ],
 )
 def test_whether_a_restart_helps(tmp_path: Path, text: str, restart: Restart) -> None:
@@ -161,7 +192,9 @@ def test_a_save_that_the_time_limit_cut_is_what_the_next_job_fails_on(tmp_path: 
 
 def test_what_is_told_of_an_earlier_job_is_no_fault_of_this_one(tmp_path: Path) -> None:
     told = "launcher: previous job 8 failed on b2 with Xid 79, board replaced since\n"
-    found = of(tmp_path, told + "hydra.errors.ConfigCompositionException: Could not load 'model/9b'\n")
+    found = of(
+        tmp_path, told + "hydra.errors.ConfigCompositionException: Could not load 'model/9b'\n"
+    )
     assert found.fault is FaultClass.USER_CODE and found.accused.nodes == ()
 
 

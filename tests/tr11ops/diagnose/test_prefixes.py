@@ -101,7 +101,9 @@ PREFIXED = [
 
 
 @pytest.mark.parametrize(
-    ("line", "node", "rank", "body"), [row[1:] for row in PREFIXED], ids=[row[0] for row in PREFIXED]
+    ("line", "node", "rank", "body"),
+    [row[1:] for row in PREFIXED],
+    ids=[row[0] for row in PREFIXED],
 )
 def test_node_rank_and_words(line: str, node: str | None, rank: int | None, body: str) -> None:
     origin, rest = split_prefixes(line)
@@ -129,7 +131,10 @@ ValueError: hidden size 1000 cannot be divided by 16
 def test_a_traceback_is_read_behind_them(tmp_path: Path, form: str) -> None:
     log = tmp_path / "main_log.txt"
     lines = TRACEBACK.splitlines()
-    log.write_text("".join(form.format(line=line, bare=line.strip()) + "\n" for line in lines), encoding="utf-8")
+    log.write_text(
+        "".join(form.format(line=line, bare=line.strip()) + "\n" for line in lines),
+        encoding="utf-8",
+    )
     [found] = diagnose_files([log])
     assert found.fault is FaultClass.USER_CODE
     assert found.root_cause is not None and "ValueError: hidden size" in found.root_cause.text

@@ -17,7 +17,9 @@ LINES = b"".join(b"line %d of a log that goes on\n" % number for number in range
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress, zstd.compress])
-def test_packed_logs_are_known_by_their_first_bytes(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_packed_logs_are_known_by_their_first_bytes(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
     path = tmp_path / "main_log.txt"
     path.write_bytes(pack(LINES))
     assert b"".join(blocks(path)) == LINES

@@ -15,7 +15,13 @@ LOGS: list[dict[str, Any]] = tomllib.loads(FILE.read_text(encoding="utf-8"))["lo
 
 
 @pytest.mark.parametrize("log", LOGS, ids=[log["kind"] for log in LOGS])
-def test_a_kind_of_end_tells_whether_the_same_again_helps(tmp_path: Path, log: dict[str, Any]) -> None:
+def test_a_kind_of_end_tells_whether_the_same_again_helps(
+    tmp_path: Path, log: dict[str, Any]
+) -> None:
     steps = SHORT_STEPS if log.get("trained", False) else "starting\n"
     found = of_text(tmp_path, steps + log["text"].lstrip("\n"))
-    assert found.restart.answer.value in log["restarts"], (found.fault.value, found.step.value, found.restart)
+    assert found.restart.answer.value in log["restarts"], (
+        found.fault.value,
+        found.step.value,
+        found.restart,
+    )

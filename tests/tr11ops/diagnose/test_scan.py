@@ -24,19 +24,30 @@ def test_tracebacks_of_two_ranks_line_by_line() -> None:
         first = launch.sightings[0]
         assert first.raised is not None and first.raised.name == "KeyError"
         assert (first.origin.rank, first.origin.local_rank) == (2, 0)
-        assert first.progress is not None and (first.progress.line_number, first.progress.iteration) == (2, 2)
+        assert first.progress is not None and (
+            first.progress.line_number,
+            first.progress.iteration,
+        ) == (2, 2)
         assert launch.progress == first.progress
 
 
 def test_the_report_of_torchrun() -> None:
     [launch] = launches_of(REPORT)
     [root] = [one for one in launch.reports if one.is_root]
-    assert (root.host, root.rank, root.local_rank, root.exit_code, root.time) == ("n2", 2, 0, 1, "11-23 04:42:20")
+    assert (root.host, root.rank, root.local_rank, root.exit_code, root.time) == (
+        "n2",
+        2,
+        0,
+        1,
+        "11-23 04:42:20",
+    )
     assert [one.exit_code for one in launch.reports] == [-15, 1]
 
 
 def test_launches_of_one_log() -> None:
-    begin = "tr11: attempt %s launch 1 on 2 nodes: n[1-2]\nusing world size: 8, data-parallel-size: 1\n"
+    begin = (
+        "tr11: attempt %s launch 1 on 2 nodes: n[1-2]\nusing world size: 8, data-parallel-size: 1\n"
+    )
     [first, second] = launches_of(begin % "7" + STEP % 1 + RAISED + REPORT + begin % "8" + STEP % 1)
     assert (first.label, first.nodes, first.world_size, second.label) == ("7", ("n1", "n2"), 8, "8")
     assert first.sightings and not second.sightings
@@ -44,14 +55,24 @@ def test_launches_of_one_log() -> None:
 
 def test_what_rank_0_had_in_its_buffer_comes_last() -> None:
     """It prints the beginning when it dies: no new launch."""
-    [launch] = launches_of(RAISED + "[default0]:using world size: 4, data-parallel-size: 4\n" + REPORT)
+    [launch] = launches_of(
+        RAISED + "[default0]:using world size: 4, data-parallel-size: 4\n" + REPORT
+    )
     assert launch.world_size == 4 and launch.reports and len(launch.sightings) > 2
 
 
 def test_progress_bars_broken_text_and_long_lines() -> None:
     bar = "".join(f"\r{number}%|##  | {number}/100 [00:01<00:02, 4.5it/s]" for number in range(100))
-    data = b"\xff\xfe\x00 not text\n" + bar.encode() + b"\rOSError: [Errno 28] No space left on device\n"
-    data += b"x" * 9_000_000 + b" Segmentation fault? no\n" + b"CUDA error: uncorrectable ECC error encountered\n"
+    data = (
+        b"\xff\xfe\x00 not text\n"
+        + bar.encode()
+        + b"\rOSError: [Errno 28] No space left on device\n"
+    )
+    data += (
+        b"x" * 9_000_000
+        + b" Segmentation fault? no\n"
+        + b"CUDA error: uncorrectable ECC error encountered\n"
+    )
     [launch] = launches_of(data)
     assert ids(launch) == [(2, "storage-full"), (4, "cuda-ecc")]
     assert launch.sightings[0].text == "OSError: [Errno 28] No space left on device"
@@ -64,7 +85,9 @@ def test_a_line_that_repeats_for_ever_is_counted_and_not_kept() -> None:
 
 
 def test_exceptions_that_python_ignores_are_none() -> None:
-    text = "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + RAISED.replace("[default0]:[rank2]: ", "")
+    text = "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + RAISED.replace(
+        "[default0]:[rank2]: ", ""
+    )
     [launch] = launches_of("\n".join(line for line in text.splitlines() if "default1" not in line))
     assert ids(launch) == []
 
@@ -75,7 +98,9 @@ def steps_text(losses: list[str], total: int = 500) -> str:
         "[default1]: iteration %8d/%8d | consumed samples: %12d | elapsed time per iteration (s): 0.07 | "
         "learning rate: 6.000E-05 | global batch size:   128 | lm loss: %s | grad norm: 1.200 |\n"
     )
-    return "".join(line % (number, total, 128 * number, loss) for number, loss in enumerate(losses, 1))
+    return "".join(
+        line % (number, total, 128 * number, loss) for number, loss in enumerate(losses, 1)
+    )
 
 
 @pytest.mark.parametrize("cut", [0, 1])
@@ -95,7 +120,9 @@ def test_where_a_block_ends_the_steps_go_on() -> None:
     whole = launches_of(text)
     for size in (1, 200, 1000):
         [launch] = launches_of(text, size)
-        assert repr(launch.steps) == repr(whole[0].steps) and len(launch.steps) == 24  # a NaN is not itself
+        assert (
+            repr(launch.steps) == repr(whole[0].steps) and len(launch.steps) == 24
+        )  # a NaN is not itself
         assert [step.line_number for step in launch.steps] == list(range(1, 25))
         assert ids(launch) == ids(whole[0]) == [(25, "elastic-segfault")]
 
@@ -119,10 +146,12 @@ def test_another_number_is_another_launch() -> None:
 
 # ----------------------------------------------------------------------------- the end of a loop
 @pytest.mark.parametrize(
-    "said", ["{'train_runtime': 40122.11, 'train_loss': 0.8}", "Training completed.", "Training finished"]
+    "said",
+    ["{'train_runtime': 40122.11, 'train_loss': 0.8}", "Training completed.", "Training finished"],
 )
 @pytest.mark.parametrize(
-    ("total", "expected"), [(500, (FaultClass.UNKNOWN, NextStep.PAGE)), (20, (FaultClass.CLEAN_EXIT, NextStep.NONE))]
+    ("total", "expected"),
+    [(500, (FaultClass.UNKNOWN, NextStep.PAGE)), (20, (FaultClass.CLEAN_EXIT, NextStep.NONE))],
 )
 def test_the_end_of_a_loop_is_the_trainings_at_its_last_step(
     tmp_path: Path, said: str, total: int, expected: tuple[FaultClass, NextStep]

@@ -31,7 +31,9 @@ def test_examples_of_a_family(family: str) -> None:
     own = [signature for signature in signatures() if signature.family == family]
     assert own
     missed = [(one.id, text) for one in own for text in one.examples if one.id not in matched(text)]
-    wrong = [(one.id, text) for one in own for text in one.counterexamples if one.id in matched(text)]
+    wrong = [
+        (one.id, text) for one in own for text in one.counterexamples if one.id in matched(text)
+    ]
     assert missed == [] and wrong == []
 
 
@@ -39,7 +41,9 @@ def test_examples_of_a_family(family: str) -> None:
 def test_signatures_are_whole(family: str) -> None:
     for one in (signature for signature in signatures() if signature.family == family):
         assert one.examples and one.meaning and one.source, one.id
-        assert 0 < one.confidence < 1 or one.role in {Role.BENIGN, Role.CONSEQUENCE, Role.START}, one.id
+        assert 0 < one.confidence < 1 or one.role in {Role.BENIGN, Role.CONSEQUENCE, Role.START}, (
+            one.id
+        )
         assert len(one.meaning) <= 120 and not one.meaning.endswith("."), one.id
 
 

@@ -11,9 +11,13 @@ from tr11ops.diagnose.gpu_memory import is_absurd, is_held_by_others
 from tr11ops.diagnose.look import diagnose_files
 from tr11ops.diagnose.signature import FaultClass, NextStep, Restart
 
-LIMIT = "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2024-04-03T22:14:51 DUE TO TIME LIMIT ***\n"
+LIMIT = (
+    "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2024-04-03T22:14:51 DUE TO TIME LIMIT ***\n"
+)
 MEMBER = "Initializing distributed: GLOBAL_RANK: %d, MEMBER: %d/%d\n"
-TOKENS = "Running tokenizer on dataset:  87%|####| 379000/433643 [29:40<03:28, 2630.11 examples/s]\n"
+TOKENS = (
+    "Running tokenizer on dataset:  87%|####| 379000/433643 [29:40<03:28, 2630.11 examples/s]\n"
+)
 TIMED_OUT = (
     "torch.distributed.DistBackendError: [2] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via "
     "c10d key-value store by key '0', but store->get('0') got error: Socket Timeout\n"
@@ -25,7 +29,9 @@ def members(started: int, expected: int) -> str:
 
 
 @pytest.mark.parametrize(("started", "expected"), [(2, 4), (1, 2), (8, 16), (12, 16)])
-def test_fewer_processes_than_expected_wait_for_ever(tmp_path: Path, started: int, expected: int) -> None:
+def test_fewer_processes_than_expected_wait_for_ever(
+    tmp_path: Path, started: int, expected: int
+) -> None:
     found = of_text(tmp_path, members(started, expected) + LIMIT)
     assert (found.fault, found.step) == (FaultClass.RENDEZVOUS, NextStep.FIX_CONFIG)
     assert found.root_cause is not None and "MEMBER" in found.root_cause.text
@@ -36,13 +42,22 @@ def test_all_processes_came_or_trained_and_the_time_was_up(tmp_path: Path) -> No
         assert of_text(tmp_path, text + LIMIT).fault is FaultClass.SLURM_TIME_LIMIT
 
 
-def test_ranks_that_wait_for_one_that_prepares_the_data_need_another_setting(tmp_path: Path) -> None:
-    turn = HEAD + '  File "/x/training_args.py", line 2035, in main_process_first\n    dist.barrier()\n'
+def test_ranks_that_wait_for_one_that_prepares_the_data_need_another_setting(
+    tmp_path: Path,
+) -> None:
+    turn = (
+        HEAD
+        + '  File "/x/training_args.py", line 2035, in main_process_first\n    dist.barrier()\n'
+    )
     for text in (TOKENS + HEAD + TIMED_OUT, turn + TIMED_OUT):
         found = of_text(tmp_path, text)
         assert (found.fault, found.step) == (FaultClass.NCCL_TIMEOUT, NextStep.FIX_CONFIG)
     done = TOKENS.replace(" 87%", "100%")
-    for text in (HEAD + TIMED_OUT, TOKENS + done + HEAD + TIMED_OUT, TOKENS + SHORT_STEPS + HEAD + TIMED_OUT):
+    for text in (
+        HEAD + TIMED_OUT,
+        TOKENS + done + HEAD + TIMED_OUT,
+        TOKENS + SHORT_STEPS + HEAD + TIMED_OUT,
+    ):
         assert of_text(tmp_path, text).step is NextStep.RESUBMIT
 
 
@@ -65,9 +80,13 @@ def test_who_holds_the_memory_is_told_by_its_numbers(said: str, is_held: bool) -
 
 def test_a_size_that_no_tensor_has() -> None:
     for size in ("14629365.00 GiB", "16.00 PiB", "more than 1EB memory."):
-        assert is_absurd(f"CUDA out of memory. Tried to allocate {size} (GPU 0; 79.15 GiB total capacity)")
+        assert is_absurd(
+            f"CUDA out of memory. Tried to allocate {size} (GPU 0; 79.15 GiB total capacity)"
+        )
     for size in ("290.00 MiB", "1024.00 GiB", "2.50 TiB"):
-        assert not is_absurd(f"CUDA out of memory. Tried to allocate {size}. GPU 0 has a total capacity of 79.10 GiB")
+        assert not is_absurd(
+            f"CUDA out of memory. Tried to allocate {size}. GPU 0 has a total capacity of 79.10 GiB"
+        )
 
 
 def test_an_absurd_size_after_a_watchdog_is_no_lack_of_memory(tmp_path: Path) -> None:
@@ -75,9 +94,7 @@ def test_an_absurd_size_after_a_watchdog_is_no_lack_of_memory(tmp_path: Path) ->
         "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=1, "
         "Timeout(ms)=600000) ran for 600123 milliseconds before timing out.\n"
     )
-    absurd = (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 14629365.00 GiB. GPU 3 has a total capacity "
-    )
+    absurd = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 14629365.00 GiB. GPU 3 has a total capacity "
     absurd += "of 79.10 GiB of which 60.00 GiB is free.\n"
     found = of_text(tmp_path, SHORT_STEPS + watchdog + HEAD + absurd)
     assert found.fault is FaultClass.NCCL_TIMEOUT
@@ -85,9 +102,7 @@ def test_an_absurd_size_after_a_watchdog_is_no_lack_of_memory(tmp_path: Path) ->
 
 
 def test_a_closed_rendezvous_follows_from_the_order_to_go(tmp_path: Path) -> None:
-    told = (
-        "[node-1] W0409 07:28:49.5 1359 torch/distributed/elastic/agent/server/api.py:719] Received 15 death signal\n"
-    )
+    told = "[node-1] W0409 07:28:49.5 1359 torch/distributed/elastic/agent/server/api.py:719] Received 15 death signal\n"
     closed = "[node-0] " + HEAD.replace("\n", "\n[node-0] ")
     closed += "torch.distributed.elastic.rendezvous.api.RendezvousClosedError\n"
     found = of_text(tmp_path, SHORT_STEPS + told + closed)
@@ -100,7 +115,10 @@ def test_a_container_that_does_not_start_on_one_node_of_many_is_that_nodes(tmp_p
     exits = "srun: error: n%d: task %d: Exited with exit code 1\n"
     one = of_text(tmp_path, failed % 22 + exits % (6, 22))
     assert (one.fault, one.step) == (FaultClass.SLURM_NODE_FAIL, NextStep.PAGE)
-    many = of_text(tmp_path, "".join(failed % task for task in range(4)) + "".join(exits % (n, n) for n in range(4)))
+    many = of_text(
+        tmp_path,
+        "".join(failed % task for task in range(4)) + "".join(exits % (n, n) for n in range(4)),
+    )
     assert many.step is NextStep.FIX_CONFIG
 
 
@@ -113,9 +131,14 @@ LOST = "NVRM: Xid (PCI:0000:48:00): 79, pid=22884, GPU has fallen off the bus."
      "CUDA error: unspecified launch failure"],
 )  # fmt: skip
 def test_what_a_lost_gpu_does_to_a_program_is_the_gpus(tmp_path: Path, said: str) -> None:
-    found = of_text(tmp_path, f"{SHORT_STEPS}{HEAD}RuntimeError: {said}\nNov 23 05:25:41 n7 kernel: {LOST}\n")
+    found = of_text(
+        tmp_path, f"{SHORT_STEPS}{HEAD}RuntimeError: {said}\nNov 23 05:25:41 n7 kernel: {LOST}\n"
+    )
     assert found.fault is FaultClass.GPU_HARDWARE
-    assert found.root_cause is not None and (found.root_cause.node, "Xid" in found.root_cause.text) == ("n7", True)
+    assert found.root_cause is not None and (
+        found.root_cause.node,
+        "Xid" in found.root_cause.text,
+    ) == ("n7", True)
     alone = of_text(tmp_path, f"{SHORT_STEPS}{HEAD}RuntimeError: {said}\n")
     assert alone.step is not NextStep.EXCLUDE_AND_RESUBMIT or "launch failure" in said
 
@@ -134,7 +157,9 @@ STEP_AT = "[2024-04-03 %02d:%02d:00] step %d/1000 | loss=2.31\n"
 @pytest.mark.parametrize(
     ("hour", "minute", "is_odd"), [(3, 10, True), (21, 40, True), (22, 13, False), (20, 14, False)]
 )
-def test_a_long_silence_before_the_time_limit_is_said(tmp_path: Path, hour: int, minute: int, is_odd: bool) -> None:
+def test_a_long_silence_before_the_time_limit_is_said(
+    tmp_path: Path, hour: int, minute: int, is_odd: bool
+) -> None:
     steps = "".join(STEP_AT % (hour, minute - 4 + number, number) for number in range(5))
     found = of_text(tmp_path, steps + LIMIT)
     assert found.fault is FaultClass.SLURM_TIME_LIMIT
@@ -152,16 +177,24 @@ def test_data_that_come_late_are_why_someone_ended_it(tmp_path: Path) -> None:
         found = of_text(tmp_path, "".join(well + late) + end)
         assert (found.fault, found.step) == (FaultClass.DATALOADER, NextStep.PAGE)
         assert found.root_cause is not None and found.root_cause.line_number == 5
-    assert of_text(tmp_path, "".join(well + late[:2] + well) + CANCELLED).fault is FaultClass.SLURM_USER_CANCEL
+    assert (
+        of_text(tmp_path, "".join(well + late[:2] + well) + CANCELLED).fault
+        is FaultClass.SLURM_USER_CANCEL
+    )
 
 
 PEER = "ip-10-0-1-7:1:2 [3] NCCL WARN NET/IB : Got completion from peer 10.0.3.4<47011> with error 12, opcode 0\n"
-NO_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 5 has 79.11 GiB\n"
+NO_MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 5 has 79.11 GiB\n"
+)
 
 
 def test_who_lost_a_peer_says_less_than_the_peer(tmp_path: Path) -> None:
     assert of_text(tmp_path, SHORT_STEPS + PEER + HEAD + NO_MEMORY).fault is FaultClass.CUDA_OOM
-    assert of_text(tmp_path, SHORT_STEPS + PEER + HEAD + "KeyError: 'x'\n").fault is FaultClass.NCCL_NETWORK
+    assert (
+        of_text(tmp_path, SHORT_STEPS + PEER + HEAD + "KeyError: 'x'\n").fault
+        is FaultClass.NCCL_NETWORK
+    )
 
 
 def test_the_name_of_a_file_names_a_node_that_the_launch_knows(tmp_path: Path) -> None:
@@ -197,12 +230,19 @@ def test_a_vague_line_that_a_step_followed_is_not_why_a_collective_hung(tmp_path
     assert found.root_cause is not None and "licence" in found.root_cause.text
 
 
-def test_a_gpu_that_has_to_be_reset_is_more_than_the_programs_fault_before_it(tmp_path: Path) -> None:
+def test_a_gpu_that_has_to_be_reset_is_more_than_the_programs_fault_before_it(
+    tmp_path: Path,
+) -> None:
     xid = "Nov 23 05:25:41 n7 kernel: NVRM: Xid (PCI:0000:48:00): %s\n"
-    fault = xid % "31, pid=4121, name=python, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS"
+    fault = (
+        xid % "31, pid=4121, name=python, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS"
+    )
     reset = xid % "154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
     found = of_text(tmp_path, SHORT_STEPS + fault + reset)
-    assert (found.fault, found.root_cause and found.root_cause.node) == (FaultClass.GPU_HARDWARE, "n7")
+    assert (found.fault, found.root_cause and found.root_cause.node) == (
+        FaultClass.GPU_HARDWARE,
+        "n7",
+    )
     assert of_text(tmp_path, SHORT_STEPS + fault).fault is FaultClass.USER_CODE
 
 
@@ -213,7 +253,9 @@ EXPIRED = (
 )
 
 
-@pytest.mark.parametrize(("refused", "fault"), [(REFUSED, FaultClass.SLURM_SUBMIT), (EXPIRED, FaultClass.SLURM_AUTH)])
+@pytest.mark.parametrize(
+    ("refused", "fault"), [(REFUSED, FaultClass.SLURM_SUBMIT), (EXPIRED, FaultClass.SLURM_AUTH)]
+)
 @pytest.mark.parametrize(
     "before",
     [
@@ -231,7 +273,9 @@ def test_how_earlier_jobs_ended_is_not_why_the_next_one_was_refused(
     assert (found.fault, found.restart.answer) == (fault, Restart.CHANGE)
 
 
-def test_a_job_that_ran_ended_by_its_own_limit_whatever_was_refused_after_it(tmp_path: Path) -> None:
+def test_a_job_that_ran_ended_by_its_own_limit_whatever_was_refused_after_it(
+    tmp_path: Path,
+) -> None:
     assert of_text(tmp_path, SHORT_STEPS + LIMIT + REFUSED).fault is FaultClass.SLURM_TIME_LIMIT
 
 
@@ -251,10 +295,10 @@ def test_a_job_that_ran_ended_by_its_own_limit_whatever_was_refused_after_it(tmp
         "n1:4:5 [3] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer n3<41109>\n",
     ],
 )
-def test_peers_that_are_lost_after_the_order_to_go_are_no_cause(tmp_path: Path, order: str, lost: str) -> None:
-    told = (
-        "W1003 15:22:40.1 torch/distributed/elastic/agent/server/api.py:719] Received 15 death signal, shutting down\n"
-    )
+def test_peers_that_are_lost_after_the_order_to_go_are_no_cause(
+    tmp_path: Path, order: str, lost: str
+) -> None:
+    told = "W1003 15:22:40.1 torch/distributed/elastic/agent/server/api.py:719] Received 15 death signal, shutting down\n"
     found = of_text(tmp_path, SHORT_STEPS + told + lost + order)
     assert (found.fault, found.restart.answer) == (FaultClass.SLURM_USER_CANCEL, Restart.NONE)
 
@@ -263,7 +307,11 @@ CLIENTS = "torch.distributed.DistStoreError: Timed out after 1801 seconds waitin
 
 
 @pytest.mark.parametrize(
-    "said", ["n1: [INFO] [launch.py:163:main] dist_world_size={}\n", "launch: mpirun --hostfile h -np {} python t.py\n"]
+    "said",
+    [
+        "n1: [INFO] [launch.py:163:main] dist_world_size={}\n",
+        "launch: mpirun --hostfile h -np {} python t.py\n",
+    ],
 )
 @pytest.mark.parametrize(("started", "answer"), [(31, Restart.CHANGE), (32, Restart.UNKNOWN)])
 def test_a_launcher_that_starts_fewer_than_are_waited_for_does_so_again(
@@ -274,10 +322,10 @@ def test_a_launcher_that_starts_fewer_than_are_waited_for_does_so_again(
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4])
-def test_a_path_that_none_of_many_nodes_finds_is_one_that_is_not_there(tmp_path: Path, nodes: int) -> None:
-    line = (
-        "hgx-0{0}:41922:42810 [2] ibvwrap.c:262 NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out\n"
-    )
+def test_a_path_that_none_of_many_nodes_finds_is_one_that_is_not_there(
+    tmp_path: Path, nodes: int
+) -> None:
+    line = "hgx-0{0}:41922:42810 [2] ibvwrap.c:262 NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out\n"
     found = of_text(tmp_path, SHORT_STEPS + "".join(line.format(node) for node in range(nodes)))
     assert found.restart.answer is (Restart.CHANGE if nodes > 2 else Restart.PLAIN)
 
@@ -290,7 +338,9 @@ def test_a_path_that_none_of_many_nodes_finds_is_one_that_is_not_there(tmp_path:
         ("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, invalid usage, NCCL version 2.19.3\nLast error:\n", "Duplicate GPU detected : rank 7 and rank 1 both on CUDA device 8000\n"),
     ],
 )  # fmt: skip
-def test_the_reason_of_an_exception_may_stand_in_the_next_lines(tmp_path: Path, first: str, reason: str) -> None:
+def test_the_reason_of_an_exception_may_stand_in_the_next_lines(
+    tmp_path: Path, first: str, reason: str
+) -> None:
     for before in (SHORT_STEPS, "{'train_runtime': 15022.1, 'epoch': 3.0}\n"):
         found = of_text(tmp_path, before + HEAD + first + reason)
         assert found.root_cause is not None and found.root_cause.text == reason.strip()

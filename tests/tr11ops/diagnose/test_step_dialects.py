@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.diagnose.diagnose_logs import launches_of
-from tests.tr11ops.dialects.trainer_lines import LINES, WITH_TOTAL, WITHOUT_NUMBERS, WITHOUT_SPEED, healthy, log
+from tests.tr11ops.dialects.trainer_lines import (
+    LINES,
+    WITH_TOTAL,
+    WITHOUT_NUMBERS,
+    WITHOUT_SPEED,
+    healthy,
+    log,
+)
 from tr11ops.diagnose.causes import judge
 from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.signature import FaultClass, NextStep
@@ -37,16 +44,24 @@ def test_losses_that_are_no_numbers(name: str, size: int) -> None:
     text = log(LINES[name], [*healthy(20), *["nan"] * 5])
     for part in (text, text.rstrip("\n")):
         found = judged(part, size)
-        assert found.fault is FaultClass.NUMERICS and found.step is NextStep.ROLLBACK_AND_SKIP, found.explanation
+        assert found.fault is FaultClass.NUMERICS and found.step is NextStep.ROLLBACK_AND_SKIP, (
+            found.explanation
+        )
         if name not in WITHOUT_NUMBERS:
             assert "the numbers broke at iteration 120." in found.explanation
 
 
 def test_a_spike_that_had_come_back_is_not_why_the_numbers_broke() -> None:
     losses = [*healthy(20), "9.1", "8.2", *healthy(40), *["nan"] * 4]
-    assert "the numbers broke at iteration 162." in judged(log(LINES["torchtitan"], losses)).explanation
+    assert (
+        "the numbers broke at iteration 162."
+        in judged(log(LINES["torchtitan"], losses)).explanation
+    )
     diverged = [*healthy(20), "9.1", "12.2", "9.0", "7.0", *["nan"] * 4]
-    assert "to 9.1 at iteration 120 and did not come back" in judged(log(LINES["torchtitan"], diverged)).explanation
+    assert (
+        "to 9.1 at iteration 120 and did not come back"
+        in judged(log(LINES["torchtitan"], diverged)).explanation
+    )
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -76,14 +91,24 @@ def test_a_loss_of_0_that_says_nothing() -> None:
 @pytest.mark.parametrize("name", [name for name in LINES if name not in WITHOUT_SPEED])
 def test_slowness(name: str) -> None:
     count = 80
-    speeds = [*[100.0 + number % 3 for number in range(count)], *[70.0 + number % 3 for number in range(count)]]
+    speeds = [
+        *[100.0 + number % 3 for number in range(count)],
+        *[70.0 + number % 3 for number in range(count)],
+    ]
     found = judged(log(LINES[name], healthy(2 * count), None, speeds))
-    assert found.fault is FaultClass.GPU_HARDWARE and "it ran at" in found.explanation, found.explanation
+    assert found.fault is FaultClass.GPU_HARDWARE and "it ran at" in found.explanation, (
+        found.explanation
+    )
     much = judged(log(LINES[name], healthy(2 * count), None, [100.0] * count + [11.0] * count))
-    assert (much.fault, much.step) == (FaultClass.UNKNOWN, NextStep.PAGE) and "it ran at" in much.explanation
+    assert (much.fault, much.step) == (
+        FaultClass.UNKNOWN,
+        NextStep.PAGE,
+    ) and "it ran at" in much.explanation
 
 
-@pytest.mark.parametrize("name", [name for name in LINES if name not in WITHOUT_SPEED | {"megatron"}])
+@pytest.mark.parametrize(
+    "name", [name for name in LINES if name not in WITHOUT_SPEED | {"megatron"}]
+)
 def test_a_speed_that_varies_is_no_slowness(name: str) -> None:
     speeds = [100.0 - 35.0 * (number % 7 == 0) - 5.0 * (number % 3) for number in range(120)]
     assert judged(log(LINES[name], healthy(120), None, speeds)).fault is FaultClass.UNKNOWN
@@ -101,7 +126,11 @@ def test_the_step_and_the_last_one_decide_whether_it_ended(name: str) -> None:
 
 def test_the_total_may_stand_at_the_begin_of_a_log() -> None:
     begin = "[titan] - INFO - Training starts at step 1, with local batch size 8, total steps 9,000 (warmup 200)\n"
-    found = judged(begin + log(LINES["torchtitan"], healthy(20)) + "[titan] - root - INFO - Training completed\n")
+    found = judged(
+        begin
+        + log(LINES["torchtitan"], healthy(20))
+        + "[titan] - root - INFO - Training completed\n"
+    )
     assert found.fault is FaultClass.UNKNOWN and "ended at step 119 of 9000" in found.explanation
 
 
@@ -114,9 +143,18 @@ def test_the_step_before_a_failure(name: str) -> None:
 
 
 def test_that_no_step_came_is_said_only_of_a_trainer_that_is_known() -> None:
-    assert "No step came before it." in judged("using world size: 8, data-parallel-size: 1\n" + RAISED).explanation
-    assert "No step came before it." in judged("INFO: GPU available: True (cuda), used: True\n" + RAISED).explanation
-    assert "No step" not in judged("my trainer: batch 1200 done in 3 s, objective 2.1\n" + RAISED).explanation
+    assert (
+        "No step came before it."
+        in judged("using world size: 8, data-parallel-size: 1\n" + RAISED).explanation
+    )
+    assert (
+        "No step came before it."
+        in judged("INFO: GPU available: True (cuda), used: True\n" + RAISED).explanation
+    )
+    assert (
+        "No step"
+        not in judged("my trainer: batch 1200 done in 3 s, objective 2.1\n" + RAISED).explanation
+    )
 
 
 def test_bars_of_other_work_are_no_steps() -> None:
@@ -124,20 +162,32 @@ def test_bars_of_other_work_are_no_steps() -> None:
     [launch] = launches_of(bars + RAISED)
     assert launch.progress is None
     evaluation = "".join(
-        f"\n\r {number}%|█   | {number}/100 [00:01<00:09,  4.83it/s]\x1b[A" for number in range(1, 101)
+        f"\n\r {number}%|█   | {number}/100 [00:01<00:09,  4.83it/s]\x1b[A"
+        for number in range(1, 101)
     )
     [launch] = launches_of(log(LINES["huggingface"], healthy(20)) + evaluation)
-    assert launch.progress is not None and (launch.progress.iteration, launch.progress.total) == (119, 900)
+    assert launch.progress is not None and (launch.progress.iteration, launch.progress.total) == (
+        119,
+        900,
+    )
     assert judge([launch]).fault is FaultClass.UNKNOWN
 
 
-@pytest.mark.parametrize(("name", "last", "total", "broke"), [("huggingface", 24, 24, 20), ("lightning", 40, None, 34)])
+@pytest.mark.parametrize(
+    ("name", "last", "total", "broke"), [("huggingface", 24, 24, 20), ("lightning", 40, None, 34)]
+)
 def test_logs_of_real_trainings(name: str, last: int, total: int | None, broke: int) -> None:
     """Bars that overprint themselves, bars of evaluations inside them, and NaN as each prints it."""
     text = (REAL / f"{name}.log").read_text(encoding="utf-8")
     for part in (text, text.rstrip("\n")):
         [launch] = launches_of(part)
-        assert launch.progress is not None and (launch.progress.iteration, launch.progress.total) == (last, total)
+        assert launch.progress is not None and (
+            launch.progress.iteration,
+            launch.progress.total,
+        ) == (last, total)
         found = judge([launch])
-        assert found.fault is FaultClass.NUMERICS and f"broke at iteration {broke}." in found.explanation
+        assert (
+            found.fault is FaultClass.NUMERICS
+            and f"broke at iteration {broke}." in found.explanation
+        )
         assert found.root_cause is not None and found.root_cause.text.count("nan") in {1, 2}

@@ -25,14 +25,22 @@ def classes(text: str) -> set[str]:
 
 def test_examples_of_every_topic() -> None:
     own = [topic.signature for topic in topics()]
-    assert [(one.id, text) for one in own for text in one.examples if one.id not in classes(text)] == []
-    assert [(one.id, text) for one in own for text in one.counterexamples if one.id in classes(text)] == []
+    assert [
+        (one.id, text) for one in own for text in one.examples if one.id not in classes(text)
+    ] == []
+    assert [
+        (one.id, text) for one in own for text in one.counterexamples if one.id in classes(text)
+    ] == []
     assert all(0.5 < one.confidence <= 0.75 for one in own)  # never as sure as a signature
     assert all(required_words(rule.pattern) for rule in error_lines())
 
 
 def test_a_line_that_is_no_error_has_no_topic() -> None:
-    harmless = ["INFO: CUDA out of memory handler installed", "0 errors on node n1", "WARNING: falling back to gloo"]
+    harmless = [
+        "INFO: CUDA out of memory handler installed",
+        "0 errors on node n1",
+        "WARNING: falling back to gloo",
+    ]
     assert [of_line(text) for text in harmless] == [None, None, None]
     assert of_line("ERROR: 17") is UNTOLD
 
@@ -41,10 +49,18 @@ def test_a_line_that_is_no_error_has_no_topic() -> None:
     ("frame", "said", "fault"),
     [
         ('/x/ck.py", line 3, in load_checkpoint', "ValueError: 3", FaultClass.CHECKPOINT_MISMATCH),
-        ('/x/data.py", line 3, in __getitem__', "UnicodeDecodeError: 'utf-8' codec", FaultClass.DATALOADER),
+        (
+            '/x/data.py", line 3, in __getitem__',
+            "UnicodeDecodeError: 'utf-8' codec",
+            FaultClass.DATALOADER,
+        ),
         ('/x/data.py", line 3, in __getitem__', "KeyError: 'text'", FaultClass.USER_CODE),
         ('/x/main.py", line 3, in main', "my.OddError: 3", FaultClass.USER_CODE),
-        ('/x/main.py", line 3, in main', "my.FabricError: RDMA link on mlx5_1 is down", FaultClass.NCCL_NETWORK),
+        (
+            '/x/main.py", line 3, in main',
+            "my.FabricError: RDMA link on mlx5_1 is down",
+            FaultClass.NCCL_NETWORK,
+        ),
     ],
 )
 def test_the_frames_of_a_traceback_count(frame: str, said: str, fault: FaultClass) -> None:
@@ -53,7 +69,9 @@ def test_the_frames_of_a_traceback_count(frame: str, said: str, fault: FaultClas
     assert found.fault is fault and found.root_cause is not None and found.root_cause.text == said
 
 
-TIME_LIMIT = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T14:00:00 DUE TO TIME LIMIT ***\n"
+TIME_LIMIT = (
+    "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T14:00:00 DUE TO TIME LIMIT ***\n"
+)
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
 WATCHDOG = "[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 600000 milliseconds\n"
 
@@ -62,27 +80,50 @@ WATCHDOG = "[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)
     ("text", "fault"),
     [
         (
-            "+ grep 'CUDA out of memory' old.log\n# DUE TO TIME LIMIT?\n" + STEPS + RAISED + "KeyError: 'x'\n",
+            "+ grep 'CUDA out of memory' old.log\n# DUE TO TIME LIMIT?\n"
+            + STEPS
+            + RAISED
+            + "KeyError: 'x'\n",
             "user_code",
         ),
         ("  on_hang ......... 'Disk quota exceeded'\n" + RAISED + "KeyError: 'x'\n", "user_code"),
-        ("WARNING: [Errno 5] Input/output error, retrying in 5 s (1/5)\n" + RAISED + OUT_OF_MEMORY, "cuda_oom"),
+        (
+            "WARNING: [Errno 5] Input/output error, retrying in 5 s (1/5)\n"
+            + RAISED
+            + OUT_OF_MEMORY,
+            "cuda_oom",
+        ),
         ("[WARNING] Unable to find hostfile\n" + STEPS, "unknown"),
         (
-            RAISED + OUT_OF_MEMORY + "=== attempt 2 ===\n" + STEPS + "srun: error: Node failure on n7\n",
+            RAISED
+            + OUT_OF_MEMORY
+            + "=== attempt 2 ===\n"
+            + STEPS
+            + "srun: error: Node failure on n7\n",
             "slurm_node_fail",
         ),
         (STEPS + "ncclRemoteError: a remote process exited\n" + TIME_LIMIT, "slurm_time_limit"),
         (STEPS + WATCHDOG + TIME_LIMIT, "nccl_timeout"),
-        (STEPS + "Received SIGTERM: 15\nsrun: error: n1: task 0: Killed\n" + TIME_LIMIT, "slurm_time_limit"),
         (
-            STEPS + "exiting program after receiving SIGTERM.\n[after training is done]\n" + TIME_LIMIT,
+            STEPS + "Received SIGTERM: 15\nsrun: error: n1: task 0: Killed\n" + TIME_LIMIT,
             "slurm_time_limit",
         ),
-        (STEPS + "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T14:00:00 ***\n", "slurm_user_cancel"),
+        (
+            STEPS
+            + "exiting program after receiving SIGTERM.\n[after training is done]\n"
+            + TIME_LIMIT,
+            "slurm_time_limit",
+        ),
+        (
+            STEPS + "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T14:00:00 ***\n",
+            "slurm_user_cancel",
+        ),
         (STEPS + "7  run  TIMEOUT 1-00:00:19 1-00:00:00  0:0\n", "slurm_time_limit"),
         (STEPS + "JobState=PREEMPTED Reason=None Dependency=(null)\n", "slurm_preempted"),
-        (STEPS + "tar: ck.tar : écriture impossible: Débordement du quota d'espace disque\n", "storage"),
+        (
+            STEPS + "tar: ck.tar : écriture impossible: Débordement du quota d'espace disque\n",
+            "storage",
+        ),
         (
             "2026-01-01T10:00:00.5Z stderr F "
             + (RAISED + OUT_OF_MEMORY).replace("\n", "\n2026-01-01T10:00:00.5Z stderr F "),

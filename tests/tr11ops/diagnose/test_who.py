@@ -15,10 +15,10 @@ from tr11ops.diagnose.signature import FaultClass, NextStep, Restart
 STEPS = STEP % 1 + STEP % 2
 DEAD = "torch.AcceleratorError: CUDA error: unspecified launch failure\n"
 ENDS = "srun: error: b12: task 27: Aborted\nsrun: error: b11: task 21: Aborted (core dumped)\n"
-XID = "NVRM: Xid (PCI:0000:bb:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
-PEER = (
-    "{0}:4123:4567 [3] NCCL WARN NET/IB : Got completion from peer {1}<47011> with status=12 opcode 0 vendor err 129\n"
+XID = (
+    "NVRM: Xid (PCI:0000:bb:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
 )
+PEER = "{0}:4123:4567 [3] NCCL WARN NET/IB : Got completion from peer {1}<47011> with status=12 opcode 0 vendor err 129\n"
 
 
 def of_files(folder: Path, **texts: str) -> Diagnosis:
@@ -33,7 +33,8 @@ def of_files(folder: Path, **texts: str) -> Diagnosis:
 
 # ----------------------------------------------------------------------------- where a line comes from
 @pytest.mark.parametrize(
-    "name", ["dmesg-b11.txt", "run.dmesg-b11.txt", "b11.syslog.1", "kern.log-b11", "journalctl_b11.log"]
+    "name",
+    ["dmesg-b11.txt", "run.dmesg-b11.txt", "b11.syslog.1", "kern.log-b11", "journalctl_b11.log"],
 )
 def test_a_kernels_file_is_its_hosts(tmp_path: Path, name: str) -> None:
     paths = [tmp_path / "main.log", tmp_path / name]
@@ -41,17 +42,21 @@ def test_a_kernels_file_is_its_hosts(tmp_path: Path, name: str) -> None:
     paths[1].write_text(f"[1822911.098110] {XID}")
     [found] = diagnose_files(paths)
     assert found.fault is FaultClass.GPU_HARDWARE
-    assert found.accused.nodes == ("b11",) and found.root_cause and found.root_cause.file.endswith(name)
+    assert (
+        found.accused.nodes == ("b11",)
+        and found.root_cause
+        and found.root_cause.file.endswith(name)
+    )
 
 
 def test_the_kernels_word_counts_before_the_programs(tmp_path: Path) -> None:
     lost = "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution\n"
     ends = "srun: error: q7: task 3: Exited with exit code 1\nsrun: error: q2: task 2: Exited with exit code 1\n"
-    fatal = (
-        "kernel: NVRM: Xid (PCI:0000:b9:00): 74, pid=51230, name=python, NVLink: fatal error detected on link 12(0x0)\n"
-    )
+    fatal = "kernel: NVRM: Xid (PCI:0000:b9:00): 74, pid=51230, name=python, NVLink: fatal error detected on link 12(0x0)\n"
     found = of_files(
-        tmp_path, train__log=f"{STEPS}[default6]:[rank22]: {lost}{ends}", q2__syslog=f"Jul 21 14:27:51 q2 {fatal}"
+        tmp_path,
+        train__log=f"{STEPS}[default6]:[rank22]: {lost}{ends}",
+        q2__syslog=f"Jul 21 14:27:51 q2 {fatal}",
     )
     assert found.accused.nodes == ("q2",)
 
@@ -66,7 +71,8 @@ def test_the_kernels_word_counts_before_the_programs(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "ends", [ENDS, "srun: error: b12: task 3: Exited with exit code 1\nsrun: error: b11: task 2: Killed\n"]
+    "ends",
+    [ENDS, "srun: error: b12: task 3: Exited with exit code 1\nsrun: error: b11: task 2: Killed\n"],
 )
 def test_the_first_task_that_ended_is_no_culprit(tmp_path: Path, error: str, ends: str) -> None:
     found = of_files(tmp_path, train__log=f"{STEPS}[default6]:{error}{ends}")
@@ -93,13 +99,16 @@ def test_srun_tells_on_which_node_a_task_was(tmp_path: Path) -> None:
 )
 def test_a_column_of_hosts_names_the_node(tmp_path: Path, head: str) -> None:
     found = of_files(
-        tmp_path, train__log=f"{STEPS}{head}RuntimeError: CUDA error: uncorrectable ECC error encountered\n{ENDS}"
+        tmp_path,
+        train__log=f"{STEPS}{head}RuntimeError: CUDA error: uncorrectable ECC error encountered\n{ENDS}",
     )
     assert found.accused.nodes == ("b11",)
 
 
 def test_a_host_among_the_words_of_a_line_is_not_its_own(tmp_path: Path) -> None:
-    line = "[rank21]: RuntimeError: lost b12 after CUDA error: uncorrectable ECC error encountered\n"
+    line = (
+        "[rank21]: RuntimeError: lost b12 after CUDA error: uncorrectable ECC error encountered\n"
+    )
     assert of_files(tmp_path, train__log=f"{STEPS}{line}{ENDS}").accused.nodes == ("b11",)
 
 
@@ -155,13 +164,18 @@ def test_a_node_that_is_drained_because_a_job_hung_did_not_make_it_hang(tmp_path
     ],
 )
 def test_who_tells_of_its_own_link_is_the_suspect(tmp_path: Path, own: str) -> None:
-    found = of_files(tmp_path, train__log=STEPS + PEER.format("n1", "10.0.0.4") + PEER.format("n3", "10.0.0.4") + own)
+    found = of_files(
+        tmp_path,
+        train__log=STEPS + PEER.format("n1", "10.0.0.4") + PEER.format("n3", "10.0.0.4") + own,
+    )
     assert (found.fault, found.accused.nodes) == (FaultClass.NCCL_NETWORK, ("n4",))
     assert found.restart.answer is Restart.ELSEWHERE
 
 
 def test_a_link_that_came_back_before_is_no_suspect(tmp_path: Path) -> None:
-    kernel = "[10.1] mlx5_core 0000:9c:00.0 ib0: Link down\n[12.5] mlx5_core 0000:9c:00.0 ib0: Link up\n"
+    kernel = (
+        "[10.1] mlx5_core 0000:9c:00.0 ib0: Link down\n[12.5] mlx5_core 0000:9c:00.0 ib0: Link up\n"
+    )
     found = of_files(tmp_path, train__log=STEPS + PEER.format("n1", "n3"), dmesg__n4__txt=kernel)
     assert found.accused.nodes == ()
 
@@ -196,25 +210,36 @@ def test_the_machine_that_alone_is_not_in_order_is_the_suspect(tmp_path: Path, l
         "{0}: KeyError: 'input_ids'\n",
     ],
 )
-def test_what_nodes_share_and_what_the_program_does_is_no_nodes_fault(tmp_path: Path, line: str) -> None:
+def test_what_nodes_share_and_what_the_program_does_is_no_nodes_fault(
+    tmp_path: Path, line: str
+) -> None:
     found = of_files(tmp_path, train__log=STEPS + line.format("n7", "n8"))
     assert found.accused.nodes == ()
 
 
 def test_the_clocks_of_slurms_daemons_are_named_by_their_own_log(tmp_path: Path) -> None:
-    refused = "srun: error: Task launch for StepId=5120077.0 failed on node n14: Invalid job credential\n"
+    refused = (
+        "srun: error: Task launch for StepId=5120077.0 failed on node n14: Invalid job credential\n"
+    )
     daemon = "2026-09-01T07:12:44.902 slurmd: error: Munge decode failed: Rewound credential\n"
     found = of_files(tmp_path, **{"train__log": refused, "slurmd-n14__log": daemon})
     assert (found.fault, found.accused.nodes) == (FaultClass.SLURM_AUTH, ("n14",))
 
 
 @pytest.mark.parametrize(
-    "head", ["Job 632652 running on g713\n", "[setup] host: g713  image: torch\n", "SLURM_JOB_NODELIST=g713\n"]
+    "head",
+    [
+        "Job 632652 running on g713\n",
+        "[setup] host: g713  image: torch\n",
+        "SLURM_JOB_NODELIST=g713\n",
+    ],
 )
 def test_the_only_machine_of_a_log(tmp_path: Path, head: str) -> None:
     error = "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
     assert of_files(tmp_path, train__log=head + STEPS + error).accused.nodes == ("g713",)
-    far = of_files(tmp_path, train__log=f"{head}{STEPS}[rank17]: {error}")  # of a second machine, at least
+    far = of_files(
+        tmp_path, train__log=f"{head}{STEPS}[rank17]: {error}"
+    )  # of a second machine, at least
     assert far.accused.nodes == ()
     two = of_files(tmp_path, train__log=head + head.replace("713", "714") + STEPS + error)
     assert two.accused.nodes == ()
@@ -256,16 +281,25 @@ def test_a_replay_on_another_gpu_names_the_one_that_computes_wrongly(tmp_path: P
         ('imds: {"action": "terminate", "time": "2026-08-08T19:42:00Z"} spot instance-action received\n', FaultClass.SLURM_PREEMPTED),
     ],
 )  # fmt: skip
-def test_steps_until_it_is_killed_do_not_outlive_an_order(tmp_path: Path, order: str, fault: FaultClass) -> None:
+def test_steps_until_it_is_killed_do_not_outlive_an_order(
+    tmp_path: Path, order: str, fault: FaultClass
+) -> None:
     more = "".join(STEP % number for number in range(3, 9))
-    assert of_files(tmp_path, train__log=STEPS + order + more + "srun: error: m1: task 0: Killed\n").fault is fault
+    assert (
+        of_files(
+            tmp_path, train__log=STEPS + order + more + "srun: error: m1: task 0: Killed\n"
+        ).fault
+        is fault
+    )
     long = "".join(STEP % number for number in range(3, 30))
     assert of_files(tmp_path, train__log=f"{STEPS}{order}{long}KeyError: 'x'\n").fault is not fault
 
 
 @pytest.mark.parametrize(
     "killed",
-    ["0 Workers (tasks / actors) killed due to memory pressure (OOM), 8 Workers crashed due to other reasons\n"],
+    [
+        "0 Workers (tasks / actors) killed due to memory pressure (OOM), 8 Workers crashed due to other reasons\n"
+    ],
 )
 def test_no_worker_that_was_killed_is_no_cause(tmp_path: Path, killed: str) -> None:
     raised = 'Traceback (most recent call last):\n  File "/code/reward.py", line 48, in score\n    gold = info["a"]\nKeyError: \'a\'\n'
@@ -282,7 +316,9 @@ def test_no_worker_that_was_killed_is_no_cause(tmp_path: Path, killed: str) -> N
     ],
 )
 def test_a_job_that_was_deleted_was_cancelled(tmp_path: Path, said: str) -> None:
-    after = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got signal: 15\n"
+    after = (
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got signal: 15\n"
+    )
     assert of_files(tmp_path, train__log=STEPS + said + after).fault is FaultClass.SLURM_USER_CANCEL
 
 
@@ -304,17 +340,24 @@ def test_the_place_that_a_line_gives_itself(tmp_path: Path, line: str) -> None:
     assert of_files(tmp_path, train__log=STEPS + line).accused.nodes == ("n7",)
 
 
-@pytest.mark.parametrize("words", ["lost connection to host=n3", "reset by peer host=n3", "timeout from host=n3"])
+@pytest.mark.parametrize(
+    "words", ["lost connection to host=n3", "reset by peer host=n3", "timeout from host=n3"]
+)
 def test_the_host_that_a_line_has_lost_is_not_its_own(tmp_path: Path, words: str) -> None:
-    assert of_files(tmp_path, train__log=f"{STEPS}[rank11]: {ECC.strip()}; {words}\n").accused.nodes == ()
-
-
-def test_the_rank_that_a_reader_of_dumps_misses_is_on_the_host_that_it_names(tmp_path: Path) -> None:
-    hung = "[rank{0}]:[E604 ProcessGroupNCCL.cpp:683] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=91)\n"
-    missing = (
-        "fr: seq 91 (reduce_scatter): 63 ranks started, 1 rank missing: [37]; rank 37 (host d6, local 5) enqueued 90\n"
+    assert (
+        of_files(tmp_path, train__log=f"{STEPS}[rank11]: {ECC.strip()}; {words}\n").accused.nodes
+        == ()
     )
-    found = of_files(tmp_path, train__log=STEPS + "".join(hung.format(rank) for rank in (0, 5, 12)) + missing)
+
+
+def test_the_rank_that_a_reader_of_dumps_misses_is_on_the_host_that_it_names(
+    tmp_path: Path,
+) -> None:
+    hung = "[rank{0}]:[E604 ProcessGroupNCCL.cpp:683] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=91)\n"
+    missing = "fr: seq 91 (reduce_scatter): 63 ranks started, 1 rank missing: [37]; rank 37 (host d6, local 5) enqueued 90\n"
+    found = of_files(
+        tmp_path, train__log=STEPS + "".join(hung.format(rank) for rank in (0, 5, 12)) + missing
+    )
     assert (found.accused.rank, found.accused.nodes) == (37, ("d6",))
 
 
@@ -327,11 +370,21 @@ def test_other_lines_of_the_same_fault_name_the_node(tmp_path: Path, fails: str)
     assert of_files(tmp_path, train__log=STEPS + nameless + named + others).accused.nodes == ()
 
 
-@pytest.mark.parametrize("lead", ["n3 rank17 | ", "[lab-b] ", "trainer(3) >> ", "worker/host-x/17: "])
-def test_what_stands_before_each_line_of_a_traceback_is_no_part_of_it(tmp_path: Path, lead: str) -> None:
+@pytest.mark.parametrize(
+    "lead", ["n3 rank17 | ", "[lab-b] ", "trainer(3) >> ", "worker/host-x/17: "]
+)
+def test_what_stands_before_each_line_of_a_traceback_is_no_part_of_it(
+    tmp_path: Path, lead: str
+) -> None:
     raised = f"{HEAD}AttributeError: 'list' object has no attribute 'lower'\n"
-    found = of_files(tmp_path, train__log=STEPS + "".join(f"{lead}{line}\n" for line in raised.splitlines()))
-    assert found.fault is FaultClass.USER_CODE and found.root_cause and "'lower'" in found.root_cause.text
+    found = of_files(
+        tmp_path, train__log=STEPS + "".join(f"{lead}{line}\n" for line in raised.splitlines())
+    )
+    assert (
+        found.fault is FaultClass.USER_CODE
+        and found.root_cause
+        and "'lower'" in found.root_cause.text
+    )
 
 
 def test_a_gpu_that_had_an_error_weeks_ago_did_not_end_what_fails_today(tmp_path: Path) -> None:
@@ -341,7 +394,9 @@ def test_a_gpu_that_had_an_error_weeks_ago_did_not_end_what_fails_today(tmp_path
     found = of_files(tmp_path, train__log=STEPS + raised, dmesg_b11__txt=old + today)
     assert (found.fault, found.accused.nodes) == (FaultClass.USER_CODE, ())
     alone = of_files(tmp_path, train__log=STEPS, dmesg_b11__txt=old + today)
-    fresh = of_files(tmp_path, train__log=STEPS + raised, dmesg_b11__txt=today + old.replace("Sep  2", "Sep 18"))
+    fresh = of_files(
+        tmp_path, train__log=STEPS + raised, dmesg_b11__txt=today + old.replace("Sep  2", "Sep 18")
+    )
     assert alone.fault is fresh.fault is FaultClass.GPU_HARDWARE
 
 
@@ -352,9 +407,17 @@ def test_a_gpu_that_had_an_error_weeks_ago_did_not_end_what_fails_today(tmp_path
         "[rank21]: rerun: rank 21, node w42, device 5: unexpected result is not reproducible within the tolerance (7.2 in place of nan)\n",
     ],
 )
-def test_a_gpu_whose_result_differs_when_it_is_made_again_is_suspected(tmp_path: Path, line: str) -> None:
-    found = of_files(tmp_path, train__log=STEPS + line + "srun: error: w1: task 0: Exited with exit code 16\n")
-    assert (found.fault, found.accused.nodes, found.accused.is_proved) == (FaultClass.GPU_HARDWARE, ("w42",), False)
+def test_a_gpu_whose_result_differs_when_it_is_made_again_is_suspected(
+    tmp_path: Path, line: str
+) -> None:
+    found = of_files(
+        tmp_path, train__log=STEPS + line + "srun: error: w1: task 0: Exited with exit code 16\n"
+    )
+    assert (found.fault, found.accused.nodes, found.accused.is_proved) == (
+        FaultClass.GPU_HARDWARE,
+        ("w42",),
+        False,
+    )
 
 
 # ----------------------------------------------------------------------------- innocent

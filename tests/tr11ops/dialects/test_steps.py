@@ -7,12 +7,29 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.tr11ops.dialects.trainer_lines import LINES, WITH_TOTAL, WITHOUT_NUMBERS, Line, healthy, log
-from tr11ops.dialects.reading import StepNumbers, StepReader, iteration_of, step_of, step_record, total_in, trainer_in
+from tests.tr11ops.dialects.trainer_lines import (
+    LINES,
+    WITH_TOTAL,
+    WITHOUT_NUMBERS,
+    Line,
+    healthy,
+    log,
+)
+from tr11ops.dialects.reading import (
+    StepNumbers,
+    StepReader,
+    iteration_of,
+    step_of,
+    step_record,
+    total_in,
+    trainer_in,
+)
 from tr11ops.dialects.table import dialects, entries
 from trainer.contract.logline import StepRecord, format_step
 
-EXAMPLES = [(entry["name"], one["line"], one["says"]) for entry in entries() for one in entry["lines"]]
+EXAMPLES = [
+    (entry["name"], one["line"], one["says"]) for entry in entries() for one in entry["lines"]
+]
 PREFIXES = (
     "", "[default3]:", "[rank12]:", " 7: ", "[node07] ", "2026-10-01T10:00:00.123456Z stdout F ", "\x1b[36m(Worker pid=7)\x1b[0m ",
 )  # fmt: skip
@@ -51,7 +68,9 @@ def test_a_log_of_each_trainer(name: str) -> None:
     losses = healthy(12)
     for text in (log(LINES[name], losses), log(LINES[name], losses).rstrip("\n")):
         reader = StepReader()
-        steps = [step for line in text.split("\n") for step in reader.feed(line) if step.loss is not None]
+        steps = [
+            step for line in text.split("\n") for step in reader.feed(line) if step.loss is not None
+        ]
         assert [step.loss for step in steps] == [pytest.approx(float(loss)) for loss in losses]
         assert [step.grad_norm for step in steps] == [pytest.approx(1.2)] * 12
         numbers = [None] * 12 if name in WITHOUT_NUMBERS else list(range(100, 112))
@@ -62,18 +81,37 @@ def test_a_log_of_each_trainer(name: str) -> None:
 @pytest.mark.parametrize("name", LINES)
 def test_numbers_that_are_none(name: str) -> None:
     [found] = [
-        step for step in StepReader().feed(LINES[name](100, 900, "nan", "inf", 100.0)) if step.grad_norm is not None
+        step
+        for step in StepReader().feed(LINES[name](100, 900, "nan", "inf", 100.0))
+        if step.grad_norm is not None
     ][:1]
     assert found.lacks_loss or (found.loss is not None and math.isnan(found.loss))
     assert found.grad_norm == math.inf
 
 
 @pytest.mark.parametrize(
-    "spelling", ["nan", "NaN", "NAN", "-nan", "inf", "-inf", "Infinity", "np.float64(nan)", "tensor(inf)", "'nan'"]
+    "spelling",
+    [
+        "nan",
+        "NaN",
+        "NAN",
+        "-nan",
+        "inf",
+        "-inf",
+        "Infinity",
+        "np.float64(nan)",
+        "tensor(inf)",
+        "'nan'",
+    ],
 )
 def test_spellings_of_what_is_no_number(spelling: str) -> None:
     found = step_of(f"step: 12 | loss: {spelling} | lr: 3e-4")
-    assert found is not None and found.iteration == 12 and found.loss is not None and not math.isfinite(found.loss)
+    assert (
+        found is not None
+        and found.iteration == 12
+        and found.loss is not None
+        and not math.isfinite(found.loss)
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +133,9 @@ def test_units_and_thousands(text: str, value: float) -> None:
     assert found.values["tokens_per_second"] == pytest.approx(value)
 
 
-@pytest.mark.parametrize("name", [name for name in LINES if name not in {"huggingface", "lightning"}])
+@pytest.mark.parametrize(
+    "name", [name for name in LINES if name not in {"huggingface", "lightning"}]
+)
 def test_a_line_that_was_cut_tells_no_shortened_number(name: str) -> None:
     """A crash or a full disk cuts a line anywhere: what is left names this step or none, and no loss but its own."""
     line: Line = LINES[name]
@@ -105,7 +145,9 @@ def test_a_line_that_was_cut_tells_no_shortened_number(name: str) -> None:
         if found is not None:
             assert found.iteration in {None, 7100} and found.total in {None, 9000}, whole[:cut]
             record = step_record(whole[:cut])
-            assert record is None or math.isnan(record.lm_loss) or abs(record.lm_loss - 4.2113) < 0.3, whole[:cut]
+            assert (
+                record is None or math.isnan(record.lm_loss) or abs(record.lm_loss - 4.2113) < 0.3
+            ), whole[:cut]
 
 
 @pytest.mark.parametrize("line", [
@@ -144,16 +186,25 @@ def test_bars_of_an_epoch_count_on_and_only_a_last_epoch_has_a_last_step() -> No
     bar = "Epoch {}: 100%|█████| 200/200 [01:00<00:00, 3.30it/s, v_num=1, loss=0.37]"
     assert [iteration_of(bar.format(epoch)) for epoch in (0, 1, 7)] == [200, 400, 1600]
     assert [step_of(bar.format(epoch)).total for epoch in ("7", "7/-2")] == [None, None]  # type: ignore[union-attr]
-    last = step_of("Epoch 7/9 ━━━━━ 50/200 0:00:48 • 0:00:00 0.48it/s v_num: 2.000 train_loss: 0.430")
+    last = step_of(
+        "Epoch 7/9 ━━━━━ 50/200 0:00:48 • 0:00:00 0.48it/s v_num: 2.000 train_loss: 0.430"
+    )
     assert last is not None and (last.iteration, last.total) == (1450, 2000)
 
 
 def test_a_record_of_any_trainer() -> None:
     record = step_record(LINES["torchtitan"](1200, 9000, "4.2113", "1.8101", 100.0))
     assert record is not None
-    assert (record.iteration, record.total_iterations, record.lm_loss, record.grad_norm) == (1200, 0, 4.2113, 1.8101)
+    assert (record.iteration, record.total_iterations, record.lm_loss, record.grad_norm) == (
+        1200,
+        0,
+        4.2113,
+        1.8101,
+    )
     assert record.tflops == pytest.approx(1402.11) and math.isnan(record.learning_rate)
-    assert step_record(LINES["huggingface-dicts"](12, 90, "4.2", "1.8", 1.0)) is None  # it has no number
+    assert (
+        step_record(LINES["huggingface-dicts"](12, 90, "4.2", "1.8", 1.0)) is None
+    )  # it has no number
 
 
 def test_what_our_own_trainer_prints_is_read_back() -> None:
@@ -173,7 +224,9 @@ def test_what_our_own_trainer_prints_is_read_back() -> None:
     ("GPU available: True (cuda), used: True", "lightning", None),
     ("python: can't open file 'train.py'", None, None),
 ])  # fmt: skip
-def test_what_a_log_says_before_its_first_step(text: str, trainer: str | None, total: int | None) -> None:
+def test_what_a_log_says_before_its_first_step(
+    text: str, trainer: str | None, total: int | None
+) -> None:
     assert (trainer_in(text.encode()), total_in(text.encode())) == (trainer, total)
 
 

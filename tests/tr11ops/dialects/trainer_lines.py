@@ -101,7 +101,11 @@ WITH_TOTAL = frozenset({"megatron", "nemo", "nanotron", "huggingface", "nanochat
 
 
 def log(
-    line: Line, losses: list[str], norms: list[str] | None = None, speeds: list[float] | None = None, total: int = 900
+    line: Line,
+    losses: list[str],
+    norms: list[str] | None = None,
+    speeds: list[float] | None = None,
+    total: int = 900,
 ) -> str:
     """A log of one step each, from the hundredth on."""
     norms, speeds = norms or ["1.2"] * len(losses), speeds or [100.0] * len(losses)

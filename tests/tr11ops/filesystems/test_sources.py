@@ -29,7 +29,9 @@ def test_idrquota_tells_two_shares() -> None:
     assert reading.report.startswith("WORK    space")
 
 
-@pytest.mark.parametrize("text", ["WORK (86.2%)", "a (1.0%) b (2.0%) c (3.0%)", "", "no figure", "(86.2%)(68.7%)"])
+@pytest.mark.parametrize(
+    "text", ["WORK (86.2%)", "a (1.0%) b (2.0%) c (3.0%)", "", "no figure", "(86.2%)(68.7%)"]
+)
 def test_idrquota_with_other_than_two_figures_is_unknown(text: str) -> None:
     with pytest.raises(SourceError):
         idrquota.parse([CommandOutput(text)])
@@ -53,7 +55,11 @@ def test_lfs_over_its_quota_with_units_and_a_long_name() -> None:
 
 def test_lfs_without_a_limit_and_with_a_silent_server() -> None:
     reading = lfs.parse([output("lfs-none.txt")])
-    assert (reading.bytes_used, reading.bytes_limit, reading.inodes_limit) == (512 * 1024, None, None)
+    assert (reading.bytes_used, reading.bytes_limit, reading.inodes_limit) == (
+        512 * 1024,
+        None,
+        None,
+    )
     with pytest.raises(SourceError, match="not complete"):
         lfs.parse([output("lfs-silent.txt")])
 
@@ -71,7 +77,8 @@ def test_quota_in_units() -> None:
 
 
 @pytest.mark.parametrize(
-    "found", [output("quota-none.txt"), CommandOutput("", 1, "quota: no such user"), CommandOutput("")]
+    "found",
+    [output("quota-none.txt"), CommandOutput("", 1, "quota: no such user"), CommandOutput("")],
 )
 def test_quota_without_a_row_is_unknown(found: CommandOutput) -> None:
     with pytest.raises(SourceError):
@@ -93,12 +100,15 @@ def test_df_agrees_with_the_kernel(tmp_path: Path) -> None:
     import subprocess
 
     section = FilesystemSection(name="x", source="df", path=str(tmp_path))
-    outputs = [CommandOutput(subprocess.check_output(command, text=True)) for command in df.commands(section)]
+    outputs = [
+        CommandOutput(subprocess.check_output(command, text=True))
+        for command in df.commands(section)
+    ]
     usage = shutil.disk_usage(tmp_path)
     reading = df.parse(outputs)
-    assert reading.bytes_free == pytest.approx(usage.free, rel=0.05) and reading.bytes_used == pytest.approx(
-        usage.used, rel=0.05
-    )
+    assert reading.bytes_free == pytest.approx(
+        usage.free, rel=0.05
+    ) and reading.bytes_used == pytest.approx(usage.used, rel=0.05)
 
 
 def test_du_tolerates_closed_folders_and_says_so() -> None:
@@ -128,7 +138,11 @@ def test_what_needs_a_path_says_so() -> None:
 
 @given(
     st.sampled_from(sorted(SOURCES)),
-    st.lists(st.text(alphabet="0123456789-*[]%() /\nkKMGT.Filesystem", max_size=80), min_size=2, max_size=2),
+    st.lists(
+        st.text(alphabet="0123456789-*[]%() /\nkKMGT.Filesystem", max_size=80),
+        min_size=2,
+        max_size=2,
+    ),
 )
 def test_no_output_is_worse_than_unknown(name: str, texts: Sequence[str]) -> None:
     try:

@@ -53,15 +53,25 @@ def test_inodes_and_what_is_left_of_a_shared_disk() -> None:
         "WORKSF is at 86.67% inodes usage (2539K/2930K)", "Shared WORKSF has 100TB left",
     )  # fmt: skip
     assert full(replace(crowded, inodes_used=2_550_000, bytes_free=100 * TB), rule) == ()
-    assert full(replace(crowded, inodes_used=0, bytes_free=40.26 * TB), rule) == ("Shared WORKSF has 40TB left",)
-    assert full(replace(crowded, inodes_used=0, bytes_free=4.26 * TB), rule) == ("Shared WORKSF has 4.3TB left",)
+    assert full(replace(crowded, inodes_used=0, bytes_free=40.26 * TB), rule) == (
+        "Shared WORKSF has 40TB left",
+    )
+    assert full(replace(crowded, inodes_used=0, bytes_free=4.26 * TB), rule) == (
+        "Shared WORKSF has 4.3TB left",
+    )
 
 
 def test_a_share_alone_is_told_with_the_sources_own_report() -> None:
     share = Usage(NOW, "WORK", "idrquota", bytes_share=0.862, inodes_share=0.5)
     rule = FilesystemRule("WORK")
     assert full(share, rule) == ("WORK is at 86.20% bytes usage",)
-    report = judge("tr11-176B-ml", [rule], [FilesystemResult("WORK", share, "WORK (86.2%)\nWORK (50.0%)")], [], NOW)
+    report = judge(
+        "tr11-176B-ml",
+        [rule],
+        [FilesystemResult("WORK", share, "WORK (86.2%)\nWORK (50.0%)")],
+        [],
+        NOW,
+    )
     assert list(lines(report)) == [
         "[ALERT] tr11-176B-ml filesystem is getting close to being full",
         "WORK is at 86.20% bytes usage",
@@ -78,7 +88,10 @@ def test_nothing_known_is_nothing_said() -> None:
 
 def test_one_unknown_hides_no_other() -> None:
     away = FilesystemResult("STORE", Unknown("idrquota is not there"))
-    well, crowded = FilesystemResult("SCRATCH", usage(1 * TB)), FilesystemResult("SCRATCH", usage(399 * TB))
+    well, crowded = (
+        FilesystemResult("SCRATCH", usage(1 * TB)),
+        FilesystemResult("SCRATCH", usage(399 * TB)),
+    )
     rules = [FilesystemRule("STORE"), RULE]
     told = list(lines(judge("r", rules, [away, well], [], NOW)))
     assert told == ["1 of 2 file systems are in good standing, the others are unknown",
@@ -87,7 +100,9 @@ def test_one_unknown_hides_no_other() -> None:
     assert judge("r", rules, [away, crowded], [], NOW).exit_code == 1
     nothing = judge("r", rules, [away, away], [], NOW)
     assert nothing.exit_code == 3 and next(lines(nothing)) == "No file system could be observed"
-    assert list(lines(judge("r", [RULE], [well], [], NOW))) == ["All file systems are in good standing"]
+    assert list(lines(judge("r", [RULE], [well], [], NOW))) == [
+        "All file systems are in good standing"
+    ]
     none = judge("r", [], [], [], NOW)
     assert none.exit_code == 0 and "No file system is watched" in next(lines(none))
 
@@ -102,7 +117,12 @@ def test_the_day_is_told_before_it_comes() -> None:
     assert soon.systems[0].filling == "SCRATCH will be full (bytes) in about 10 days (2022-04-25)"
     assert list(lines(soon))[1] == soon.systems[0].filling and soon.exit_code == 0
     assert judge("r", [RULE], [look], course(1), NOW).systems[0].filling == ""
-    assert judge("r", [RULE], [look], [replace(one, name="OTHER") for one in course(4)], NOW).systems[0].filling == ""
+    assert (
+        judge("r", [RULE], [look], [replace(one, name="OTHER") for one in course(4)], NOW)
+        .systems[0]
+        .filling
+        == ""
+    )
 
 
 def test_the_forecast_in_words() -> None:
@@ -116,7 +136,9 @@ def test_the_forecast_in_words() -> None:
     )
     assert when(Forecast("bytes", NOW), NOW) == "now"
     assert filling(Forecast("bytes", NOW + 14 * day), RULE, NOW) == ""
-    assert filling(Forecast("inodes", NOW + 13 * day), RULE, NOW).startswith("SCRATCH will be full (inodes)")
+    assert filling(Forecast("inodes", NOW + 13 * day), RULE, NOW).startswith(
+        "SCRATCH will be full (inodes)"
+    )
 
 
 def test_every_measure_with_debug_and_json_that_parses() -> None:
@@ -126,9 +148,15 @@ def test_every_measure_with_debug_and_json_that_parses() -> None:
         FilesystemResult("SCRATCH", usage(1 * TB, bytes_free=3 * TB), notes=("a note",)),
         FilesystemResult("X", Unknown("why")),
     ]
-    report = replace(judge("r", [RULE, FilesystemRule("X")], looks, [], NOW), drift=Drift(100, 7, True))
+    report = replace(
+        judge("r", [RULE, FilesystemRule("X")], looks, [], NOW), drift=Drift(100, 7, True)
+    )
     text = "\n".join(lines(report, debug=True))
-    assert "0.2% (1.0 TiB of 400.0 TiB)" in text and "too few samples yet" in text and "SCRATCH: a note" in text
+    assert (
+        "0.2% (1.0 TiB of 400.0 TiB)" in text
+        and "too few samples yet" in text
+        and "SCRATCH: a note" in text
+    )
     assert "7 files are not usable for the run's group, of 100: tr11 perms check" in text
     assert all(len(line) <= 80 for line in text.splitlines())
     document = json.loads(json.dumps(value(report), allow_nan=False))
@@ -137,7 +165,9 @@ def test_every_measure_with_debug_and_json_that_parses() -> None:
 
 
 def test_rights_that_are_well_are_not_mentioned() -> None:
-    assert list(lines(FilesystemReport("r", NOW, (), Drift(5, 0, True)))) == list(lines(FilesystemReport("r", NOW, ())))
+    assert list(lines(FilesystemReport("r", NOW, (), Drift(5, 0, True)))) == list(
+        lines(FilesystemReport("r", NOW, ()))
+    )
     assert "the first 5" in list(lines(FilesystemReport("r", NOW, (), Drift(5, 1, False))))[-1]
     assert "unknown: gone" in list(lines(FilesystemReport("r", NOW, (), Unknown("gone"))))[-1]
 
@@ -158,7 +188,9 @@ def test_drift_is_counted_within_a_time(tmp_path: Path) -> None:
     assert (stopped.run().entries, stopped.tally.folders, stopped.tally.folders_found) == (1, 0, 1)
 
 
-def test_a_file_system_that_hangs_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_hangs_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = threading.Event()
 
     def hang(walk: PermissionWalk, folder: str) -> None:
@@ -167,7 +199,9 @@ def test_a_file_system_that_hangs_is_unknown(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(PermissionWalk, "_look_into", hang)
     moments = itertools.count(0, 100)
     try:
-        assert read_drift(tmp_path, 10.0, lambda: float(next(moments))) == Unknown(f"{tmp_path}: it gives no answer")
+        assert read_drift(tmp_path, 10.0, lambda: float(next(moments))) == Unknown(
+            f"{tmp_path}: it gives no answer"
+        )
     finally:
         answers.set()
 
@@ -208,16 +242,22 @@ def test_each_source_is_asked_and_the_cards_limits_hold() -> None:
     ]  # fmt: skip
     looks = look_at(sections, fake, NOW, 7200.0)
     assert [look.name for look in looks] == ["SCRATCH", "WORK", "HOME", "DISK", "LUSTRE"]
-    assert looks[0].usage == Usage(NOW, "SCRATCH", "du", "/x", bytes_used=5e12, bytes_limit=400 * TB)
+    assert looks[0].usage == Usage(
+        NOW, "SCRATCH", "du", "/x", bytes_used=5e12, bytes_limit=400 * TB
+    )
     assert looks[1].usage == Usage(NOW, "WORK", "idrquota", bytes_share=0.862, inodes_share=0.687)
     unknown = [look.usage.why for look in looks if isinstance(look.usage, Unknown)]
-    assert unknown[0] == "quota is not there" and "rows" in unknown[1] and "needs a path" in unknown[2]
+    assert (
+        unknown[0] == "quota is not there" and "rows" in unknown[1] and "needs a path" in unknown[2]
+    )
     assert fake.seconds["du"] == 7200.0 and fake.seconds["idrquota"] == 120.0
 
 
 @pytest.mark.parametrize("digits", ["9" * 30, "9" * 5000])
 def test_figures_without_end_are_unknown(digits: str) -> None:
-    [look] = look_at([section("X", "du", path="/x")], Fake({"du": CommandOutput(f"{digits}\t/x\n")}), NOW, 9.0)
+    [look] = look_at(
+        [section("X", "du", path="/x")], Fake({"du": CommandOutput(f"{digits}\t/x\n")}), NOW, 9.0
+    )
     assert isinstance(look.usage, Unknown)
 
 
@@ -234,10 +274,16 @@ def runner(folder: Path) -> NicedRunner:
 
 def test_a_command_runs_with_low_priority_and_bounded_output(tmp_path: Path) -> None:
     program(
-        tmp_path, "idrquota", "print(os.nice(0), os.environ['LC_ALL'], sys.argv[1:]); sys.stderr.write('e' * 3000000)"
+        tmp_path,
+        "idrquota",
+        "print(os.nice(0), os.environ['LC_ALL'], sys.argv[1:]); sys.stderr.write('e' * 3000000)",
     )
     found = runner(tmp_path).run(["idrquota", "-w", "-p", "six"], 60.0)
-    assert found.text == "19 C ['-w', '-p', 'six']\n" and found.status == 0 and len(found.error) == 1 << 20
+    assert (
+        found.text == "19 C ['-w', '-p', 'six']\n"
+        and found.status == 0
+        and len(found.error) == 1 << 20
+    )
 
 
 def test_a_command_that_is_not_there_or_may_not_run(tmp_path: Path) -> None:
@@ -251,7 +297,9 @@ def test_a_command_that_is_not_there_or_may_not_run(tmp_path: Path) -> None:
 def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     program(
-        tmp_path, "du", f"child = os.fork()\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\ntime.sleep(600)"
+        tmp_path,
+        "du",
+        f"child = os.fork()\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\ntime.sleep(600)",
     )
     with pytest.raises(SourceError, match="du gave no answer in 1 s"):
         runner(tmp_path).run(["du", "-bs"], 1.0)
@@ -288,7 +336,9 @@ def test_ctrl_c_leaves_no_walk_behind(tmp_path: Path) -> None:
         "look_at([FilesystemSection(name='X', source='du', path='/')], NicedRunner(os.environ), 0.0, 600.0)\n"
     )
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    with subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             while not (pid.exists() and pid.read_text()):
                 assert process.poll() is None

@@ -34,15 +34,25 @@ class Past:
     # ------------------------------------------------------------------ around the attempts
     def submit(self, at: float, tag: str, nodes: int, array: str | None = None) -> None:
         self.directory.write_submission(
-            Submission(tag, "1000", "slurm", BEGIN + at, "me", "login", "run", "main", array, nodes, "hash")
+            Submission(
+                tag, "1000", "slurm", BEGIN + at, "me", "login", "run", "main", array, nodes, "hash"
+            )
         )
 
     def journal(self, at: float, kind: str, **data: object) -> None:
-        Journal(self.directory.journal, "login-1").write(kind, "because", data, "me", when=BEGIN + at)
+        Journal(self.directory.journal, "login-1").write(
+            kind, "because", data, "me", when=BEGIN + at
+        )
 
     # ------------------------------------------------------------------ an attempt
     def attempt(
-        self, at: float, job_id: str, nodes: Sequence[str], tag: str = "", kind: str = "slurm", limit: str = "20:00:00"
+        self,
+        at: float,
+        job_id: str,
+        nodes: Sequence[str],
+        tag: str = "",
+        kind: str = "slurm",
+        limit: str = "20:00:00",
     ) -> None:
         self._job, self._nodes = job_id, tuple(nodes)
         folder = self.paths.attempt(job_id)
@@ -51,7 +61,9 @@ class Past:
             {"start": BEGIN + at, "nodes": list(nodes), "kind": kind, "submission": tag, "job_id": job_id,
              "array_id": "1000", "task_id": int(job_id) % 100},
         )  # fmt: skip
-        write_json(folder / "card.json", {"slurm": {"time_limit": limit}, "checkpoint": {"interval": 5}})
+        write_json(
+            folder / "card.json", {"slurm": {"time_limit": limit}, "checkpoint": {"interval": 5}}
+        )
 
     def launch(self, at: float, number: int = 1, nodes: Sequence[str] | None = None) -> None:
         self._launch = number
@@ -68,7 +80,12 @@ class Past:
 
     def step(self, at: float, iteration: int, seconds: float, skew: float = 0.0) -> None:
         self._iteration = iteration
-        line = {"kind": "step", "iteration": iteration, "seconds_per_iteration": seconds, "time": BEGIN + at + skew}
+        line = {
+            "kind": "step",
+            "iteration": iteration,
+            "seconds_per_iteration": seconds,
+            "time": BEGIN + at + skew,
+        }
         append_line(self.paths.metrics, json.dumps({**line, "job_id": self._job}))
 
     def steps(self, at: float, first: int, last: int, seconds: float, skew: float = 0.0) -> float:
@@ -79,7 +96,10 @@ class Past:
         return at
 
     def checkpoint(self, at: float, step: int) -> None:
-        write_json(self.paths.checkpoint(step) / "manifest.json", {"created": BEGIN + at, "files": [], "step": step})
+        write_json(
+            self.paths.checkpoint(step) / "manifest.json",
+            {"created": BEGIN + at, "files": [], "step": step},
+        )
 
     def save(self, at: float, until: float) -> None:
         self.phase(at, "saving")
@@ -98,10 +118,29 @@ class Past:
             reason, self._iteration, saved, True, reason, BEGIN + at, "n1", self._job, self._launch
         )  # fmt: skip
         write_json(self.paths.end_marker(self._job), to_builtins(marker))
-        record = to_builtins(self._record) | {"end": BEGIN + launch_end, "cause": "operator", "exit_status": 0}
+        record = to_builtins(self._record) | {
+            "end": BEGIN + launch_end,
+            "cause": "operator",
+            "exit_status": 0,
+        }
         write_json(LaunchRecord.path(self.paths.attempt(self._job), self._launch), record)
 
-    def verdict(self, at: float, reason: str, saved: int | None = None, cause: str = "", restart: bool = True) -> None:
+    def verdict(
+        self,
+        at: float,
+        reason: str,
+        saved: int | None = None,
+        cause: str = "",
+        restart: bool = True,
+    ) -> None:
         AttemptVerdict(
-            reason, self._iteration, saved, 0, "", restart=restart, cause=cause, job_id=self._job, time=BEGIN + at
+            reason,
+            self._iteration,
+            saved,
+            0,
+            "",
+            restart=restart,
+            cause=cause,
+            job_id=self._job,
+            time=BEGIN + at,
         ).write(self.paths.attempt(self._job))

@@ -25,7 +25,11 @@ def job(number: str, state: JobState, start: float | None = None, end: float | N
 
 def seconds(goodput: Goodput) -> dict[str, float]:
     """Node-seconds by bucket, of those that have any."""
-    return {str(name): amount.node_micros / 1e6 for name, amount in goodput.buckets.items() if amount.node_micros}
+    return {
+        str(name): amount.node_micros / 1e6
+        for name, amount in goodput.buckets.items()
+        if amount.node_micros
+    }
 
 
 TRUTH = {
@@ -59,7 +63,11 @@ def test_spares_are_counted_where_the_rest_is(tmp_path):
     past = Past(tmp_path)
     eventful(past)
     goodput = account(read_history(past.directory, ()), BEGIN + 4370)
-    spare = {str(name): amount.spare_micros / 1e6 for name, amount in goodput.buckets.items() if amount.spare_micros}
+    spare = {
+        str(name): amount.spare_micros / 1e6
+        for name, amount in goodput.buckets.items()
+        if amount.spare_micros
+    }
     assert sum(spare.values()) == 2210 - 600  # one of four, until it took the place of the lost one
     assert spare["useful"] == 1000
 
@@ -67,8 +75,14 @@ def test_spares_are_counted_where_the_rest_is(tmp_path):
 def test_each_loss_has_its_cause(tmp_path):
     past = Past(tmp_path)
     eventful(past)
-    goodput = account(read_history(past.directory, (job("103", JobState.NODE_FAIL, 9115, 9600),)), BEGIN + 9600)
-    causes = {cause: amount.node_micros / 1e6 for cause, amount in goodput.by(lambda span: span.cause).items() if cause}
+    goodput = account(
+        read_history(past.directory, (job("103", JobState.NODE_FAIL, 9115, 9600),)), BEGIN + 9600
+    )
+    causes = {
+        cause: amount.node_micros / 1e6
+        for cause, amount in goodput.by(lambda span: span.cause).items()
+        if cause
+    }
     assert causes == pytest.approx(
         {
             "first start": 4 * 600 + 4 * 100 + 80,
@@ -91,7 +105,9 @@ def test_each_loss_has_its_cause(tmp_path):
 def test_the_last_loss_is_known_when_the_attempt_is_over(tmp_path):
     past = Past(tmp_path)
     eventful(past)
-    runs = account(read_history(past.directory, (job("103", JobState.RUNNING, 9115),)), BEGIN + 9600)
+    runs = account(
+        read_history(past.directory, (job("103", JobState.RUNNING, 9115),)), BEGIN + 9600
+    )
     assert seconds(runs)["redone"] == 4 * 300
     assert seconds(runs)["useful"] == TRUTH["useful"] + 4 * 380
 
@@ -99,7 +115,9 @@ def test_the_last_loss_is_known_when_the_attempt_is_over(tmp_path):
 def test_from_a_moment_on_the_rest_is_left_out_but_for_losses(tmp_path):
     past = Past(tmp_path)
     eventful(past)
-    goodput = account(read_history(past.directory, (job("103", JobState.NODE_FAIL, 9115, 9600),)), BEGIN + 9600)
+    goodput = account(
+        read_history(past.directory, (job("103", JobState.NODE_FAIL, 9115, 9600),)), BEGIN + 9600
+    )
     late = goodput.since(BEGIN + 1900)
     assert late.total.node_micros == 1_000_000 * 4 * (9600 - 1900)
     assert late.buckets[Bucket.REDONE].node_micros == 1_000_000 * (4 * 260 + 4 * 380)
@@ -111,7 +129,9 @@ def test_without_a_record_of_phases_the_steps_tell_most(tmp_path):
     """As a run of before that record looks: its start-up holds its load, and all else is as it was."""
     past = Past(tmp_path, with_phases=False)
     eventful(past)
-    goodput = account(read_history(past.directory, (job("103", JobState.NODE_FAIL, 9115, 9600),)), BEGIN + 9600)
+    goodput = account(
+        read_history(past.directory, (job("103", JobState.NODE_FAIL, 9115, 9600),)), BEGIN + 9600
+    )
     truth = dict(TRUTH)
     truth["start-up"] += truth.pop("load")
     found = seconds(goodput)
@@ -177,11 +197,17 @@ def test_an_unseen_end_is_unknown_until_the_next_attempt(tmp_path):
     goodput = account(read_history(past.directory, running), BEGIN + 2200)
     assert seconds(goodput) == {"useful": 4 * 700, "unknown": 4 * 1500}
     assert goodput.buckets[Bucket.UNKNOWN].held_micros == 4 * 1500 * 1_000_000
-    silent = account(read_history(past.directory, Unknown("the controller does not answer")), BEGIN + 5000)
+    silent = account(
+        read_history(past.directory, Unknown("the controller does not answer")), BEGIN + 5000
+    )
     assert seconds(silent)["unknown"] == 4 * 1500 + 4 * 2800  # the second one may well be alive
     over = account(read_history(past.directory, ()), BEGIN + 90_000)
-    assert seconds(over)["unknown"] == 4 * 1500 + 4 * (72_000 - 200)  # but not beyond its time limit
-    assert seconds(over)["restart gap"] == 4 * (90_000 - 74_000)  # both tasks have begun: nothing waits
+    assert seconds(over)["unknown"] == 4 * 1500 + 4 * (
+        72_000 - 200
+    )  # but not beyond its time limit
+    assert seconds(over)["restart gap"] == 4 * (
+        90_000 - 74_000
+    )  # both tasks have begun: nothing waits
 
 
 def test_a_lost_batch_host_is_the_cause_that_the_alert_named(tmp_path):
@@ -205,7 +231,9 @@ def test_a_lost_batch_host_is_the_cause_that_the_alert_named(tmp_path):
     held = goodput.by(lambda span: span.bucket)
     assert Bucket.UNKNOWN not in held or held[Bucket.UNKNOWN].node_micros == 0
     causes = goodput.by(lambda span: span.cause)
-    assert causes["node"].node_micros >= 4 * (300 - 130) * 1_000_000, "its nodes were held until the watchdog ended it"
+    assert causes["node"].node_micros >= 4 * (300 - 130) * 1_000_000, (
+        "its nodes were held until the watchdog ended it"
+    )
     assert [(fault.cause, fault.job_id) for fault in goodput.faults] == [("node", "101")]
 
 
@@ -216,7 +244,10 @@ def test_a_killed_foreground_training_ends_with_its_last_sign(tmp_path):
     past.phase(0, "training", 0)
     past.steps(0, 1, 5, 10)
     goodput = account(read_history(past.directory, ()), BEGIN + 1000)
-    assert seconds(goodput) == {"redone": 2 * 50, "restart gap": 2 * 950}  # no checkpoint: all of it was lost
+    assert seconds(goodput) == {
+        "redone": 2 * 50,
+        "restart gap": 2 * 950,
+    }  # no checkpoint: all of it was lost
 
 
 def test_a_job_that_the_scheduler_requeued_has_two_lives(tmp_path):
@@ -234,12 +265,16 @@ def test_a_job_that_the_scheduler_requeued_has_two_lives(tmp_path):
     past.phase(310, "loading", 0)
     past.phase(320, "training", 5)
     past.steps(320, 6, 10, 10)
-    goodput = account(read_history(past.directory, (job("101", JobState.RUNNING, 300),)), BEGIN + 370)
+    goodput = account(
+        read_history(past.directory, (job("101", JobState.RUNNING, 300),)), BEGIN + 370
+    )
     found = seconds(goodput)
     assert (found["useful"], found["redone"], found["save"]) == (4 * 100, 4 * 30, 20)
     assert found["start-up"] + found["load"] == 4 * 20
     assert sum(found.values()) == 4 * 370
-    assert [(fault.job_id, fault.cause) for fault in goodput.faults] == [("101 (requeued)", "no word")]
+    assert [(fault.job_id, fault.cause) for fault in goodput.faults] == [
+        ("101 (requeued)", "no word")
+    ]
 
 
 def test_a_first_step_that_compiles_is_start_up(tmp_path):
@@ -295,7 +330,9 @@ def test_two_attempts_at_once_are_paid_and_the_older_is_lost(tmp_path):
     past.launch(50)
     past.phase(50, "training", 3)
     past.steps(50, 4, 8, 10)
-    goodput = account(read_history(past.directory, (job("102", JobState.RUNNING, 50),)), BEGIN + 100)
+    goodput = account(
+        read_history(past.directory, (job("102", JobState.RUNNING, 50),)), BEGIN + 100
+    )
     # 30 s of the first lead to where the second began; 20 s were trained again, and 50 s beside it.
     assert seconds(goodput) == {"useful": 2 * 30 + 2 * 50, "redone": 2 * 70}
     assert goodput.effective_time_ratio == pytest.approx(0.8)
@@ -309,7 +346,9 @@ def test_no_node_is_held_twice(tmp_path):
     past.verdict(130, "error", cause="node")
     past.attempt(100, "102", ("n2", "n3"))
     past.launch(100)
-    goodput = account(read_history(past.directory, (job("102", JobState.RUNNING, 100),)), BEGIN + 200)
+    goodput = account(
+        read_history(past.directory, (job("102", JobState.RUNNING, 100),)), BEGIN + 200
+    )
     assert {name: amount.node_micros / 1e6 for name, amount in goodput.by(lambda span: span.job_id).items()} == {
         "101": 200, "102": 200,
     }  # fmt: skip
@@ -322,7 +361,9 @@ def test_an_excluded_node_of_the_allocation_is_lost_not_spare(tmp_path):
     past.launch(100, 1, NODES[:3])
     past.phase(100, "training", 0)
     past.steps(100, 1, 4, 10)
-    goodput = account(read_history(past.directory, (job("101", JobState.RUNNING, 100),)), BEGIN + 140)
+    goodput = account(
+        read_history(past.directory, (job("101", JobState.RUNNING, 100),)), BEGIN + 140
+    )
     assert seconds(goodput) == {"useful": 3 * 40, "node lost": 40}
     assert goodput.buckets[Bucket.USEFUL].spare_micros == 0
     assert goodput.buckets[Bucket.NODE_LOST].wall_micros == 0  # the others' time is counted already
@@ -364,11 +405,16 @@ def test_after_the_last_step_the_account_is_closed(tmp_path):
     past.ended(30, 31, "finished", None)
     past.verdict(32, "finished")
     goodput = account(read_history(past.directory, ()), BEGIN + 1_000_000)
-    assert (goodput.end, seconds(goodput)) == (BEGIN + 32, {"queue": 40, "useful": 80, "restart gap": 8})
+    assert (goodput.end, seconds(goodput)) == (
+        BEGIN + 32,
+        {"queue": 40, "useful": 80, "restart gap": 8},
+    )
     past.submit(5000, SECOND, 2)  # someone wants more of it
     asleep = read_history(past.directory, Unknown("asleep"))
     assert seconds(account(asleep, BEGIN + 5100))["queue"] == 40 + 2 * 100
-    cancelled = seconds(account(read_history(past.directory, ()), BEGIN + 5100))  # the scheduler has nothing that waits
+    cancelled = seconds(
+        account(read_history(past.directory, ()), BEGIN + 5100)
+    )  # the scheduler has nothing that waits
     assert (cancelled["queue"], cancelled["restart gap"]) == (40, 8 + 2 * 100)
 
 
@@ -385,7 +431,9 @@ def test_a_roll_back_within_a_launch_is_redone_work(tmp_path):
     past.steps(95, 6, 7, 10)
     goodput = account(read_history(past.directory, (job("101", JobState.RUNNING, 0),)), BEGIN + 115)
     assert seconds(goodput) == {"useful": 4 * 70, "save": 40, "redone": 120, "load": 20}
-    assert {span.cause for span in goodput.spans if span.bucket in {Bucket.REDONE, Bucket.LOAD}} == {"roll-back"}
+    assert {
+        span.cause for span in goodput.spans if span.bucket in {Bucket.REDONE, Bucket.LOAD}
+    } == {"roll-back"}
 
 
 def test_attempts_that_leave_for_a_kill_switch_are_operators(tmp_path):

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from tr11ops.base.observed import Unknown
 from tr11ops.goodput.account import account
-from tr11ops.goodput.history_values import AttemptHistory, CheckpointMark, History, Period, StepMark, micro
+from tr11ops.goodput.history_values import (
+    AttemptHistory,
+    CheckpointMark,
+    History,
+    Period,
+    StepMark,
+    micro,
+)
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.paths import Submission
@@ -31,7 +38,13 @@ launches = st.builds(
     LaunchRecord, st.integers(1, 3), nodes, moments, maybe, maybe,
     cause=st.sampled_from(("", "node", "operator", "storage")), blamed=st.just(()) | nodes,
 )  # fmt: skip
-phases = st.builds(PhaseRecord, moments, st.sampled_from((*PHASES, "nonsense")), st.integers(0, 30), st.integers(1, 3))
+phases = st.builds(
+    PhaseRecord,
+    moments,
+    st.sampled_from((*PHASES, "nonsense")),
+    st.integers(0, 30),
+    st.integers(1, 3),
+)
 markers = st.builds(
     EndMarker, st.sampled_from(sorted(END_REASONS)), st.integers(0, 30), st.none() | st.integers(0, 30),
     st.booleans(), st.just(""), moments, st.just("a"), st.just("1"), st.integers(0, 3),
@@ -60,7 +73,9 @@ def attempts(draw, number):
 @st.composite
 def histories(draw):
     count = draw(st.integers(0, 4))
-    made = sorted((draw(attempts(number)) for number in range(count)), key=lambda attempt: attempt.start)
+    made = sorted(
+        (draw(attempts(number)) for number in range(count)), key=lambda attempt: attempt.start
+    )
     steps = st.builds(
         StepMark, moments, st.integers(0, 30), st.none() | st.floats(0, 60), st.sampled_from("0123")
     )  # fmt: skip
@@ -90,7 +105,10 @@ def test_every_second_of_every_node_is_in_one_bucket(history):
     assert all(span.end > span.start and span.nodes > 0 for span in goodput.spans)
     by_attempt = goodput.by(lambda span: span.job_id)
     assert sum(amount.node_micros for amount in by_attempt.values()) == goodput.total.node_micros
-    assert sum(a.node_micros for a in goodput.by(lambda span: span.cause).values()) == goodput.total.node_micros
+    assert (
+        sum(a.node_micros for a in goodput.by(lambda span: span.cause).values())
+        == goodput.total.node_micros
+    )
 
     extents = {}
     for attempt in history.attempts:
@@ -103,7 +121,9 @@ def test_every_second_of_every_node_is_in_one_bucket(history):
         assert last <= micro(NOW)
         # Exactly its nodes, at every moment from its first to its last.
         for begin, end in pairwise(sorted({edge for span in own for edge in span[:2]})):
-            assert sum(span.nodes for span in own if span.start <= begin and end <= span.end) == len(set(attempt.nodes))
+            assert sum(
+                span.nodes for span in own if span.start <= begin and end <= span.end
+            ) == len(set(attempt.nodes))
             assert sum(span.is_wall for span in own if span.start <= begin and end <= span.end) == 1
     values = list(extents.values())
     for place, one in enumerate(values):  # no node in two attempts at once
@@ -120,7 +140,9 @@ def test_every_second_of_every_node_is_in_one_bucket(history):
     for begin, end in covered:
         gaps += begin > reached
         reached = max(reached, end)
-    finished = any(isinstance(a.marker, EndMarker) and a.marker.reason == "finished" for a in history.attempts)
+    finished = any(
+        isinstance(a.marker, EndMarker) and a.marker.reason == "finished" for a in history.attempts
+    )
     assert gaps <= finished  # what comes after the end of the training belongs to no one
 
 
@@ -128,7 +150,9 @@ def test_every_second_of_every_node_is_in_one_bucket(history):
 @given(histories(), st.lists(moments, max_size=4))
 def test_cut_into_periods_the_sums_are_the_same(history, cuts):
     goodput = account(history, NOW)
-    edges = sorted({goodput.begin, goodput.end, *(cut for cut in cuts if goodput.begin < cut < goodput.end)})
+    edges = sorted(
+        {goodput.begin, goodput.end, *(cut for cut in cuts if goodput.begin < cut < goodput.end)}
+    )
     parts = [goodput.between(begin, end) for begin, end in pairwise(edges)]
     for bucket, amount in goodput.buckets.items():
         assert sum(part.buckets[bucket].node_micros for part in parts) == amount.node_micros

@@ -29,7 +29,9 @@ CARD = CardSettings(
 )  # fmt: skip
 
 
-def faulty(past: Past, faults: int = 6, length: float = 990.0, cause: str = "node") -> tuple[History, Goodput]:
+def faulty(
+    past: Past, faults: int = 6, length: float = 990.0, cause: str = "node"
+) -> tuple[History, Goodput]:
     """Attempts that each train 99 steps of 10 s, save twice (20 s each, after 40 and 80), and lose the rest."""
     at = 0.0
     past.submit(0, "20260921-000000-00000001", 4, f"1-{faults}%1")
@@ -65,7 +67,9 @@ def test_the_run_is_measured_as_it_was(tmp_path):
     found = measure(history, goodput, CARD)
     assert (found.step, found.save, found.saves, found.longest_save) == (10, 20, 12, 20)
     assert (found.start, found.queue) == (50, 100)
-    assert found.faults.source == "measured" and found.faults.mtbf == pytest.approx(50 + 990 + 40 + 5)
+    assert found.faults.source == "measured" and found.faults.mtbf == pytest.approx(
+        50 + 990 + 40 + 5
+    )
     assert found.node_faults.mtbf == pytest.approx(4 * (50 + 990 + 40 + 5))
     assert found.useful_rate == pytest.approx(800 / 1085)
 
@@ -93,15 +97,23 @@ def test_nothing_is_advised_from_too_short_a_past(tmp_path):
     for situation in (CARD, replace(CARD, given_mtbf=5000.0)):
         found = by_topic(advise(history, goodput, situation))
         for topic in ("save interval", "spares", "array"):
-            assert (found[topic].better, found[topic].change, found[topic].numbers) == ("cannot tell", "", {}), topic
-            assert found[topic].why == ("36 min with nodes and 2 faults are too little: 24 h or 5 faults are needed",)
+            assert (found[topic].better, found[topic].change, found[topic].numbers) == (
+                "cannot tell",
+                "",
+                {},
+            ), topic
+            assert found[topic].why == (
+                "36 min with nodes and 2 faults are too little: 24 h or 5 faults are needed",
+            )
         assert found["exit margin"].numbers["needed_seconds"] == 30  # what it must hold is no rate
 
 
 def test_few_faults_in_a_long_past_are_said_and_the_prior_taken(tmp_path):
     history, goodput = faulty(Past(tmp_path), faults=2)
     measured = measure(history, goodput, CARD)
-    long = replace(goodput, spans=tuple(span._replace(end=span.start + 10**12) for span in goodput.spans))
+    long = replace(
+        goodput, spans=tuple(span._replace(end=span.start + 10**12) for span in goodput.spans)
+    )
     assert too_little(long) == ""
     assert "rule out" in measured.faults.source
     given = replace(CARD, given_mtbf=5000.0)
@@ -116,7 +128,10 @@ def test_each_advice_can_be_typed(tmp_path):
     assert found["array"].option == "tr11 launch --array 1-4"
     assert found["exit margin"].option == "--set run.exit_duration_minutes=65"
     short = replace(CARD, room=20.0, time_limit=60.0, task_seconds=60.0)
-    assert by_topic(advise(history, goodput, short))["exit margin"].option == "--set slurm.time_limit=00:03:00"
+    assert (
+        by_topic(advise(history, goodput, short))["exit margin"].option
+        == "--set slurm.time_limit=00:03:00"
+    )
 
 
 def test_spares_cost_as_little_as_can_be(tmp_path):
@@ -124,16 +139,22 @@ def test_spares_cost_as_little_as_can_be(tmp_path):
     advice = by_topic(advise(history, goodput, CARD))["spares"]
     expected = 3 * 3600 / (4 * 1085)
     exchange = 100 + 50
-    costs = [spares * 3600 + more_than(spares, expected) * exchange * (3 + spares) for spares in range(10)]
+    costs = [
+        spares * 3600 + more_than(spares, expected) * exchange * (3 + spares)
+        for spares in range(10)
+    ]
     assert advice.better == str(costs.index(min(costs)))
     assert advice.numbers["runs_out_now"] == pytest.approx(more_than(1, expected))
-    assert advice.saved_node_hours == pytest.approx(6 * 1085 / 3600 * (costs[1] - min(costs)) / 3600)
+    assert advice.saved_node_hours == pytest.approx(
+        6 * 1085 / 3600 * (costs[1] - min(costs)) / 3600
+    )
 
 
 def test_a_long_queue_calls_for_spares(tmp_path):
     history, goodput = faulty(Past(tmp_path))
     days = tuple(
-        span._replace(start=span.start - 10**12) if span.bucket is Bucket.QUEUE else span for span in goodput.spans
+        span._replace(start=span.start - 10**12) if span.bucket is Bucket.QUEUE else span
+        for span in goodput.spans
     )
     few = by_topic(advise(history, replace(goodput, spans=days), CARD))["spares"]
     assert int(few.better) >= 5
@@ -142,9 +163,13 @@ def test_a_long_queue_calls_for_spares(tmp_path):
 def test_the_tasks_to_the_end_count_what_is_lost_on_the_way(tmp_path):
     history, goodput = faulty(Past(tmp_path))
     advice = by_topic(advise(history, goodput, CARD))["array"]
-    assert advice.numbers["tasks"] == 4  # 1000 steps of 10 s, of which 800 in 1085 s are kept: 13,562 s, 3600 s a task
+    assert (
+        advice.numbers["tasks"] == 4
+    )  # 1000 steps of 10 s, of which 800 in 1085 s are kept: 13,562 s, 3600 s a task
     assert advice.change == "tr11 launch --array 1-4"
-    ramp = replace(CARD, recent_steps_left=2500.0)  # larger batches are to come: as long as 2,500 of the recent steps
+    ramp = replace(
+        CARD, recent_steps_left=2500.0
+    )  # larger batches are to come: as long as 2,500 of the recent steps
     assert by_topic(advise(history, goodput, ramp))["array"].numbers["tasks"] == 10
 
 
@@ -153,7 +178,9 @@ def test_the_margin_holds_a_step_and_the_longest_save(tmp_path):
     enough = by_topic(advise(history, goodput, CARD))["exit margin"]
     assert (enough.change, enough.numbers["needed_seconds"]) == ("", 30)
     tight = by_topic(advise(history, goodput, replace(CARD, room=20.0)))["exit margin"]
-    assert tight.change == "run.exit_duration_minutes = 65"  # 4000 s less 30 s, in whole minutes, and one to spare
+    assert (
+        tight.change == "run.exit_duration_minutes = 65"
+    )  # 4000 s less 30 s, in whole minutes, and one to spare
 
 
 def test_a_run_that_did_nothing_is_told_so(tmp_path):

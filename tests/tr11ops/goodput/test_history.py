@@ -37,7 +37,12 @@ def a_job(state: JobState, **facts: object) -> Job:
 def test_nothing_is_an_empty_past(tmp_path):
     past = Past(tmp_path)
     history = read_history(past.directory, ())
-    assert (history.submissions, history.attempts, history.steps, history.checkpoints) == ((), (), (), ())
+    assert (history.submissions, history.attempts, history.steps, history.checkpoints) == (
+        (),
+        (),
+        (),
+        (),
+    )
     assert history.read_errors == () and history.waits is False
     assert not past.paths.root.exists()
 
@@ -46,7 +51,12 @@ def test_nothing_is_an_empty_past(tmp_path):
     ("jobs", "verdict", "end", "runs"),
     [
         ((a_job(JobState.RUNNING, start_time=BEGIN + 9),), False, None, True),
-        ((a_job(JobState.COMPLETED, end_time=BEGIN + 99),), True, 99, False),  # its nodes were held a little longer
+        (
+            (a_job(JobState.COMPLETED, end_time=BEGIN + 99),),
+            True,
+            99,
+            False,
+        ),  # its nodes were held a little longer
         ((a_job(JobState.NODE_FAIL, end_time=BEGIN + 99),), False, 99, False),
         ((a_job(JobState.FAILED),), False, None, False),
         ((a_job(JobState.UNKNOWN),), False, None, None),
@@ -81,7 +91,9 @@ def test_the_last_sign_is_the_newest_of_all_traces(tmp_path):
 
 def test_nodes_are_held_from_the_schedulers_start_on(tmp_path):
     past = ended(Past(tmp_path))
-    (attempt,) = read_history(past.directory, (a_job(JobState.RUNNING, start_time=BEGIN + 4, nodes=NODES),)).attempts
+    (attempt,) = read_history(
+        past.directory, (a_job(JobState.RUNNING, start_time=BEGIN + 4, nodes=NODES),)
+    ).attempts
     assert attempt.start == BEGIN + 4
     assert (attempt.label, attempt.limit, attempt.save_every) == ("1000_1", 72_000, 5)
 
@@ -101,7 +113,9 @@ def test_stops_are_read_from_the_journal_and_the_files(tmp_path):
         Period(BEGIN + 300, BEGIN + 400, "pause", "me", "because"),
     )
     switch.touch()
-    assert read_history(past.directory, ()).pauses[-1] == Period(BEGIN + 500, None, "kill switch", "me", "because")
+    assert read_history(past.directory, ()).pauses[-1] == Period(
+        BEGIN + 500, None, "kill switch", "me", "because"
+    )
     elsewhere = Past(tmp_path / "other")
     elsewhere.directory.root.mkdir(parents=True)
     elsewhere.directory.kill_switch.touch()
@@ -116,7 +130,10 @@ def test_holds_last_until_someone_lets_go(tmp_path):
     past.journal(300, "array-held", jobs=["1000"])
     past.journal(400, "submitted", tag=TAG)
     past.journal(500, "array-held", jobs=["1001"])
-    spans = [(hold.start - BEGIN, hold.end and hold.end - BEGIN) for hold in read_history(past.directory, ()).holds]
+    spans = [
+        (hold.start - BEGIN, hold.end and hold.end - BEGIN)
+        for hold in read_history(past.directory, ()).holds
+    ]
     assert spans == [(100, 200), (300, 400), (500, None)]
 
 
@@ -126,7 +143,10 @@ def test_exclusions_are_read_node_by_node(tmp_path):
     past.journal(150, "node-excluded", node="n2")
     past.journal(200, "node-included", node="n1")
     found = read_history(past.directory, ()).exclusions
-    assert [(period.what, period.end and period.end - BEGIN) for period in found] == [("n1", 200), ("n2", None)]
+    assert [(period.what, period.end and period.end - BEGIN) for period in found] == [
+        ("n1", 200),
+        ("n2", None),
+    ]
     assert found[1].holds_at(micro(BEGIN + 150)) and not found[0].holds_at(micro(BEGIN + 200))
 
 
@@ -136,7 +156,9 @@ def test_only_complete_checkpoints_count_by_their_manifest(tmp_path):
     past.paths.checkpoint(4).mkdir()
     huge = past.paths.checkpoint(5)
     huge.mkdir()
-    (huge / "manifest.json").write_text('{\n "created": 1790000060.5,\n "files": [' + "{}, " * 100_000)
+    (huge / "manifest.json").write_text(
+        '{\n "created": 1790000060.5,\n "files": [' + "{}, " * 100_000
+    )
     strange = past.paths.checkpoint(6)
     strange.mkdir()
     (strange / "manifest.json").write_text("no time in it")
@@ -147,7 +169,16 @@ def test_only_complete_checkpoints_count_by_their_manifest(tmp_path):
 
 def test_queued_jobs_is_this_runs_own(tmp_path):
     past = ended(Past(tmp_path))
-    mine = Job("1000", "1000", "1000", None, "run", "me", JobState.PENDING, comment=past.directory.comment(TAG))
+    mine = Job(
+        "1000",
+        "1000",
+        "1000",
+        None,
+        "run",
+        "me",
+        JobState.PENDING,
+        comment=past.directory.comment(TAG),
+    )
     other = RunDirectory(replace(past.paths, root=tmp_path / "elsewhere"), tmp_path / "switch")
     foreign = replace(mine, raw_id="7", array_id="7", comment=other.comment(TAG))
     assert read_history(past.directory, (mine,)).waits is True
@@ -170,14 +201,18 @@ def test_what_cannot_be_read_is_said(tmp_path):
     past.paths.metrics.unlink()
     past.paths.metrics.mkdir()
     (past.paths.attempt("101") / "verdict.json").write_text("garbage")
-    (past.paths.attempt("101") / "launches" / "2.json").write_text('{"launch": 2, "nodes": [], "start": "soon"}')
+    (past.paths.attempt("101") / "launches" / "2.json").write_text(
+        '{"launch": 2, "nodes": [], "start": "soon"}'
+    )
     past.paths.attempt("102").mkdir()  # a job that left before it wrote anything
     (past.directory.journal).mkdir()
     (past.directory.journal / "x.jsonl").mkdir()
     history = read_history(past.directory, DARK)
     assert isinstance(history.steps, Unknown)
     (attempt,) = history.attempts
-    assert isinstance(attempt.verdict, Unknown) and [launch.launch for launch in attempt.launches] == [1]
+    assert isinstance(attempt.verdict, Unknown) and [
+        launch.launch for launch in attempt.launches
+    ] == [1]
     words = "\n".join(history.read_errors)
     for part in (
         "steps",

@@ -29,13 +29,19 @@ def test_blooms_interval():
     assert daly_interval(week, 40) == pytest.approx(6956, rel=0.005)
     assert 100 * share_for_saves(3 * HOUR, 40) == pytest.approx(0.4, abs=0.05)
     assert 100 * share_redone(3 * HOUR, week) == pytest.approx(0.9, abs=0.05)
-    assert fault_rate(0, 0, 384).mtbf == pytest.approx(week, rel=0.001)  # 64,500 GPU-hours per failure
+    assert fault_rate(0, 0, 384).mtbf == pytest.approx(
+        week, rel=0.001
+    )  # 64,500 GPU-hours per failure
 
 
 @pytest.mark.parametrize(
     ("faults", "low", "high"),
     # 2T / chi-square of 2n + 2 and 2n degrees of freedom at 95 % and 5 %, from printed tables, for T = 100.
-    [(1, 200 / 9.488, 200 / 0.103), (5, 200 / 21.026, 200 / 3.940), (10, 200 / 33.924, 200 / 10.851)],
+    [
+        (1, 200 / 9.488, 200 / 0.103),
+        (5, 200 / 21.026, 200 / 3.940),
+        (10, 200 / 33.924, 200 / 10.851),
+    ],
 )
 def test_the_bounds_are_those_of_the_chi_square_distribution(faults, low, high):
     assert bounds_of_mtbf(100, faults) == pytest.approx((low, high), rel=0.005)
@@ -99,6 +105,9 @@ def test_a_runs_own_count_is_taken_once_it_says_enough():
 def test_a_few_faults_that_rule_out_the_assumed_rate_count():
     """Three faults in 2.6 node-hours: one fault in 223 days is not what this run meets."""
     seen = fault_rate(2.6 * HOUR, 3, 8)
-    assert seen.mtbf == pytest.approx(2.6 * HOUR / 3) and not seen.low <= 64_500 * HOUR / 8 <= seen.high
+    assert (
+        seen.mtbf == pytest.approx(2.6 * HOUR / 3)
+        and not seen.low <= 64_500 * HOUR / 8 <= seen.high
+    )
     assert seen.source == "measured from 3 faults alone, which rule out BLOOM's rate"
     assert fault_rate(2.6 * HOUR, 0, 8).mtbf == 64_500 * HOUR / 8  # no fault rules out nothing

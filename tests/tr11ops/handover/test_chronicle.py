@@ -15,7 +15,14 @@ from tr11ops.goodput.account import AccountSpan, Goodput
 from tr11ops.goodput.causes import Interruption
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.handover.chronicle import chronicle
-from tr11ops.handover.shift import Handover, Happened, ShiftInterruption, ShiftProgress, Trouble, cost_of
+from tr11ops.handover.shift import (
+    Handover,
+    Happened,
+    ShiftInterruption,
+    ShiftProgress,
+    Trouble,
+    cost_of,
+)
 
 FAULT = ShiftInterruption(
     NOW - 5 * HOUR, "1000_7", "uncorrectable ECC error", ("jean-zay-iam17",), "starting again without jean-zay-iam17",
@@ -46,7 +53,10 @@ def test_a_fault_has_evidence_deeds_and_cost() -> None:
     assert "1000_7 failed on jean-zay-iam17: uncorrectable ECC error" in text
     assert "    [default3]: CUDA error: uncorrectable ECC error encountered" in lines
     assert "- then: starting again without jean-zay-iam17" in text
-    assert "trained on after 2 h 00 min. Cost: 120.0 node hours (96.0 redone, 24.0 restart gap); 57 iterations" in text
+    assert (
+        "trained on after 2 h 00 min. Cost: 120.0 node hours (96.0 redone, 24.0 restart gap); 57 iterations"
+        in text
+    )
 
 
 def test_each_event_stands_where_it_belongs_once() -> None:
@@ -55,7 +65,10 @@ def test_each_event_stands_where_it_belongs_once() -> None:
     after = Happened(NOW - HOUR, "pinned checkpoint 31200", "lena")
     text = told(nodes=(during,), incidents=(before,), people=(after,))
     fault, _, rest = text.partition("### Besides")
-    assert "lena: jean-zay-iam17 excluded (ECC)" in fault and "alert CRITICAL: a worker is gone" in fault
+    assert (
+        "lena: jean-zay-iam17 excluded (ECC)" in fault
+        and "alert CRITICAL: a worker is gone" in fault
+    )
     assert "pinned checkpoint 31200" in rest and "pinned" not in fault
     assert text.count("excluded") == 1
 

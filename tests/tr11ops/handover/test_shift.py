@@ -19,7 +19,18 @@ from msgspec.structs import replace
 
 from tests.tr11ops.cli.status_place import TR11, Place
 from tests.tr11ops.status.care_cases import REMARK, alert, asked_for, look
-from tests.tr11ops.status_cases import DAY, HOUR, NOW, ended, pending, record, running, snapshot, steps, with_facts
+from tests.tr11ops.status_cases import (
+    DAY,
+    HOUR,
+    NOW,
+    ended,
+    pending,
+    record,
+    running,
+    snapshot,
+    steps,
+    with_facts,
+)
 from tr11ops.alerts.state import Incident
 from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown
@@ -52,12 +63,26 @@ from tr11ops.watchdog.verdict import judge
 SINCE = NOW - 12 * HOUR
 
 
-def entry(kind: str, age: float = HOUR, who: str = "ana", why: str = "", **data: Any) -> JournalEntry:
+def entry(
+    kind: str, age: float = HOUR, who: str = "ana", why: str = "", **data: Any
+) -> JournalEntry:
     return JournalEntry(NOW - age, "w", 0, kind, who, why, data)
 
 
 def submission(tag: str, age: float, card_hash: str) -> Submission:
-    return Submission(tag, f"10{tag}", "slurm", NOW - age, "ana", "h", "tr11-176B-ml", "main", "1-3", 48, card_hash)
+    return Submission(
+        tag,
+        f"10{tag}",
+        "slurm",
+        NOW - age,
+        "ana",
+        "h",
+        "tr11-176B-ml",
+        "main",
+        "1-3",
+        48,
+        card_hash,
+    )
 
 
 def material(**changes: Any) -> HandoverMaterial:
@@ -67,7 +92,9 @@ def material(**changes: Any) -> HandoverMaterial:
         2, ("n01", "n17"), NOW - 5 * HOUR, NOW - 3 * HOUR, NOW - 3 * HOUR, 1, "nccl-timeout", "NCCL timed out on n17",
         blamed=("n17",), decision="starting again without n17",
     )  # fmt: skip
-    attempt = AttemptHistory("1007", "1000_7", "slurm", "tag", NOW - 13 * HOUR, None, True, NOW, ("n01",), (launch,))
+    attempt = AttemptHistory(
+        "1007", "1000_7", "slurm", "tag", NOW - 13 * HOUR, None, True, NOW, ("n01",), (launch,)
+    )
     faults = (
         Interruption(NOW - 3 * HOUR, "nccl-timeout", "1007", 2, NOW - 3 * HOUR + 380),
         Interruption(NOW - 20 * HOUR, "node", "1006", 1, NOW - 19 * HOUR),
@@ -84,14 +111,20 @@ def material(**changes: Any) -> HandoverMaterial:
             (submission("1", 20 * HOUR, "a"), submission("2", 6 * HOUR, "b")),
             (attempt,),
             (),
-            tuple(CheckpointMark(step, NOW - age * HOUR) for step, age in ((30800, 13), (31000, 7), (31200, 1))),
+            tuple(
+                CheckpointMark(step, NOW - age * HOUR)
+                for step, age in ((30800, 13), (31000, 7), (31200, 1))
+            ),
         ),
         "goodput": Goodput(NOW - 2 * DAY, NOW, (), faults),
         "incidents": (),
         "journal": (),
         "begun": PastProgress(30800, 2048 * 30800, 2048 * 2048 * 30800, 2.4),
         "ended": PastProgress(31219, 2048 * 31219, 2048 * 2048 * 31219, 2.3),
-        "cards": {"1": {"checkpoint": {"interval": 100}, "x": 1}, "2": {"checkpoint": {"interval": 150}, "x": 1}},
+        "cards": {
+            "1": {"checkpoint": {"interval": 100}, "x": 1},
+            "2": {"checkpoint": {"interval": 150}, "x": 1},
+        },
     }
     return HandoverMaterial(**{**values, **changes})
 
@@ -112,18 +145,24 @@ def test_progress_checkpoints_and_restarts_of_the_shift_alone() -> None:
     ]
     text = markdown(found, UTC)
     assert "419 iterations (30,800 to 31,219), 1.8 B tokens; loss 2.4000 -> 2.3000" in text
-    assert "09:00  1000_7 failed: NCCL timed out on n17 (n17); starting again without n17;" in " ".join(
-        text.split("\n  ")
+    assert (
+        "09:00  1000_7 failed: NCCL timed out on n17 (n17); starting again without n17;"
+        in " ".join(text.split("\n  "))
     )
     assert "trained on after 6 min 20 s" in " ".join(text.split())
     assert "it has not trained since" in " ".join(text.split())
 
 
 def test_the_code_of_the_newest_attempt_is_told() -> None:
-    newest = replace(ended("1007", HOUR), code=CodeIdentity("/c", "ab" * 20, "work"), versions={"torch": "2"})
+    newest = replace(
+        ended("1007", HOUR), code=CodeIdentity("/c", "ab" * 20, "work"), versions={"torch": "2"}
+    )
     found = made(snapshot=snapshot(attempts=(newest, ended("1006"))))
     assert found.software == "1000_7: work ababababab; torch 2"
-    assert "Code of 1000_7: work ababababab; torch 2." in markdown(found, UTC) and made().software == ""
+    assert (
+        "Code of 1000_7: work ababababab; torch 2." in markdown(found, UTC)
+        and made().software == ""
+    )
 
 
 def test_nothing_seen_is_not_no_progress() -> None:
@@ -135,10 +174,20 @@ def test_nothing_seen_is_not_no_progress() -> None:
 
 
 def test_incidents_are_those_that_stood_in_the_shift() -> None:
-    def incident(name: str, began: float, resolved: float | None, severity: Severity = Severity.CRITICAL) -> Incident:
+    def incident(
+        name: str, began: float, resolved: float | None, severity: Severity = Severity.CRITICAL
+    ) -> Incident:
         over = None if resolved is None else NOW - resolved * HOUR
         return Incident(
-            name, name, "", severity, f"title {name}", NOW - began * HOUR, NOW - began * HOUR + 90, "ben", over
+            name,
+            name,
+            "",
+            severity,
+            f"title {name}",
+            NOW - began * HOUR,
+            NOW - began * HOUR + 90,
+            "ben",
+            over,
         )
 
     seen = (
@@ -155,10 +204,12 @@ def test_incidents_are_those_that_stood_in_the_shift() -> None:
         ("title open", 90.0, None),
     ]
     text = " ".join(markdown(made(incidents=seen), UTC).split())
-    assert "CRITICAL: title inside, told after 1 min 30 s, ben took it; over after 2 h 00 min" in text
-    assert made(incidents=Unknown("unreadable"), read_errors=("incidents: unreadable",)).read_errors == (
-        "incidents: unreadable",
+    assert (
+        "CRITICAL: title inside, told after 1 min 30 s, ben took it; over after 2 h 00 min" in text
     )
+    assert made(
+        incidents=Unknown("unreadable"), read_errors=("incidents: unreadable",)
+    ).read_errors == ("incidents: unreadable",)
 
 
 def test_people_and_tr11_are_told_apart() -> None:
@@ -183,7 +234,10 @@ def test_people_and_tr11_are_told_apart() -> None:
         ("ben", "acknowledged: it stands still", ""),
         ("ana", "brand new kind", ""),
     ]
-    assert [event.text for event in found.automatic] == ["held the queued jobs: job 1000", "resubmit 1-3: done"]
+    assert [event.text for event in found.automatic] == [
+        "held the queued jobs: job 1000",
+        "resubmit 1-3: done",
+    ]
     assert [(event.who, event.text) for event in found.nodes] == [
         ("tr11", "n17 excluded"),
         ("ben", "n18 may be used again"),
@@ -231,8 +285,13 @@ CARDS = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(["a", "b"]), CARDS), st.dictionaries(st.sampled_from(["a", "b"]), CARDS))
-def test_cards_differ_exactly_where_something_is_said(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
+@given(
+    st.dictionaries(st.sampled_from(["a", "b"]), CARDS),
+    st.dictionaries(st.sampled_from(["a", "b"]), CARDS),
+)
+def test_cards_differ_exactly_where_something_is_said(
+    first: Mapping[str, Any], second: Mapping[str, Any]
+) -> None:
     assert list(differences(first, first)) == []
     # a key that says nothing is like none at all
     assert bool(list(differences(first, second))) == (_bare(first) != _bare(second))
@@ -258,7 +317,10 @@ def test_what_is_open_has_its_owner_and_its_command() -> None:
             Exclusion("n18", "slow", "ana", NOW + DAY),
         ),
     )
-    given_alerts = (alert(owner="eva", snoozed_until=NOW + HOUR), alert("disk", severity=Severity.WARNING))
+    given_alerts = (
+        alert(owner="eva", snoozed_until=NOW + HOUR),
+        alert("disk", severity=Severity.WARNING),
+    )
     found = made(snapshot=seen, extra=ExtraObservations(given_alerts), findings=(REMARK,))
     assert [event.text for event in found.open] == [
         "CRITICAL alert: job 1000_7 stands still, not found by this look; eva has it, snoozed for 1 h 00 min, runbook stalled.md",
@@ -282,21 +344,32 @@ def test_what_was_released_is_not_held_any_more() -> None:
         ((), []),
         (
             Unknown("no answer"),
-            ["job 1000 was held, and whether it still is cannot be seen (`tr11 resume` releases it)"],
+            [
+                "job 1000 was held, and whether it still is cannot be seen (`tr11 resume` releases it)"
+            ],
         ),
     ):
         seen = snapshot(jobs=jobs, holds=record)
         assert [event.text for event in made(snapshot=seen, findings=()).open] == expected
-        assert [hold["job"] for hold in status_of(seen, (), judge(seen, ())).document()["holds"]] == ["1000"] * len(
-            expected
-        )
+        assert [
+            hold["job"] for hold in status_of(seen, (), judge(seen, ())).document()["holds"]
+        ] == ["1000"] * len(expected)
 
 
 def test_the_coming_shift() -> None:
-    card = load_card(shipped_folder() / "tr11-176B-ml.toml", (), {"six_ALL_CCFRSCRATCH": "/s"}, keep_undefined=True)
+    card = load_card(
+        shipped_folder() / "tr11-176B-ml.toml",
+        (),
+        {"six_ALL_CCFRSCRATCH": "/s"},
+        keep_undefined=True,
+    )
     course = course_of(card)
     first = course[0]
-    step = record(first.iterations - 40, total_iterations=card.total_iterations, global_batch_size=first.batch_size)
+    step = record(
+        first.iterations - 40,
+        total_iterations=card.total_iterations,
+        global_batch_size=first.batch_size,
+    )
     seen = snapshot(
         steps=(replace(steps(count=1)[0], record=step),),
         jobs=(running(start_time=NOW - 359_400 + 8 * HOUR),),
@@ -315,7 +388,10 @@ def test_the_coming_shift() -> None:
     assert any("the last queued task ends" in text for text in texts)
     shut = replace(seen, jobs=(*seen.active_jobs, pending(reason="PartitionDown")))
     texts = [event.text for event in coming_events(shut, extra, card, 12 * HOUR)]
-    assert any(text.startswith("what else is queued cannot start as things are: job 1000") for text in texts), texts
+    assert any(
+        text.startswith("what else is queued cannot start as things are: job 1000")
+        for text in texts
+    ), texts
     assert not any("tr11 launch" in text for text in texts)
     grows = next(event for event in found if "batch grows" in event.text)
     assert grows.time == pytest.approx(NOW + 41 * 105.0)
@@ -323,11 +399,18 @@ def test_the_coming_shift() -> None:
     # a card that tells of another course has no say
     other = replace(step, global_batch_size=999)
     strange = replace(seen, steps=(replace(steps(count=1)[0], record=other),))
-    assert not [event for event in coming_events(strange, extra, card, 12 * HOUR) if "batch" in event.text]
+    assert not [
+        event for event in coming_events(strange, extra, card, 12 * HOUR) if "batch" in event.text
+    ]
 
 
 def test_a_run_that_stands_reaches_no_milestone() -> None:
-    card = load_card(shipped_folder() / "tr11-176B-ml.toml", (), {"six_ALL_CCFRSCRATCH": "/s"}, keep_undefined=True)
+    card = load_card(
+        shipped_folder() / "tr11-176B-ml.toml",
+        (),
+        {"six_ALL_CCFRSCRATCH": "/s"},
+        keep_undefined=True,
+    )
     stopped = KillSwitch(Path("/k"), "ben", NOW, "")
     for switch in (None, stopped):
         seen = snapshot(jobs=(), heartbeats=(), kill_switch=switch, steps=steps(age=DAY))
@@ -340,11 +423,19 @@ def test_the_step_before_a_moment_is_found_in_any_log(tmp_path: Path) -> None:
     assert progress_at(path, NOW) is None
     rows = []
     for number in range(1, 4001):
-        rows.append({"kind": "step", **to_builtins(record(number)), "time": 1000.0 + number, "job_id": "1"})
+        rows.append(
+            {"kind": "step", **to_builtins(record(number)), "time": 1000.0 + number, "job_id": "1"}
+        )
         if number % 100 == 0:
             rows.append({"kind": "validation", "time": 1000.0 + number, "loss": 1.0})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"kind": "st')
-    for moment, expected in ((1000.5, None), (1002.0, 1), (1100.5, 100), (3456.7, 2456), (9999.0, 4000)):
+    for moment, expected in (
+        (1000.5, None),
+        (1002.0, 1),
+        (1100.5, 100),
+        (3456.7, 2456),
+        (9999.0, 4000),
+    ):
         found = progress_at(path, moment)
         assert (None if found is None else found.iteration) == expected, moment
     exact = progress_at(path, 1501.0)
@@ -376,7 +467,9 @@ def test_the_page_reads_well_at_80_columns_and_hides_nothing() -> None:
 
 def test_a_command_stays_on_one_line() -> None:
     holds = tuple(HoldRecord(f"{10**n}", "w" * n, NOW - 60, "new data") for n in range(1, 40))
-    jobs = tuple(pending(raw_id=hold.job, array_id=hold.job, reason="JobHeldUser") for hold in holds)
+    jobs = tuple(
+        pending(raw_id=hold.job, array_id=hold.job, reason="JobHeldUser") for hold in holds
+    )
     seen = snapshot(holds=holds, jobs=jobs)
     text = markdown(made(snapshot=seen, findings=()), UTC)
     assert text.count("`tr11 resume`") == 39
@@ -436,7 +529,10 @@ def test_it_records_itself_and_the_next_one_goes_on_from_there(shift: Shift) -> 
 
 
 def test_where_a_shift_begins() -> None:
-    begun = {text: begin_of(text, NOW, ())[0] for text in ("12h", "90 min", "1.5d", "2w", "2022-05-01T08:00+00:00")}
+    begun = {
+        text: begin_of(text, NOW, ())[0]
+        for text in ("12h", "90 min", "1.5d", "2w", "2022-05-01T08:00+00:00")
+    }
     assert begun == {
         "12h": NOW - 12 * HOUR,
         "90 min": NOW - 1.5 * HOUR,
@@ -450,7 +546,10 @@ def test_where_a_shift_begins() -> None:
         assert time.strftime("%H:%M", time.localtime(moment)) == text.zfill(5)
         assert basis == f"since {text}"
     last = JournalEntry(NOW - 3 * HOUR, "w", 0, "handover", "ben", "")
-    assert begin_of("last", NOW, (last, entry("handover", age=DAY))) == (NOW - 3 * HOUR, "since the hand-over by ben")
+    assert begin_of("last", NOW, (last, entry("handover", age=DAY))) == (
+        NOW - 3 * HOUR,
+        "since the hand-over by ben",
+    )
 
 
 @pytest.mark.parametrize(
@@ -486,7 +585,9 @@ def test_an_absent_run_and_an_unwritable_file(shift: Shift) -> None:
 
 
 # ----------------------------------------------------------------------------- the start of a shift
-def test_the_start_of_a_shift_tells_what_the_last_one_left_and_records_nothing(shift: Shift) -> None:
+def test_the_start_of_a_shift_tells_what_the_last_one_left_and_records_nothing(
+    shift: Shift,
+) -> None:
     journal = shift.directory.journal
     first = shift.handover("--start")
     assert first.returncode == 0 and "the last 12h" in " ".join(first.stdout.split()), first.stderr

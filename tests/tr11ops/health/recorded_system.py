@@ -51,7 +51,11 @@ class RecordedSystem:
         return answer
 
     def names(self, folder: str) -> tuple[str, ...]:
-        below = {path.removeprefix(folder + "/").split("/")[0] for path in self.files if path.startswith(folder + "/")}
+        below = {
+            path.removeprefix(folder + "/").split("/")[0]
+            for path in self.files
+            if path.startswith(folder + "/")
+        }
         return tuple(sorted(below))
 
     def space(self, folder: str) -> Space:

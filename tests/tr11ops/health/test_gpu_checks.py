@@ -30,8 +30,12 @@ def test_every_gpu_must_answer(name: str, status: int, result: str, words: str) 
     assert outcome == result and words in why
 
 
-@pytest.mark.parametrize(("gpus", "result", "words"), [(3, FINE, "3 GPUs"), (4, BAD, "3 of 4 GPUs answer")])
-def test_each_slice_of_a_divided_gpu_counts_and_the_divided_one_does_not(gpus: int, result: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "result", "words"), [(3, FINE, "3 GPUs"), (4, BAD, "3 of 4 GPUs answer")]
+)
+def test_each_slice_of_a_divided_gpu_counts_and_the_divided_one_does_not(
+    gpus: int, result: str, words: str
+) -> None:
     system = RecordedSystem(
         commands={
             "--query-gpu": ProbeOutput(0, text("gpus-mig.csv")),
@@ -57,7 +61,12 @@ CASES = [
     (nvlink.check, "nvlink-none.txt", FINE, "no NVLink"),
     (throttling.check, "clocks-idle.csv", FINE, "no GPU"),
     (throttling.check, "clocks-power-cap.csv", FINE, "no GPU"),
-    (throttling.check, "clocks-hot.csv", BAD, "GPU 6: hardware slowdown, GPU 6: too hot (hardware)"),
+    (
+        throttling.check,
+        "clocks-hot.csv",
+        BAD,
+        "GPU 6: hardware slowdown, GPU 6: too hot (hardware)",
+    ),
     (throttling.check, "clocks-driver-hot.csv", WARNING, "GPU 6: too hot (driver)"),
     (pcie.check, "pcie-fine.csv", FINE, "x16"),
     (pcie.check, "pcie-narrow.csv", BAD, "GPU 4: x8"),
@@ -80,13 +89,24 @@ def test_what_a_gpu_does_not_tell_is_unknown(check, name: str) -> None:
         check(smi(name), WANTED)
 
 
-ALL = [gpu_count.check, gpu_memory.check, row_remap.check, nvlink.check, throttling.check, pcie.check]
+ALL = [
+    gpu_count.check,
+    gpu_memory.check,
+    row_remap.check,
+    nvlink.check,
+    throttling.check,
+    pcie.check,
+]
 
 
 @pytest.mark.parametrize("check", ALL)
 @pytest.mark.parametrize(
     "answer",
-    [SILENT, ProbeOutput(1, "", "Failed to initialize NVML: Insufficient Permissions"), FileNotFoundError(2, "x")],
+    [
+        SILENT,
+        ProbeOutput(1, "", "Failed to initialize NVML: Insufficient Permissions"),
+        FileNotFoundError(2, "x"),
+    ],
     ids=["silent", "refused", "absent"],
 )
 def test_a_broken_nvidia_smi_says_nothing_of_the_node(check, answer) -> None:
@@ -98,7 +118,10 @@ def test_older_gpus_retire_pages_instead_of_rows() -> None:
     for rows in (ProbeOutput(0, text("rows-none.csv")), ProbeOutput(2, "", "invalid option")):
         for pages, result in (("pages-pending.csv", BAD), ("pages-fine.csv", FINE)):
             system = RecordedSystem(
-                commands={"remapped-rows": rows, "retired_pages.pending": ProbeOutput(0, text(pages))}
+                commands={
+                    "remapped-rows": rows,
+                    "retired_pages.pending": ProbeOutput(0, text(pages)),
+                }
             )
             assert row_remap.check(system, WANTED)[0] == result
 
@@ -124,7 +147,8 @@ def test_older_drivers_call_the_throttle_reasons_otherwise() -> None:
 )
 def test_the_kernel_log_after_two_days(name: str, result: str, words: str) -> None:
     system = RecordedSystem(
-        commands={"dmesg": ProbeOutput(0, text(name))}, files={"/proc/uptime": "172800.55 900000.1\n"}
+        commands={"dmesg": ProbeOutput(0, text(name))},
+        files={"/proc/uptime": "172800.55 900000.1\n"},
     )
     outcome, why = xid.check(system, WANTED)
     assert outcome == result and words in why

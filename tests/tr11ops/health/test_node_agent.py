@@ -61,7 +61,9 @@ def test_the_checks_look_at_the_exported_folder_for_temporary_files(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "job7"))
     assert agent(tmp_path, "print('trained')").wait(timeout=60) == 0
     [told] = [check for check in record(tmp_path)["checks"] if check["name"] == "local-disk"]
-    assert told["result"] == "warning" and told["why"].startswith(f"{tmp_path}/job7 (TMPDIR) is not there")
+    assert told["result"] == "warning" and told["why"].startswith(
+        f"{tmp_path}/job7 (TMPDIR) is not there"
+    )
 
 
 def test_a_bad_node_starts_no_worker_and_says_why(tmp_path: Path) -> None:
@@ -72,7 +74,12 @@ def test_a_bad_node_starts_no_worker_and_says_why(tmp_path: Path) -> None:
     assert "x02: health check script:own.sh: bad: GPU 3 is gone" in shown
     assert not (tmp_path / "started").exists()
     found = record(tmp_path)
-    assert (found["node"], found["node_rank"], found["launch"], found["exit_status"]) == ("x02", 1, 3, EXIT_BAD_NODE)
+    assert (found["node"], found["node_rank"], found["launch"], found["exit_status"]) == (
+        "x02",
+        1,
+        3,
+        EXIT_BAD_NODE,
+    )
     assert {"name": "script:own.sh", "result": "bad", "why": "GPU 3 is gone"} in found["checks"]
     assert found["end"] >= found["start"] and found["ended_processes"] == []
 
@@ -83,12 +90,16 @@ def test_unknown_is_not_bad(tmp_path: Path, body: str) -> None:
     child = agent(tmp_path, "print('trained')", check_scripts=[own], check_seconds=0.7)
     assert "trained" in child.communicate(timeout=300)[0]
     assert child.returncode == 0
-    assert [one["result"] for one in record(tmp_path)["checks"] if one["name"] == "script:own.sh"] == ["unknown"]
+    assert [
+        one["result"] for one in record(tmp_path)["checks"] if one["name"] == "script:own.sh"
+    ] == ["unknown"]
 
 
 def test_a_check_can_be_skipped_by_name(tmp_path: Path) -> None:
     own = script(tmp_path, "exit 1")
-    child = agent(tmp_path, "print('trained')", check_scripts=[own], skip_checks=["script:own.sh", "memory"])
+    child = agent(
+        tmp_path, "print('trained')", check_scripts=[own], skip_checks=["script:own.sh", "memory"]
+    )
     child.communicate(timeout=300)
     assert child.returncode == 0
     assert not {"script:own.sh", "memory"} & {one["name"] for one in record(tmp_path)["checks"]}
@@ -111,12 +122,17 @@ def test_the_end_of_a_failed_step_asks_for_nothing(tmp_path: Path) -> None:
     child = agent(tmp_path, SLEEP)
     while child.stdout.readline() != "up\n":
         assert child.poll() is None
-    (tmp_path / "nodes" / "x01.json").write_text(json.dumps({"node": "x01", "launch": 3, "exit_status": 75}))
+    (tmp_path / "nodes" / "x01.json").write_text(
+        json.dumps({"node": "x01", "launch": 3, "exit_status": 75})
+    )
     child.send_signal(signal.SIGTERM)
     child.communicate(timeout=300)
     assert child.returncode == 128 + signal.SIGTERM
     assert not (tmp_path / "stop-request.json").exists()
-    assert record(tmp_path)["exit_status"] == 128 + signal.SIGTERM and record(tmp_path)["ended_processes"]
+    assert (
+        record(tmp_path)["exit_status"] == 128 + signal.SIGTERM
+        and record(tmp_path)["ended_processes"]
+    )
 
 
 def test_workers_that_stay_after_a_failed_one_are_ended(tmp_path: Path) -> None:
@@ -136,7 +152,9 @@ def test_workers_that_stay_after_a_failed_one_are_ended(tmp_path: Path) -> None:
 
 def test_a_failed_worker_is_kept_with_the_moment_of_its_end(tmp_path: Path) -> None:
     line = "tr11: worker 5 (process 77) failed: exit status 3"
-    child = agent(tmp_path, f"print({line!r}); print('[default0]:' + {line!r}); raise SystemExit(1)")
+    child = agent(
+        tmp_path, f"print({line!r}); print('[default0]:' + {line!r}); raise SystemExit(1)"
+    )
     child.communicate(timeout=300)
     assert child.returncode == 1
     [failure] = record(tmp_path)["failed_workers"]  # what a worker prints itself does not count
@@ -145,7 +163,9 @@ def test_a_failed_worker_is_kept_with_the_moment_of_its_end(tmp_path: Path) -> N
 
 def test_a_workers_end_is_not_when_the_launcher_reports_it() -> None:
     watch = WorkerWatch()
-    worker = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.readline()"], stdin=subprocess.PIPE)
+    worker = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.readline()"], stdin=subprocess.PIPE
+    )
     watch.look(os.getpid())
     worker.communicate()
     watch.look(os.getpid())
@@ -157,7 +177,9 @@ def test_a_workers_end_is_not_when_the_launcher_reports_it() -> None:
 
 def test_settings_come_from_the_resolved_card_or_the_defaults(tmp_path: Path) -> None:
     card = tmp_path / "card.json"
-    card.write_text('{"slurm": {"gpus_per_node": 8}, "resilience": {"check_scripts": ["/a"], "check_seconds": 2}}')
+    card.write_text(
+        '{"slurm": {"gpus_per_node": 8}, "resilience": {"check_scripts": ["/a"], "check_seconds": 2}}'
+    )
     assert NodeSettings.read(card) == NodeSettings(gpus=8, check_scripts=("/a",), check_seconds=2.0)
     for text in ("", "[]", "{}", '{"slurm": 3}'):
         card.write_text(text)
@@ -185,7 +207,9 @@ def meminfo(folder: Path, available: int, total: int = 100_000_000) -> Path:
     return path
 
 
-def test_exhausted_memory_is_said_once_until_it_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exhausted_memory_is_said_once_until_it_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tr11ops.agent.memory_watch._control_group", lambda: None)
     said: list[str] = []
     watch = MemoryWatch("x02", said.append, meminfo(tmp_path, 50_000_000), shared_memory=tmp_path)
@@ -198,7 +222,9 @@ def test_exhausted_memory_is_said_once_until_it_recovers(tmp_path: Path, monkeyp
     assert not sample(50_000_000)
     assert sample(2_000_000) and not sample(1_000_000) and not sample(7_000_000)
     assert not sample(60_000_000) and sample(900_000)
-    assert len(said) == 2 and said[0].startswith("tr11: x02: memory runs out: 1.9 GiB of 95.4 GiB left")
+    assert len(said) == 2 and said[0].startswith(
+        "tr11: x02: memory runs out: 1.9 GiB of 95.4 GiB left"
+    )
     found = watch.record()
     assert found["lowest_available_bytes"] == 900_000 * 1024 and len(found["warnings"]) == 2
 
@@ -223,7 +249,9 @@ def test_what_the_kernel_killed_for_want_of_memory_is_counted(tmp_path: Path) ->
         ({}, ""), (None, ""),
     ],
 )  # fmt: skip
-def test_a_report_tells_what_is_known_of_the_memory(tmp_path: Path, memory: object, said: str) -> None:
+def test_a_report_tells_what_is_known_of_the_memory(
+    tmp_path: Path, memory: object, said: str
+) -> None:
     (tmp_path / "nodes").mkdir()
     record = {"node": "x02", "launch": 1, "exit_status": 1, "memory": memory}
     (tmp_path / "nodes" / "x02.json").write_text(json.dumps(record))
@@ -233,7 +261,13 @@ def test_a_report_tells_what_is_known_of_the_memory(tmp_path: Path, memory: obje
 def test_the_largest_worker_is_named_and_its_peak_kept(tmp_path: Path) -> None:
     said: list[str] = []
     code = "import os, sys; block = bytearray(80 << 20); print(os.getpid(), flush=True); sys.stdin.readline()"
-    shell = ["sh", "-c", '"$0" -c "$1"; true', sys.executable, code]  # a tree of its own, without other tests' servers
+    shell = [
+        "sh",
+        "-c",
+        '"$0" -c "$1"; true',
+        sys.executable,
+        code,
+    ]  # a tree of its own, without other tests' servers
     agent = subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         worker = int(agent.stdout.readline())
@@ -251,8 +285,12 @@ def test_shared_memory_of_killed_workers_is_removed_by_name(tmp_path: Path) -> N
         "import mmap, sys; f = open(sys.argv[1], 'w+b'); f.truncate(4096); m = mmap.mmap(f.fileno(), 4096); f.close();"
         "print('up', flush=True); sys.stdin.readline()"
     )
-    ours, other = (Path("/dev/shm") / f"tr11-test-{os.getpid()}-{name}" for name in ("ours", "other"))
-    child = subprocess.Popen([sys.executable, "-c", code, str(ours)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    ours, other = (
+        Path("/dev/shm") / f"tr11-test-{os.getpid()}-{name}" for name in ("ours", "other")
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(ours)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
         other.write_text("not mapped by anyone")
         assert child.stdout.readline() == b"up\n"

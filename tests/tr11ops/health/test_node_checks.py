@@ -19,7 +19,16 @@ from msgspec.structs import replace
 from tests.tr11ops.health.recorded_system import RecordedSystem, text
 from tests.waiting import is_gone, until
 from tr11ops.base.errors import Unanswered
-from tr11ops.health import clock, leftovers, local_disk, memory, network, registry, run_directory, shared_memory
+from tr11ops.health import (
+    clock,
+    leftovers,
+    local_disk,
+    memory,
+    network,
+    registry,
+    run_directory,
+    shared_memory,
+)
 from tr11ops.health.base import (
     CheckOutcome,
     CheckResult,
@@ -35,7 +44,9 @@ from tr11ops.health.system import ThisNode
 from tr11ops.runcard.card import load_card, resolved, shipped_folder
 from tr11ops.runcard.sections import CheckScript, ResilienceSection
 
-WANTED = NodeRequirements("x01", job_id="7", launch=2, workers=8, folder=Path("/run/state"), ends_leftovers=True)
+WANTED = NodeRequirements(
+    "x01", job_id="7", launch=2, workers=8, folder=Path("/run/state"), ends_leftovers=True
+)
 MIB = 1 << 20
 
 
@@ -46,7 +57,11 @@ def net(**states: str) -> dict[str, str]:
 
 def port(device: str, state: str, link: str, rate: str = "100 Gb/sec (4X EDR)") -> dict[str, str]:
     folder = f"/sys/class/infiniband/{device}/ports/1"
-    return {f"{folder}/state": f"{state}\n", f"{folder}/phys_state": f"{link}\n", f"{folder}/rate": f"{rate}\n"}
+    return {
+        f"{folder}/state": f"{state}\n",
+        f"{folder}/phys_state": f"{link}\n",
+        f"{folder}/rate": f"{rate}\n",
+    }
 
 
 UP, DOWN = ("4: ACTIVE", "5: LinkUp"), ("1: DOWN", "3: Disabled")
@@ -59,8 +74,14 @@ UP, DOWN = ("4: ACTIVE", "5: LinkUp"), ("1: DOWN", "3: Disabled")
         (net(lo="unknown", eth0="down"), "bad"),
         (net(lo="unknown", tun0="unknown"), "fine"),
         ({**net(eth0="up"), **port("mlx5_0", *UP), **port("mlx5_1", *UP)}, "fine"),
-        ({**net(eth0="up"), **port("mlx5_0", *UP), **port("mlx5_1", *DOWN)}, "fine"),  # a port without a cable
-        ({**net(eth0="up"), **port("mlx5_0", *UP), **port("mlx5_1", "2: INIT", "5: LinkUp")}, "bad"),
+        (
+            {**net(eth0="up"), **port("mlx5_0", *UP), **port("mlx5_1", *DOWN)},
+            "fine",
+        ),  # a port without a cable
+        (
+            {**net(eth0="up"), **port("mlx5_0", *UP), **port("mlx5_1", "2: INIT", "5: LinkUp")},
+            "bad",
+        ),
         ({**net(eth0="up"), **port("mlx5_0", *DOWN), **port("mlx5_1", *DOWN)}, "bad"),
         ({**net(eth0="up"), **port("a", *UP), **port("b", *UP, "40 Gb/sec (4X QDR)")}, "warning"),
         ({**net(eth0="up"), "/sys/class/net/bonding_masters": "bond0\n"}, "fine"),
@@ -99,7 +120,9 @@ def test_a_slow_run_directory_is_a_warning() -> None:
     assert run_directory.check(RecordedSystem(probe=7.0), WANTED)[0] == "warning"
 
 
-@pytest.mark.parametrize(("free", "result"), [(10 << 30, "fine"), (500 * MIB, "warning"), (3 * MIB, "bad")])
+@pytest.mark.parametrize(
+    ("free", "result"), [(10 << 30, "fine"), (500 * MIB, "warning"), (3 * MIB, "bad")]
+)
 def test_local_disk(free: int, result: str) -> None:
     system = RecordedSystem(spaces={"/tmp": Space(100 << 30, free)})
     assert local_disk.check(system, WANTED)[0] == result
@@ -107,21 +130,26 @@ def test_local_disk(free: int, result: str) -> None:
 
 def test_a_read_only_local_disk_is_bad() -> None:
     system = RecordedSystem(
-        spaces={"/tmp": Space(1 << 40, 1 << 39)}, probe=OSError(errno.EROFS, "Read-only file system")
+        spaces={"/tmp": Space(1 << 40, 1 << 39)},
+        probe=OSError(errno.EROFS, "Read-only file system"),
     )
     assert local_disk.check(system, WANTED)[0] == "bad"
 
 
 def test_the_exported_folder_for_temporary_files_is_looked_at(tmp_path: Path) -> None:
     """Python's own answer is another folder where that one is broken, so that the fault would not be seen."""
-    assert local_disk.exported_folder({"TMPDIR": "/local/job7", "TMP": "/tmp"}) == Path("/local/job7")
+    assert local_disk.exported_folder({"TMPDIR": "/local/job7", "TMP": "/tmp"}) == Path(
+        "/local/job7"
+    )
     assert local_disk.exported_folder({"TMPDIR": "", "TMP": "/scratch"}) == Path("/scratch")
     assert local_disk.exported_folder({}) == Path(tempfile.gettempdir())
     gone = replace(WANTED, temporary=tmp_path / "gone")
     assert local_disk.check(ThisNode(), gone) == (
         "warning", f"{tmp_path}/gone (TMPDIR) is not there: programs put temporary files elsewhere",
     )  # fmt: skip
-    full = RecordedSystem(spaces={"/local/job7": Space(1 << 40, 0), "/tmp": Space(1 << 40, 1 << 39)})
+    full = RecordedSystem(
+        spaces={"/local/job7": Space(1 << 40, 0), "/tmp": Space(1 << 40, 1 << 39)}
+    )
     assert local_disk.check(full, replace(WANTED, temporary=Path("/local/job7")))[0] == "bad"
 
 
@@ -149,7 +177,12 @@ def test_only_settled_files_of_known_makers_are_swept() -> None:
     )  # fmt: skip
     outcome, why = shared_memory.check(system, WANTED)
     assert outcome == "fine" and "4 stale files" in why
-    assert sorted(system.removed) == ["nccl-aB3x9Z", "sem.mp-abc_1", "shm_allreduce_buffer_0", "torch_123_4567_0"]
+    assert sorted(system.removed) == [
+        "nccl-aB3x9Z",
+        "sem.mp-abc_1",
+        "shm_allreduce_buffer_0",
+        "torch_123_4567_0",
+    ]
 
 
 def test_memory() -> None:
@@ -181,7 +214,9 @@ def test_abandoned_processes_of_an_earlier_job_are_ended() -> None:
 
 
 def test_what_cannot_be_ended_makes_the_node_bad() -> None:
-    system = RecordedSystem(processes=(process(10), process(11, state="D")), immortal=frozenset({11}))
+    system = RecordedSystem(
+        processes=(process(10), process(11, state="D")), immortal=frozenset({11})
+    )
     outcome, why = leftovers.check(system, WANTED)
     assert outcome == "bad" and "trainer 11 of job 6, launch 1" in why and "10" not in why
 
@@ -222,7 +257,9 @@ def script(folder: Path, body: str) -> str:
         ("printf 'a\\033[2Jb'; exit 1", "bad", "a?[2Jb"),
     ],
 )
-def test_a_scripts_exit_code_and_first_line(tmp_path: Path, body: str, result: str, words: str) -> None:
+def test_a_scripts_exit_code_and_first_line(
+    tmp_path: Path, body: str, result: str, words: str
+) -> None:
     outcome, why = registry.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, body)))
     assert outcome == result and words in why
 
@@ -240,23 +277,31 @@ OF_GCM = {"OK": "fine", "WARN": "warning", "CRITICAL": "bad", "UNKNOWN": "unknow
 
 @pytest.mark.parametrize("dialect", ["gcm", "nagios"])
 @pytest.mark.parametrize("word", GCM)
-def test_the_exit_codes_of_gcm_and_of_nagios_plugins(tmp_path: Path, dialect: str, word: str) -> None:
+def test_the_exit_codes_of_gcm_and_of_nagios_plugins(
+    tmp_path: Path, dialect: str, word: str
+) -> None:
     path = script(tmp_path, f'echo "{word} $1 $2"; exit {GCM[word]}')
-    outcome, why = registry.run_script(ThisNode(), WANTED, SiteScript(path, ("check-zombie", "fair cluster"), dialect))
+    outcome, why = registry.run_script(
+        ThisNode(), WANTED, SiteScript(path, ("check-zombie", "fair cluster"), dialect)
+    )
     assert (outcome, why) == (OF_GCM[word], f"{word} check-zombie fair cluster")
 
 
 @pytest.mark.parametrize("dialect", ["gcm", "nagios"])
-def test_arguments_that_a_check_refuses_say_nothing_of_the_node(tmp_path: Path, dialect: str) -> None:
+def test_arguments_that_a_check_refuses_say_nothing_of_the_node(
+    tmp_path: Path, dialect: str
+) -> None:
     """click and argparse end with 2 then, which would be CRITICAL."""
-    refused = (
-        "echo 'Usage: health_checks check-zombie [OPTIONS] CLUSTER' >&2; echo 'Error: No such option: -z' >&2; exit 2"
-    )
+    refused = "echo 'Usage: health_checks check-zombie [OPTIONS] CLUSTER' >&2; echo 'Error: No such option: -z' >&2; exit 2"
     with pytest.raises(Unanswered, match="does not take its arguments: Error: No such option: -z"):
         registry.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, refused), (), dialect))
     for status in (4, 127):
-        with pytest.raises(Unanswered, match=f"exit status {status}, which is no verdict in {dialect}"):
-            registry.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, f"exit {status}"), (), dialect))
+        with pytest.raises(
+            Unanswered, match=f"exit status {status}, which is no verdict in {dialect}"
+        ):
+            registry.run_script(
+                ThisNode(), WANTED, SiteScript(script(tmp_path, f"exit {status}"), (), dialect)
+            )
 
 
 @pytest.mark.parametrize(
@@ -279,14 +324,17 @@ def test_the_card_knows_the_dialects_and_keeps_the_old_form(tmp_path: Path) -> N
         assert CheckScript(script="/x", dialect=dialect).dialect == dialect  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="dialect"):
         CheckScript(script="/x", dialect="nagos")  # type: ignore[arg-type]
-    table = (
-        'resilience.check_scripts=["a.sh", {script="bin/nhc", arguments=["MARK_OFFLINE=0"], dialect="nhc", name="n"}]'
-    )
+    table = 'resilience.check_scripts=["a.sh", {script="bin/nhc", arguments=["MARK_OFFLINE=0"], dialect="nhc", name="n"}]'
     card = load_card(shipped_folder() / "demo.toml", [table], {}, directory=tmp_path)
     plain, own = resolved(card)["resilience"]["check_scripts"]
     assert plain == str(tmp_path / "a.sh")  # the resolved card of such a run stays what it was
-    assert SiteScript.of(own) == SiteScript(str(tmp_path / "bin/nhc"), ("MARK_OFFLINE=0",), "nhc", "n")
-    assert [check.name for check in chosen(WANTED, [plain, own], NAMES)] == ["script:a.sh", "script:n"]
+    assert SiteScript.of(own) == SiteScript(
+        str(tmp_path / "bin/nhc"), ("MARK_OFFLINE=0",), "nhc", "n"
+    )
+    assert [check.name for check in chosen(WANTED, [plain, own], NAMES)] == [
+        "script:a.sh",
+        "script:n",
+    ]
 
 
 def test_a_script_that_is_not_there_or_hangs(tmp_path: Path) -> None:
@@ -309,14 +357,23 @@ def test_gpu_checks_are_left_out_where_the_card_asks_for_none() -> None:
         "memory",
         "leftovers",
     }
-    assert len(chosen(replace(WANTED, gpus=8, controller_time=1.0))) == len(CHECKS) == len(set(NAMES))
-    names = [check.name for check in chosen(WANTED, ["/opt/a.sh", "/opt/b.py"], ["network", "script:a.sh"])]
+    assert (
+        len(chosen(replace(WANTED, gpus=8, controller_time=1.0))) == len(CHECKS) == len(set(NAMES))
+    )
+    names = [
+        check.name
+        for check in chosen(WANTED, ["/opt/a.sh", "/opt/b.py"], ["network", "script:a.sh"])
+    ]
     assert names[-1] == "script:b.py" and "network" not in names and "script:a.sh" not in names
 
 
 def test_every_check_is_in_the_documentation() -> None:
     page = (Path(__file__).parents[3] / "docs" / "nodes.md").read_text(encoding="utf-8")
-    rows = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `") and line.count("|") == 4]
+    rows = [
+        line.split("`")[1]
+        for line in page.splitlines()
+        if line.startswith("| `") and line.count("|") == 4
+    ]
     assert [name for name in rows if name in NAMES] == list(NAMES)
 
 
@@ -371,7 +428,9 @@ def test_one_word_for_a_node(outcomes: list[CheckOutcome]) -> None:
 
 # ------------------------------------------------------------------ this very machine
 def test_this_machine_is_checked_without_harm(tmp_path: Path) -> None:
-    wanted = NodeRequirements("nowhere", folder=tmp_path, temporary=tmp_path, controller_time=time.time())
+    wanted = NodeRequirements(
+        "nowhere", folder=tmp_path, temporary=tmp_path, controller_time=time.time()
+    )
     results = {entry.name: entry for entry in run_checks(chosen(wanted), ThisNode(), wanted)}
     for name in ("run-directory", "memory", "leftovers", "clock"):
         assert results[name].result in {"fine", "warning"}, results[name]
@@ -384,7 +443,9 @@ def test_a_workers_shared_memory_is_its_own_while_it_lives() -> None:
         "f = open(path, 'w+b'); f.truncate(4096); m = mmap.mmap(f.fileno(), 4096); f.close();"
         "print(name, flush=True); sys.stdin.readline()"
     )
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     name = child.stdout.readline().strip()
     try:
         node = ThisNode()
@@ -406,15 +467,27 @@ def test_an_abandoned_trainer_is_found_by_its_surroundings(tmp_path: Path) -> No
         "import os, subprocess, sys; p = subprocess.Popen([sys.executable, '-m', 'trainer'], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL);"
         "p.stdout.readline(); print(p.pid, flush=True); os._exit(0)"
     )
-    environment = {**os.environ, "TR11_LAUNCH": "1", "TR11_JOB_ID": "old", "TR11_NODE_NAME": "lost-node"}
+    environment = {
+        **os.environ,
+        "TR11_LAUNCH": "1",
+        "TR11_JOB_ID": "old",
+        "TR11_NODE_NAME": "lost-node",
+    }
     done = subprocess.run(
-        [sys.executable, "-c", orphan], capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300
+        [sys.executable, "-c", orphan],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=300,
     )
     pid = int(done.stdout)
     try:
         node = ThisNode()
         found = [one for one in node.trainer_processes() if one.pid == pid]
-        assert [(one.job_id, one.launch, one.node, one.name) for one in found] == [("old", "1", "lost-node", "trainer")]
+        assert [(one.job_id, one.launch, one.node, one.name) for one in found] == [
+            ("old", "1", "lost-node", "trainer")
+        ]
         assert node.end([pid]) == ()
         assert not [one for one in node.trainer_processes() if one.pid == pid]
     finally:

@@ -27,7 +27,9 @@ PATTERNS = ("tensorboard/*/*tfevents*", "logs/*/*.txt")
 def record(data: bytes) -> bytes:
     """One record of an event file."""
     header = struct.pack("<Q", len(data))
-    return header + struct.pack("<I", masked_crc(header)) + data + struct.pack("<I", masked_crc(data))
+    return (
+        header + struct.pack("<I", masked_crc(header)) + data + struct.pack("<I", masked_crc(data))
+    )
 
 
 @dataclass

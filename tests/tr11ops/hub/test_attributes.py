@@ -16,7 +16,15 @@ PATTERNS = [
     "*.txt", "**.txt", "*.bin", "*tfevents*", "logs/*.txt", "/logs/main/*", "logs/**", "**/main/*.txt", "logs/**/a.txt", "a?txt",
     "[ab].txt", "[!a].txt", "*.[tx]xt", '"with space.txt"', "with[[:space:]]space.txt", r"a\*.txt", "*", "main", "a.txt",
 ]  # fmt: skip
-SETTINGS = ["filter=lfs diff=lfs merge=lfs -text", "-filter", "!filter", "filter=other", "text", "filter", "filter=lfs"]
+SETTINGS = [
+    "filter=lfs diff=lfs merge=lfs -text",
+    "-filter",
+    "!filter",
+    "filter=other",
+    "text",
+    "filter",
+    "filter=lfs",
+]
 PATHS = [
     "a.txt", "b.txt", "logs/a.txt", "logs/main/a.txt", "logs/main/deep/b.txt", "main/a.txt", "with space.txt", "x.bin",
     "a*.txt", "tensorboard/main/events.out.tfevents.1", "logs/main/noname", "logs/main/s p a c e",

@@ -23,7 +23,11 @@ from tr11ops.twin.hub.server import HubServer
 def test_a_repository_is_made_once_and_a_branch_too(hub: Hub, hub_server: HubServer) -> None:
     first = hub.ensure_repository(LOGS, private=True)
     assert hub.ensure_repository(LOGS, private=False) == first == hub.head(LOGS)
-    assert hub_server.count("create") == 1 and hub_server.repo(LOGS.name).private and hub.is_private(LOGS)
+    assert (
+        hub_server.count("create") == 1
+        and hub_server.repo(LOGS.name).private
+        and hub.is_private(LOGS)
+    )
     step = Repository(LOGS.name, branch="global_step7")
     assert hub.ensure_repository(step) == first  # the branch begins where main is
     assert hub.ensure_repository(step) == first and hub_server.count("branch") == 1
@@ -50,18 +54,27 @@ def test_a_commit_holds_everything_and_is_read_back(
         progress=lambda path, count: sent.update({path: count}),
     )
     files = hub_server.files(logs.name)
-    assert files["logs/a b#?.txt"] == b"line\n" * 1000 and files["w.bin"] == LARGE and files["empty.txt"] == b""
+    assert (
+        files["logs/a b#?.txt"] == b"line\n" * 1000
+        and files["w.bin"] == LARGE
+        and files["empty.txt"] == b""
+    )
     assert sent["big.bin"] == 4096 and files["big.bin"] == growing.read_bytes()[:4096]
     assert made == hub.head(logs) == hub_server.history(logs.name)[-1].id
     assert hub_server.history(logs.name)[-1].title == "new data"
 
     tree = hub.list_tree(logs)
-    assert tree["w.bin"] == HubFile(len(LARGE), tree["w.bin"].oid, hashlib.sha256(LARGE).hexdigest())
+    assert tree["w.bin"] == HubFile(
+        len(LARGE), tree["w.bin"].oid, hashlib.sha256(LARGE).hexdigest()
+    )
     assert set(tree) == set(files) and tree["logs/a b#?.txt"].sha256 is None
     assert hub.look(logs, ["w.bin", "logs", "nothing"]) == {"w.bin": tree["w.bin"]}
     for path in ("w.bin", "logs/a b#?.txt"):
         assert hub.read(logs, path) == files[path]
-        assert hub.read(logs, path, 7, 11) == files[path][7:18] and hub.read(logs, path, 4000) == files[path][4000:]
+        assert (
+            hub.read(logs, path, 7, 11) == files[path][7:18]
+            and hub.read(logs, path, 4000) == files[path][4000:]
+        )
         assert hub.read(logs, path, 10**6, 5) == b"" and hub.read(logs, path, 3, 0) == b""
     assert hub.read(logs, "w.bin", revision=made) == LARGE
     with pytest.raises(HubMissing, match=r"no\.txt of science/logs: .* answers 404"):
@@ -70,7 +83,10 @@ def test_a_commit_holds_everything_and_is_read_back(
     hub.commit(logs, [Delete("empty.txt"), HubCopy("copy.bin", "w.bin")], "tidy")
     files = hub_server.files(logs.name)
     assert "empty.txt" not in files and files["copy.bin"] == LARGE
-    assert hub.commit(logs, [Add("w.bin", LARGE)], "nothing new") == hub_server.history(logs.name)[-1].id
+    assert (
+        hub.commit(logs, [Add("w.bin", LARGE)], "nothing new")
+        == hub_server.history(logs.name)[-1].id
+    )
     assert [commit.title for commit in hub_server.history(logs.name)[1:]] == ["new data", "tidy"]
 
 
@@ -99,35 +115,51 @@ FAULTS = ("info", "preupload", "lfs-batch", "lfs-put", "lfs-verify", "commit")
 
 @pytest.mark.parametrize(
     ("kind", "status"),
-    [*((kind, 503) for kind in FAULTS), *(("preupload", status) for status in (408, 425, 429, 500, 502, 504))],
+    [
+        *((kind, 503) for kind in FAULTS),
+        *(("preupload", status) for status in (408, 425, 429, 500, 502, 504)),
+    ],
 )
 def test_what_may_pass_is_tried_again(
-    hub: Hub, hub_server: HubServer, hub_waits: list[float], logs: Repository, kind: str, status: int
+    hub: Hub,
+    hub_server: HubServer,
+    hub_waits: list[float],
+    logs: Repository,
+    kind: str,
+    status: int,
 ) -> None:
     hub_server.fail(kind, status, times=2, headers={"Retry-After": "40"})
     hub.commit(logs, [Add("w.bin", LARGE)], "one")
     # what was asked for, and no one below slept on its own; an object whose check failed is there at the second try
     assert hub_waits == [40.0] * (1 if kind == "lfs-verify" else 2)
     assert [commit.title for commit in hub_server.history(logs.name)] == ["initial commit", "one"]
-    assert hub_server.bytes_sent() == len(LARGE) * (3 if kind == "lfs-put" else 1)  # what arrived is not sent again
+    assert hub_server.bytes_sent() == len(LARGE) * (
+        3 if kind == "lfs-put" else 1
+    )  # what arrived is not sent again
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_broken_connection_is_made_again(hub: Hub, hub_server: HubServer, logs: Repository, kind: str) -> None:
+def test_a_broken_connection_is_made_again(
+    hub: Hub, hub_server: HubServer, logs: Repository, kind: str
+) -> None:
     hub_server.reset(kind, times=2)
     hub.commit(logs, [Add("w.bin", LARGE), Add("b.txt", b"text")], "one")
     assert len(hub_server.history(logs.name)) == 2 and hub_server.files(logs.name)["w.bin"] == LARGE
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_lost_answer_makes_no_second_commit(hub: Hub, hub_server: HubServer, logs: Repository, times: int) -> None:
+def test_a_lost_answer_makes_no_second_commit(
+    hub: Hub, hub_server: HubServer, logs: Repository, times: int
+) -> None:
     hub_server.lose_answer("commit", times=times)
     made = hub.commit(logs, [Add("b.txt", b"text")], "one")
     assert [commit.title for commit in hub_server.history(logs.name)] == ["initial commit", "one"]
     assert made == hub_server.history(logs.name)[-1].id and hub_server.count("commit") == 1
 
 
-def test_a_commit_that_comes_late_is_not_made_twice(hub_server: HubServer, make_hub: Callable[..., Hub]) -> None:
+def test_a_commit_that_comes_late_is_not_made_twice(
+    hub_server: HubServer, make_hub: Callable[..., Hub]
+) -> None:
     hub_server.create(LOGS.name)
     slow = make_hub(timeout=0.3)
     fault = hub_server.lag("commit")
@@ -148,7 +180,10 @@ def test_a_cut_or_foreign_answer_is_asked_for_again(
         hub.commit(logs, [Add("c.txt", b"c")], "two")
         assert len(hub_server.history(logs.name)) == 3
     assert len(hub.list_tree(logs)) >= 3 and hub.head(logs) == hub_server.history(logs.name)[-1].id
-    if how != "garble" or kind not in {"resolve", "storage-get"}:  # a page with status 200 instead of a file is a file
+    if how != "garble" or kind not in {
+        "resolve",
+        "storage-get",
+    }:  # a page with status 200 instead of a file is a file
         assert hub.read(logs, "w.bin") == LARGE and hub.read(logs, "b.txt", 4, 8) == b"text" * 2
 
 
@@ -169,7 +204,9 @@ def test_an_answer_that_is_not_a_hubs_may_be_another_later(
 
 
 @pytest.mark.parametrize("pages", ["00", "010", "0121"])
-def test_a_listing_whose_pages_come_back_ends(hub_server: HubServer, make_hub: Callable[..., Hub], pages: str) -> None:
+def test_a_listing_whose_pages_come_back_ends(
+    hub_server: HubServer, make_hub: Callable[..., Hub], pages: str
+) -> None:
     hub_server.create(LOGS.name)
     hub = make_hub(seconds=0.0)
     for page in pages:
@@ -181,7 +218,9 @@ def test_a_listing_whose_pages_come_back_ends(hub_server: HubServer, make_hub: C
     assert len(hub.list_tree(LOGS)) == 1
 
 
-def test_patience_begins_again_where_a_long_upload_got_on(hub_server: HubServer, hub_waits: list[float]) -> None:
+def test_patience_begins_again_where_a_long_upload_got_on(
+    hub_server: HubServer, hub_waits: list[float]
+) -> None:
     """Four failures, each after ten minutes of sending, with a patience of one minute."""
     hub_server.create(LOGS.name)
     now = [0.0]
@@ -194,7 +233,9 @@ def test_patience_begins_again_where_a_long_upload_got_on(hub_server: HubServer,
         now[0] += 600.0
 
     hub = Hub(
-        hub_server.url, Credentials(Secret(hub_server.token)), hub_retries(60.0, sleep, lambda: now[0], lambda: 0.5)
+        hub_server.url,
+        Credentials(Secret(hub_server.token)),
+        hub_retries(60.0, sleep, lambda: now[0], lambda: 0.5),
     )
     hub_server.on("info", hours)  # a first try asks for this, later ones for the next
     hub_server.on("commits", hours, times=3)
@@ -203,7 +244,9 @@ def test_patience_begins_again_where_a_long_upload_got_on(hub_server: HubServer,
     assert hub_waits == [1.0] * 4
 
 
-def test_silence_ends(hub_server: HubServer, make_hub: Callable[..., Hub], hub_waits: list[float]) -> None:
+def test_silence_ends(
+    hub_server: HubServer, make_hub: Callable[..., Hub], hub_waits: list[float]
+) -> None:
     hub_server.create(LOGS.name)
     said: list[str] = []
     hub = make_hub(timeout=0.2, say=said.append)
@@ -211,7 +254,10 @@ def test_silence_ends(hub_server: HubServer, make_hub: Callable[..., Hub], hub_w
     hub_server.hang("tree")
     assert hub.head(LOGS) and hub.list_tree(LOGS)
     assert hub_waits == [1.0, 1.0]
-    assert said[0] == "science/logs: 127.0.0.1 gives no answer (silent for too long): trying again in 1 s"
+    assert (
+        said[0]
+        == "science/logs: 127.0.0.1 gives no answer (silent for too long): trying again in 1 s"
+    )
 
 
 def test_an_answer_larger_than_any_is_not_read_to_its_end(
@@ -224,16 +270,22 @@ def test_an_answer_larger_than_any_is_not_read_to_its_end(
         make_hub().head(LOGS)
 
 
-def test_patience_ends(hub_server: HubServer, make_hub: Callable[..., Hub], hub_waits: list[float]) -> None:
+def test_patience_ends(
+    hub_server: HubServer, make_hub: Callable[..., Hub], hub_waits: list[float]
+) -> None:
     hub_server.create(LOGS.name)
     hub = make_hub(seconds=100.0)
     hub_server.is_down = True
-    with pytest.raises(HubUnavailable, match=r"^science/logs: 127\.0\.0\.1 gives no answer \(.*\)$"):
+    with pytest.raises(
+        HubUnavailable, match=r"^science/logs: 127\.0\.0\.1 gives no answer \(.*\)$"
+    ):
         hub.head(LOGS)
     assert hub_waits == [1, 2, 4, 8, 16, 32]  # the next would be past the end
     hub_server.heal()
     hub_server.fail("info", 429, headers={"RateLimit": '"api";r=0;t=2000', "Retry-After": "12"})
-    with pytest.raises(HubUnavailable, match=r"answers 429, and asks for 33 min .*: not waited for") as away:
+    with pytest.raises(
+        HubUnavailable, match=r"answers 429, and asks for 33 min .*: not waited for"
+    ) as away:
         hub.head(LOGS)
     assert away.value.wait == 2000.0 and len(hub_waits) == 6  # a wait past the end is not begun
     assert hub.head(LOGS)

@@ -48,14 +48,27 @@ from tr11ops.twin.hub.server import HubServer
     ],
 )
 def test_what_will_not_pass_is_one_line_with_the_cure(
-    hub: Hub, hub_server: HubServer, hub_waits: list[float], logs: Repository, status: int, words: str
+    hub: Hub,
+    hub_server: HubServer,
+    hub_waits: list[float],
+    logs: Repository,
+    status: int,
+    words: str,
 ) -> None:
-    hub_server.fail("commit", status, text=f"no:\nbad token {hub_server.token}\x1b[31m at https://u:p@host/x?sig=1")
+    hub_server.fail(
+        "commit",
+        status,
+        text=f"no:\nbad token {hub_server.token}\x1b[31m at https://u:p@host/x?sig=1",
+    )
     with pytest.raises(HubPermanentError) as refused:
         hub.commit(logs, [Add("b.txt", b"text")], "one")
     text = str(refused.value)
     assert (
-        words in text and "\n" not in text and "\x1b" not in text and hub_server.token not in text and ":p@" not in text
+        words in text
+        and "\n" not in text
+        and "\x1b" not in text
+        and hub_server.token not in text
+        and ":p@" not in text
     )
     assert refused.value.status == status and hub_waits == []
     assert isinstance(refused.value, HubMissing) == (status in {404, 410})
@@ -69,12 +82,16 @@ def test_the_wrong_token_and_none(
     with pytest.raises(HubPermanentError, match="the token of the test is not valid") as refused:
         make_hub("hf_wrong_wrong").ensure_repository(LOGS)
     assert "hf_wrong_wrong" not in str(refused.value)
-    with pytest.raises(HubPermanentError, match=r"401: no token; name hub\.credentials_file, set HF_TOKEN"):
+    with pytest.raises(
+        HubPermanentError, match=r"401: no token; name hub\.credentials_file, set HF_TOKEN"
+    ):
         make_hub(None).head(LOGS)
     assert {seen.authorization for seen in hub_server.requests} == {"Bearer hf_wrong_wrong", None}
     reader = make_hub(hub_server.read_token)
     assert reader.head(LOGS)
-    with pytest.raises(HubPermanentError, match="403: the token of the test has no permission for this"):
+    with pytest.raises(
+        HubPermanentError, match="403: the token of the test has no permission for this"
+    ):
         reader.commit(LOGS, [Add("b.txt", b"text")], "one")
     with pytest.raises(HubPermanentError, match="403"):
         make_hub().ensure_repository(Repository("elsewhere/logs"))
@@ -141,7 +158,11 @@ def test_the_library_shows_no_bars(
     hub: Hub, logs: Repository, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    hub.commit(logs, [Add(f"{number}.bin", LARGE + bytes([number])) for number in range(3)], "several at once")
+    hub.commit(
+        logs,
+        [Add(f"{number}.bin", LARGE + bytes([number])) for number in range(3)],
+        "several at once",
+    )
     assert capfd.readouterr() == ("", "")
 
 
@@ -172,11 +193,27 @@ def test_no_secret_leaves_by_any_way(
         caplog.set_level(logging.DEBUG, name)
     debug, constants.HF_DEBUG = constants.HF_DEBUG, True
     try:
-        for kind in ("info", "preupload", "lfs-batch", "lfs-put", "lfs-verify", "commit", "storage-get"):
+        for kind in (
+            "info",
+            "preupload",
+            "lfs-batch",
+            "lfs-put",
+            "lfs-verify",
+            "commit",
+            "storage-get",
+        ):
             for status in (401, 403, 404, 500):
-                hub_server.fail(kind, status, text=f"Bearer {hub_server.token} ?X-Amz-Signature={hub_server.signature}")
+                hub_server.fail(
+                    kind,
+                    status,
+                    text=f"Bearer {hub_server.token} ?X-Amz-Signature={hub_server.signature}",
+                )
                 try:
-                    hub.commit(logs, [Add(f"{kind}{status}.bin", LARGE + f"{kind}{status}".encode())], "one")
+                    hub.commit(
+                        logs,
+                        [Add(f"{kind}{status}.bin", LARGE + f"{kind}{status}".encode())],
+                        "one",
+                    )
                     hub.read(logs, f"{kind}{status}.bin")
                 except (HubPermanentError, HubUnavailable) as error:
                     texts += [str(error), repr(error), "".join(traceback.format_exception(error))]
@@ -191,28 +228,39 @@ def test_no_secret_leaves_by_any_way(
         assert not any(secret in text for text in texts)
     assert hub_server.authorizations_at_storage() == []
     assert not any(
-        secret in seen.url for seen in hub_server.requests for secret in (hub_server.token, hub_server.read_token)
+        secret in seen.url
+        for seen in hub_server.requests
+        for secret in (hub_server.token, hub_server.read_token)
     )
-    assert {seen.authorization for seen in hub_server.requests if seen.host == "hub"} == {f"Bearer {hub_server.token}"}
+    assert {seen.authorization for seen in hub_server.requests if seen.host == "hub"} == {
+        f"Bearer {hub_server.token}"
+    }
     assert not any("torch" in seen.agent or "agent/" in seen.agent for seen in hub_server.requests)
 
 
 @given(
     st.text(),
     st.text(alphabet="abcdefXYZ0123", min_size=6),
-    st.sampled_from(["{0}{1}{0}", "Bearer {1}", "https://{1}@h/{0}", "https://h/x?sig={1}", "hf_{1} {0}"]),
+    st.sampled_from(
+        ["{0}{1}{0}", "Bearer {1}", "https://{1}@h/{0}", "https://h/x?sig={1}", "hf_{1} {0}"]
+    ),
 )
 def test_redacted_texts_hold_no_secret(text: str, secret: str, shape: str) -> None:
     shown = one_line(shape.format(text.replace("?", "").replace("{", ""), secret), [secret])
     assert secret not in shown and "\n" not in shown and len(shown) <= 300
-    assert all(character.isprintable() or character == " " for character in shown if ord(character) < 160)
+    assert all(
+        character.isprintable() or character == " " for character in shown if ord(character) < 160
+    )
 
 
 def test_redaction_knows_tokens_that_are_not_ours() -> None:
     assert redact("x hf_abcdefghijkl y") == "x *** y"
     assert redact("GET https://a:b@host/p?sig=1&x=2 done") == "GET https://***@host/p?... done"
     assert redact("Authorization: Bearer abc.def") == "Authorization: Bearer ***"
-    assert redact("authorization: abc, x-amz-signature=abc&b=2") == "authorization: ***, x-amz-signature=***&b=2"
+    assert (
+        redact("authorization: abc, x-amz-signature=abc&b=2")
+        == "authorization: ***, x-amz-signature=***&b=2"
+    )
 
 
 # ----------------------------------------------------------------------------- credentials
@@ -237,18 +285,28 @@ def test_where_the_token_comes_from(tmp_path: Path) -> None:
     assert token(None, {"HOME": str(home), "HF_HOME": str(tmp_path)}) is None
     assert token(None, {"HF_TOKEN_PATH": str(stored)}) == "hf_stored"
     named.chmod(0o644)
-    with pytest.raises(CredentialsError, match=r"every user of the machine can read it; type: chmod o-rwx"):
+    with pytest.raises(
+        CredentialsError, match=r"every user of the machine can read it; type: chmod o-rwx"
+    ):
         token(named, environment)
 
 
 @pytest.mark.parametrize("content", [b"", b"hf_abcdef", b"[]", b'{"auth_token": 7}', b'{"auth_token": ""}', b'{"auth_token": "hf_a\\nHost: x"}', b"\xff\xfe", b'{"auth_token": "' + b"x" * 70000 + b'"}'])  # fmt: skip
-def test_a_file_without_a_token_is_refused_without_being_shown(tmp_path: Path, content: bytes) -> None:
+def test_a_file_without_a_token_is_refused_without_being_shown(
+    tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "hub.json"
     path.write_bytes(content)
     path.chmod(0o600)
     with pytest.raises(CredentialsError) as refused:
-        find_credentials(path, {"HF_TOKEN": "hf_other"})  # a named file that is wrong is not passed over
-    assert str(path) in str(refused.value) and "abcdef" not in str(refused.value) and "hf_a" not in str(refused.value)
+        find_credentials(
+            path, {"HF_TOKEN": "hf_other"}
+        )  # a named file that is wrong is not passed over
+    assert (
+        str(path) in str(refused.value)
+        and "abcdef" not in str(refused.value)
+        and "hf_a" not in str(refused.value)
+    )
 
 
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), os.mkfifo])
@@ -260,7 +318,10 @@ def test_what_is_no_file_holds_no_token(tmp_path: Path, make: Callable[[Path], o
 
 def test_a_secret_shows_itself_nowhere() -> None:
     secret = Secret("hf_hidden")
-    assert "hidden" not in f"{secret} {secret!r} {[secret]} {Credentials(secret)}" and secret == Secret("hf_hidden")
+    assert (
+        "hidden" not in f"{secret} {secret!r} {[secret]} {Credentials(secret)}"
+        and secret == Secret("hf_hidden")
+    )
     with pytest.raises(TypeError, match="not pickled"):
         pickle.dumps(secret)
 
@@ -269,10 +330,16 @@ def test_a_secret_shows_itself_nowhere() -> None:
 @given(
     st.binary(max_size=300),
     st.integers(0, 300),
-    st.lists(st.tuples(st.sampled_from(["read", "seek", "end", "back"]), st.integers(-1, 350)), max_size=30),
+    st.lists(
+        st.tuples(st.sampled_from(["read", "seek", "end", "back"]), st.integers(-1, 350)),
+        max_size=30,
+    ),
 )
 def test_a_view_is_a_file_of_so_many_bytes(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, size: int, steps: list[tuple[str, int]]
+    tmp_path_factory: pytest.TempPathFactory,
+    content: bytes,
+    size: int,
+    steps: list[tuple[str, int]],
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "viewed"
     path.write_bytes(content)

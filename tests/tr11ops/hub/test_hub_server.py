@@ -49,7 +49,9 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def api(hub_server: HubServer, monkeypatch: pytest.MonkeyPatch, slept: list[float]) -> Iterator[HfApi]:
+def api(
+    hub_server: HubServer, monkeypatch: pytest.MonkeyPatch, slept: list[float]
+) -> Iterator[HfApi]:
     """The library as it comes, but for Xet, which has a switch: this hub's storage is plain."""
     set_client_factory(default_client_factory)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
@@ -67,13 +69,29 @@ def test_the_library_writes_and_reads(api: HfApi, hub_server: HubServer, tmp_pat
     folder = tmp_path / "folder"
     (folder / "deep/er").mkdir(parents=True)
     large = os.urandom(5000)
-    for path, content in {"a.txt": b"a", "deep/b.bin": large, "deep/er/c.txt": b"c" * 3000, "empty": b""}.items():
+    for path, content in {
+        "a.txt": b"a",
+        "deep/b.bin": large,
+        "deep/er/c.txt": b"c" * 3000,
+        "empty": b"",
+    }.items():
         (folder / path).write_bytes(content)
     made = api.upload_folder(repo_id=NAME, folder_path=folder, commit_message="all")
     assert hub_server.files(NAME)["deep/b.bin"] == large and api.repo_info(NAME).sha == made.oid
-    assert sorted(api.list_repo_files(NAME)) == [".gitattributes", "a.txt", "deep/b.bin", "deep/er/c.txt", "empty"]
+    assert sorted(api.list_repo_files(NAME)) == [
+        ".gitattributes",
+        "a.txt",
+        "deep/b.bin",
+        "deep/er/c.txt",
+        "empty",
+    ]
     top = {item.path: type(item).__name__ for item in api.list_repo_tree(NAME)}
-    assert top == {".gitattributes": "RepoFile", "a.txt": "RepoFile", "deep": "RepoFolder", "empty": "RepoFile"}
+    assert top == {
+        ".gitattributes": "RepoFile",
+        "a.txt": "RepoFile",
+        "deep": "RepoFolder",
+        "empty": "RepoFile",
+    }
     assert {item.path for item in api.list_repo_tree(NAME, "deep")} == {"deep/b.bin", "deep/er"}
     for path in ("a.txt", "deep/b.bin"):
         assert (
@@ -84,8 +102,14 @@ def test_the_library_writes_and_reads(api: HfApi, hub_server: HubServer, tmp_pat
     assert {p.relative_to(back) for p in back.rglob("*.*") if p.is_file() and ".cache" not in p.parts} >= {Path("a.txt"), Path("deep/b.bin")}  # fmt: skip
     api.create_commit(NAME, [CommitOperationCopy("deep/b.bin", "copy.bin"), CommitOperationCopy("a.txt", "a2.txt"), CommitOperationDelete("deep/", is_folder=True), CommitOperationDelete("empty")], commit_message="move")  # fmt: skip
     assert set(hub_server.files(NAME)) == {".gitattributes", "a.txt", "a2.txt", "copy.bin"}
-    assert [commit.title for commit in api.list_repo_commits(NAME)] == ["move", "all", "initial commit"]
-    assert hub_server.files(NAME, made.oid)["deep/er/c.txt"] == b"c" * 3000  # an old commit is as it was
+    assert [commit.title for commit in api.list_repo_commits(NAME)] == [
+        "move",
+        "all",
+        "initial commit",
+    ]
+    assert (
+        hub_server.files(NAME, made.oid)["deep/er/c.txt"] == b"c" * 3000
+    )  # an old commit is as it was
     api.create_branch(NAME, branch="other", revision=made.oid)
     api.create_branch(NAME, branch="other", exist_ok=True)
     assert {ref.name for ref in api.list_repo_refs(NAME).branches} == {"main", "other"}
@@ -113,26 +137,34 @@ def test_what_is_there_is_not_sent_again(api: HfApi, hub_server: HubServer, tmp_
     assert len(hub_server.history(NAME)) == before  # the library drops what would change nothing
 
 
-def test_what_the_library_makes_of_the_refusals(api: HfApi, hub_server: HubServer, tmp_path: Path) -> None:
+def test_what_the_library_makes_of_the_refusals(
+    api: HfApi, hub_server: HubServer, tmp_path: Path
+) -> None:
     hub_server.create(NAME)
     with pytest.raises(RepositoryNotFoundError):
         api.repo_info("science/none")
     with pytest.raises(RevisionNotFoundError):
         api.list_repo_commits(NAME, revision="none")
     with pytest.raises(EntryNotFoundError):
-        hf_hub_download(NAME, "none", endpoint=hub_server.url, token=hub_server.token, cache_dir=tmp_path)
+        hf_hub_download(
+            NAME, "none", endpoint=hub_server.url, token=hub_server.token, cache_dir=tmp_path
+        )
     with pytest.raises(HfHubHTTPError, match="Invalid user token"):
         HfApi(hub_server.url, token="hf_wrong").whoami()
     with pytest.raises(HfHubHTTPError, match="401"):
         HfApi(hub_server.url, token=False).repo_info(NAME)  # private
     reader = HfApi(hub_server.url, token=hub_server.read_token)
     assert reader.repo_info(NAME).private
-    with pytest.raises(HfHubHTTPError, match="403 Forbidden: Forbidden: you must use a write token"):
+    with pytest.raises(
+        HfHubHTTPError, match="403 Forbidden: Forbidden: you must use a write token"
+    ):
         reader.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=NAME)
     head = api.repo_info(NAME).sha
     api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=NAME)
     with pytest.raises(HfHubHTTPError, match="412"):
-        api.create_commit(NAME, [CommitOperationAdd("y", b"y")], commit_message="late", parent_commit=head)
+        api.create_commit(
+            NAME, [CommitOperationAdd("y", b"y")], commit_message="late", parent_commit=head
+        )
     with pytest.raises(HfHubHTTPError, match="A file with this name doesn't exist"):
         api.delete_file("none", NAME)
     big = CommitOperationAdd("big.txt", b"x" * (10 << 20) + b"x")
@@ -140,7 +172,9 @@ def test_what_the_library_makes_of_the_refusals(api: HfApi, hub_server: HubServe
     with pytest.raises(HfHubHTTPError, match="larger than 10 MiB"):
         api.create_commit(NAME, [big], commit_message="big")
     with pytest.raises(ValueError, match="metadata"):
-        api.upload_file(path_or_fileobj=b"---\n[broken\n---\n", path_in_repo="README.md", repo_id=NAME)
+        api.upload_file(
+            path_or_fileobj=b"---\n[broken\n---\n", path_in_repo="README.md", repo_id=NAME
+        )
     assert len(hub_server.history(NAME)) == 2  # nothing of all this was made
 
 
@@ -157,7 +191,11 @@ def test_the_limits(api: HfApi, hub_server: HubServer, slept: list[float]) -> No
         api.upload_file(path_or_fileobj=b"x", path_in_repo="y", repo_id=NAME)
     told = parse_ratelimit_headers(refused.value.response.headers)
     assert told is not None and (told.remaining, told.limit, told.window_seconds) == (0, 128, 3600)
-    assert told.reset_in_seconds == 3600 - 1280 + 1 == int(refused.value.response.headers["Retry-After"])
+    assert (
+        told.reset_in_seconds
+        == 3600 - 1280 + 1
+        == int(refused.value.response.headers["Retry-After"])
+    )
     now[0] += told.reset_in_seconds
     api.upload_file(path_or_fileobj=b"x", path_in_repo="y", repo_id=NAME)
     hub_server.request_limit = Window(2, 10, "api")
@@ -172,7 +210,9 @@ def test_ranges_and_heads_as_plain_http(hub_server: HubServer) -> None:
     hub_server.put(NAME, "x.txt", b"0123456789")
 
     def ask(extra: dict[str, str], method: str = "GET") -> tuple[int, bytes, dict[str, str]]:
-        request = urllib.request.Request(f"{hub_server.url}/{NAME}/resolve/main/x.txt", headers=extra, method=method)
+        request = urllib.request.Request(
+            f"{hub_server.url}/{NAME}/resolve/main/x.txt", headers=extra, method=method
+        )
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:
                 return answer.status, answer.read(), dict(answer.headers)
@@ -208,7 +248,11 @@ def test_commits_at_once_are_one_after_another(api: HfApi, hub_server: HubServer
 @given(st.binary(max_size=100))
 def test_blobs_are_named_as_git_names_them(content: bytes) -> None:
     said = subprocess.run(
-        ["git", "hash-object", "--stdin"], input=content, capture_output=True, check=True, timeout=300
+        ["git", "hash-object", "--stdin"],
+        input=content,
+        capture_output=True,
+        check=True,
+        timeout=300,
     )
     assert git_blob(content) == said.stdout.decode().strip()
     assert hashlib.sha1(b"").hexdigest() != git_blob(b"")
@@ -225,4 +269,6 @@ def test_attributes_are_read_as_git_reads_them(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True, timeout=60)
     said = subprocess.run(["git", "-C", str(tmp_path), "check-attr", "filter", "--", *paths], capture_output=True, text=True, check=True, timeout=300)  # fmt: skip
     by_git = {path for path in paths if f"{path}: filter: lfs" in said.stdout.splitlines()}
-    assert {path for path in paths if is_large_by_rule(attributes, path)} == by_git and 8 < len(by_git) < len(paths)
+    assert {path for path in paths if is_large_by_rule(attributes, path)} == by_git and 8 < len(
+        by_git
+    ) < len(paths)

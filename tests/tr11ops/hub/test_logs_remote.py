@@ -52,7 +52,10 @@ def send(hub: Hub, content: bytes, path: str = LOG) -> None:
 
 @pytest.fixture
 def tr11(
-    repository: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    repository: HubServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Type:
     """Types on a laptop whose folder is empty, with the reader's token unless another is given ("": none)."""
     monkeypatch.chdir(tmp_path)
@@ -77,7 +80,10 @@ def tr11(
 # ----------------------------------------------------------------------------- as it should be
 def test_the_log_lies_in_the_hubs_storage(tr11: Type, repository: HubServer) -> None:
     code, out, _ = tr11("logs", "--remote", NAME, "-n", "2")
-    assert code == 0 and [line.split("/")[0].split()[-1] for line in out.splitlines()] == ["31218", "31219"]
+    assert code == 0 and [line.split("/")[0].split()[-1] for line in out.splitlines()] == [
+        "31218",
+        "31219",
+    ]
     assert {seen.kind for seen in repository.requests} == {"resolve", "storage-get"}
     assert all(seen.range for seen in repository.requests)
 
@@ -97,31 +103,51 @@ def test_what_else_is_there(tr11: Type, repository: HubServer) -> None:
     assert tr11("logs", "--remote", f"{NAME}/logs/main/node-checks.txt")[1] == "all well\n"
     assert tr11("logs", "--remote", NAME, "--variant", "small")[1] == "small\n"
     code, _, err = tr11("logs", "--remote", NAME, "--variant", "large")
-    assert code == 1 and "there is no logs/large/main_log.txt in it; it has logs/main/main_log.txt, logs/main" in err
+    assert (
+        code == 1
+        and "there is no logs/large/main_log.txt in it; it has logs/main/main_log.txt, logs/main"
+        in err
+    )
     assert tr11("logs", "--remote", f"{NAME}/x.txt", "--variant", "small")[0] == 2
-    assert "there are logs of: main, small" in tr11("status", "--remote", NAME, "--variant", "large")[2]
+    assert (
+        "there are logs of: main, small"
+        in tr11("status", "--remote", NAME, "--variant", "large")[2]
+    )
 
 
 # ----------------------------------------------------------------------------- refused
 @pytest.mark.parametrize("command", ["logs", "status"])
 @pytest.mark.parametrize(
-    ("token", "words"), [("", "hf auth login, or set HF_TOKEN"), ("hf_OfNobody0000000000000000", "token has ended")]
+    ("token", "words"),
+    [("", "hf auth login, or set HF_TOKEN"), ("hf_OfNobody0000000000000000", "token has ended")],
 )
-def test_who_may_not_see_it_hears_one_line(tr11: Type, command: str, token: str, words: str) -> None:
+def test_who_may_not_see_it_hears_one_line(
+    tr11: Type, command: str, token: str, words: str
+) -> None:
     code, out, err = tr11(command, "--remote", NAME, token=token)
-    assert code == 1 and words in err and out == "" and len(err.splitlines()) == 1 and "OfNobody" not in err
+    assert (
+        code == 1
+        and words in err
+        and out == ""
+        and len(err.splitlines()) == 1
+        and "OfNobody" not in err
+    )
 
 
 def test_a_repository_that_is_not_there(tr11: Type) -> None:
     for command in ("logs", "status"):
         code, _, err = tr11(command, "--remote", "bot/none")
-        assert code == 1 and "404: there is no such repository" in err and len(err.splitlines()) == 1
+        assert (
+            code == 1 and "404: there is no such repository" in err and len(err.splitlines()) == 1
+        )
 
 
 # ----------------------------------------------------------------------------- faults
 def faults() -> list[Any]:
     return [
-        pytest.param(lambda server: server.fail("resolve", 429, headers={"Retry-After": "3"}), id="429"),
+        pytest.param(
+            lambda server: server.fail("resolve", 429, headers={"Retry-After": "3"}), id="429"
+        ),
         pytest.param(lambda server: server.fail("resolve", 503), id="503"),
         pytest.param(lambda server: server.reset("resolve"), id="reset"),
         pytest.param(lambda server: server.truncate("storage-get", after=1), id="truncated"),
@@ -156,7 +182,9 @@ def test_a_hub_that_is_silent_is_given_up(repository: HubServer) -> None:
     silent.release()
 
 
-def test_a_limit_of_requests_is_honoured(tr11: Type, repository: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_of_requests_is_honoured(
+    tr11: Type, repository: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
     repository.fail("info", 429, headers={"RateLimit": '"api";r=0;t=55'})
@@ -168,7 +196,9 @@ def test_a_limit_of_requests_is_honoured(tr11: Type, repository: HubServer, monk
 def test_following_gets_new_bytes_and_sees_a_rewritten_log(repository: HubServer, hub: Hub) -> None:
     said: list[str] = []
     log = RemoteLog(
-        f"{repository.url}/{NAME}/resolve/main/{LOG}", repository.token, remote_retries(lambda _: None, said.append)
+        f"{repository.url}/{NAME}/resolve/main/{LOG}",
+        repository.token,
+        remote_retries(lambda _: None, said.append),
     )
     follower = RemoteFollower(log, Query(LineQuery(), lines=1), said.append)
     assert len(list(follower.begin())) == 1
@@ -176,19 +206,36 @@ def test_following_gets_new_bytes_and_sees_a_rewritten_log(repository: HubServer
     repository.forget_requests()
     assert len(list(follower.more())) == 3
     sizes = [
-        int(seen.range.split("-")[1]) - int(seen.range[6:].split("-")[0]) for seen in repository.requests if seen.range
+        int(seen.range.split("-")[1]) - int(seen.range[6:].split("-")[0])
+        for seen in repository.requests
+        if seen.range
     ]
-    assert len(repository.requests) == 2 and max(sizes) >= 256  # one question, redirected; a few known bytes before
+    assert (
+        len(repository.requests) == 2 and max(sizes) >= 256
+    )  # one question, redirected; a few known bytes before
     send(hub, b"shorter now\n")
-    assert list(follower.more()) == ["shorter now"] and said == ["the remote log was written again: its end again"]
+    assert list(follower.more()) == ["shorter now"] and said == [
+        "the remote log was written again: its end again"
+    ]
 
 
 def test_a_redirect_at_the_hub_itself_keeps_the_token() -> None:
     """A hub that serves small files from a second address of its own; a third party gets no token."""
-    with serving(SmallHub(b"x", path="/there")) as other, serving(SmallHub(b"x", path="/there")) as first:
+    with (
+        serving(SmallHub(b"x", path="/there")) as other,
+        serving(SmallHub(b"x", path="/there")) as first,
+    ):
         first.redirects = {"/here": f"{first.url}/there", "/away": f"{other.url}/there"}
         for path in ("/here", "/away"):
-            assert ask(first.url + path, "hf_x", lambda stream, status, headers: status, {"Range": "bytes=0-0"}) == 206
+            assert (
+                ask(
+                    first.url + path,
+                    "hf_x",
+                    lambda stream, status, headers: status,
+                    {"Range": "bytes=0-0"},
+                )
+                == 206
+            )
         assert [token for _, token in first.asked] == ["Bearer hf_x"] * 3
         assert [token for _, token in other.asked] == [""]
 

@@ -21,10 +21,20 @@ from tr11ops.rundir.journal import read_journal
 
 HF = b"hf_" + b"AbCdEfGhIj0123456789" + b"KlMnOpQrStUvWx"
 AWS = b"wJalrXUtnFEMI/K7MDENG" + b"/bPxRfiCYEXAMPLEKEY"
-JWT = b"eyJhbGciOiJIUzI1NiJ9." + b"eyJzdWIiOiIxMjM0NTY3ODkwIn0." + b"dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
-BODY = [b"MIIEpAIBAAKCAQEAvGq1z0H7bZb1Z3p2kQ9sJm4Xr8TtYvWc5NdLfEo6HuPaBiRg"[shift:] + b"ab" for shift in range(9)]
+JWT = (
+    b"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
+)
+BODY = [
+    b"MIIEpAIBAAKCAQEAvGq1z0H7bZb1Z3p2kQ9sJm4Xr8TtYvWc5NdLfEo6HuPaBiRg"[shift:] + b"ab"
+    for shift in range(9)
+]
 PEM = b"\n".join(
-    [b"-----BEGIN RSA PRIVATE " + b"KEY-----", *BODY, b"dGhlIGVuZA==", b"-----END RSA PRIVATE " + b"KEY-----"]
+    [
+        b"-----BEGIN RSA PRIVATE " + b"KEY-----",
+        *BODY,
+        b"dGhlIGVuZA==",
+        b"-----END RSA PRIVATE " + b"KEY-----",
+    ]
 )
 SECRETS = {
     "Hugging Face token": (b"logging in with " + HF + b", done", HF),
@@ -68,7 +78,9 @@ def test_a_secret_is_masked_and_nothing_else(name):
     line, secret = SECRETS[name]
     shown = masked(b"before\n" + line + b"\nafter\n")
     assert secret not in shown and len(shown) == len(line) + 14
-    assert shown.startswith(b"before\n" + line[: line.index(secret)].replace(b"AKIA" + b"IOSFODNN7EXAMPLE", b"*" * 20))
+    assert shown.startswith(
+        b"before\n" + line[: line.index(secret)].replace(b"AKIA" + b"IOSFODNN7EXAMPLE", b"*" * 20)
+    )
     assert shown.endswith(line[line.index(secret) + len(secret) :] + b"\nafter\n")
 
 
@@ -92,7 +104,14 @@ def test_a_private_key_of_any_kind_is_masked(name, before, after):
     """The second form is that of SSH2."""
     word = name + b"PRIVATE " + b"KEY"
     shown = masked(
-        b"\n".join([before + b"BEGIN " + word + after, *BODY, before + b"END " + word + after, b"the end\n"])
+        b"\n".join(
+            [
+                before + b"BEGIN " + word + after,
+                *BODY,
+                before + b"END " + word + after,
+                b"the end\n",
+            ]
+        )
     )
     assert not any(line in shown for line in BODY) and shown.endswith(b"the end\n")
 
@@ -110,16 +129,33 @@ def test_a_key_without_an_end_does_not_mask_a_log_for_ever():
 def test_a_secret_in_an_event_is_masked_and_the_record_whole():
     data = record(b"one") + record(b"text " + HF + b" text") + record(b"three")
     shown = masked(data, is_events=True)
-    assert HF not in shown and shown[: len(record(b"one"))] == record(b"one") and shown.endswith(record(b"three"))
-    assert whole_events(lambda offset, length: shown[offset : offset + length], 0, len(shown)).end == len(data)
+    assert (
+        HF not in shown
+        and shown[: len(record(b"one"))] == record(b"one")
+        and shown.endswith(record(b"three"))
+    )
+    assert whole_events(
+        lambda offset, length: shown[offset : offset + length], 0, len(shown)
+    ).end == len(data)
     assert shown == record(b"one") + record(b"text " + b"*" * len(HF) + b" text") + record(b"three")
 
 
-PIECES = [*(line + b"\n" for line, _ in SECRETS.values()), PEM + b"\n", HARMLESS[0] + b"\n", HF, b"\n", b"\xff\x00-"]
+PIECES = [
+    *(line + b"\n" for line, _ in SECRETS.values()),
+    PEM + b"\n",
+    HARMLESS[0] + b"\n",
+    HF,
+    b"\n",
+    b"\xff\x00-",
+]
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.sampled_from(PIECES), max_size=8), st.lists(st.integers(0, 4000), max_size=4), st.integers(90, 500))
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=8),
+    st.lists(st.integers(0, 4000), max_size=4),
+    st.integers(90, 500),
+)
 def test_the_masks_of_a_beginning_depend_on_it_alone(pieces, ends, block):
     """However a file was looked at before, and in whatever blocks where the lines are shorter than these."""
     data = b"".join(pieces)
@@ -130,9 +166,14 @@ def test_the_masks_of_a_beginning_depend_on_it_alone(pieces, ends, block):
         whole = data.rfind(b"\n", 0, end) + 1
         assert masked(data, end)[:whole] == masked(data)[:whole]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("tr11ops.hub.masking.BLOCK_BYTES", max(block, *(len(piece) + 1 for piece in (b"", *pieces))))
+        patched.setattr(
+            "tr11ops.hub.masking.BLOCK_BYTES",
+            max(block, *(len(piece) + 1 for piece in (b"", *pieces))),
+        )
         if b"\n" in data[:block] and HF not in pieces:
-            assert masked(data) == Masks(MaskSearch(is_events=False).until(read, len(data))).over(data, 0)
+            assert masked(data) == Masks(MaskSearch(is_events=False).until(read, len(data))).over(
+                data, 0
+            )
 
 
 # ----------------------------------------------------------------------------- rounds
@@ -160,7 +201,9 @@ def test_a_masked_log_grows_round_by_round_and_is_no_damage(mirror, anew):
         mirror.now += 1
         mirror.add(LOG, b"line %d " % number + AWS + b" AWS_SECRET_KEY=" + AWS + b"\n")
         outcome = mirror.sync(anew=anew, rebuild=number == 1)
-        assert [(send.reason, send.superseded) for send in outcome.sends] == [("grown", "")] and not outcome.notes
+        assert [(send.reason, send.superseded) for send in outcome.sends] == [
+            ("grown", "")
+        ] and not outcome.notes
         assert len(mirror.there()[LOG]) == mirror.path(LOG).stat().st_size
     assert not leaks(mirror, HF) and mirror.path(LOG).read_bytes().startswith(local)
     assert not mirror.sync(rebuild=True).sends and set(mirror.there()) == {LOG}
@@ -173,10 +216,15 @@ def test_a_key_that_is_cut_by_a_round_leaks_no_half(mirror, anew):
     mirror.sync(anew=anew)
     mirror.now += 1000  # quiet: its unfinished end is sent too
     mirror.sync(anew=anew)
-    assert mirror.there()[LOG].count(b"\n") == 4 and len(mirror.there()[LOG]) == mirror.path(LOG).stat().st_size
+    assert (
+        mirror.there()[LOG].count(b"\n") == 4
+        and len(mirror.there()[LOG]) == mirror.path(LOG).stat().st_size
+    )
     mirror.add(LOG, lines[4][20:] + b"\n" + b"\n".join(lines[5:]) + b"\nafter\n")
     outcome = mirror.sync(anew=anew)
-    assert [send.reason for send in outcome.sends] == ["grown"] and mirror.there()[LOG].endswith(b"\nafter\n")
+    assert [send.reason for send in outcome.sends] == ["grown"] and mirror.there()[LOG].endswith(
+        b"\nafter\n"
+    )
     assert not leaks(mirror, *(line[:16] for line in BODY)) and set(mirror.there()) == {LOG}
 
 
@@ -213,14 +261,21 @@ def test_what_an_older_version_sent_unmasked_is_masked_and_said(mirror):
 def test_a_secret_is_told_once_for_each_file_and_never_shown(mirror):
     mirror.write(LOG, b"one\n" + HF + b"\n" + HF + b"\n")
     outcome = mirror.sync()
-    assert [(found.path, found.kind, found.line) for found in outcome.found] == [(LOG, "Hugging Face token", 2)]
+    assert [(found.path, found.kind, found.line) for found in outcome.found] == [
+        (LOG, "Hugging Face token", 2)
+    ]
     mirror.now += 60
     mirror.add(LOG, b"again " + HF + b"\nhttps://me:secret99@host\n")
     mirror.sync()
     told = [line for line in mirror.said if "masked" in line]
     assert len(told) == 2 and "line 2:" in told[0] and "line 5:" in told[1]
-    assert [found.kind for found in read_found(mirror.directory)] == ["Hugging Face token", "password in an address"]
-    assert len(write_revoked(mirror.directory, mirror.now)) == 2 and not write_revoked(mirror.directory, mirror.now)
+    assert [found.kind for found in read_found(mirror.directory)] == [
+        "Hugging Face token",
+        "password in an address",
+    ]
+    assert len(write_revoked(mirror.directory, mirror.now)) == 2 and not write_revoked(
+        mirror.directory, mirror.now
+    )
     mirror.add(LOG, HF + b"\n")
     mirror.sync()
     assert all(found.revoked == mirror.now for found in read_found(mirror.directory))
@@ -250,7 +305,9 @@ def test_a_secret_of_a_round_that_fails_late_is_recorded(mirror, is_first):
         mirror.sync()
     mirror.hub.look = look
     copy = read_copy(mirror.directory.paths.state / "sync" / "status.json")
-    assert isinstance(copy, CopyStatus) and [secret.kind for secret in copy.secrets] == ["Hugging Face token"]
+    assert isinstance(copy, CopyStatus) and [secret.kind for secret in copy.secrets] == [
+        "Hugging Face token"
+    ]
     assert copy.message == "the token was withdrawn"
     mirror.sync()
     assert [secret.kind for secret in read_found(mirror.directory)] == ["Hugging Face token"]
@@ -285,7 +342,10 @@ def test_a_public_repository_gets_nothing_without_consent(mirror):
     write_confirmed(mirror.directory, mirror.hub.endpoint, REPOSITORY, mirror.now)
     mirror.sync()
     assert mirror.there() == {LOG: b"one\n"}
-    assert next(entry.kind for entry in read_journal(mirror.directory.journal).entries) == "sync-public"
+    assert (
+        next(entry.kind for entry in read_journal(mirror.directory.journal).entries)
+        == "sync-public"
+    )
     value = json.loads((mirror.directory.paths.state / "sync" / "public.json").read_text())
     assert value["repository"] == REPOSITORY and value["time"] == mirror.now
 

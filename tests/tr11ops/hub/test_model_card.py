@@ -69,7 +69,9 @@ def _rendered(text: str) -> list[Any]:
 def _words(text: str) -> list[str]:
     """The visible text of headings, paragraphs and cells, one by one."""
     return [
-        "".join(child.content for child in token.children or ()) for token in _rendered(text) if token.type == "inline"
+        "".join(child.content for child in token.children or ())
+        for token in _rendered(text)
+        if token.type == "inline"
     ]
 
 
@@ -77,13 +79,27 @@ def test_the_card_of_bloom() -> None:
     text = model_card(BLOOM)
     data = ModelCard(text).data.to_dict()
     assert data["license"] == "bigscience-bloom-rail-1.0" and data["library_name"] == "transformers"
-    assert data["language"] == ["en", "no"] and data["tags"] == ["bloom", "tr11"]  # "no" is a language, not false
+    assert data["language"] == ["en", "no"] and data["tags"] == [
+        "bloom",
+        "tr11",
+    ]  # "no" is a language, not false
     words = _words(text)
     assert words[0] == "tr11-176B-ml, step 95,000"
     cells = dict(pairwise(words))
-    assert cells["parameters"] == "176,247,271,424" and cells["positions"] == "ALiBi" and cells["GPUs"] == "384"
-    assert cells["parallel"] == "4 tensor x 12 pipeline x 8 data" and cells["en_text_document"] == "30.00 %"
-    assert cells["begun"] == "2022-03-11" and cells["node-hours"] == "120,000.5" and cells["attempts"] == "40"
+    assert (
+        cells["parameters"] == "176,247,271,424"
+        and cells["positions"] == "ALiBi"
+        and cells["GPUs"] == "384"
+    )
+    assert (
+        cells["parallel"] == "4 tensor x 12 pipeline x 8 data"
+        and cells["en_text_document"] == "30.00 %"
+    )
+    assert (
+        cells["begun"] == "2022-03-11"
+        and cells["node-hours"] == "120,000.5"
+        and cells["attempts"] == "40"
+    )
     assert cells["goodput"].startswith("93.0 % of") and cells["training"] == "1.9876"
     assert cells["validation, valid_fr"] == "1.9000 at step 94,000"
     assert 'from_pretrained("science/bloom")' in text and identity_in(text) == "0123456789abcdef"
@@ -141,7 +157,14 @@ def test_no_name_is_more_than_text(name: str, dataset: str, other: str) -> None:
     assert kinds <= {"text", "code_inline", "text_special"}
     assert identity_in(text) == BLOOM.identity
     header = yaml.safe_load(text.split("\n---\n")[0])
-    assert set(header) == {"license", "language", "library_name", "pipeline_tag", "tags", "model_name"}
+    assert set(header) == {
+        "license",
+        "language",
+        "library_name",
+        "pipeline_tag",
+        "tags",
+        "model_name",
+    }
     assert isinstance(header["model_name"], str) and header["license"] == BLOOM.license
     ModelCard(text)
 
@@ -155,21 +178,42 @@ def test_what_is_escaped_is_read_letter_by_letter(text: str) -> None:
 # ----------------------------------------------------------------------------- from the run
 @pytest.fixture
 def card(tmp_path: Path) -> RunCard:
-    return load_card(Path("tests/data/small-card.toml").resolve(), ["run.directory=run"], {}, directory=tmp_path)
+    return load_card(
+        Path("tests/data/small-card.toml").resolve(), ["run.directory=run"], {}, directory=tmp_path
+    )
 
 
 def _manifest(card: RunCard, step: int = 100, created: float = 5 * HOUR) -> Manifest:
-    return Manifest(step, 32 * step, 32 * 128 * step, (), {"tensor": 2, "pipeline": 2, "data": 2}, {}, "hash", created)
+    return Manifest(
+        step,
+        32 * step,
+        32 * 128 * step,
+        (),
+        {"tensor": 2, "pipeline": 2, "data": 2},
+        {},
+        "hash",
+        created,
+    )
 
 
 def test_the_facts_of_a_run(card: RunCard, tmp_path: Path) -> None:
     facts = model_facts(
-        card, _manifest(card), Losses(2.0, {"b": (90, 2.2), "a": (100, 2.1)}), TrainingHistory(), "a/b", "main", "0"
+        card,
+        _manifest(card),
+        Losses(2.0, {"b": (90, 2.2), "a": (100, 2.1)}),
+        TrainingHistory(),
+        "a/b",
+        "main",
+        "0",
     )
     assert int(dict(facts.architecture)["parameters"].replace(",", "")) > 128 * 4096
     assert facts.datasets == (Dataset("corpus_text_document", None),)
     assert facts.validation_losses == (("a", 100, 2.1), ("b", 90, 2.2))
-    assert dict(facts.hardware) == {"nodes": "4", "GPUs": "unknown", "parallel": "2 tensor x 2 pipeline x 2 data"}
+    assert dict(facts.hardware) == {
+        "nodes": "4",
+        "GPUs": "unknown",
+        "parallel": "2 tensor x 2 pipeline x 2 data",
+    }
     assert ("batch", "32 samples, from 8 by 8 over 480 samples") in facts.hyperparameters
     text = model_card(facts)
     assert str(tmp_path) not in text and "small-run" not in text
@@ -186,8 +230,12 @@ def test_the_facts_of_a_run(card: RunCard, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_the_tag_is_the_architecture_of_the_export(card: RunCard, changes: dict[str, Any], kind: str) -> None:
-    other = card.model_copy(update={"model": card.model.model_copy(update={"key_value_heads": 2, **changes})})
+def test_the_tag_is_the_architecture_of_the_export(
+    card: RunCard, changes: dict[str, Any], kind: str
+) -> None:
+    other = card.model_copy(
+        update={"model": card.model.model_copy(update={"key_value_heads": 2, **changes})}
+    )
     facts = model_facts(other, _manifest(card), Losses(), TrainingHistory(), "a/b", "main", "0")
     assert ModelCard(model_card(facts)).data.to_dict()["tags"] == [kind, "tr11"]
     assert dict(facts.architecture)["heads of keys and values"] == "2"
@@ -196,9 +244,15 @@ def test_the_tag_is_the_architecture_of_the_export(card: RunCard, changes: dict[
 @pytest.mark.parametrize(
     ("changes", "datasets"),
     [
-        ({"prefixes": ["/d/x/en", "/d/y/fr"], "weights": [1.0, 3.0]}, (Dataset("en", 0.25), Dataset("fr", 0.75))),
+        (
+            {"prefixes": ["/d/x/en", "/d/y/fr"], "weights": [1.0, 3.0]},
+            (Dataset("en", 0.25), Dataset("fr", 0.75)),
+        ),
         ({"prefixes": ["/d/x/en"], "weights": None}, (Dataset("en", None),)),
-        ({"prefixes": ["/d/fr/long_name"], "weights": [1.0], "validate_each": True}, (Dataset("fr", 1.0),)),
+        (
+            {"prefixes": ["/d/fr/long_name"], "weights": [1.0], "validate_each": True},
+            (Dataset("fr", 1.0),),
+        ),
         (
             {"prefixes": [], "train_group": "train: 0.5 0:0.95 /d/en, 1.5 0:1 fr"},
             (Dataset("en", 0.25), Dataset("fr", 0.75)),
@@ -210,7 +264,11 @@ def test_the_tag_is_the_architecture_of_the_export(card: RunCard, changes: dict[
     ],
 )
 def test_the_mixture(
-    card: RunCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], datasets: object
+    card: RunCard,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    datasets: object,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "groups.txt").write_text('"train: 2 0:1 /d/en"\n')
@@ -236,7 +294,9 @@ def test_the_losses_of_a_step(tmp_path: Path) -> None:
     assert read_losses(path, 6) == Losses(2.8, {"a": (6, 2.4)})
 
 
-def test_the_past_of_a_run_is_what_goodput_says_until_the_save(card: RunCard, tmp_path: Path) -> None:
+def test_the_past_of_a_run_is_what_goodput_says_until_the_save(
+    card: RunCard, tmp_path: Path
+) -> None:
     """Two nodes held for 100 s before the first step, then 20 steps of 10 s, a save; what came later does not count."""
     run = WrittenPast(tmp_path)
     run.submit(0, "20260101-000000-00000000", 2)
@@ -257,11 +317,13 @@ def test_the_past_of_a_run_is_what_goodput_says_until_the_save(card: RunCard, tm
         and training_history.begun == BEGIN + 1000
         and training_history.saved == BEGIN + 1310
     )
-    assert training_history.node_hours == pytest.approx(2 * 310 / 3600) and training_history.goodput == pytest.approx(
-        200 / 310
+    assert training_history.node_hours == pytest.approx(
+        2 * 310 / 3600
+    ) and training_history.goodput == pytest.approx(200 / 310)
+    assert past_until(seen, goodput, _manifest(card, created=BEGIN + 500)) == TrainingHistory(
+        saved=BEGIN + 500
     )
-    assert past_until(seen, goodput, _manifest(card, created=BEGIN + 500)) == TrainingHistory(saved=BEGIN + 500)
     assert past_until(None, None, _manifest(card)) == TrainingHistory(saved=5 * HOUR)
-    assert past_until(replace(seen, attempts=Unknown("why")), goodput, _manifest(card)) == TrainingHistory(
-        saved=5 * HOUR
-    )
+    assert past_until(
+        replace(seen, attempts=Unknown("why")), goodput, _manifest(card)
+    ) == TrainingHistory(saved=5 * HOUR)

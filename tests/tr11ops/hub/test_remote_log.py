@@ -29,8 +29,12 @@ class Bench:
     def __init__(self, hub: Hub, query: Query | None = None, tries: int | None = 4) -> None:
         self.slept: list[float] = []
         self.said: list[str] = []
-        self.log = RemoteLog(hub.url + hub.path, TOKEN, remote_retries(self.slept.append, self.said.append, tries))
-        self.follower = RemoteFollower(self.log, query or Query(LineQuery(), lines=2), self.said.append)
+        self.log = RemoteLog(
+            hub.url + hub.path, TOKEN, remote_retries(self.slept.append, self.said.append, tries)
+        )
+        self.follower = RemoteFollower(
+            self.log, query or Query(LineQuery(), lines=2), self.said.append
+        )
 
 
 def test_only_new_bytes_are_fetched(hub: Hub) -> None:
@@ -103,7 +107,9 @@ def test_a_cut_answer_and_a_dead_server_are_failures(hub: Hub) -> None:
         list(gone.follower.begin())
 
 
-@pytest.mark.parametrize(("status", "words"), [(401, "hf auth login"), (403, "private"), (404, "no such file")])
+@pytest.mark.parametrize(
+    ("status", "words"), [(401, "hf auth login"), (403, "private"), (404, "no such file")]
+)
 def test_what_the_hub_refuses_is_not_tried_again(hub: Hub, status: int, words: str) -> None:
     hub.failures = [(status, "")] * 3
     with pytest.raises(HubPermanentError, match=words) as caught:
@@ -120,7 +126,9 @@ def test_the_token_is_shown_to_the_hub_and_not_to_redirects(hub: Hub) -> None:
         store.content += b"three\n"
         assert list(bench.follower.more()) == ["three"]
         assert {token for _, token in hub.asked} == {f"Bearer {TOKEN}"}
-        assert {token for _, token in store.asked} == {""} and store.asked[0][0].startswith("bytes=")
+        assert {token for _, token in store.asked} == {""} and store.asked[0][0].startswith(
+            "bytes="
+        )
         assert "secret" not in " ".join(bench.said)
 
 

@@ -22,7 +22,9 @@ def mirror(tmp_path, hub, hub_server) -> Mirror:
     chance = random.Random(3)
     mirror = Mirror(tmp_path / "run", hub, hub_server)
     mirror.write(
-        LOG, b"\n".join(chance.randbytes(1000).replace(b"\0", b"-") for _ in range(LARGE // 1000 + 1)) + b"\nunfinished"
+        LOG,
+        b"\n".join(chance.randbytes(1000).replace(b"\0", b"-") for _ in range(LARGE // 1000 + 1))
+        + b"\nunfinished",
     )
     return mirror
 
@@ -56,7 +58,10 @@ def test_only_what_is_new_travels(mirror, tmp_path):
     blob = mirror.server.history(REPOSITORY)[-1].files[LOG]
     assert blob.size == mirror.path(LOG).stat().st_size
     assert grown < 1 << 20 < LARGE < before and mirror.server.bytes_sent() == 0
-    assert fetched(tmp_path / "chunks", names[-1][LOG], blob.size, tmp_path / "again") == mirror.path(LOG).read_bytes()
+    assert (
+        fetched(tmp_path / "chunks", names[-1][LOG], blob.size, tmp_path / "again")
+        == mirror.path(LOG).read_bytes()
+    )
     assert mirror.commits() == 3
 
 

@@ -49,7 +49,9 @@ def test_fifty_kills_lose_nothing_and_repeat_nothing(tmp_path, hub, hub_server, 
     names = [LOG, "logs/main/second.txt", EVENTS]
     ends = []
     took = 0.0
-    for number in range(-2, KILLS):  # the first makes the repository, the second tells how long a round takes
+    for number in range(
+        -2, KILLS
+    ):  # the first makes the repository, the second tells how long a round takes
         mirror.now = time.time()
         mirror.add(names[0], f"\nline {number} of the log, and the next one is unf".encode())
         mirror.add(names[1], f"line {number}\n".encode())
@@ -80,7 +82,9 @@ def test_fifty_kills_lose_nothing_and_repeat_nothing(tmp_path, hub, hub_server, 
                 assert content.endswith(b"\n") and there[path].startswith(content)
             elif "tfevents" in path:
                 assert whole_events(
-                    lambda start, length, data=content: data[start : start + length], 0, len(content)
+                    lambda start, length, data=content: data[start : start + length],
+                    0,
+                    len(content),
                 ).end == len(content)
     assert not any("superseded" in path for path in there)
     count = len(commits)

@@ -33,7 +33,9 @@ DEEDS = (
     "scribble",
     "tidy",
 )
-records = st.lists(st.tuples(st.sampled_from(DEEDS), st.sampled_from(NAMES), st.integers(0, 99)), max_size=14)
+records = st.lists(
+    st.tuples(st.sampled_from(DEEDS), st.sampled_from(NAMES), st.integers(0, 99)), max_size=14
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,9 @@ def do(mirror: Mirror, deed: str, name: str, number: int) -> None:
             mirror.server.put(REPOSITORY, "README.md", b"%d" % number)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(records, st.randoms(use_true_random=False))
 def test_nothing_is_ever_lost(server: HubServer, steps, chance: random.Random) -> None:
     server.hub.repos.clear()
@@ -96,7 +100,11 @@ def check_round(mirror: Mirror) -> None:
     noted = {note.path for note in outcome.notes}
     for path, content in before.items():
         stem = path.removesuffix(".txt")
-        kept = [other for name, other in after.items() if name == path or name.startswith(f"{stem}-superseded-")]
+        kept = [
+            other
+            for name, other in after.items()
+            if name == path or name.startswith(f"{stem}-superseded-")
+        ]
         assert any(other.startswith(content) for other in kept), path
     for name in NAMES:
         if mirror.path(name).exists() and name not in noted:

@@ -37,8 +37,14 @@ def test_the_record_is_found_again_from_the_hub(mirror, damage):
         path.write_text(contents[damage])
     mirror.server.forget_requests()
     assert not mirror.sync(rebuild=damage == "rebuild").sends
-    assert mirror.server.bytes_sent() == 0 and mirror.server.counts()["tree"] == 1 and mirror.commits() == 2
-    assert json.loads(path.read_text()) == (json.loads(contents["newer"]) if damage == "newer" else value)
+    assert (
+        mirror.server.bytes_sent() == 0
+        and mirror.server.counts()["tree"] == 1
+        and mirror.commits() == 2
+    )
+    assert json.loads(path.read_text()) == (
+        json.loads(contents["newer"]) if damage == "newer" else value
+    )
     mirror.add(LOG, b"two\n")
     assert [send.path for send in mirror.sync().sends] == [LOG]
 
@@ -50,7 +56,8 @@ def test_what_someone_changed_at_the_hub_is_repaired_and_kept(mirror):
     mirror.server.put(REPOSITORY, LOG, b"scribbled over\n")
     mirror.sync()
     assert (
-        mirror.there()[LOG] == b"one\n" and mirror.there()["logs/main/main_log-superseded-1.txt"] == b"scribbled over\n"
+        mirror.there()[LOG] == b"one\n"
+        and mirror.there()["logs/main/main_log-superseded-1.txt"] == b"scribbled over\n"
     )
     mirror.server.put(REPOSITORY, LOG, b"one\nand more than is here\n")
     mirror.sync()
@@ -75,7 +82,10 @@ def test_a_commit_of_someone_else_in_between_is_seen_and_kept(mirror):
     mirror.server.on("commit", lambda: mirror.server.put(REPOSITORY, "README.md", b"hello"))
     mirror.sync()
     assert mirror.there() == {LOG: b"one\ntwo\n", "README.md": b"hello"}
-    assert [commit.author for commit in mirror.server.history(REPOSITORY)[-2:]] == ["somebody", "bot"]
+    assert [commit.author for commit in mirror.server.history(REPOSITORY)[-2:]] == [
+        "somebody",
+        "bot",
+    ]
     assert any("looking again" in line for line in mirror.said)
 
 
@@ -118,7 +128,9 @@ def test_a_clock_that_jumps_loses_nothing(mirror):
         mirror.now += jump
         mirror.add(LOG, b"o\ntw")
     mirror.sync()
-    assert mirror.path(LOG).read_bytes().startswith(mirror.there()[LOG]) and len(mirror.there()) == 1
+    assert (
+        mirror.path(LOG).read_bytes().startswith(mirror.there()[LOG]) and len(mirror.there()) == 1
+    )
 
 
 @pytest.mark.parametrize("spoiled", ["state", "state/sync", "journal"])
@@ -136,7 +148,9 @@ def test_each_commit_is_in_the_journal(mirror):
     mirror.write(LOG, b"one\n")
     outcome = mirror.sync()
     entries = read_journal(mirror.directory.journal).entries
-    assert [(entry.kind, entry.data["commit"]) for entry in entries] == [("sync", commit) for commit in outcome.commits]
+    assert [(entry.kind, entry.data["commit"]) for entry in entries] == [
+        ("sync", commit) for commit in outcome.commits
+    ]
 
 
 # ----------------------------------------------------------------------------- the hub is not well
@@ -173,7 +187,10 @@ def test_every_request_may_fail_and_nothing_is_committed_twice(mirror, how):
         fault = getattr(mirror.server, how)(kind)
         mirror.sync(rebuild=kind in {"tree", "resolve"})
         assert fault.met == 1
-        assert mirror.there() == {LOG: mirror.path(LOG).read_bytes()} and mirror.commits() == 2 + number
+        assert (
+            mirror.there() == {LOG: mirror.path(LOG).read_bytes()}
+            and mirror.commits() == 2 + number
+        )
 
 
 @pytest.mark.parametrize("token", [None, "hf_wrong", "read"])
@@ -221,7 +238,9 @@ def test_two_days_without_the_hub_are_one_commit(mirror, make_hub, hub_waits):
     mirror.sync(anew=False)
     assert mirror.commits() - count == 1
     folder = mirror.directory.paths.published
-    assert mirror.there() == {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*")}
+    assert mirror.there() == {
+        str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*")
+    }
 
 
 # ----------------------------------------------------------------------------- while it grows

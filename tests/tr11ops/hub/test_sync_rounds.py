@@ -100,14 +100,18 @@ def test_a_file_that_was_cut_here_stays_whole_there(mirror, left):
     mirror.write(LOG, left)
     outcome = mirror.sync()
     assert mirror.there() == {LOG: b"one\ntwo\n"} and not outcome.sends
-    assert [note.why for note in outcome.notes] == [f"has {len(left)} bytes here and 8 at the hub, which keeps them"]
+    assert [note.why for note in outcome.notes] == [
+        f"has {len(left)} bytes here and 8 at the hub, which keeps them"
+    ]
     mirror.write(LOG, b"one\ntwo\nthree\n")
     mirror.sync()
     assert mirror.there() == {LOG: b"one\ntwo\nthree\n"}
 
 
 @pytest.mark.parametrize("anew", [True, False])
-@pytest.mark.parametrize("content", [b"1\n", b"another log\n", b"another log, longer than the old one\n"])
+@pytest.mark.parametrize(
+    "content", [b"1\n", b"another log\n", b"another log, longer than the old one\n"]
+)
 def test_a_replaced_file_takes_the_place_of_the_old_one_kept(mirror, content, anew):
     mirror.write(LOG, b"one\ntwo\nthree\n")
     mirror.sync(anew=anew)
@@ -146,10 +150,21 @@ def test_a_document_is_replaced_when_quiet_and_history_keeps_it(mirror):
 
 # ----------------------------------------------------------------------------- which files
 def test_only_files_of_this_folder_that_fit_a_pattern_go(mirror, tmp_path):
-    wanted = {"logs/main/main_log.txt", "logs/main/deep/er.txt", "logs/main/with space.txt", "logs/main/gr\u00fcn.txt"}
+    wanted = {
+        "logs/main/main_log.txt",
+        "logs/main/deep/er.txt",
+        "logs/main/with space.txt",
+        "logs/main/gr\u00fcn.txt",
+    }
     for name in wanted:
         mirror.write(name, b"line\n")
-    for name in ("logs/main/metrics.jsonl", "logs/.git/x.txt", "logs/main/.draft.txt", "top.txt", "tensorboard/a.txt"):
+    for name in (
+        "logs/main/metrics.jsonl",
+        "logs/.git/x.txt",
+        "logs/main/.draft.txt",
+        "top.txt",
+        "tensorboard/a.txt",
+    ):
         mirror.write(name, b"line\n")
     (tmp_path / "secret.txt").write_bytes(b"secret\n")
     folder = mirror.path("logs/main")
@@ -194,7 +209,10 @@ def test_another_owners_repository_gets_the_rules_before_a_log(mirror):
     mirror.write(LOG, b"small\n" + b"x" * 99 + b"\n" * (11 << 20))
     mirror.sync()
     rules = mirror.server.files(REPOSITORY)[".gitattributes"]
-    assert rules == b"*.bin filter=lfs\n# ours\nlogs/** -filter\n*.txt filter=lfs diff=lfs merge=lfs -text\n"
+    assert (
+        rules
+        == b"*.bin filter=lfs\n# ours\nlogs/** -filter\n*.txt filter=lfs diff=lfs merge=lfs -text\n"
+    )
     assert mirror.server.history(REPOSITORY)[-1].files[LOG].sha256
     assert mirror.there() == {LOG: mirror.path(LOG).read_bytes()}
     assert mirror.commits() == 4

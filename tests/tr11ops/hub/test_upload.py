@@ -55,10 +55,19 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["import", *options, "--", str(folder / "bloom")]) == 0
     place = folder / "run/checkpoints/main/global_step0"
     for dtype in ("fp32", "bf16"):
-        work = Work(folder / f"exports/global_step0-{identity_of(place)[:8]}-{dtype}", export_options(card, None))
+        work = Work(
+            folder / f"exports/global_step0-{identity_of(place)[:8]}-{dtype}",
+            export_options(card, None),
+        )
         work.folder.mkdir(parents=True)
-        assert main(["export", *options, "--dtype", dtype, "-o", str(work.model), "--", str(place)]) == 0
-        files = [FileEntry(path.name, path.stat().st_size, file_digest(path)) for path in work.model.iterdir()]
+        assert (
+            main(["export", *options, "--dtype", dtype, "-o", str(work.model), "--", str(place)])
+            == 0
+        )
+        files = [
+            FileEntry(path.name, path.stat().st_size, file_digest(path))
+            for path in work.model.iterdir()
+        ]
         work.record_export({"files": [asdict(entry) for entry in files]})
     return folder
 
@@ -73,11 +82,15 @@ def _card(url: str) -> list[str]:
 
 
 @pytest.fixture
-def card(prepared: Path, tmp_path: Path, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def card(
+    prepared: Path, tmp_path: Path, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
     """The card's words on the command line; the run is in the current folder."""
     shutil.copytree(prepared / "run", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "hub.json").write_text(json.dumps({"auth_token": hub_server.token, "username": "bot"}))
+    (tmp_path / "hub.json").write_text(
+        json.dumps({"auth_token": hub_server.token, "username": "bot"})
+    )
     (tmp_path / "hub.json").chmod(0o600)
     return _card(hub_server.url)
 
@@ -95,27 +108,45 @@ def _directory() -> RunDirectory:
 
 def _models_seen(server: HubServer) -> list[set[str]]:
     """Which files of a model each commit of the repository shows."""
-    return [{path for path in commit.files if path != ".gitattributes"} for commit in server.history(MODEL)]
+    return [
+        {path for path in commit.files if path != ".gitattributes"}
+        for commit in server.history(MODEL)
+    ]
 
 
 # ----------------------------------------------------------------------------- there and back
 def test_the_model_comes_back_with_its_logits_and_its_card(
-    prepared: Path, card: list[str], hub_server: HubServer, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    prepared: Path,
+    card: list[str],
+    hub_server: HubServer,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     from huggingface_hub import ModelCard, snapshot_download
     from transformers import AutoModelForCausalLM
 
     append_line(
-        _directory().paths.metrics, '{"kind": "step", "iteration": 0, "lm_loss": 2.5, "time": 1, "job_id": "1"}'
+        _directory().paths.metrics,
+        '{"kind": "step", "iteration": 0, "lm_loss": 2.5, "time": 1, "job_id": "1"}',
     )
-    append_line(_directory().paths.metrics, '{"kind": "validation", "name": "valid", "iteration": 0, "lm_loss": 2.75}')
+    append_line(
+        _directory().paths.metrics,
+        '{"kind": "validation", "name": "valid", "iteration": 0, "lm_loss": 2.75}',
+    )
     assert execute(["upload", "latest", *card, "--dry-run"]) == 0
     plan = capfd.readouterr().out
-    assert "would be made, private" in plan and "# demo, step 0" in plan and hub_server.count("create") == 0
+    assert (
+        "would be made, private" in plan
+        and "# demo, step 0" in plan
+        and hub_server.count("create") == 0
+    )
     assert not Path("run/state/upload").exists()
 
     for folder in (prepared / "exports").glob("*-fp32"):  # of an earlier try, with one flipped bit
-        damaged = Path(shutil.copytree(folder, Path("run/state/upload") / folder.name)) / "model/model.safetensors"
+        damaged = (
+            Path(shutil.copytree(folder, Path("run/state/upload") / folder.name))
+            / "model/model.safetensors"
+        )
         content = damaged.read_bytes()
         damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert execute(["upload", "latest", *card, "--json"]) == 0
@@ -125,7 +156,10 @@ def test_the_model_comes_back_with_its_logits_and_its_card(
     answer = json.loads(said.out)
     assert hub_server.history(MODEL)[-1].id == answer["commit"] and answer["branch"] == "main"
     assert _models_seen(hub_server) == [set(), {"README.md", "config.json", "model.safetensors", "generation_config.json"} & set(hub_server.files(MODEL)) | {"README.md", "config.json", "model.safetensors"}]  # fmt: skip
-    assert hub_server.repo(MODEL).private and hub_server.history(MODEL)[-1].title == "demo main: step 0"
+    assert (
+        hub_server.repo(MODEL).private
+        and hub_server.history(MODEL)[-1].title == "demo main: step 0"
+    )
     assert list(Path("run/state/upload").iterdir()) == []
     assert [entry.data["commit"] for entry in read_journal(_directory().journal).entries if entry.kind == "upload"] == [answer["commit"]]  # fmt: skip
 
@@ -133,21 +167,34 @@ def test_the_model_comes_back_with_its_logits_and_its_card(
     parsed = ModelCard(text)
     data = parsed.data.to_dict()
     assert (
-        data["license"] == "apache-2.0" and data["language"] == ["en", "fr"] and data["library_name"] == "transformers"
+        data["license"] == "apache-2.0"
+        and data["language"] == ["en", "fr"]
+        and data["library_name"] == "transformers"
     )
     assert data["pipeline_tag"] == "text-generation" and identity_in(text) is not None
     assert "| training | 2.5000 |" in text and "| validation, valid | 2.7500 at step 0 |" in text
     assert "| goodput | unknown |" in text and "| GPUs | unknown |" in text
-    for hidden in (str(tmp_path), str(prepared), hub_server.token, os.environ.get("USER") or "no user"):
+    for hidden in (
+        str(tmp_path),
+        str(prepared),
+        hub_server.token,
+        os.environ.get("USER") or "no user",
+    ):
         assert hidden not in text
 
-    back = snapshot_download(MODEL, endpoint=hub_server.url, token=hub_server.token, cache_dir=tmp_path / "cache")
+    back = snapshot_download(
+        MODEL, endpoint=hub_server.url, token=hub_server.token, cache_dir=tmp_path / "cache"
+    )
     tokens = torch.arange(40).reshape(2, 20) % 64
     with torch.no_grad():
         ours = AutoModelForCausalLM.from_pretrained(back)(tokens).logits
         theirs = AutoModelForCausalLM.from_pretrained(prepared / "bloom")(tokens).logits
     assert torch.equal(ours, theirs)
-    everything = said.out + said.err + "".join(p.read_text(errors="replace") for p in Path("run").rglob("*.json*"))
+    everything = (
+        said.out
+        + said.err
+        + "".join(p.read_text(errors="replace") for p in Path("run").rglob("*.json*"))
+    )
     assert not any(secret in everything for secret in hub_server.secrets())
 
 
@@ -156,7 +203,9 @@ def test_a_second_upload_changes_nothing_another_precision_does(
 ) -> None:
     assert execute(["upload", "0", *exported]) == 0
     first = capfd.readouterr().out
-    shutil.copytree(prepared / "exports", "run/state/upload", dirs_exist_ok=True)  # what was exported is gone by now
+    shutil.copytree(
+        prepared / "exports", "run/state/upload", dirs_exist_ok=True
+    )  # what was exported is gone by now
     assert execute(["upload", "0", *exported]) == 0
     assert capfd.readouterr().out == first and len(hub_server.history(MODEL)) == 2
     hub_server.put(MODEL, "model-00001-of-00002.safetensors", b"of an earlier export")
@@ -164,7 +213,10 @@ def test_a_second_upload_changes_nothing_another_precision_does(
     assert execute(["upload", "0", *exported, "--dtype", "bf16", "-m", "halved"]) == 0
     files = hub_server.files(MODEL)
     assert "model-00001-of-00002.safetensors" not in files and files["notes.md"] == b"of a person"
-    assert json.loads(files["config.json"])["dtype"] == "bfloat16" and hub_server.history(MODEL)[-1].title == "halved"
+    assert (
+        json.loads(files["config.json"])["dtype"] == "bfloat16"
+        and hub_server.history(MODEL)[-1].title == "halved"
+    )
     shutil.copytree(prepared / "exports", "run/state/upload", dirs_exist_ok=True)
     assert execute(["upload", "0", *exported, "--branch-per-step"]) == 0
     assert set(hub_server.repo(MODEL).branches) == {"main", "global_step0"}
@@ -199,9 +251,12 @@ def test_a_private_model_is_not_published_where_all_can_see_it(
     hub_server.create(MODEL, private=False)
     assert execute(["upload", "0", *exported, "--private"]) == 1
     assert (
-        f"{MODEL} is public, and --private was asked for" in capfd.readouterr().err and hub_server.count("commit") == 0
+        f"{MODEL} is public, and --private was asked for" in capfd.readouterr().err
+        and hub_server.count("commit") == 0
     )
-    assert execute(["upload", "0", *exported]) == 0  # the card's wish is for a repository that is made
+    assert (
+        execute(["upload", "0", *exported]) == 0
+    )  # the card's wish is for a repository that is made
 
 
 # ----------------------------------------------------------------------------- refusals
@@ -213,13 +268,22 @@ def test_a_private_model_is_not_published_where_all_can_see_it(
         (["0", "--revision", "a", "--branch-per-step"], 2, "leave one out"),
         (["0", "--dtype", "int8"], 2, "must be one of bf16, fp16, fp32"),
         (["7"], 1, "does not exist; there are 0"),
-        (["0", "--set", "model.activation=gelu"], 1, "model.activation is gelu_tanh in the checkpoint and gelu in the"),
+        (
+            ["0", "--set", "model.activation=gelu"],
+            1,
+            "model.activation is gelu_tanh in the checkpoint and gelu in the",
+        ),
         (["0", "--set", "hub.credentials_file=none.json"], 1, "none.json: No such file"),
         (["0", "--to", "elsewhere/model"], 1, "403: the token of"),
     ],
 )
 def test_a_refusal_is_one_line(
-    card: list[str], hub_server: HubServer, capfd: pytest.CaptureFixture[str], words: list[str], code: int, said: str
+    card: list[str],
+    hub_server: HubServer,
+    capfd: pytest.CaptureFixture[str],
+    words: list[str],
+    code: int,
+    said: str,
 ) -> None:
     assert execute(["upload", *card, *words]) == code
     lines = capfd.readouterr().err.splitlines()
@@ -234,25 +298,35 @@ def test_a_full_disk_is_known_before_the_export(
     assert "1000 B are free and the export takes 2" in capfd.readouterr().err
 
 
-def test_half_a_checkpoint_is_not_published(card: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_half_a_checkpoint_is_not_published(
+    card: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
     Path("run/checkpoints/main/global_step0/manifest.json").unlink()
     assert execute(["upload", "0", *card]) == 1
     assert "is not complete (it has no manifest)" in capfd.readouterr().err
 
 
-def test_two_at_once(card: list[str], hub_server: HubServer, capfd: pytest.CaptureFixture[str]) -> None:
+def test_two_at_once(
+    card: list[str], hub_server: HubServer, capfd: pytest.CaptureFixture[str]
+) -> None:
     import threading
 
     assert execute(["upload", "0", *card, "--dry-run", "--json"]) == 0
     name = Path(json.loads(capfd.readouterr().out)["work"]).name
     with ArchiveLock(_directory(), f"hub-{name}", threading.Event()):
         assert execute(["upload", "0", *card]) == 1
-    assert "is being uploaded already: process" in capfd.readouterr().err and hub_server.count("commit") == 0
+    assert (
+        "is being uploaded already: process" in capfd.readouterr().err
+        and hub_server.count("commit") == 0
+    )
 
 
 def test_another_commit_meanwhile_is_built_upon(exported: list[str], hub_server: HubServer) -> None:
     hub_server.create(MODEL)
-    hub_server.on("commit", lambda: hub_server.put(MODEL, "model-00001-of-00009.safetensors", b"late") and None)
+    hub_server.on(
+        "commit",
+        lambda: hub_server.put(MODEL, "model-00001-of-00009.safetensors", b"late") and None,
+    )
     assert execute(["upload", "0", *exported]) == 0
     assert "model-00001-of-00009.safetensors" not in hub_server.files(MODEL)
 
@@ -304,10 +378,18 @@ def test_killed_at_any_request_the_same_command_goes_on(
 
             if kind == "export":
                 pid.append(start())
-                until(lambda: any(Path("run/state/upload").glob("*/.model.partial-*")), "a part of a file", pause=0.01)
-                os.kill(pid[0], signal.SIGKILL)  # of the command alone: the export must not go on without it
+                until(
+                    lambda: any(Path("run/state/upload").glob("*/.model.partial-*")),
+                    "a part of a file",
+                    pause=0.01,
+                )
+                os.kill(
+                    pid[0], signal.SIGKILL
+                )  # of the command alone: the export must not go on without it
                 until(lambda: not any(_exporters(tmp_path)), "the end of the export")
-                shutil.copytree(prepared / "exports", "run/state/upload", dirs_exist_ok=True)  # another one got through
+                shutil.copytree(
+                    prepared / "exports", "run/state/upload", dirs_exist_ok=True
+                )  # another one got through
             else:
                 hub_server.on(kind, kill)
                 pid.append(start())
@@ -321,10 +403,16 @@ def test_killed_at_any_request_the_same_command_goes_on(
         pid = [start()]
         assert json.loads(_until_json(runner)) and int(runner.stdout.readline()) == 0
         runner.stdin.close()
-    assert len(hub_server.history(MODEL)) == 2  # the commit was made though its sender was dead, and not made again
+    assert (
+        len(hub_server.history(MODEL)) == 2
+    )  # the commit was made though its sender was dead, and not made again
     size = hub_server.history(MODEL)[-1].files["model.safetensors"].size
-    assert hub_server.bytes_sent() <= 3 * size  # cut at a part and after its last one; never again once it was there
-    assert [folder.name[-5:] for folder in Path("run/state/upload").iterdir()] == ["-bf16"]  # another upload's
+    assert (
+        hub_server.bytes_sent() <= 3 * size
+    )  # cut at a part and after its last one; never again once it was there
+    assert [folder.name[-5:] for folder in Path("run/state/upload").iterdir()] == [
+        "-bf16"
+    ]  # another upload's
     from safetensors.torch import load
 
     ours, theirs = (
@@ -339,7 +427,11 @@ def _exporters(folder: Path) -> Iterator[int]:
     """Living exports into this folder."""
     for process in psutil.process_iter(["cmdline", "status"]):
         words = " ".join(process.info["cmdline"] or ())
-        if "export" in words and str(folder) in words and process.info["status"] != psutil.STATUS_ZOMBIE:
+        if (
+            "export" in words
+            and str(folder) in words
+            and process.info["status"] != psutil.STATUS_ZOMBIE
+        ):
             yield process.pid
 
 
@@ -352,12 +444,19 @@ def _until_json(runner: subprocess.Popen[str]) -> str:
 
 
 def test_a_hub_that_is_away_is_no_failure_of_the_export(
-    exported: list[str], hub_server: HubServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    exported: list[str],
+    hub_server: HubServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("tr11ops.cli.upload.PATIENCE_SECONDS", 0.0)
     hub_server.fail("lfs-put", 503)
     assert execute(["upload", "0", *exported]) == 3
-    assert capfd.readouterr().err.splitlines()[-1].endswith("127.0.0.1 answers 503; the same command goes on")
+    assert (
+        capfd.readouterr()
+        .err.splitlines()[-1]
+        .endswith("127.0.0.1 answers 503; the same command goes on")
+    )
     (folder,) = Path("run/state/upload").glob("*-fp32")
     stamp = (folder / "model").stat().st_mtime_ns
     hub_server.fail("commit", 503)
@@ -369,12 +468,16 @@ def test_a_hub_that_is_away_is_no_failure_of_the_export(
 # ----------------------------------------------------------------------------- pure
 def test_what_is_stale() -> None:
     tree = dict.fromkeys(["model.safetensors", "model-00001-of-00002.safetensors", "a/model.safetensors", "adapter.safetensors", "tokenizer.json", "notes.md"])  # fmt: skip
-    assert stale(tree, ["model.safetensors"]) == ("model-00001-of-00002.safetensors", "tokenizer.json")  # type: ignore[arg-type]
+    assert stale(tree, ["model.safetensors"]) == (
+        "model-00001-of-00002.safetensors",
+        "tokenizer.json",
+    )  # type: ignore[arg-type]
     assert stale({}, []) == () and OURS
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"files": []}', '{"files": [{"path": "../x", "bytes": 1, "digest": ""}]}']
+    "content",
+    ["", "[]", "{}", '{"files": []}', '{"files": [{"path": "../x", "bytes": 1, "digest": ""}]}'],
 )
 def test_a_garbled_record_is_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "export.json").write_text(content)
@@ -384,7 +487,10 @@ def test_a_garbled_record_is_none(tmp_path: Path, content: str) -> None:
 def test_an_export_with_another_tokenizer_is_not_reused(tmp_path: Path) -> None:
     files = {"files": [{"path": "config.json", "bytes": 1, "digest": "d"}]}
     made = Work(tmp_path, "with")
-    assert made.record_export(files) == made.recorded() and Work(tmp_path, "without").recorded() is None
+    assert (
+        made.record_export(files) == made.recorded()
+        and Work(tmp_path, "without").recorded() is None
+    )
     card = load_card(find_card("demo", {}, tmp_path), (), {}, directory=tmp_path)
     (tmp_path / "there").mkdir()
     names = [

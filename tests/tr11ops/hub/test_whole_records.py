@@ -85,7 +85,9 @@ def test_a_record_larger_than_a_piece_and_one_beyond_the_file(monkeypatch):
     large = record(b"x" * 1000)
     data = record(b"a") + large + record(b"b" * 70)
     for cut in (len(data), len(data) - 1):
-        assert whole_events(reader(data), 0, cut).end == (cut if cut == len(data) else 17 + len(large))
+        assert whole_events(reader(data), 0, cut).end == (
+            cut if cut == len(data) else 17 + len(large)
+        )
     header = struct.pack("<Q", 2**64 - 1)
     endless = header + struct.pack("<I", whole_records.masked_crc(header)) + b"x" * 50
     assert whole_events(reader(endless), 0, len(endless)) == Whole(0)

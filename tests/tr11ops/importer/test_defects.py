@@ -83,20 +83,31 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "code", "severity", "words"), CASES, ids=[f"{case[2]}-{i}" for i, case in enumerate(CASES)]
+    ("old", "new", "code", "severity", "words"),
+    CASES,
+    ids=[f"{case[2]}-{i}" for i, case in enumerate(CASES)],
 )
-def test_each_defect_is_found_on_its_line(old: str, new: str, code: str, severity: DefectSeverity, words: str) -> None:
+def test_each_defect_is_found_on_its_line(
+    old: str, new: str, code: str, severity: DefectSeverity, words: str
+) -> None:
     assert BASE.count(old) >= 1, old
     text = BASE.replace(old, new)
     found = defects(text)
     assert code in found, sorted(found)
     defect = found[code]
     assert defect.severity is severity
-    assert defect.what and defect.cost and defect.fix and "\n" not in defect.what + defect.cost + defect.fix
+    assert (
+        defect.what
+        and defect.cost
+        and defect.fix
+        and "\n" not in defect.what + defect.cost + defect.fix
+    )
     lines = text.split("\n")
     # a launch inside `bash -c` begins where its launcher's text was written
     if words in {"srun", "rdzv_endpoint"}:
-        assert defect.line in {number for number, line in enumerate(lines, 1) if "srun" in line or "LAUNCHER" in line}
+        assert defect.line in {
+            number for number, line in enumerate(lines, 1) if "srun" in line or "LAUNCHER" in line
+        }
     else:
         assert words in lines[defect.line - 1], (defect.line, lines[defect.line - 1])
 
@@ -124,7 +135,8 @@ def test_a_pipe_with_pipefail_is_no_defect() -> None:
 
 def test_quotes_that_reached_the_trainer_are_taken_off() -> None:
     text = SMALL.replace(
-        "--pp-partition-method 'type:transformer|embedding'", "--pp-partition-method \"'type:transformer|embedding'\""
+        "--pp-partition-method 'type:transformer|embedding'",
+        "--pp-partition-method \"'type:transformer|embedding'\"",
     )
     assert import_text(text, "x").tables["parallel"]["partition"] == "type:transformer|embedding"
 
@@ -133,7 +145,11 @@ def test_the_left_over_width_tells_the_size_of_the_model() -> None:
     """64 blocks, hidden 11,600, 20,480 wide: 58 billion and not 104, as the field found out."""
     text = CURRICULUM.replace("--hidden-size 11600", "--hidden-size 11600 --ffn-hidden-size 20480")
     cost = defects(text)["ffn-left-over"].cost
-    blocks = [float(number) for number in re.findall(r"([0-9.]+) billion|not ([0-9.]+)", cost)[0] if number]
+    blocks = [
+        float(number)
+        for number in re.findall(r"([0-9.]+) billion|not ([0-9.]+)", cost)[0]
+        if number
+    ]
     assert blocks[0] == pytest.approx(64 * (4 * 11600**2 + 2 * 11600 * 20480) / 1e9, rel=0.01)
 
 

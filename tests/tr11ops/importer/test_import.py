@@ -16,7 +16,10 @@ from tr11ops.importer.results import Imported, LeftReason
 from tr11ops.runcard.card import load_card, shipped_folder
 from trainer.config.model import OptimizerSection
 
-SITE = {f"six_ALL_CCFR{name}": f"/site/{name.lower()}" for name in ("WORK", "WORKSF", "SCRATCH", "STORE")}
+SITE = {
+    f"six_ALL_CCFR{name}": f"/site/{name.lower()}"
+    for name in ("WORK", "WORKSF", "SCRATCH", "STORE")
+}
 
 
 SITE["TR11_ALERT_RECIPIENTS"] = "ana@site.org"
@@ -56,10 +59,14 @@ def test_the_script_of_the_176b_training_gives_the_shipped_card(tmp_path: Path) 
     path = tmp_path / "card.toml"
     path.write_text(found.text, encoding="utf-8")
     ours = leaves(load_card(path, (), SITE).model_dump(mode="json"))
-    shipped = leaves(load_card(shipped_folder() / "tr11-176B-ml.toml", (), SITE).model_dump(mode="json"))
+    shipped = leaves(
+        load_card(shipped_folder() / "tr11-176B-ml.toml", (), SITE).model_dump(mode="json")
+    )
     differing = {key for key in ours.keys() | shipped.keys() if ours.get(key) != shipped.get(key)}
     operation = {
-        key for key in differing if key.split(".")[0] in OPERATION or key in {"slurm.comment", "slurm.workers_per_node"}
+        key
+        for key in differing
+        if key.split(".")[0] in OPERATION or key in {"slurm.comment", "slurm.workers_per_node"}
     }
     assert differing - operation <= DIFFERENT
     card = load_card(path, (), SITE)
@@ -102,20 +109,33 @@ def test_the_20_hour_job_gets_an_exit_minute_inside_its_limit() -> None:
     assert found.tables["precision"] == {
         "dtype": "fp16", "initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 2, "min_loss_scale": 1,
     }  # fmt: skip
-    assert found.tables["slurm"]["master_port"] == 6001 and found.tables["logging"]["interval"] == 10
+    assert (
+        found.tables["slurm"]["master_port"] == 6001 and found.tables["logging"]["interval"] == 10
+    )
 
 
 def test_curriculum_and_token_decay() -> None:
     tables = imported("curriculum").tables
-    assert tables["curriculum"] == {"kind": "linear", "start_length": 64, "total_steps": 36_000, "step": 8}
-    assert tables["schedule"]["decay_tokens"] == 126_953_125 * 2048 and "decay_samples" not in tables["schedule"]
+    assert tables["curriculum"] == {
+        "kind": "linear",
+        "start_length": 64,
+        "total_steps": 36_000,
+        "step": 8,
+    }
+    assert (
+        tables["schedule"]["decay_tokens"] == 126_953_125 * 2048
+        and "decay_samples" not in tables["schedule"]
+    )
     assert tables["batch"]["train_tokens"] == 300_000_000_000
     assert tables["tokenizer"] == {
         "type": "gpt2_bpe", "vocabulary_size": 50_257,
         "vocabulary_file": "$six_ALL_CCFRSCRATCH/data/gpt2-vocab.json",
         "merges_file": "$six_ALL_CCFRSCRATCH/data/gpt2-merges.txt",
     }  # fmt: skip
-    assert tables["model"]["position_embedding"] == "absolute" and tables["parallel"]["partition"] == "type:transformer"
+    assert (
+        tables["model"]["position_embedding"] == "absolute"
+        and tables["parallel"]["partition"] == "type:transformer"
+    )
     assert tables["data"]["split"] == "949,50,1" and tables["run"]["variant"] == "cl"
 
 
@@ -144,7 +164,10 @@ def test_eight_bit_adam_resuming_from_another_run() -> None:
 def test_eight_bit_adam_brings_the_layernorm_of_its_embedding(options: str) -> None:
     found = import_text(minimal(options), "x")
     assert (found.exit_code, found.decisions, found.problems) == (0, (), ())
-    assert found.tables["optimizer"]["type"] == "adam8bit" and found.tables["model"]["embedding_layernorm"] is True
+    assert (
+        found.tables["optimizer"]["type"] == "adam8bit"
+        and found.tables["model"]["embedding_layernorm"] is True
+    )
     assert import_text(minimal(), "x").tables["model"].get("embedding_layernorm") is None
 
 
@@ -191,16 +214,28 @@ srun python -m torch.distributed.launch $DISTRIBUTED_ARGS pretrain_bert.py $BERT
 """
 
 
-@pytest.mark.parametrize("name", ["adam", "lamb", "mylamb", "mylamb2", "mylamb3", "lambtp", "ptadamw"])
+@pytest.mark.parametrize(
+    "name", ["adam", "lamb", "mylamb", "mylamb2", "mylamb3", "lambtp", "ptadamw"]
+)
 def test_a_job_of_the_large_batch_trainer(name: str) -> None:
     alpha = "--alpha 1.0" if name == "mylamb3" else ""
     options = f"--optimizer {name} {alpha} --init-method-xavier-uniform"
     found = import_text(LARGE_BATCH.replace("@OPTIONS@", options), "x")
     assert (found.exit_code, found.decisions, found.problems) == (0, (), ())
-    assert found.tables["model"]["family"] == "bert" and found.tables["model"]["init_method"] == "xavier"
-    own = {"epsilon": 1e-6, "weight_decay": 1e-2, "clip_grad": 1.0, **({"embedding_alpha": 1.0} if alpha else {})}
+    assert (
+        found.tables["model"]["family"] == "bert"
+        and found.tables["model"]["init_method"] == "xavier"
+    )
+    own = {
+        "epsilon": 1e-6,
+        "weight_decay": 1e-2,
+        "clip_grad": 1.0,
+        **({"embedding_alpha": 1.0} if alpha else {}),
+    }
     assert found.tables["optimizer"] == own | OPTIMIZERS[name]
-    assert OptimizerSection.model_validate(found.tables["optimizer"]).type == OPTIMIZERS[name]["type"]
+    assert (
+        OptimizerSection.model_validate(found.tables["optimizer"]).type == OPTIMIZERS[name]["type"]
+    )
     assert not any(item.option in {"--alpha", "--optimizer"} for item in found.unplaced)
 
 
@@ -208,7 +243,9 @@ BERT_DATA = "--tokenizer-type BertWordPieceLowerCase --vocab-file /v.txt --mask-
 
 
 def test_a_script_of_bert_gives_its_family_and_masking() -> None:
-    script = minimal(f"{BERT_DATA} --bert-no-binary-head").replace("pretrain_gpt.py", "pretrain_bert.py")
+    script = minimal(f"{BERT_DATA} --bert-no-binary-head").replace(
+        "pretrain_gpt.py", "pretrain_bert.py"
+    )
     found = import_text(script.replace("--tokenizer-name-or-path /t", ""), "x")
     assert (found.exit_code, found.decisions, found.problems) == (0, (), ())
     assert found.tables["model"]["family"] == "bert"
@@ -227,11 +264,19 @@ def test_masking_does_nothing_to_a_gpt() -> None:
 
 def test_a_script_of_t5_gives_its_two_lengths_and_sentinels() -> None:
     options = f"{BERT_DATA} --encoder-seq-length 32 --decoder-seq-length 16 --vocab-extra-ids 50 --bert-no-binary-head"
-    script = minimal(options).replace("pretrain_gpt.py", "pretrain_t5.py").replace("--tokenizer-name-or-path /t", "")
+    script = (
+        minimal(options)
+        .replace("pretrain_gpt.py", "pretrain_t5.py")
+        .replace("--tokenizer-name-or-path /t", "")
+    )
     found = import_text(script, "x")
     assert (found.exit_code, found.decisions, found.problems) == (0, (), ())
     model = found.tables["model"]
-    assert (model["family"], model["sequence_length"], model["decoder_sequence_length"]) == ("t5", 32, 16)
+    assert (model["family"], model["sequence_length"], model["decoder_sequence_length"]) == (
+        "t5",
+        32,
+        16,
+    )
     assert found.tables["data"] == {
         "prefixes": ["/d/a"], "split": "969,30,1", "mask_probability": 0.2, "short_sequence_probability": 0.3,
         "extra_ids": 50,
@@ -243,14 +288,17 @@ def test_a_script_of_t5_gives_its_two_lengths_and_sentinels() -> None:
 def test_programs_of_other_models_need_a_decision() -> None:
     found = import_text(minimal().replace("pretrain_gpt.py", "pretrain_ict.py"), "x")
     assert found.exit_code == 1 and any(
-        "is none of pretrain_gpt.py, pretrain_bert.py, pretrain_t5.py" in d.why for d in found.decisions
+        "is none of pretrain_gpt.py, pretrain_bert.py, pretrain_t5.py" in d.why
+        for d in found.decisions
     )
 
 
 def test_alpha_does_nothing_to_other_optimizers() -> None:
     found = import_text(minimal("--optimizer mylamb --alpha 2.0"), "x")
     (item,) = (item for item in found.unplaced if item.option == "--alpha")
-    assert item.reason is LeftReason.NO_EFFECT and "embedding_alpha" not in found.tables["optimizer"]
+    assert (
+        item.reason is LeftReason.NO_EFFECT and "embedding_alpha" not in found.tables["optimizer"]
+    )
 
 
 def test_weighted_prefixes_and_an_unknown_option() -> None:
@@ -260,7 +308,10 @@ def test_weighted_prefixes_and_an_unknown_option() -> None:
     assert "ramp" not in found.tables["batch"]
     assert [item.option for item in found.decisions] == ["--some-new-option", "--eval-only"]
     late = next(item for item in found.unplaced if item.option == "#SBATCH --qos")
-    assert (late.line, late.reason) == (11, LeftReason.NO_EFFECT) and "quality_of_service" not in found.tables["slurm"]
+    assert (late.line, late.reason) == (
+        11,
+        LeftReason.NO_EFFECT,
+    ) and "quality_of_service" not in found.tables["slurm"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -273,7 +324,10 @@ def test_only_what_is_in_the_script_is_reported_as_its_own(name: str, without: s
     lines = script.splitlines()
     for item in import_text(script, name).unplaced:
         is_said_missing = "is not given" in item.why
-        assert is_said_missing or not item.option.startswith("--") or item.option in script, (item, without)
+        assert is_said_missing or not item.option.startswith("--") or item.option in script, (
+            item,
+            without,
+        )
         assert item.line <= len(lines)
 
 
@@ -282,7 +336,11 @@ def test_the_missing_size_of_a_vocabulary_is_asked_for_at_the_tokenizer() -> Non
     (asked,) = [item for item in found.decisions if item.key == "tokenizer.vocabulary_size"]
     assert (asked.option, asked.value) == ("--tokenizer-name-or-path", "/t")
     assert "--tokenizer-name-or-path /t" in minimal().splitlines()[asked.line - 1]
-    bert = minimal(f"{BERT_DATA}").replace("pretrain_gpt.py", "pretrain_bert.py").replace("--pad-vocab-size-to 512", "")
+    bert = (
+        minimal(f"{BERT_DATA}")
+        .replace("pretrain_gpt.py", "pretrain_bert.py")
+        .replace("--pad-vocab-size-to 512", "")
+    )
     found = import_text(bert.replace("--tokenizer-name-or-path /t", ""), "x")
     (asked,) = [item for item in found.decisions if item.key == "tokenizer.vocabulary_size"]
     assert (asked.option, asked.value) == ("--vocab-file", "/v.txt")

@@ -15,7 +15,9 @@ BIG = str(SCRIPTS / "large-bf16.slurm")
 SMALL = str(SCRIPTS / "small-twenty-hours.slurm")
 
 
-def test_a_complete_card_goes_to_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_card_goes_to_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     card = tmp_path / "card.toml"
     assert execute(["import", BIG, "-o", str(card)]) == 0
     shown = capsys.readouterr()
@@ -25,7 +27,9 @@ def test_a_complete_card_goes_to_its_file(tmp_path: Path, capsys: pytest.Capture
     assert [path.name for path in tmp_path.iterdir()] == ["card.toml"]
 
 
-def test_the_card_without_a_file_is_all_there_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_card_without_a_file_is_all_there_is_on_stdout(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert execute(["import", BIG]) == 0
     shown = capsys.readouterr()
     assert tomllib.loads(shown.out)["run"]["name"] == "tr11-176B-ml"
@@ -36,11 +40,18 @@ def test_a_person_must_decide(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     card = tmp_path / "card.toml"
     assert execute(["import", SMALL, "-o", str(card)]) == 1
     shown = capsys.readouterr().out
-    assert "   52  --exit-duration-in-mins 5990 is not below the time limit of 1200 minutes" in shown
+    assert (
+        "   52  --exit-duration-in-mins 5990 is not below the time limit of 1200 minutes" in shown
+    )
     assert "a person must look at 1 error" in shown
     assert tomllib.loads(card.read_text())["run"]["exit_duration_minutes"] == 1185
     assert "DECIDE, line 52" in card.read_text()
-    assert execute(["import", SMALL, "--set", "run.exit_duration_minutes=1100", "-o", str(card), "--force"]) == 0
+    assert (
+        execute(
+            ["import", SMALL, "--set", "run.exit_duration_minutes=1100", "-o", str(card), "--force"]
+        )
+        == 0
+    )
     assert tomllib.loads(card.read_text())["run"]["exit_duration_minutes"] == 1100
 
 
@@ -63,7 +74,9 @@ def test_json_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["text"] == card.read_text()
     layers = next(item for item in found["placed"] if item["key"] == "model.layers")
     assert (layers["value"], layers["source"], layers["line"]) == (24, "--num-layers", 33)
-    assert {item["code"] for item in found["defects"] if item["severity"] == "error"} == {"exit-minute-beyond-limit"}
+    assert {item["code"] for item in found["defects"] if item["severity"] == "error"} == {
+        "exit-minute-beyond-limit"
+    }
     assert {"option", "value", "line", "reason", "why", "key"} == set(found["unplaced"][0])
 
 
@@ -85,7 +98,11 @@ def test_what_cannot_be_read_is_one_line(
         script.write_bytes(content)
     assert execute(["import", str(script), "-o", str(card)]) == 2
     shown = capsys.readouterr()
-    assert shown.out == "" and shown.err.startswith(f"tr11: {script}: {words}") and len(shown.err.splitlines()) == 1
+    assert (
+        shown.out == ""
+        and shown.err.startswith(f"tr11: {script}: {words}")
+        and len(shown.err.splitlines()) == 1
+    )
     assert not card.exists()
 
 
@@ -106,7 +123,8 @@ def test_nothing_of_the_script_is_run(tmp_path: Path, capsys: pytest.CaptureFixt
     harm = f"touch {mark}"
     text = Path(BIG).read_text()
     text = text.replace(
-        "set -x -e\n", f"set -x -e\n{harm}\nX=$({harm})\nY=`{harm}`\neval '{harm}'\nbash -c \"{harm}\"\n: > {mark}\n"
+        "set -x -e\n",
+        f"set -x -e\n{harm}\nX=$({harm})\nY=`{harm}`\neval '{harm}'\nbash -c \"{harm}\"\n: > {mark}\n",
     )
     text = text.replace("SAVE_EVERY=100", f"SAVE_EVERY=$((100 + a[$({harm})]))")
     script = tmp_path / "old.slurm"

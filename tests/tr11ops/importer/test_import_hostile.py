@@ -50,15 +50,21 @@ def test_files_that_are_no_scripts(tmp_path: Path) -> None:
     ],
 )
 def test_deepspeed_settings_that_are_none(settings_text: str, words: str) -> None:
-    text = minimal("--deepspeed --deepspeed_config d.json", before=f"cat <<'E' > d.json\n{settings_text}\nE")
+    text = minimal(
+        "--deepspeed --deepspeed_config d.json", before=f"cat <<'E' > d.json\n{settings_text}\nE"
+    )
     with pytest.raises(ScriptError) as caught:
         import_text(text, "x")
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_deepspeed_settings_with_unknown_parts() -> None:
-    before = 'cat <<E > d.json\n{"train_batch_size": $N, "gradient_clipping": 1.0, "name": "$WHO"}\nE'
-    found = import_text(minimal("--deepspeed --deepspeed_config d.json --clip-grad 1.0", before=before), "x")
+    before = (
+        'cat <<E > d.json\n{"train_batch_size": $N, "gradient_clipping": 1.0, "name": "$WHO"}\nE'
+    )
+    found = import_text(
+        minimal("--deepspeed --deepspeed_config d.json --clip-grad 1.0", before=before), "x"
+    )
     assert [item.option for item in found.decisions] == ["DeepSpeed name"]
 
 
@@ -67,7 +73,9 @@ def test_an_override_that_is_none_is_refused() -> None:
         import_text(minimal(), "x", ["model.layerss=3"])
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(st.sampled_from(NAMES), st.data())
 def test_damaged_scripts_are_read_or_refused_in_one_line(name: str, data: st.DataObject) -> None:
     text = (SCRIPTS / f"{name}.slurm").read_text()
@@ -96,10 +104,16 @@ KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.dictionaries(KEYS, st.one_of(SCALARS, st.lists(SCALARS, max_size=4)), max_size=5), st.text(max_size=20))
+@given(
+    st.dictionaries(KEYS, st.one_of(SCALARS, st.lists(SCALARS, max_size=4)), max_size=5),
+    st.text(max_size=20),
+)
 def test_what_is_written_is_read_back(table: dict[str, Any], remark: str) -> None:
     tables = {"slurm": {"nodes": 1, "environment": table}, "batch": {"ramp": table}}
-    remarks = {f"slurm.environment.{key}": remark for key in table} | {"slurm.nodes": remark, "batch.ramp": remark}
+    remarks = {f"slurm.environment.{key}": remark for key in table} | {
+        "slurm.nodes": remark,
+        "batch.ramp": remark,
+    }
     assert tomllib.loads(write_card(tables, remarks, [remark])) == tables
 
 

@@ -57,18 +57,24 @@ def test_a_width_that_is_four_times_the_hidden_one_is_kept_beside_a_gate() -> No
 
 
 def test_options_that_say_nothing_without_another() -> None:
-    options = "--rotary-base 500000 --rotary-percent 0.5 --num-query-groups 2 --lr-wsd-decay-samples 40"
+    options = (
+        "--rotary-base 500000 --rotary-percent 0.5 --num-query-groups 2 --lr-wsd-decay-samples 40"
+    )
     options += " --rope-scaling-factor 8"
     found = import_text(minimal(options), "x")
     given = options.split()[::2]
-    assert {option: reasons(found)[option] for option in given} == dict.fromkeys(given, LeftReason.NO_EFFECT)
+    assert {option: reasons(found)[option] for option in given} == dict.fromkeys(
+        given, LeftReason.NO_EFFECT
+    )
     assert found.exit_code == 0
 
 
 # ----------------------------------------------------------------------------- placeholders
 def test_a_placeholder_is_one_value_and_swallows_no_flag() -> None:
     found = import_text(PLACEHOLDERS, "x")
-    assert found.tables["precision"]["dtype"] == "fp16" and found.tables["checkpoint"]["interval"] == 5
+    assert (
+        found.tables["precision"]["dtype"] == "fp16" and found.tables["checkpoint"]["interval"] == 5
+    )
     assert found.tables["model"]["activation_checkpointing"] is True
     asked = {item.option: (item.value, item.key) for item in found.decisions}
     assert asked == {
@@ -87,7 +93,9 @@ def test_what_only_a_person_knows_is_no_setup_and_no_environment() -> None:
     """It went into slurm.setup as it stood, for a shell that would read from a file of that name."""
     before = "source <path>/activate\nexport HF_HOME=<CACHE FOLDER>\nexport WHERE=$1\nsource $2/more\nexport A=1\nmodule load x"
     found = import_text(minimal(before=before), "x")
-    assert found.tables["slurm"]["setup"] == ["module load x"] and found.tables["slurm"]["environment"] == {"A": "1"}
+    assert found.tables["slurm"]["setup"] == ["module load x"] and found.tables["slurm"][
+        "environment"
+    ] == {"A": "1"}
     assert {(item.option, item.key) for item in found.decisions} == {
         ("source", "slurm.setup"), ("export HF_HOME", "slurm.environment.HF_HOME"),
         ("export WHERE", "slurm.environment.WHERE"),
@@ -126,7 +134,9 @@ def test_what_a_shell_reads_and_writes_is_no_placeholder(redirected: str) -> Non
         ("/checkpoints", "/checkpoints", None, "checkpoints"),
     ],
 )
-def test_a_run_is_named_by_its_folder_or_asks(save: str, directory: str, variant: str | None, name: str | None) -> None:
+def test_a_run_is_named_by_its_folder_or_asks(
+    save: str, directory: str, variant: str | None, name: str | None
+) -> None:
     script = minimal().replace("#SBATCH --job-name=tiny\n", "").replace("/r/checkpoints/main", save)
     found = import_text(script, "x")
     run = found.tables["run"]
@@ -145,13 +155,17 @@ def test_tasks_that_are_the_workers_themselves() -> None:
     found = import_text(plain, "x")
     assert found.tables["slurm"]["gpus_per_node"] == 2 and found.exit_code == 0
     assert not any(defect.code == "tasks-per-node" for defect in found.defects)
-    assert any(defect.code == "tasks-per-node" for defect in import_text(minimal(head=head), "x").defects)
+    assert any(
+        defect.code == "tasks-per-node" for defect in import_text(minimal(head=head), "x").defects
+    )
     other = import_text(plain.replace("#SBATCH --gres=gpu:2\n", ""), "x")
     assert other.tables["slurm"]["workers_per_node"] == 2
 
 
 def test_nodes_that_only_the_launcher_is_told() -> None:
-    found = import_text(minimal(head="").replace("--nproc_per_node 2", "--nproc_per_node 2 --nnodes 2:4"), "x")
+    found = import_text(
+        minimal(head="").replace("--nproc_per_node 2", "--nproc_per_node 2 --nnodes 2:4"), "x"
+    )
     assert found.tables["slurm"]["nodes"] == 2 and found.exit_code == 0
 
 
@@ -161,7 +175,9 @@ def test_a_script_that_asks_slurm_for_nothing_asks_what_a_node_has() -> None:
     found = import_text(script.replace("--nproc_per_node 2", "--nproc_per_node 2 --nnodes 1"), "x")
     asked = [item.option for item in found.decisions if item.key == "slurm.gpus_per_node"]
     assert asked == ["no #SBATCH line"]
-    assert not any(item.key == "slurm.gpus_per_node" for item in import_text(minimal(), "x").decisions)
+    assert not any(
+        item.key == "slurm.gpus_per_node" for item in import_text(minimal(), "x").decisions
+    )
 
 
 def test_workers_by_what_slurm_tells_the_job() -> None:
@@ -179,15 +195,26 @@ def test_a_launcher_that_takes_its_command_as_text() -> None:
     assert found.tables["model"]["layers"] == 2 and found.exit_code == 0
 
 
-@pytest.mark.parametrize(("program", "assumed"), [("bert", "bert_wordpiece_lower"), ("gpt", "gpt2_bpe")])
+@pytest.mark.parametrize(
+    ("program", "assumed"), [("bert", "bert_wordpiece_lower"), ("gpt", "gpt2_bpe")]
+)
 def test_the_tokenizer_that_a_program_assumes(program: str, assumed: str) -> None:
     """GPT-2's was put into the card of a BERT, with its 50,257 entries."""
     script = (
-        minimal().replace("pretrain_gpt.py", f"pretrain_{program}.py").replace("--tokenizer-type PretrainedFromHF", "")
+        minimal()
+        .replace("pretrain_gpt.py", f"pretrain_{program}.py")
+        .replace("--tokenizer-type PretrainedFromHF", "")
     )
-    found = import_text(script.replace("--tokenizer-name-or-path /t", "").replace("--pad-vocab-size-to 512", ""), "x")
+    found = import_text(
+        script.replace("--tokenizer-name-or-path /t", "").replace("--pad-vocab-size-to 512", ""),
+        "x",
+    )
     assert found.tables["tokenizer"]["type"] == assumed
-    asked = [(item.option, item.value) for item in found.decisions if item.key == "tokenizer.vocabulary_size"]
+    asked = [
+        (item.option, item.value)
+        for item in found.decisions
+        if item.key == "tokenizer.vocabulary_size"
+    ]
     assert asked == ([("the tokenizer", assumed)] if program == "bert" else [])
 
 
@@ -197,7 +224,10 @@ def test_options_of_a_condition_are_taken_from_one_branch_and_told() -> None:
         "if [ $FAST ]; then EXTRA=--log-num-zeros-in-grad; fi"
     )
     found = import_text(minimal("${MORE[@]} $EXTRA", before=before), "x")
-    assert found.tables["checkpoint"]["finetune"] is True and found.tables["logging"]["zeros_in_gradient"] is True
+    assert (
+        found.tables["checkpoint"]["finetune"] is True
+        and found.tables["logging"]["zeros_in_gradient"] is True
+    )
     assert "params_norm" not in found.tables["logging"]
     assert [(item.option, item.value, item.why.partition("; ")[2]) for item in found.decisions] == [
         ("MORE", "--log-params-norm", "the value before it was taken"),
@@ -208,8 +238,14 @@ def test_options_of_a_condition_are_taken_from_one_branch_and_told() -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("srun python train.py configs/7b.yaml --run_name=x", "line 2 takes its settings from configs/7b.yaml"),
-        ("srun python main.py trainer.num_nodes=2", "line 2 starts main.py without options such as --num-layers"),
+        (
+            "srun python train.py configs/7b.yaml --run_name=x",
+            "line 2 takes its settings from configs/7b.yaml",
+        ),
+        (
+            "srun python main.py trainer.num_nodes=2",
+            "line 2 starts main.py without options such as --num-layers",
+        ),
         ("srun bash train/run.sh", "line 2 starts train/run.sh"),
     ],
 )

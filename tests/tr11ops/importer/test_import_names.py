@@ -51,11 +51,15 @@ def test_a_report_names_the_options_of_its_script(name: str) -> None:
     check(TEXTS[name])
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(st.data())
 def test_a_report_names_no_option_that_was_taken_away(data: st.DataObject) -> None:
     script = TEXTS[data.draw(st.sampled_from(sorted(TEXTS)))]
-    for option in data.draw(st.sets(st.sampled_from(sorted(set(flags(script)))), min_size=1, max_size=4)):
+    for option in data.draw(
+        st.sets(st.sampled_from(sorted(set(flags(script)))), min_size=1, max_size=4)
+    ):
         script = without(script, option)
     try:
         check(script)

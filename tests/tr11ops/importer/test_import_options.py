@@ -157,7 +157,10 @@ def test_options_become_keys(options: str, key: str, value: object) -> None:
         ("--qk-layernorm", "always RMSNorm here"),
         ("--context-parallel-size 2", "a sequence is not cut over ranks"),
         ("--calculate-per-token-loss --eod-mask-loss", "each micro batch weighs the same"),
-        ("--encoder-num-layers 2 --decoder-num-layers 3", "encoder and decoder have as many blocks here, not 2 and 3"),
+        (
+            "--encoder-num-layers 2 --decoder-num-layers 3",
+            "encoder and decoder have as many blocks here, not 2 and 3",
+        ),
         ("--mock-data", "name data.prefixes"),
         ("--kill-switch-path <path>/stop", "<path> is a placeholder, to be filled in"),
         ("--seed '<ANY NUMBER>'", "<ANY NUMBER> is a placeholder, to be filled in"),
@@ -183,7 +186,11 @@ def test_interleaved_stages_make_a_sound_card() -> None:
     rounds = "--microbatch-group-size-per-virtual-pipeline-stage"
     found = import_text(minimal(f"{given} {rounds} 2"), "x")
     assert (found.exit_code, found.decisions, found.problems) == (0, (), ())
-    assert {item.option: item.reason for item in found.unplaced if "p2p" in item.option or item.option == rounds} == {
+    assert {
+        item.option: item.reason
+        for item in found.unplaced
+        if "p2p" in item.option or item.option == rounds
+    } == {
         "--no-overlap-p2p-communication": LeftReason.DROPPED,
         rounds: LeftReason.ELSEWHERE,
     }
@@ -194,17 +201,30 @@ def test_interleaved_stages_make_a_sound_card() -> None:
 
 
 def test_a_training_counted_in_iterations() -> None:
-    text = minimal("--lr-decay-iters 90 --lr-warmup-iters 10").replace("--train-samples 400", "--train-iters 100")
+    text = minimal("--lr-decay-iters 90 --lr-warmup-iters 10").replace(
+        "--train-samples 400", "--train-iters 100"
+    )
     found = import_text(text, "x")
     assert found.problems == () and found.exit_code == 0
-    assert found.tables["batch"] == {"micro_batch_size": 1, "global_batch_size": 4, "train_iterations": 100}
-    assert found.tables["schedule"]["decay_iterations"] == 90 and found.tables["schedule"]["warmup_iterations"] == 10
+    assert found.tables["batch"] == {
+        "micro_batch_size": 1,
+        "global_batch_size": 4,
+        "train_iterations": 100,
+    }
+    assert (
+        found.tables["schedule"]["decay_iterations"] == 90
+        and found.tables["schedule"]["warmup_iterations"] == 10
+    )
 
 
 def test_substitutions_are_told_and_the_known_ones_are_not() -> None:
     before = "A=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\nB=`pwd`\nC=$(wc -l < list)\nD=$((E * 2))"
     found = import_text(minimal(before=before), "x")
-    told = [(item.option, item.line, item.why) for item in found.unplaced if item.why.startswith("in a value")]
+    told = [
+        (item.option, item.line, item.why)
+        for item in found.unplaced
+        if item.why.startswith("in a value")
+    ]
     assert told == [
         ("$(wc -l < list)", 8, "in a value: is not evaluated"),
         ("$((E * 2))", 9, "in a value: E is not known"),
@@ -214,15 +234,18 @@ def test_substitutions_are_told_and_the_known_ones_are_not() -> None:
 def test_the_minimal_script_leaves_nothing_open() -> None:
     found = import_text(minimal(), "x")
     assert (found.exit_code, found.decisions, found.problems) == (0, (), ())
-    assert found.tables["logging"]["tensorboard"] is False and found.tables["schedule"]["decay_style"] == "linear"
+    assert (
+        found.tables["logging"]["tensorboard"] is False
+        and found.tables["schedule"]["decay_style"] == "linear"
+    )
 
 
 def test_checkpoints_that_lie_in_the_save_folder_itself() -> None:
     text = minimal().replace("--save /r/checkpoints/main", "--save /r/old")
     found = import_text(text, "x")
-    assert found.tables["run"]["directory"] == "/r/old" and [item.key for item in found.decisions] == [
-        "checkpoint.load"
-    ]
+    assert found.tables["run"]["directory"] == "/r/old" and [
+        item.key for item in found.decisions
+    ] == ["checkpoint.load"]
     assert import_text(text, "x", ["checkpoint.load=/r/old"]).exit_code == 0
 
 
@@ -238,7 +261,10 @@ def test_exported_variables_go_where_they_belong() -> None:
     )
     found = import_text(minimal("--log-path $D", before=before), "x")
     assert found.tables["slurm"]["environment"] == {"OMP_NUM_THREADS": "1"}
-    assert found.tables["slurm"]["setup"] == ['export PATH="/opt/bin:$PATH"', 'export WHERE="$TMPDIR/x"']
+    assert found.tables["slurm"]["setup"] == [
+        'export PATH="/opt/bin:$PATH"',
+        'export WHERE="$TMPDIR/x"',
+    ]
     assert found.tables["slurm"]["master_port"] == 7000
 
 
@@ -254,7 +280,8 @@ def test_directives_in_all_their_forms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gres", "count"), [("gpu:8", 8), ("gpu:a100:4", 4), ("gpu", 1), ("shard:2,gpu:h100:2(S:0)", 2), ("tmp:1", None)]
+    ("gres", "count"),
+    [("gpu:8", 8), ("gpu:a100:4", 4), ("gpu", 1), ("shard:2,gpu:h100:2(S:0)", 2), ("tmp:1", None)],
 )
 def test_gpus_of_gres(gres: str, count: int | None) -> None:
     assert gpus_of(gres) == count
@@ -269,13 +296,21 @@ def test_gpus_of_gres(gres: str, count: int | None) -> None:
         ("#SBATCH --nodes=1 --mail-user=a@b.c", "alerts.recipients", ["a@b.c"]),
         ("#SBATCH --nodes=1 --gpus-per-node=h100:2", "slurm.gpus_per_node", 2),
         ("#SBATCH --nodes=1 --gpus-per-node=h100:2", "slurm.options", {"gpus-per-node": "h100:2"}),
-        ("#SBATCH --nodes=1 --gres=gpu:a100:2,nic:1", "slurm.options", {"gres": "gpu:a100:2,nic:1"}),
+        (
+            "#SBATCH --nodes=1 --gres=gpu:a100:2,nic:1",
+            "slurm.options",
+            {"gres": "gpu:a100:2,nic:1"},
+        ),
         (
             "#SBATCH --nodes=1 --mem=0 -L scratch --exclusive --switches=1@10",
             "slurm.options",
             {"mem": "0", "licenses": "scratch", "exclusive": True, "switches": "1@10"},
         ),
-        ("#SBATCH --nodes=1 --wckey=x --segment=4", "slurm.options", {"wckey": "x", "segment": "4"}),
+        (
+            "#SBATCH --nodes=1 --wckey=x --segment=4",
+            "slurm.options",
+            {"wckey": "x", "segment": "4"},
+        ),
         ("#SBATCH --nodes=1 -J a/b", "run.name", "a-b"),
     ],
 )
@@ -286,7 +321,9 @@ def test_directives_become_keys(head: str, key: str, value: object) -> None:
 
 
 def test_options_that_cannot_be_passed_through_are_left() -> None:
-    found = import_text(minimal(head="#SBATCH --nodes=1 --clusters=other --nodelist=n1 --parsable"), "x")
+    found = import_text(
+        minimal(head="#SBATCH --nodes=1 --clusters=other --nodelist=n1 --parsable"), "x"
+    )
     assert {item.option: item.reason for item in found.unplaced if item.option.startswith("#SBATCH")} == {
         "#SBATCH --clusters": LeftReason.DECISION, "#SBATCH --nodelist": LeftReason.DECISION,
         "#SBATCH --parsable": LeftReason.NO_COUNTERPART,

@@ -17,7 +17,9 @@ from tr11ops.importer.traced import Traced
 
 BASH = shutil.which("bash") or "bash"
 NAMES = ("A", "B", "C", "D")
-SLOW = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+SLOW = settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
 
 # No globs, braces or tildes: those the reader leaves as they stand, and says so in docs/import.md.
 PLAIN = st.text("abcxyz019_./:-+,%@=", min_size=1, max_size=6)
@@ -35,13 +37,19 @@ def expansion(in_quotes: bool) -> st.SearchStrategy[str]:
         st.builds("${{{}-{}}}".format, name, default),
         st.builds("${{{}:+{}}}".format, name, default),
         st.builds("${{E:-{}}}".format, default),
-        st.builds("$(({} {} {}))".format, st.integers(0, 99), st.sampled_from("+-*"), st.integers(0, 99)),
+        st.builds(
+            "$(({} {} {}))".format, st.integers(0, 99), st.sampled_from("+-*"), st.integers(0, 99)
+        ),
         st.just("$((N * 2 + ${M}))"),
     )
 
 
 INSIDE = st.lists(
-    st.one_of(QUOTED, expansion(True), st.sampled_from(['\\"', "\\\\", "\\$", "\\`", "\\\n", "\\q", "\n", "\t"])),
+    st.one_of(
+        QUOTED,
+        expansion(True),
+        st.sampled_from(['\\"', "\\\\", "\\$", "\\`", "\\\n", "\\q", "\n", "\t"]),
+    ),
     max_size=5,
 ).map("".join)
 WORD = st.lists(
@@ -81,7 +89,10 @@ def test_the_reader_expands_as_bash_does(statements: list[str], probe: list[str]
     body = "\n".join([*start, *statements, "probe " + " ".join(probe)])
     shell = "probe() { printf '%s\\0' \"$@\"; }\nset -f\n" + body
     done = subprocess.run(
-        [BASH, "--norc", "-c", shell], capture_output=True, env={"PATH": os.environ["PATH"]}, check=False
+        [BASH, "--norc", "-c", shell],
+        capture_output=True,
+        env={"PATH": os.environ["PATH"]},
+        check=False,
     )
     assert done.stderr == b"", done.stderr
     words = read_shell(body).commands[-1].words
@@ -100,7 +111,26 @@ EXPRESSION = st.recursive(
             "{} {} {}".format,
             inner,
             st.sampled_from(
-                ["+", "-", "*", "/", "%", "<", "<=", ">", ">=", "==", "!=", "&&", "||", "&", "|", "^", "<<", ">>"]
+                [
+                    "+",
+                    "-",
+                    "*",
+                    "/",
+                    "%",
+                    "<",
+                    "<=",
+                    ">",
+                    ">=",
+                    "==",
+                    "!=",
+                    "&&",
+                    "||",
+                    "&",
+                    "|",
+                    "^",
+                    "<<",
+                    ">>",
+                ]
             ),
             inner,
         ),
@@ -115,17 +145,23 @@ EXPRESSION = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
 @given(st.lists(EXPRESSION, min_size=20, max_size=40))
 def test_arithmetic_is_bash_s(expressions: list[str]) -> None:
     shell = "\n".join(f"( echo $(( {text} )) ) 2>/dev/null || echo refused" for text in expressions)
-    done = subprocess.run([BASH, "--norc", "-c", shell], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [BASH, "--norc", "-c", shell], capture_output=True, text=True, check=False
+    )
     for text, expected in zip(expressions, done.stdout.splitlines(), strict=True):
         try:
             found = str(evaluate(text))
         except ArithmeticProblem:
             # what is refused here but computed there: shifts outside 0..63, and what the untaken side divides by zero
-            assert expected == "refused" or any(sign in text for sign in ("<<", ">>", "/", "%")), text
+            assert expected == "refused" or any(sign in text for sign in ("<<", ">>", "/", "%")), (
+                text
+            )
         else:
             assert found == expected, text
 
@@ -141,14 +177,28 @@ def test_what_no_one_sets_stays_unknown_and_keeps_its_name() -> None:
 
 def test_lines_are_those_of_the_characters() -> None:
     words = read_shell('A=1\nB="x \\\n  --one $A \\\n  --two"\nrun $B').commands[-1].words
-    assert [(word.text, word.line) for word in words] == [("run", 5), ("x", 2), ("--one", 3), ("1", 1), ("--two", 4)]
+    assert [(word.text, word.line) for word in words] == [
+        ("run", 5),
+        ("x", 2),
+        ("--one", 3),
+        ("1", 1),
+        ("--two", 4),
+    ]
 
 
 def test_nested_quotes_survive_a_second_shell() -> None:
     text = """X=" --m 'type:a|b' --n 2"\nsrun bash -c "go --rank \\$SLURM_PROCID $X" 2>&1 | tee -a log"""
     script = read_shell(text)
     inner = script.commands[1]
-    assert [word.text for word in inner.words] == ["go", "--rank", "${SLURM_PROCID}", "--m", "type:a|b", "--n", "2"]
+    assert [word.text for word in inner.words] == [
+        "go",
+        "--rank",
+        "${SLURM_PROCID}",
+        "--m",
+        "type:a|b",
+        "--n",
+        "2",
+    ]
     assert script.commands[0].piped_into == ("tee",) and inner.outer == script.commands[0].words
 
 
@@ -162,7 +212,9 @@ def test_here_documents_and_written_files() -> None:
 
 
 def test_conditions_are_not_decided() -> None:
-    script = read_shell("A=1\nif test x; then A=2; B=3; fi\n[ -n x ] && A=4\nfor i in 1 2; do A=5; done\nuse $A $B")
+    script = read_shell(
+        "A=1\nif test x; then A=2; B=3; fi\n[ -n x ] && A=4\nfor i in 1 2; do A=5; done\nuse $A $B"
+    )
     assert [word.text for word in script.commands[-1].words] == ["use", "1", "3"]
     assert [(item.name, item.applied) for item in script.assignments if item.conditional] == [
         ("A", False), ("B", True), ("A", False), ("A", False),
@@ -180,14 +232,20 @@ def test_one_branch_of_a_condition_gives_a_value() -> None:
 
 def test_functions_and_what_follows_an_exit_are_not_run() -> None:
     script = read_shell("A=1\nf() {\n A=2\n}\nuse $A\nexit 0\nuse never\n")
-    assert [[word.text for word in command.words] for command in script.commands if command.name == "use"] == [
-        ["use", "1"]
-    ]
+    assert [
+        [word.text for word in command.words]
+        for command in script.commands
+        if command.name == "use"
+    ] == [["use", "1"]]
 
 
 def test_commands_inside_values_are_kept_as_text_and_told() -> None:
     script = read_shell("A=$(date +%s)\nB=`hostname`\nC=${A%x}\nuse $A $B $C")
-    assert [word.unknowns for word in script.commands[-1].words[1:]] == [("$(date +%s)",), ("`hostname`",), ("${A%x}",)]
+    assert [word.unknowns for word in script.commands[-1].words[1:]] == [
+        ("$(date +%s)",),
+        ("`hostname`",),
+        ("${A%x}",),
+    ]
     assert set(script.variables.unread) == {("$(date +%s)", 1), ("`hostname`", 2), ("${A%x}", 3)}
 
 
@@ -203,7 +261,8 @@ def test_options_of_the_shell() -> None:
     [
         ("A=x\n" + "A=$A$A\n" * 64, "beyond all measure"),
         (
-            "A=x\n" + "".join(f"A{i + 1}=$A{i}$A{i}$A{i}$A{i}\n" for i in range(40)).replace("$A0", "$A"),
+            "A=x\n"
+            + "".join(f"A{i + 1}=$A{i}$A{i}$A{i}$A{i}\n" for i in range(40)).replace("$A0", "$A"),
             "beyond all measure",
         ),
         ("A=" + "${B:-" * 5000 + "x" + "}" * 5000, "nested too deeply"),
@@ -248,13 +307,17 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 def test_a_long_ordinary_script_is_read() -> None:
     text = "".join(
-        f'V{i}="--option-{i} {i} \\\n   --other $V{i - 1}"\n'.replace("$V-1", "") if i % 50 else f"V{i}=x\n"
+        f'V{i}="--option-{i} {i} \\\n   --other $V{i - 1}"\n'.replace("$V-1", "")
+        if i % 50
+        else f"V{i}=x\n"
         for i in range(2000)
     )
     assert len(read_shell(text).assignments) == 2000
 
 
 def test_traced_text_keeps_its_parts() -> None:
-    text = Traced.join([Traced.of("a$", 1), Traced.of("${X}", 2, unknown=True), Traced.of("b", 3)], " ")
+    text = Traced.join(
+        [Traced.of("a$", 1), Traced.of("${X}", 2, unknown=True), Traced.of("b", 3)], " "
+    )
     assert text.text == "a$ ${X} b" and (text.line, text.last_line) == (1, 3)
     assert text.unknowns == ("${X}",) and text.for_card() == "a$$ $X b"

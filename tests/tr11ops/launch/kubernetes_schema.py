@@ -27,4 +27,7 @@ def invalid(value: dict[str, Any]) -> list[str]:
 
     definitions = json.loads(SCHEMA.read_text())["$defs"]
     schema = {"$ref": f"#/$defs/{KINDS[value['kind']]}", "$defs": definitions}
-    return [f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(value)]
+    return [
+        f"{error.json_path}: {error.message}"
+        for error in Draft202012Validator(schema).iter_errors(value)
+    ]

@@ -23,7 +23,9 @@ MODEL = {
 }  # fmt: skip
 
 
-NODES = tuple(Node(f"n{number}", frozenset({"idle"}), gpus=8, partitions=("p",)) for number in range(1, 5))
+NODES = tuple(
+    Node(f"n{number}", frozenset({"idle"}), gpus=8, partitions=("p",)) for number in range(1, 5)
+)
 
 
 PARTITION = Partition("p", 3600, ("n1", "n2", "n3", "n4"), is_default=True)
@@ -54,9 +56,16 @@ class Bench:
 
     def facts(self) -> LaunchFacts:
         seen = observe_launch(
-            self.card, self.directory, self.request, scheduler=None, other_scheduler=no_scheduler, user="me"
+            self.card,
+            self.directory,
+            self.request,
+            scheduler=None,
+            other_scheduler=no_scheduler,
+            user="me",
         )
-        return replace(seen, **{"nodes": NODES, "partitions": (PARTITION,), "access": (), **self.changes})
+        return replace(
+            seen, **{"nodes": NODES, "partitions": (PARTITION,), "access": (), **self.changes}
+        )
 
     def checks(self) -> tuple[PreflightCheck, ...]:
         return preflight(self.card, self.directory, self.request, self.facts())
@@ -72,7 +81,12 @@ class Bench:
         return verdict(self.checks())
 
     def job(self, number: str, state: JobState = JobState.PENDING, **changes: Any) -> Job:
-        values = {"name": "small", "user": "me", "comment": self.directory.comment(new_tag()), "array_id": number}
+        values = {
+            "name": "small",
+            "user": "me",
+            "comment": self.directory.comment(new_tag()),
+            "array_id": number,
+        }
         return Job(f"{number}_1", number, task_id=1, state=state, **{**values, **changes})
 
 

@@ -13,7 +13,9 @@ from trainer.contract.files import write_atomically
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
 
 
-def write_dataset(prefix: Path, lengths: tuple[int, ...] = (500, 700, 300), code: int = 8, item: int = 2) -> None:
+def write_dataset(
+    prefix: Path, lengths: tuple[int, ...] = (500, 700, 300), code: int = 8, item: int = 2
+) -> None:
     """An indexed dataset of one document per sequence, in the format of the original."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     offsets = [sum(lengths[:index]) * item for index in range(len(lengths))]
@@ -28,11 +30,17 @@ def write_tokenizer(folder: Path, size: int = 100) -> None:
     """A tokenizer file with `size` words."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {f"w{number}": number for number in range(size)}
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []})
+    )
 
 
 def write_checkpoint(
-    folder: Path, step: int, model: dict[str, Any] | None = None, latest: bool = True, size: int = 64
+    folder: Path,
+    step: int,
+    model: dict[str, Any] | None = None,
+    latest: bool = True,
+    size: int = 64,
 ) -> Path:
     """A complete checkpoint of one file of `size` bytes and the small ones that a resume needs, as its manifest sees it."""
     place = folder / checkpoint_name(step)
@@ -92,11 +100,15 @@ padded_vocabulary_size = 128
 """
 
 
-def write_card(folder: Path, name: str = "small", directory: Path | None = None, extra: str = "") -> Path:
+def write_card(
+    folder: Path, name: str = "small", directory: Path | None = None, extra: str = ""
+) -> Path:
     """A valid card with whole inputs below `folder`; returns its path."""
     data = folder / "data"
     write_dataset(data / "corpus")
     write_tokenizer(data / "tokenizer")
     path = folder / f"{name}.toml"
-    path.write_text(CARD.format(name=name, directory=directory or folder / "run", data=data) + extra)
+    path.write_text(
+        CARD.format(name=name, directory=directory or folder / "run", data=data) + extra
+    )
     return path

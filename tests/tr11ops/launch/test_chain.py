@@ -33,11 +33,32 @@ CHOICES: list[tuple[str, str, str | None, SiteRules | None, str, str]] = [
     ("one job", "auto", None, WIDE, "single", ""),
     ("no rules", "auto", "1-10", None, "array", ""),
     ("an array where it fits", "auto", "1-10", WIDE, "array", ""),
-    ("indices too large", "auto", "995-1001", WIDE, "afterany", "must stay below 1001 (MaxArraySize)"),
+    (
+        "indices too large",
+        "auto",
+        "995-1001",
+        WIDE,
+        "afterany",
+        "must stay below 1001 (MaxArraySize)",
+    ),
     ("no arrays", "auto", "1-10", SiteRules(largest_array_size=0), "afterany", "no job arrays"),
-    ("few jobs may wait", "auto", "1-10", SiteRules(1001, 10_000, submitted_jobs=4), "self", "limit of 4"),
+    (
+        "few jobs may wait",
+        "auto",
+        "1-10",
+        SiteRules(1001, 10_000, submitted_jobs=4),
+        "self",
+        "limit of 4",
+    ),
     ("neither", "auto", "1-10", SiteRules(0, 10_000, submitted_jobs=4), "self", "limit of 4"),
-    ("one job alone", "auto", "1-10", SiteRules(1001, submitted_jobs=1), "self", "FAULT 2 queued jobs"),
+    (
+        "one job alone",
+        "auto",
+        "1-10",
+        SiteRules(1001, submitted_jobs=1),
+        "self",
+        "FAULT 2 queued jobs",
+    ),
     ("told", "afterany", "1-3", WIDE, "afterany", "slurm.chain"),
     (
         "told, and refused",
@@ -52,14 +73,18 @@ CHOICES: list[tuple[str, str, str | None, SiteRules | None, str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("wanted", "array", "site", "kind", "words"), [row[1:] for row in CHOICES], ids=[row[0] for row in CHOICES]
+    ("wanted", "array", "site", "kind", "words"),
+    [row[1:] for row in CHOICES],
+    ids=[row[0] for row in CHOICES],
 )
 def test_the_way_follows_the_sites_rules(
     wanted: str, array: str | None, site: SiteRules | None, kind: str, words: str
 ) -> None:
     chain = choose_chain(wanted, parse_attempts(array) if array else None, site)
     assert chain.kind == kind
-    assert words.removeprefix("FAULT ") in (chain.fault if words.startswith("FAULT ") else chain.why)
+    assert words.removeprefix("FAULT ") in (
+        chain.fault if words.startswith("FAULT ") else chain.why
+    )
     assert bool(chain.fault) == words.startswith("FAULT ")
 
 
@@ -93,16 +118,30 @@ Slurmctld(primary) at c1 is UP
 
 
 def test_the_rules_are_read_from_slurms_own_words() -> None:
-    answers = {"assoc": "six@a100|qos_gpu-t3,qos_gpu-gc|\nsix@v100|normal|50\n", "qos": "qos_gpu-gc|20\nother|1\n"}
+    answers = {
+        "assoc": "six@a100|qos_gpu-t3,qos_gpu-gc|\nsix@v100|normal|50\n",
+        "qos": "qos_gpu-gc|20\nother|1\n",
+    }
 
     def runner(arguments: Any, **_: Any) -> CommandResult:
         return CommandResult(0, CONFIG if arguments[0] == "scontrol" else answers[arguments[3]], "")
 
     site = read_site("me", {}, runner)
-    assert (site.largest_array_size, site.jobs, site.version, site.clock) == (1001, 10_000, "23.11.4", 1_795_278_110.0)
-    assert site.accounts == ("six@a100", "six@v100") and site.qualities == ("qos_gpu-t3", "qos_gpu-gc", "normal")
+    assert (site.largest_array_size, site.jobs, site.version, site.clock) == (
+        1001,
+        10_000,
+        "23.11.4",
+        1_795_278_110.0,
+    )
+    assert site.accounts == ("six@a100", "six@v100") and site.qualities == (
+        "qos_gpu-t3",
+        "qos_gpu-gc",
+        "normal",
+    )
     assert site.submitted_jobs == 20  # the least of those that hold for this user
-    free = read_site("me", {}, lambda arguments, **_: CommandResult(0, CONFIG.replace(",limits", ""), ""))
+    free = read_site(
+        "me", {}, lambda arguments, **_: CommandResult(0, CONFIG.replace(",limits", ""), "")
+    )
     assert free.submitted_jobs is None
 
 
@@ -117,10 +156,17 @@ def test_an_accounting_database_that_is_frozen_is_asked_once_and_shortly() -> No
 
     site = read_site("me", {}, runner)
     assert asked[1:] == [("sacctmgr", ACCOUNTING_SECONDS)] and ACCOUNTING_SECONDS <= 10
-    assert (site.largest_array_size, site.submitted_jobs, site.enforces_limits) == (1001, None, True)
+    assert (site.largest_array_size, site.submitted_jobs, site.enforces_limits) == (
+        1001,
+        None,
+        True,
+    )
     [said] = site_checks(site)
     assert said.level is Level.WARNING
-    assert said.text == "unknown: sacctmgr did not answer within 8 s; how many jobs you may queue is not looked at"
+    assert (
+        said.text
+        == "unknown: sacctmgr did not answer within 8 s; how many jobs you may queue is not looked at"
+    )
     assert list(site_checks(SiteRules())) == []
 
 
@@ -142,7 +188,9 @@ def test_coverage_of_the_176b_training(big: RunCard) -> None:
 def test_a_measured_step_of_the_ramp_is_scaled_to_a_full_batch(big: RunCard) -> None:
     full = 105.0
     first = path_of(big).segments[0]
-    whole = coverage_of(big, 10, RunHistory(step=full, step_iteration=path_of(big).total_iterations), 0)
+    whole = coverage_of(
+        big, 10, RunHistory(step=full, step_iteration=path_of(big).total_iterations), 0
+    )
     pace = estimate(big, full).duration
     assert pace is not None and whole.remaining == pytest.approx(86400 * pace.days)
     assert whole.remaining is not None
@@ -162,10 +210,22 @@ def write_logs(paths: RunPaths) -> None:
              "time (ms) | save-checkpoint: 39000.00 (the training stood still for 120.00)"]  # fmt: skip
     paths.main_log.write_text("\n".join(lines) + "\n")
     records = [
-        {"kind": "step", "iteration": 100, "seconds_per_iteration": 2.0, "time": 1000.0, "job_id": "7"},
+        {
+            "kind": "step",
+            "iteration": 100,
+            "seconds_per_iteration": 2.0,
+            "time": 1000.0,
+            "job_id": "7",
+        },
         {"kind": "validation", "name": "a", "iteration": 100, "time": 1500.0, "job_id": "7"},
         {"kind": "validation", "name": "b", "iteration": 100, "time": 1720.0, "job_id": "7"},
-        {"kind": "step", "iteration": 101, "seconds_per_iteration": 4.0, "time": 1722.0, "job_id": "7"},
+        {
+            "kind": "step",
+            "iteration": 101,
+            "seconds_per_iteration": 4.0,
+            "time": 1722.0,
+            "job_id": "7",
+        },
         {"kind": "spike", "time": 1723.0, "job_id": "7"},
         {"kind": "validation", "name": "a", "iteration": 200, "time": 99_000.0, "job_id": "8"},
     ]
@@ -176,21 +236,40 @@ def test_times_are_read_from_the_logs(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path, "run", "main")
     assert read_history(paths) == RunHistory()
     write_logs(paths)
-    assert read_history(paths) == RunHistory(step=3.0, step_iteration=101, save=41.25, evaluation=720.0)
+    assert read_history(paths) == RunHistory(
+        step=3.0, step_iteration=101, save=41.25, evaluation=720.0
+    )
 
 
 def test_the_shortest_start_is_the_one_that_counts(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path, "run", "main")
-    steps = [("7", 90, 50.0), ("7", 91, 60.0), ("8", 92, 1130.0), ("9", 93, 2045.0), ("9", 94, 2050.0), ("10", 95, 9.0)]
+    steps = [
+        ("7", 90, 50.0),
+        ("7", 91, 60.0),
+        ("8", 92, 1130.0),
+        ("9", 93, 2045.0),
+        ("9", 94, 2050.0),
+        ("10", 95, 9.0),
+    ]
     for job, began in (("7", 1.0), ("8", 1000.0), ("9", 2000.0)):
         write_json(paths.attempt(job) / "attempt.json", {"start": began})
     paths.logs.mkdir(parents=True)
     lines = [
-        json.dumps({"kind": "step", "iteration": number, "seconds_per_iteration": 1.0, "time": at, "job_id": job})
+        json.dumps(
+            {
+                "kind": "step",
+                "iteration": number,
+                "seconds_per_iteration": 1.0,
+                "time": at,
+                "job_id": job,
+            }
+        )
         for job, number, at in steps
     ]
     paths.metrics.write_text("\n".join(lines) + "\n")
-    assert read_history(paths).start == 45.0  # of the first attempt, only what the log still has is known
+    assert (
+        read_history(paths).start == 45.0
+    )  # of the first attempt, only what the log still has is known
 
 
 MARGINS: list[tuple[str, list[str], RunHistory, Level | None, str]] = [
@@ -211,7 +290,9 @@ MARGINS: list[tuple[str, list[str], RunHistory, Level | None, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("overrides", "history", "level", "words"), [row[1:] for row in MARGINS], ids=[row[0] for row in MARGINS]
+    ("overrides", "history", "level", "words"),
+    [row[1:] for row in MARGINS],
+    ids=[row[0] for row in MARGINS],
 )
 def test_the_end_of_an_attempt(
     tmp_path: Path, overrides: list[str], history: RunHistory, level: Level | None, words: str

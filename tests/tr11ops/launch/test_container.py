@@ -36,8 +36,17 @@ def before_agent(command: list[str]) -> list[str]:
     return command[command.index("x1,x2") + 1 : command.index("-m")]
 
 
-PYXIS = {"image": "nvcr.io#nvidia/pytorch:25.01", "runtime": "pyxis", "mounts": ["/scratch", "/data:/corpus:ro"]}
-APPTAINER = {"image": "/images/tr11.sif", "runtime": "apptainer", "mounts": ["/scratch"], "python": "/opt/bin/python3"}
+PYXIS = {
+    "image": "nvcr.io#nvidia/pytorch:25.01",
+    "runtime": "pyxis",
+    "mounts": ["/scratch", "/data:/corpus:ro"],
+}
+APPTAINER = {
+    "image": "/images/tr11.sif",
+    "runtime": "apptainer",
+    "mounts": ["/scratch"],
+    "python": "/opt/bin/python3",
+}
 
 
 def test_the_agent_runs_in_the_image() -> None:
@@ -55,20 +64,26 @@ def test_without_it_the_line_is_what_it_was() -> None:
     bare, inside = srun_command(launch(None)), srun_command(launch(PYXIS))
     assert before_agent(bare) == [sys.executable]
     assert not [word for word in bare if "container" in word]
-    assert bare[: bare.index("x1,x2")] == inside[: inside.index("x1,x2")]  # what ends the step is the same
+    assert (
+        bare[: bare.index("x1,x2")] == inside[: inside.index("x1,x2")]
+    )  # what ends the step is the same
 
 
 def test_the_line_starts_what_it_says(tmp_path: Path) -> None:
     """With a stand-in for Apptainer that runs the command outside any image: order, quoting and exit code."""
     runtime = tmp_path / "apptainer"
-    runtime.write_text('#!/bin/sh\nwhile [ "$1" != /images/tr11.sif ]; do shift; done\nshift\nexec "$@"\n')
+    runtime.write_text(
+        '#!/bin/sh\nwhile [ "$1" != /images/tr11.sif ]; do shift; done\nshift\nexec "$@"\n'
+    )
     runtime.chmod(0o755)
     command = srun_command(launch({**APPTAINER, "python": "python3"}))
     inner = command[command.index("apptainer") : command.index("tr11ops.agent.node") - 1]
     line = f"{shlex.join(inner)} -c 'import sys; print(sys.argv[1:]); sys.exit(7)' 'a b'"
     assert subprocess.run(["bash", "-n", "-c", line], check=False).returncode == 0
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-c", line], env=environment, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (7, "['a b']\n")
 
 
@@ -82,7 +97,11 @@ def test_the_batch_script_is_the_same_with_and_without(tmp_path: Path) -> None:
     scripts = []
     for card in (card_with(tmp_path), card_with(tmp_path, *settings)):
         directory = RunDirectory(card.paths, card.kill_switch)
-        scripts.append(plan_launch(card, directory, LaunchRequest(), (), "20260101-000000-00000000").request.script)
+        scripts.append(
+            plan_launch(
+                card, directory, LaunchRequest(), (), "20260101-000000-00000000"
+            ).request.script
+        )
     assert scripts[0] == scripts[1]
 
 
@@ -106,19 +125,28 @@ def test_a_launch_says_what_the_image_lacks(tmp_path: Path) -> None:
     ]  # fmt: skip
     seen = ContainerFacts(True, True)
     bench.changes = {"scheduler": "slurm", "container": seen}
-    assert bench.faults() == [] and f"container: {image} is there; apptainer, 1 mount" in bench.text()
+    assert (
+        bench.faults() == [] and f"container: {image} is there; apptainer, 1 mount" in bench.text()
+    )
     bench.changes["container"] = ContainerFacts(None, True)
     assert "is an address, which the nodes must reach" in bench.text()
     bench.changes["container"] = ContainerFacts(True, False)
-    assert bench.code() == 0 and "here apptainer is not found; a node without it ends every launch" in bench.text()
+    assert (
+        bench.code() == 0
+        and "here apptainer is not found; a node without it ends every launch" in bench.text()
+    )
     bench.changes["container"] = ContainerFacts(True, Unknown("no answer"))
     assert bench.code() == 0 and "apptainer could not be looked for (no answer)" in bench.text()
     bench.changes["container"] = ContainerFacts(False, True, ("/gone",))
     assert (
-        bench.code() == 1 and f"{image} is not there; build it" in bench.text() and "/gone is not there" in bench.text()
+        bench.code() == 1
+        and f"{image} is not there; build it" in bench.text()
+        and "/gone is not there" in bench.text()
     )
     bench.changes = {"scheduler": "local"}
-    assert bench.code() == 2 and "runs the workers of Slurm's jobs, and this is none" in bench.text()
+    assert (
+        bench.code() == 2 and "runs the workers of Slurm's jobs, and this is none" in bench.text()
+    )
     bench.overrides[2] = 'slurm.container.mounts=["/data:/corpus"]'
     bench.changes = {"scheduler": "slurm", "container": seen}
     assert bench.code() == 2 and f'the workers could save nothing; add "{tmp_path}"' in bench.text()
@@ -133,4 +161,7 @@ def test_the_files_themselves_are_looked_at(tmp_path: Path) -> None:
         f'slurm.container.mounts=["{tmp_path}", "{tmp_path}/none:/x"]',
     ]  # fmt: skip
     facts = bench.facts().container
-    assert facts is not None and (facts.image_is_there, facts.missing_mounts) == (False, (f"{tmp_path}/none",))
+    assert facts is not None and (facts.image_is_there, facts.missing_mounts) == (
+        False,
+        (f"{tmp_path}/none",),
+    )

@@ -11,8 +11,15 @@ from trainer.contract.end_marker import EndMarker
 from trainer.control.control_signals import LONGEST_SECONDS, PhaseHold, hold_from
 
 END = EndMarker("signal", 7, 7, True, "", 1.0, "here", "12", 1)
-GOOD = Sight("12", sent=100.0, sent_in="training", marker=END, left=103.0, checkpoint=7, saved=102.0)
-START = replace(GOOD, sent_in="starting", marker=replace(END, iteration=0, checkpoint_step=None), checkpoint=None)
+GOOD = Sight(
+    "12", sent=100.0, sent_in="training", marker=END, left=103.0, checkpoint=7, saved=102.0
+)
+START = replace(
+    GOOD,
+    sent_in="starting",
+    marker=replace(END, iteration=0, checkpoint_step=None),
+    checkpoint=None,
+)
 
 
 def test_every_phase_has_a_name() -> None:
@@ -21,7 +28,12 @@ def test_every_phase_has_a_name() -> None:
 
 def test_a_good_end_is_measured_from_the_signal() -> None:
     result = judge("training", GOOD, 45.0, 5)
-    assert (result.fault, result.saved_after, result.left_after, result.iteration) == ("", 2.0, 3.0, 7)
+    assert (result.fault, result.saved_after, result.left_after, result.iteration) == (
+        "",
+        2.0,
+        3.0,
+        7,
+    )
     start = judge("starting", START, 45.0, None)
     assert (start.fault, start.saved_after, start.left_after) == ("", None, 3.0)
 
@@ -29,11 +41,31 @@ def test_a_good_end_is_measured_from_the_signal() -> None:
 @pytest.mark.parametrize(
     ("phase", "sight", "before", "words"),
     [
-        ("training", replace(GOOD, sent=None, marker=None, sent_in="loading"), 5, "never reached (last seen: loading"),
-        ("training", replace(GOOD, sent=None, marker=None, verdict="no GPU"), 5, "it ended: no GPU"),
+        (
+            "training",
+            replace(GOOD, sent=None, marker=None, sent_in="loading"),
+            5,
+            "never reached (last seen: loading",
+        ),
+        (
+            "training",
+            replace(GOOD, sent=None, marker=None, verdict="no GPU"),
+            5,
+            "it ended: no GPU",
+        ),
         ("training", replace(GOOD, marker=None), 5, "left no exit record"),
-        ("training", replace(GOOD, marker=replace(END, reason="error", message="boom")), 5, "another reason: error"),
-        ("training", replace(GOOD, faults=("weights/x is 3 bytes short",)), 5, "not whole: weights/x"),
+        (
+            "training",
+            replace(GOOD, marker=replace(END, reason="error", message="boom")),
+            5,
+            "another reason: error",
+        ),
+        (
+            "training",
+            replace(GOOD, faults=("weights/x is 3 bytes short",)),
+            5,
+            "not whole: weights/x",
+        ),
         ("training", replace(GOOD, checkpoint=5), 5, "iteration 7 was not saved (newest: 5)"),
         ("training", replace(GOOD, checkpoint=None), None, "iteration 7 was not saved"),
         ("training", replace(GOOD, saved=146.0), 5, "too late: 46.0 s after the signal"),

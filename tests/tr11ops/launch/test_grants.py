@@ -20,9 +20,7 @@ from tr11ops.runcard.card import load_card
 
 NOW, HOUR = 1_795_371_259.0, 3600.0
 # As Slurm 22.05 writes it, shortened; times are seconds since the epoch, as tr11 asks for them.
-RESERVATIONS = (
-    "ReservationName=r1 StartTime=1795370000 EndTime=1795380000 Duration=02:46:40 Nodes=n[1-2] Flags={flags}\n"
-)
+RESERVATIONS = "ReservationName=r1 StartTime=1795370000 EndTime=1795380000 Duration=02:46:40 Nodes=n[1-2] Flags={flags}\n"
 LIMITS = """Current Association Manager state
 Association Records
 ClusterName=c Account=root UserName= Partition= ID=1 ParentAccount= GrpTRESMins=cpu=N(7),node=N(0) MaxWallPJ=
@@ -39,7 +37,9 @@ ENFORCED = SiteRules(enforces_limits=True, is_safe=True)
 
 
 def runner(arguments: Sequence[str], **_: Any) -> CommandResult:
-    return CommandResult(0, RESERVATIONS.format(flags="SPEC_NODES") if arguments[3] == "reservation" else LIMITS, "")
+    return CommandResult(
+        0, RESERVATIONS.format(flags="SPEC_NODES") if arguments[3] == "reservation" else LIMITS, ""
+    )
 
 
 @pytest.mark.parametrize("account", ["proj", None])
@@ -57,7 +57,9 @@ def test_the_limits_from_user_to_root_and_of_the_qos_alone(account: str | None) 
     )  # fmt: skip
 
 
-PARTITIONS = "PartitionName=gpu Default=YES QoS={quality} State=UP\nPartitionName=cpu QoS=N/A State=UP\n"
+PARTITIONS = (
+    "PartitionName=gpu Default=YES QoS={quality} State=UP\nPartitionName=cpu QoS=N/A State=UP\n"
+)
 QUALITIES = """QOS=small(3) UsageRaw=0 GrpTRES=node=2(0) GrpTRESMins=cpu=50(9) MaxTRESPJ=node=1 MaxWallPJ=30
 QOS=part(4) UsageRaw=0 GrpTRES=node=8(0),cpu=64(0) MaxTRESPJ= MaxWallPJ=900
 """
@@ -91,11 +93,17 @@ def test_the_default_qos_and_that_of_the_partition_count_as_slurm_has_them(
 
     found = read_grants(ENFORCED, "ana", None, None, None, {}, told, "gpu")
     assert found.longest_job == 60 * longest
-    said = [f"{one.owner} {one.resource}={one.limit}" for one in found.limits if one.owner.startswith("QoS")]
+    said = [
+        f"{one.owner} {one.resource}={one.limit}"
+        for one in found.limits
+        if one.owner.startswith("QoS")
+    ]
     assert said == limits
     shadowed = any(one.resource == "node" and one.owner == "account lab" for one in found.limits)
     assert shadowed is not any("node=2" in each or "node=8" in each for each in limits)
-    unnamed = read_grants(ENFORCED, "ana", None, None, None, {}, told)  # the site's default partition
+    unnamed = read_grants(
+        ENFORCED, "ana", None, None, None, {}, told
+    )  # the site's default partition
     assert unnamed == found
 
 
@@ -118,9 +126,15 @@ def test_what_each_user_and_account_may_have_and_which_qos_comes_first(is_told: 
     found = read_grants(ENFORCED, "ana", None, "small", None, {}, told, "gpu")
     said = [f"{one.owner} {one.resource}={one.limit} {one.of_each}".strip() for one in found.limits]
     if not is_told:
-        assert "QoS part of the partition node=8" in said and not any(one.of_each for one in found.limits)
+        assert "QoS part of the partition node=8" in said and not any(
+            one.of_each for one in found.limits
+        )
         return
-    assert found.longest_job == 30 * 60 and "QoS small node=2" in said and "QoS part of the partition cpu=64" in said
+    assert (
+        found.longest_job == 30 * 60
+        and "QoS small node=2" in said
+        and "QoS part of the partition cpu=64" in said
+    )
     assert said[-6:] == [
         "QoS small node=1 user", "QoS small gres/gpu=3 user", "QoS small cpu=7 account",
         "QoS small job=4", "QoS small job=2 user", "QoS small queued job=9 user",
@@ -130,15 +144,26 @@ def test_what_each_user_and_account_may_have_and_which_qos_comes_first(is_told: 
 @pytest.mark.parametrize(
     ("limit", "words"),
     [
-        (ResourceLimit("QoS q", "node", 1, False, "user"), "QoS q gives all jobs of one user together 1 node at most"),
+        (
+            ResourceLimit("QoS q", "node", 1, False, "user"),
+            "QoS q gives all jobs of one user together 1 node at most",
+        ),
         (ResourceLimit("QoS q", "node", 2, False, "user"), ""),
-        (ResourceLimit("user ana", "job", 0, False, "user"), "together 0 running jobs at most, one task takes 1"),
+        (
+            ResourceLimit("user ana", "job", 0, False, "user"),
+            "together 0 running jobs at most, one task takes 1",
+        ),
         (ResourceLimit("user ana", "job", 1, False, "user"), ""),
-        (ResourceLimit("QoS q", "queued job", 9, False), "all jobs together 9 queued jobs at most, and these are 10"),
+        (
+            ResourceLimit("QoS q", "queued job", 9, False),
+            "all jobs together 9 queued jobs at most, and these are 10",
+        ),
         (ResourceLimit("QoS q", "queued job", 10, False), ""),
     ],
 )
-def test_limits_of_each_user_are_told_before_a_launch(tmp_path: Path, limit: ResourceLimit, words: str) -> None:
+def test_limits_of_each_user_are_told_before_a_launch(
+    tmp_path: Path, limit: ResourceLimit, words: str
+) -> None:
     found = checks(tmp_path, Grants(limits=(limit,)))
     assert [words in check for check in found] == [True] * bool(words), found
 
@@ -164,9 +189,13 @@ def test_what_is_not_enforced_is_not_asked_and_a_refusal_said() -> None:
 def checks(folder: Path, grants: Any, tasks: int = 10, reservation: bool = False) -> list[str]:
     """Two nodes of 4 GPUs and 64 CPUs for 2 hours a task: 240 node minutes, 960 GPU minutes, 15,360 CPU minutes."""
     changes = ["slurm.nodes=2", "slurm.time_limit=02:00:00", "slurm.gpus_per_node=4"]
-    card = load_card(write_card(folder), [*changes, *(["slurm.reservation=r1"] if reservation else [])], {})
+    card = load_card(
+        write_card(folder), [*changes, *(["slurm.reservation=r1"] if reservation else [])], {}
+    )
     nodes = tuple(Node(f"n{number}", frozenset({"idle"}), cpus=64) for number in range(4))
-    return [f"{check.level.value}: {check}" for check in grant_checks(card, tasks, grants, nodes, NOW)]
+    return [
+        f"{check.level.value}: {check}" for check in grant_checks(card, tasks, grants, nodes, NOW)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +203,10 @@ def checks(folder: Path, grants: Any, tasks: int = 10, reservation: bool = False
     [
         (None, "ok: reservation: r1, without an end"),
         (NOW + 21 * HOUR, "ok: reservation: r1 ends in 21 h 00 min"),
-        (NOW + 5 * HOUR, "warning: slurm.reservation: r1 ends in 5 h 00 min: 2 tasks fit, the 8 others"),
+        (
+            NOW + 5 * HOUR,
+            "warning: slurm.reservation: r1 ends in 5 h 00 min: 2 tasks fit, the 8 others",
+        ),
         (
             NOW + HOUR,
             "refused: slurm.reservation: r1 ends in 1 h 00 min, one task asks for 2 h 00 min: none would start",
@@ -189,7 +221,9 @@ def test_the_end_of_the_reservation(tmp_path: Path, end: float | None, words: st
 
 def test_a_reservation_that_is_not_there_any_more(tmp_path: Path) -> None:
     [said] = checks(tmp_path, Grants(), reservation=True)
-    assert said.startswith("refused: slurm.reservation: 'r1' is no reservation here (any more); name the new one")
+    assert said.startswith(
+        "refused: slurm.reservation: 'r1' is no reservation here (any more); name the new one"
+    )
 
 
 LEFT = {
@@ -217,7 +251,9 @@ LEFT = {
 
 
 @pytest.mark.parametrize(("budget", "is_safe", "words"), LEFT.values(), ids=LEFT)
-def test_the_hours_that_are_left(tmp_path: Path, budget: ResourceBudget, is_safe: bool, words: str) -> None:
+def test_the_hours_that_are_left(
+    tmp_path: Path, budget: ResourceBudget, is_safe: bool, words: str
+) -> None:
     [said] = checks(tmp_path, Grants(budgets=(budget,), is_safe=is_safe))
     assert said.startswith(words), said
 
@@ -226,7 +262,10 @@ def test_a_job_longer_than_its_account_gives_and_the_unknown(tmp_path: Path) -> 
     [said] = checks(tmp_path, Grants(longest_job=3600))
     assert said.startswith("refused: slurm.time_limit: 02:00:00 is above 1 h 00 min")
     [said] = checks(tmp_path, Unknown("permission denied"))
-    assert said == "warning: account: unknown: what the site grants could not be asked (permission denied)"
+    assert (
+        said
+        == "warning: account: unknown: what the site grants could not be asked (permission denied)"
+    )
     assert checks(tmp_path, None) == []
 
 
@@ -242,6 +281,8 @@ def test_a_job_longer_than_its_account_gives_and_the_unknown(tmp_path: Path) -> 
         (ResourceLimit("account lab", "billing", 1, False), ""),
     ],
 )  # fmt: skip
-def test_a_limit_below_one_tasks_need_is_told_for_what_it_is(tmp_path: Path, limit: ResourceLimit, words: str) -> None:
+def test_a_limit_below_one_tasks_need_is_told_for_what_it_is(
+    tmp_path: Path, limit: ResourceLimit, words: str
+) -> None:
     said = checks(tmp_path, Grants(limits=(limit,)))
     assert [words in line for line in said] == ([True] if words else []), said

@@ -40,7 +40,9 @@ def test_a_sound_launch_is_all_ok_and_leaves_no_trace(bench: Bench) -> None:
     assert not (bench.folder / "run").exists()
 
 
-def test_a_missing_compiler_is_found_before_the_nodes_find_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_found_before_the_nodes_find_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where the workers run on this machine that refuses the launch; nodes of a cluster may have one."""
     bench.overrides = ["model.compile_blocks=true"]
     monkeypatch.setenv("CXX", "sh")
@@ -48,10 +50,16 @@ def test_a_missing_compiler_is_found_before_the_nodes_find_it(bench: Bench, monk
     monkeypatch.setenv("CXX", "/nowhere/c++")
     lacking = "no C++ compiler is on this node: g++, clang++, or $CXX"
     assert bench.code() == 2
-    assert f"model.compile_blocks: {lacking}; install it, or set model.compile_blocks = false" in bench.text()
+    assert (
+        f"model.compile_blocks: {lacking}; install it, or set model.compile_blocks = false"
+        in bench.text()
+    )
     bench.changes = {"scheduler": "slurm"}
     assert bench.code() == 0
-    assert f"here {lacking}; a node that lacks it too ends the run before its first step" in bench.text()
+    assert (
+        f"here {lacking}; a node that lacks it too ends the run before its first step"
+        in bench.text()
+    )
     bench.overrides = []
     assert bench.faults() == []
 
@@ -96,7 +104,9 @@ CLUSTER: list[tuple[dict[str, Any], list[str], int, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "overrides", "code", "words"), CLUSTER, ids=[words[:40] for *_, words in CLUSTER])
+@pytest.mark.parametrize(
+    ("changes", "overrides", "code", "words"), CLUSTER, ids=[words[:40] for *_, words in CLUSTER]
+)
 def test_what_the_cluster_says(
     bench: Bench, changes: dict[str, Any], overrides: list[str], code: int, words: str
 ) -> None:
@@ -110,14 +120,22 @@ def test_excluded_nodes_come_from_everywhere_and_must_exist(bench: Bench) -> Non
     bench.changes = {"exclusions": listed}
     bench.request = replace(bench.request, exclude=("n1",))
     assert excluded_nodes(bench.request, bench.facts()) == Given(("n1", "n3", "n4"))
-    assert any("exclusions: n4: the time of the exclusion is over" in fault for fault in bench.faults())
+    assert any(
+        "exclusions: n4: the time of the exclusion is over" in fault for fault in bench.faults()
+    )
     bench.changes = {"exclusions": listed[:1]}
     assert excluded_nodes(bench.request, bench.facts()) == Given(("n1", "n3"))
     assert bench.code() == 0
     bench.request = replace(bench.request, exclude=("n1", "n2"))
-    assert "refused: nodes: 2 are needed, there are 1 of partition p after 3 excluded" in bench.faults()[0]
+    assert (
+        "refused: nodes: 2 are needed, there are 1 of partition p after 3 excluded"
+        in bench.faults()[0]
+    )
     bench.request = replace(bench.request, exclude=("m1",))
-    assert "exclude: 'm1' is not a node of this cluster; the nodes are n1, n2, n3, n4" in bench.faults()[0]
+    assert (
+        "exclude: 'm1' is not a node of this cluster; the nodes are n1, n2, n3, n4"
+        in bench.faults()[0]
+    )
     assert bench.code() == 2
 
 
@@ -126,7 +144,9 @@ def test_an_excluded_node_that_the_site_removed_is_left_out(bench: Bench) -> Non
     assert excluded_nodes(bench.request, bench.facts()) == Given(("n3",), ("gone7",))
     assert bench.code() == 0
     [told] = [fault for fault in bench.faults() if "left out" in fault]
-    assert "exclusions: gone7 on the run's list: no node of this cluster (any more), left out" in told
+    assert (
+        "exclusions: gone7 on the run's list: no node of this cluster (any more), left out" in told
+    )
     assert "`tr11 nodes include gone7 --force` takes it off the list" in told
 
 
@@ -177,8 +197,12 @@ FILES: list[tuple[Callable[[Bench], object], int, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("damage", "code", "words"), FILES, ids=[words[:30] for *_, words in FILES])
-def test_what_the_files_say(bench: Bench, damage: Callable[[Bench], object], code: int, words: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "code", "words"), FILES, ids=[words[:30] for *_, words in FILES]
+)
+def test_what_the_files_say(
+    bench: Bench, damage: Callable[[Bench], object], code: int, words: str
+) -> None:
     damage(bench)
     assert any(words in fault for fault in bench.faults()), bench.faults()
     assert bench.code() == code
@@ -196,7 +220,9 @@ def test_a_folder_without_write_access_is_refused(bench: Bench) -> None:
         assert look_at_directory(directory).fault.endswith(" cannot be written to")
 
     assert exit_code(forked(look)) == 0
-    bench.changes = {"directory": replace(bench.facts().directory, fault=f"{closed} cannot be written to")}
+    bench.changes = {
+        "directory": replace(bench.facts().directory, fault=f"{closed} cannot be written to")
+    }
     fix = "choose another run.directory, or ask its owner for write access"
     assert bench.faults() == [f"refused: run.directory: {closed} cannot be written to; {fix}"]
 
@@ -204,7 +230,9 @@ def test_a_folder_without_write_access_is_refused(bench: Bench) -> None:
 def test_too_little_space(bench: Bench) -> None:
     bench.changes = {"directory": replace(bench.facts().directory, free_bytes=999)}
     assert "refused: space: 999 B free below" in bench.faults()[0] and bench.code() == 1
-    bench.changes = {"directory": replace(bench.facts().directory, free_bytes=Unknown("no such device"))}
+    bench.changes = {
+        "directory": replace(bench.facts().directory, free_bytes=Unknown("no such device"))
+    }
     assert "warning: space" in bench.faults()[0] and bench.code() == 0
 
 
@@ -213,12 +241,17 @@ def test_the_room_is_measured_by_what_the_runs_own_saves_take(bench: Bench) -> N
     bench.changes = {"directory": replace(bench.facts().directory, free_bytes=5000)}
     assert "refused: space: 4.9 KiB free" in bench.faults()[0]
     write_checkpoint(bench.directory.paths.checkpoints, 4, size=2000)
-    assert not any("space" in line for line in bench.faults()) and "a checkpoint takes 2.0 KiB" in bench.text()
+    assert (
+        not any("space" in line for line in bench.faults())
+        and "a checkpoint takes 2.0 KiB" in bench.text()
+    )
     write_checkpoint(bench.directory.paths.checkpoints, 6, size=3000)
     assert "two checkpoints need 6.0 KiB" in bench.faults()[0]
 
 
-def test_a_stand_in_that_has_saved_nothing_is_measured_by_what_it_is_told_to_write(bench: Bench) -> None:
+def test_a_stand_in_that_has_saved_nothing_is_measured_by_what_it_is_told_to_write(
+    bench: Bench,
+) -> None:
     stand_in = bench.card.model_copy(update={"rehearsal": RehearsalSection(bytes_per_rank=300)})
     assert bytes_of_a_save(stand_in, bench.directory, bench.facts()) == 300 * bench.card.world_size
     assert bytes_of_a_save(bench.card, bench.directory, bench.facts()) > 100_000
@@ -241,8 +274,12 @@ PLACE: list[tuple[dict[str, Any], str, int]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "words", "code"), PLACE, ids=[words[:40] for _, words, _ in PLACE])
-def test_what_is_wrong_with_the_place(bench: Bench, changes: dict[str, Any], words: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("changes", "words", "code"), PLACE, ids=[words[:40] for _, words, _ in PLACE]
+)
+def test_what_is_wrong_with_the_place(
+    bench: Bench, changes: dict[str, Any], words: str, code: int
+) -> None:
     bench.changes = changes
     assert any(words in fault for fault in bench.faults()), bench.faults()
     assert bench.code() == code
@@ -259,7 +296,10 @@ def test_a_holder_known_to_someone_is_judged_elsewhere(bench: Bench) -> None:
 def test_too_few_inodes_for_two_checkpoints(bench: Bench) -> None:
     needed = 2 * files_of_checkpoint(bench.card)
     bench.changes = {"directory": replace(bench.facts().directory, free_inodes=needed - 1)}
-    assert f"refused: inodes: {needed - 1:,} inodes are free" in bench.faults()[0] and bench.code() == 1
+    assert (
+        f"refused: inodes: {needed - 1:,} inodes are free" in bench.faults()[0]
+        and bench.code() == 1
+    )
     for free in (needed, None):
         bench.changes = {"directory": replace(bench.facts().directory, free_inodes=free)}
         assert bench.faults() == []
@@ -278,11 +318,16 @@ def test_spares_are_needed_too(bench: Bench) -> None:
 
 def test_measured_times_take_the_place_of_the_rule_of_thumb(bench: Bench) -> None:
     bench.overrides = ["run.exit_duration_minutes=9.9"]
-    assert bench.faults()[0].startswith("warning: card: run.exit_duration_minutes = 9.9: leaves 0.1 minutes")
+    assert bench.faults()[0].startswith(
+        "warning: card: run.exit_duration_minutes = 9.9: leaves 0.1 minutes"
+    )
     bench.changes = {"history": RunHistory(step=0.5, save=3.0)}
     assert bench.faults() == [] and "margin: 6 s are left" in bench.text()
     bench.changes = {"history": RunHistory(step=0.5, save=30.0)}
-    assert "the last checkpoint of each attempt would be lost: 6 s are left" in bench.faults()[0] and bench.code() == 2
+    assert (
+        "the last checkpoint of each attempt would be lost: 6 s are left" in bench.faults()[0]
+        and bench.code() == 2
+    )
 
 
 def test_what_is_seen_of_a_real_run_directory(bench: Bench) -> None:
@@ -292,11 +337,16 @@ def test_what_is_seen_of_a_real_run_directory(bench: Bench) -> None:
     write_heartbeat(directory.paths.heartbeat(0), beat)
     os.utime(directory.paths.heartbeat(0), (beat.time + 60, beat.time + 60))
     clock, here = known(bench.facts().clocks, ())
-    assert clock.what == "node n1" and clock.ahead == pytest.approx(-60, abs=1) and abs(here.ahead) < 5
+    assert (
+        clock.what == "node n1" and clock.ahead == pytest.approx(-60, abs=1) and abs(here.ahead) < 5
+    )
     assert read_access(directory) == ()
     directory.paths.state.chmod(0o755)
     [fault] = read_access(directory)
-    assert (fault.path, fault.fault) == (directory.paths.state, "not writable for its group, without the setgid bit")
+    assert (fault.path, fault.fault) == (
+        directory.paths.state,
+        "not writable for its group, without the setgid bit",
+    )
     write_json(directory.paths.pause, {"who": "ana", "why": "new data"})
     assert bench.facts().pause == "ana (new data)"
     lease = Lease(directory.paths, LeaseClaim.of_this_process("99", 1))
@@ -305,11 +355,19 @@ def test_what_is_seen_of_a_real_run_directory(bench: Bench) -> None:
     lease.release()
     assert holder is not None and holder.job_id == "99" and "job 99" in holder.text
     left = sorted(path.name for path in directory.paths.state.iterdir())
-    assert left == ["heartbeat", "lease", "lease.json", "requests"]  # nothing of ours is left behind
+    assert left == [
+        "heartbeat",
+        "lease",
+        "lease.json",
+        "requests",
+    ]  # nothing of ours is left behind
 
 
 def test_index_maps_that_are_there_are_not_announced(bench: Bench) -> None:
-    assert "index maps: 1 of 1 data sets have none yet: built at the start, in about 1 s" in bench.text()
+    assert (
+        "index maps: 1 of 1 data sets have none yet: built at the start, in about 1 s"
+        in bench.text()
+    )
     (bench.folder / "data" / "corpus_train_indexmap_64ns_16sl_1234s_0123.json").write_text("{}")
     assert "index maps: there for every data set" in bench.text()
 

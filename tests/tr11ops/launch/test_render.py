@@ -50,7 +50,13 @@ def request(folder: Path, **changes: object) -> BatchRequest:
 
 
 def script(folder: Path, command: list[str], **changes: object) -> str:
-    values: dict[str, object] = {"variant": "main", "tag": "t", "command": command, "setup": [], "environment": {}}
+    values: dict[str, object] = {
+        "variant": "main",
+        "tag": "t",
+        "command": command,
+        "setup": [],
+        "environment": {},
+    }
     return render_script(request(folder), **{**values, **changes})  # type: ignore[arg-type]
 
 
@@ -69,12 +75,21 @@ SHOW = "import os, sys; print('ARGUMENTS', sys.argv[1:]); print('VALUE', repr(os
 def test_hostile_values_reach_the_agent_unchanged(tmp_path: Path, text: str) -> None:
     folder = tmp_path / text.replace("/", "_")
     folder.mkdir()
-    path = write(folder, script(folder, [sys.executable, "-c", SHOW, str(folder), text], environment={"VALUE": text}))
-    done = subprocess.run(["bash", str(path)], cwd=folder, capture_output=True, text=True, check=True)
+    path = write(
+        folder,
+        script(
+            folder, [sys.executable, "-c", SHOW, str(folder), text], environment={"VALUE": text}
+        ),
+    )
+    done = subprocess.run(
+        ["bash", str(path)], cwd=folder, capture_output=True, text=True, check=True
+    )
     assert f"ARGUMENTS {[str(folder), text]}" in done.stdout
     assert f"VALUE {text!r}" in done.stdout
     assert [entry.name for entry in folder.iterdir()] == ["train.sbatch"]
-    assert done.stdout.startswith("START TIME: ") and done.stdout.splitlines()[-1].startswith("END TIME: ")
+    assert done.stdout.startswith("START TIME: ") and done.stdout.splitlines()[-1].startswith(
+        "END TIME: "
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -97,19 +112,33 @@ def test_any_text_gives_a_script_that_parses_to_the_same_words(
 @pytest.mark.parametrize("status", [0, 1, 2, 137])
 def test_the_agents_status_is_the_scripts(tmp_path: Path, status: int) -> None:
     path = write(tmp_path, script(tmp_path, [sys.executable, "-c", f"raise SystemExit({status})"]))
-    assert subprocess.run(["bash", str(path)], capture_output=True, check=False).returncode == status
+    assert (
+        subprocess.run(["bash", str(path)], capture_output=True, check=False).returncode == status
+    )
 
 
 def test_setup_lines_are_the_shells_and_a_failing_one_ends_it(tmp_path: Path) -> None:
-    setup = ['export FROM_SETUP="$NOT_SET-$((6 * 7))"', "function module() { :; }", "module load cuda"]
-    text = script(tmp_path, [sys.executable, "-c", "import os; print(os.environ['FROM_SETUP'])"], setup=setup)
-    done = subprocess.run(["bash", str(write(tmp_path, text))], capture_output=True, text=True, check=True)
+    setup = [
+        'export FROM_SETUP="$NOT_SET-$((6 * 7))"',
+        "function module() { :; }",
+        "module load cuda",
+    ]
+    text = script(
+        tmp_path, [sys.executable, "-c", "import os; print(os.environ['FROM_SETUP'])"], setup=setup
+    )
+    done = subprocess.run(
+        ["bash", str(write(tmp_path, text))], capture_output=True, text=True, check=True
+    )
     assert "\n-42\n" in done.stdout
     text = script(tmp_path, ["true"], setup=['cat "$TR11_SHIPPED/slurm/start-tr11-176B-ml"'])
-    done = subprocess.run(["bash", str(write(tmp_path, text))], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", str(write(tmp_path, text))], capture_output=True, text=True, check=True
+    )
     assert "conda activate" in done.stdout
     text = script(tmp_path, [sys.executable, "-c", "print('TRAINED')"], setup=["false | cat"])
-    done = subprocess.run(["bash", str(write(tmp_path, text))], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", str(write(tmp_path, text))], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1 and "TRAINED" not in done.stdout
 
 
@@ -131,7 +160,9 @@ sys.exit(5)
 
 def test_every_signal_is_passed_on_and_the_status_survives(tmp_path: Path) -> None:
     path = write(tmp_path, script(tmp_path, [sys.executable, "-u", "-c", COUNT]))
-    batch = subprocess.Popen(["bash", str(path)], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    batch = subprocess.Popen(
+        ["bash", str(path)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
         assert batch.stdout is not None
         lines: list[str] = []
@@ -156,13 +187,19 @@ def test_every_signal_is_passed_on_and_the_status_survives(tmp_path: Path) -> No
 def test_a_signal_during_the_setup_leaves_without_training(tmp_path: Path) -> None:
     setup = ["echo READY", "sleep 90"]  # nothing but the signal ends it
     text = script(tmp_path, [sys.executable, "-c", "print('TRAINED')"], setup=setup)
-    batch = subprocess.Popen(["bash", str(write(tmp_path, text))], stdout=subprocess.PIPE, text=True)
+    batch = subprocess.Popen(
+        ["bash", str(write(tmp_path, text))], stdout=subprocess.PIPE, text=True
+    )
     assert batch.stdout is not None
     while batch.stdout.readline() != "READY\n":
         time.sleep(0.01)
     batch.send_signal(signal.SIGUSR1)
     rest, _ = batch.communicate(timeout=300)
-    assert batch.returncode == 0 and "TRAINED" not in rest and "before the workers were started" in rest
+    assert (
+        batch.returncode == 0
+        and "TRAINED" not in rest
+        and "before the workers were started" in rest
+    )
 
 
 def test_options_say_everything_that_the_request_says(tmp_path: Path) -> None:
@@ -187,22 +224,31 @@ def test_a_line_end_can_never_add_an_option(tmp_path: Path) -> None:
 
 
 def test_only_a_job_with_spares_outlives_a_node(tmp_path: Path) -> None:
-    assert script_options(request(tmp_path, survives_nodes=True))[-2:] == ["--no-requeue", "--no-kill"]
+    assert script_options(request(tmp_path, survives_nodes=True))[-2:] == [
+        "--no-requeue",
+        "--no-kill",
+    ]
     assert "--no-kill" not in script_options(request(tmp_path))
 
 
 @pytest.mark.parametrize(("status", "verdict"), [(137, False), (1, False), (1, True), (0, False)])
-def test_an_agent_that_ends_without_a_word_twice_holds_it(tmp_path: Path, status: int, verdict: bool) -> None:
+def test_an_agent_that_ends_without_a_word_twice_holds_it(
+    tmp_path: Path, status: int, verdict: bool
+) -> None:
     # The shell's own last resort: `scontrol` is looked up on PATH, so here stands one that notes what it is told.
     tools, attempts = tmp_path / "tools", tmp_path / "it's attempts"
     tools.mkdir()
-    (tools / "scontrol").write_text(f'#!/bin/bash\necho "$@" >> {shlex.quote(str(tmp_path / "told"))}\n')
+    (tools / "scontrol").write_text(
+        f'#!/bin/bash\necho "$@" >> {shlex.quote(str(tmp_path / "told"))}\n'
+    )
     (tools / "scontrol").chmod(0o755)
     (attempts / "7").mkdir(parents=True)
     if verdict:
         (attempts / "7" / "verdict.json").touch()
     how = f"raise SystemExit({status})" if status < 128 else "import os; os.kill(os.getpid(), 9)"
-    text = script(tmp_path, [sys.executable, "-c", how], silence=tmp_path / "silent", attempts=attempts)
+    text = script(
+        tmp_path, [sys.executable, "-c", how], silence=tmp_path / "silent", attempts=attempts
+    )
     path = write(tmp_path, text)
     environment = {
         **os.environ,
@@ -213,7 +259,9 @@ def test_an_agent_that_ends_without_a_word_twice_holds_it(tmp_path: Path, status
     environment.pop("TR11_SCHEDULER", None)
     told = []
     for _ in range(2):
-        done = subprocess.run(["bash", str(path)], env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["bash", str(path)], env=environment, capture_output=True, text=True, check=False
+        )
         assert done.returncode == status
         told.append((tmp_path / "told").read_text() if (tmp_path / "told").exists() else "")
     silent = status != 0 and not verdict
@@ -221,22 +269,35 @@ def test_an_agent_that_ends_without_a_word_twice_holds_it(tmp_path: Path, status
     assert ("ALERT" in done.stdout) == silent
     if silent:  # what `tr11 resume` reads
         kept = AttemptVerdict.read(attempts / "7")
-        assert kept is not None and (kept.held, kept.restart, kept.exit_status) == (("6",), False, status)
+        assert kept is not None and (kept.held, kept.restart, kept.exit_status) == (
+            ("6",),
+            False,
+            status,
+        )
 
 
 # ----------------------------------------------------------------------------- an agent that does not begin
 RECORD = "import sys; print('RECORDED', dict(zip(sys.argv[1::2], sys.argv[2::2])))"
-AGENT = "import os, pathlib; pathlib.Path(os.environ['TR11_EARLY'], 'begun').touch(); print('TRAINED')"
+AGENT = (
+    "import os, pathlib; pathlib.Path(os.environ['TR11_EARLY'], 'begun').touch(); print('TRAINED')"
+)
 
 
-def early(folder: Path, setup: list[str], agent: str = AGENT, seconds: int = 600) -> tuple[int, dict[str, str], str]:
+def early(
+    folder: Path, setup: list[str], agent: str = AGENT, seconds: int = 600
+) -> tuple[int, dict[str, str], str]:
     """The script's status, what it has recorded, and what it printed, as a file of its own as under Slurm."""
     text = script(
         folder, [sys.executable, "-c", agent], setup=setup, setup_seconds=seconds,
         early=[sys.executable, "-c", RECORD], attempts=folder / "attempts", silence=folder / "silent",
     )  # fmt: skip
     output = folder / "out.txt"
-    environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "TR11_SCHEDULER": "local"}
+    environment = {
+        **os.environ,
+        "SLURM_JOB_ID": "7",
+        "SLURMD_NODENAME": "n1",
+        "TR11_SCHEDULER": "local",
+    }
     with output.open("w") as stream:
         done = subprocess.run(
             ["bash", str(write(folder, text))], stdout=stream, stderr=subprocess.STDOUT, env=environment, timeout=60,
@@ -254,7 +315,12 @@ def early(folder: Path, setup: list[str], agent: str = AGENT, seconds: int = 600
         (["export A=1", "false | cat"], "setup", "1", "2"),
         (["module() { return 7; }", "", "module load cuda"], "setup", "7", "3"),
         (["source /no/such/script"], "setup", "1", "1"),
-        (["echo fine", "exit 0"], "setup", "1", "2"),  # it would end the array's tasks one by one, as if all were well
+        (
+            ["echo fine", "exit 0"],
+            "setup",
+            "1",
+            "2",
+        ),  # it would end the array's tasks one by one, as if all were well
         (["exec true"], "setup", "1", "1"),
         (["kill -9 $BASHPID"], "setup", "137", "1"),
         (["echo 'unbalanced"], "setup", "2", ""),
@@ -266,7 +332,12 @@ def test_a_set_up_that_fails_is_recorded_with_its_line(
     tmp_path: Path, setup: list[str], what: str, status: str, line: str
 ) -> None:
     _, found, said = early(tmp_path, setup)
-    assert (found["--what"], found["--status"], found["--line"], found["--host"]) == (what, status, line, "n1")
+    assert (found["--what"], found["--status"], found["--line"], found["--host"]) == (
+        what,
+        status,
+        line,
+        "n1",
+    )
     assert found["--output"] == str(tmp_path / "out.txt") and "TRAINED" not in said
 
 
@@ -284,7 +355,9 @@ def test_a_set_up_that_breaks_python_is_recorded_by_another_one(tmp_path: Path) 
 
 def test_an_agent_that_has_begun_is_recorded_by_no_one_else(tmp_path: Path) -> None:
     for agent in (AGENT, AGENT + "; raise SystemExit(1)"):
-        _, found, said = early(tmp_path, ["export A=1", "cat"], agent)  # what reads its input finds none
+        _, found, said = early(
+            tmp_path, ["export A=1", "cat"], agent
+        )  # what reads its input finds none
         assert not found and "TRAINED" in said
 
 
@@ -305,7 +378,9 @@ def test_a_start_that_works_ends_the_count_of_failures(tmp_path: Path) -> None:
         (tmp_path / "silent").mkdir(exist_ok=True)
         (tmp_path / "silent" / task).touch()
     status, _, said = early(tmp_path, [])
-    assert status == 3 and "ALERT" in said  # here nothing can be held: it is said, and the next task starts
+    assert (
+        status == 3 and "ALERT" in said
+    )  # here nothing can be held: it is said, and the next task starts
     assert early(tmp_path, [])[0] == 0
 
 
@@ -326,7 +401,9 @@ def test_what_a_later_start_left_outlives_the_end_of_this_one(tmp_path: Path) ->
     verdict.parent.mkdir(parents=True)
     later.parent.mkdir()
     (tmp_path / "silent" / "5").touch()
-    leaves = f"{AGENT}; pathlib.Path({str(verdict)!r}).touch(); pathlib.Path({str(later)!r}).touch()"
+    leaves = (
+        f"{AGENT}; pathlib.Path({str(verdict)!r}).touch(); pathlib.Path({str(later)!r}).touch()"
+    )
     assert "TRAINED" in early(tmp_path, [], leaves)[2]
     assert [path.name for path in later.parent.iterdir()] == ["8"]
 
@@ -343,11 +420,21 @@ def test_an_unwritable_run_directory_is_not_a_second_time(tmp_path: Path) -> Non
             tmp_path, [sys.executable, "-c", told.replace("TOLD", word)], silence=tmp_path / "file/silent",
             attempts=tmp_path / "file/attempts",
         )  # fmt: skip
-        environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "SLURM_ARRAY_JOB_ID": "6"}
+        environment = {
+            **os.environ,
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "SLURM_ARRAY_JOB_ID": "6",
+        }
         environment.pop("TR11_SCHEDULER", None)
         path = write(tmp_path, text)
-        done = subprocess.run(["bash", str(path)], env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 1 and "twice" not in done.stdout and "not the first" not in done.stdout
+        done = subprocess.run(
+            ["bash", str(path)], env=environment, capture_output=True, text=True, check=False
+        )
+        assert (
+            done.returncode == 1
+            and "twice" not in done.stdout
+            and "not the first" not in done.stdout
+        )
         assert (tmp_path / "told").exists() == held, done.stdout + done.stderr
 
 
@@ -366,7 +453,9 @@ def test_what_works_on_another_node_alone_is_recorded_there(tmp_path: Path) -> N
     """An interpreter that is missing on the first node: `srun` and `scontrol` stand for the scheduler's."""
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "scontrol").write_text('#!/bin/bash\n[ "$1" = show ] && printf "n1\\nn2\\nn3\\n" || echo "$@" > told\n')
+    (tools / "scontrol").write_text(
+        '#!/bin/bash\n[ "$1" = show ] && printf "n1\\nn2\\nn3\\n" || echo "$@" > told\n'
+    )
     (tools / "srun").write_text(
         '#!/bin/bash\nwhile [ "${1#--}" != "$1" ]; do echo "$1" >> nodes; shift; done\nVIA_SRUN=1 exec "$@"\n'
     )
@@ -383,7 +472,12 @@ def test_what_works_on_another_node_alone_is_recorded_there(tmp_path: Path) -> N
     environment.pop("TR11_SCHEDULER", None)
     path = write(tmp_path, text)
     done = subprocess.run(
-        ["bash", str(path)], env=environment, capture_output=True, text=True, cwd=tmp_path, check=False
+        ["bash", str(path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
     )
     assert done.returncode == 1 and "RECORDED node n1" in done.stdout, done.stdout + done.stderr
     assert "--nodelist=n2" in (tmp_path / "nodes").read_text() and not (tmp_path / "told").exists()
@@ -411,7 +505,9 @@ def unmounted(folder: Path, srun: str) -> tuple[int, list[str], list[str]]:
     """The script's status, what it told `scontrol`, and what it ran on other nodes, where the directory is missing."""
     tools = folder / "tools"
     tools.mkdir()
-    (tools / "scontrol").write_text('#!/bin/bash\n[ "$1" = show ] && printf "n1\\nn2\\nn3\\n" || echo "$*" >> held\n')
+    (tools / "scontrol").write_text(
+        '#!/bin/bash\n[ "$1" = show ] && printf "n1\\nn2\\nn3\\n" || echo "$*" >> held\n'
+    )
     (tools / "srun").write_text(srun)
     (tools / "sleep").write_text("#!/bin/bash\n")
     for tool in tools.iterdir():
@@ -428,9 +524,14 @@ def unmounted(folder: Path, srun: str) -> tuple[int, list[str], list[str]]:
     }  # fmt: skip
     environment.pop("TR11_SCHEDULER", None)
     path = write(folder, text)
-    done = subprocess.run(["bash", str(path)], env=environment, stdout=subprocess.DEVNULL, cwd=folder, check=False)
+    done = subprocess.run(
+        ["bash", str(path)], env=environment, stdout=subprocess.DEVNULL, cwd=folder, check=False
+    )
     assert not run.exists(), "nothing is made in its place"
-    found = [(folder / name).read_text().splitlines() if (folder / name).exists() else [] for name in ("held", "told")]
+    found = [
+        (folder / name).read_text().splitlines() if (folder / name).exists() else []
+        for name in ("held", "told")
+    ]
     return done.returncode, found[0], found[1]
 
 
@@ -446,7 +547,9 @@ def test_a_directory_that_no_node_sees_has_the_array_held(tmp_path: Path) -> Non
 def test_a_directory_that_another_node_sees_is_this_nodes_fault(tmp_path: Path) -> None:
     status, held, told = unmounted(tmp_path, MISSING_HERE)
     assert status == 1 and held == [], told
-    assert [line for line in told if "recorder" in line] == ["n3 recorder --host n1 --status 3 --what unmounted"]
+    assert [line for line in told if "recorder" in line] == [
+        "n3 recorder --host n1 --status 3 --what unmounted"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -466,7 +569,9 @@ def test_the_script_writes_where_sbatch_would(tmp_path: Path, pattern: str, path
         **os.environ, "SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "3",
         "SLURM_JOB_NAME": "a b", "SLURM_JOB_USER": "ana", "SLURMD_NODENAME": "n1",
     }  # fmt: skip
-    done = subprocess.run(["bash", str(write(tmp_path, text))], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", str(write(tmp_path, text))], env=environment, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     [made] = (tmp_path / "folder").iterdir()
     assert made.name == path and made.read_text().startswith("START TIME: ")
@@ -498,7 +603,12 @@ def test_an_output_that_takes_no_line_costs_no_attempt(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_later_does_not_change_how_the_attempt_ends(tmp_path: Path) -> None:
     """The last line of the script cannot be written."""
     text = render_script(
-        request(tmp_path), variant="main", tag="t", command=["bash", "-c", "exit 0"], setup=[], environment={}
+        request(tmp_path),
+        variant="main",
+        tag="t",
+        command=["bash", "-c", "exit 0"],
+        setup=[],
+        environment={},
     )
     path = write(tmp_path, text.replace('say "END TIME', 'exec >/dev/full; say "END TIME'))
     subprocess.run(["bash", str(path)], check=True, stdout=subprocess.DEVNULL)

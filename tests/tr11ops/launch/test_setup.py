@@ -84,9 +84,14 @@ def test_a_hub_id_is_looked_for_in_the_workers_cache(tmp_path: Path) -> None:
     assert spoiled.text.startswith(
         "with the variables of slurm.setup, big/science is neither a folder nor in the hub's"
     )
-    assert spoiled.fix.endswith("HF_HUB_CACHE=/other hf download big/science tokenizer.json tokenizer_config.json")
+    assert spoiled.fix.endswith(
+        "HF_HUB_CACHE=/other hf download big/science tokenizer.json tokenizer_config.json"
+    )
     gone = look_at_tokenizer(card, {"HF_HUB_CACHE": str(tmp_path / "empty")})
-    assert gone.size is None and "neither a folder nor in the hub's cache that the workers use" in gone.fault
+    assert (
+        gone.size is None
+        and "neither a folder nor in the hub's cache that the workers use" in gone.fault
+    )
 
 
 def test_a_folder_of_that_name_is_a_folder(tmp_path: Path) -> None:
@@ -109,7 +114,9 @@ def source(folder: Path, *before: str, **variables: str) -> subprocess.Completed
     script = shipped("slurm", "start-tr11-176B-ml")
     lines = "\n".join(["set -eo pipefail", *before, f"source {script}", SHOW])
     environment = {"PATH": os.environ["PATH"], "TR11_CONDA": str(conda), **variables}
-    return subprocess.run(["bash", "-c", lines], env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["bash", "-c", lines], env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_the_shipped_script_sets_what_the_original_did(tmp_path: Path) -> None:
@@ -122,14 +129,21 @@ def test_the_shipped_script_sets_what_the_original_did(tmp_path: Path) -> None:
         "7.0 8.0",
         "cuda/11.4.3 nvtop git git-lfs github-cli mc",
     ]
-    assert source(tmp_path, modules, six_ALL_CCFRWORK="/w", TR11_MODULES="cuda/12").stdout.splitlines()[-1] == "cuda/12"
+    assert (
+        source(
+            tmp_path, modules, six_ALL_CCFRWORK="/w", TR11_MODULES="cuda/12"
+        ).stdout.splitlines()[-1]
+        == "cuda/12"
+    )
 
 
 def test_the_shipped_script_says_what_it_lacks(tmp_path: Path) -> None:
     done = source(tmp_path)
     assert done.returncode == 1 and "$six_ALL_CCFRWORK is not set" in done.stderr
     done = source(tmp_path, six_ALL_CCFRWORK="/w", TR11_CONDA="/no/conda")
-    assert done.returncode == 1 and done.stderr.splitlines()[-1].endswith("/no/conda is no conda: set TR11_CONDA")
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].endswith(
+        "/no/conda is no conda: set TR11_CONDA"
+    )
 
 
 def test_doctors_check_of_the_shipped_script(tmp_path: Path) -> None:

@@ -56,16 +56,22 @@ def test_what_is_not_committed_is_kept_and_can_be_applied(package: Path, tmp_pat
     found, changes = look_at_code(package)
     assert (found.changed_count, found.patch, found.is_cut) == (3, PATCH_FILE, False)
     assert set(found.changed) == {"trainer/loop.py", "trainer/new.py", "trainer/data.bin"}
-    assert b"+rate = 2" in changes and b"(not kept: 100 bytes)" in changes and bytes(10) not in changes
+    assert (
+        b"+rate = 2" in changes and b"(not kept: 100 bytes)" in changes and bytes(10) not in changes
+    )
     git(tmp_path, "clone", "-q", str(package.parent), str(tmp_path / "again"))
-    whole = changes.replace(b"diff --git a/trainer/data.bin b/trainer/data.bin\nnew file mode 100644\n", b"")
+    whole = changes.replace(
+        b"diff --git a/trainer/data.bin b/trainer/data.bin\nnew file mode 100644\n", b""
+    )
     (tmp_path / "patch").write_bytes(whole.replace(b"(not kept: 100 bytes)\n", b""))
     git(tmp_path / "again", "apply", str(tmp_path / "patch"))
     assert (tmp_path / "again/trainer/loop.py").read_text() == "rate = 2\n"
     assert (tmp_path / "again/trainer/new.py").read_text() == "x = 1\nlast = 2"
     (package / "loop.py").write_text("rate = 3\n")
     other, _ = look_at_code(package)
-    assert other.commit == found.commit and other.digest != found.digest and str(other) != str(found)
+    assert (
+        other.commit == found.commit and other.digest != found.digest and str(other) != str(found)
+    )
 
 
 def test_secrets_do_not_reach_the_run_directory_and_the_size_is_limited(
@@ -87,18 +93,29 @@ def test_secrets_do_not_reach_the_run_directory_and_the_size_is_limited(
 def test_a_package_that_no_checkout_tracks_has_no_commit(package: Path, tmp_path: Path) -> None:
     """Also in an environment that lies inside of another project's checkout, where it is ignored."""
     (package.parent / ".gitignore").write_text("venv\n")
-    for folder in (package.parent / "venv/site-packages/trainer", tmp_path / "elsewhere" / "trainer"):
+    for folder in (
+        package.parent / "venv/site-packages/trainer",
+        tmp_path / "elsewhere" / "trainer",
+    ):
         folder.mkdir(parents=True)
         (folder / "__init__.py").write_text("")
         found, changes = look_at_code(folder)
-        assert (found.commit, changes) == ("", b"") or found.why == ""  # installed from a commit, here
+        assert (found.commit, changes) == (
+            "",
+            b"",
+        ) or found.why == ""  # installed from a commit, here
         assert found.folder == str(folder) and "work" not in str(found)
 
 
-def test_what_cannot_be_asked_is_not_known(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_asked_is_not_known(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(software, "code_folder", lambda: package)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert str(identify_code(tmp_path / "attempt")) == "not known: git is not installed on this machine"
+    assert (
+        str(identify_code(tmp_path / "attempt"))
+        == "not known: git is not installed on this machine"
+    )
     (tmp_path / "git").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     (tmp_path / "git").chmod(0o755)
     monkeypatch.setattr(software, "GIT_SECONDS", 0.2)
@@ -118,7 +135,9 @@ def test_an_attempt_keeps_the_changes_beside_its_record(
     assert not (tmp_path / "attempt" / PATCH_FILE).exists()
 
 
-def test_nothing_is_invented_of_cuda_nccl_and_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_invented_of_cuda_nccl_and_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(software, "DRIVER_FILES", (tmp_path / "none", tmp_path / "version"))
     for text, cuda, nccl in (("cuda: Optional[str] = None", "none", "none"), ("cuda = '77.1'", "77.1", "unknown"),
                              ("nothing = 1", "unknown", "unknown")):  # fmt: skip
@@ -138,7 +157,10 @@ def test_records_are_read_whoever_wrote_them() -> None:
     assert code_of({"code": {"commit": "a" * 40, "changed": ["x"], "more": 1}}) == CodeIdentity(
         "", "a" * 40, "", ("x",)
     )
-    assert versions_of({"python": "3.11", "versions": {"torch": "2"}}) == {"torch": "2", "python": "3.11"}
+    assert versions_of({"python": "3.11", "versions": {"torch": "2"}}) == {
+        "torch": "2",
+        "python": "3.11",
+    }
     assert versions_of({"versions": []}) == {}
     assert version_words({"torch": "2", "cuda": "none", "driver": "550"}) == "torch 2, driver 550"
 
@@ -149,7 +171,10 @@ def test_an_image_without_git_knows_the_commit_that_it_was_installed_from(
     folder = tmp_path / "site" / "tr11-1.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: tr11\nVersion: 1\n")
-    told = {"url": "https://x/tr11", "vcs_info": {"vcs": "git", "commit_id": "c" * 40, "requested_revision": "v1"}}
+    told = {
+        "url": "https://x/tr11",
+        "vcs_info": {"vcs": "git", "commit_id": "c" * 40, "requested_revision": "v1"},
+    }
     (folder / "direct_url.json").write_text(json.dumps(told))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setattr(software, "code_folder", lambda: package)

@@ -78,7 +78,9 @@ def handler_of(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 self._answer(416, b"", {"Content-Range": f"bytes */{size}"})
                 return
             body = content[first : last + 1]
-            self._answer(206, body, {"Content-Range": f"bytes {first}-{first + len(body) - 1}/{size}"})
+            self._answer(
+                206, body, {"Content-Range": f"bytes {first}-{first + len(body) - 1}/{size}"}
+            )
 
         def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
             self.send_response(status)

@@ -41,7 +41,10 @@ class EndlessLog:
 
     STEP_BYTES, STEPS, BACK = 8192, 5000, 100
     START = 1_650_000_000.0
-    _HEAD, _TAIL = b"[default7]: iteration %8d", step_line(1)[len("[default7]: iteration        1") :]
+    _HEAD, _TAIL = (
+        b"[default7]: iteration %8d",
+        step_line(1)[len("[default7]: iteration        1") :],
+    )
     _NOISE = b"[default3]: something that a worker prints now and then, of no use to anyone\n" * 110
 
     def __init__(self, size: int) -> None:

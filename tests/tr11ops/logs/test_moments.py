@@ -25,7 +25,9 @@ def test_times() -> None:
     assert since("2022-05-02T10:00:00+00:00", NOON) == 1651485600.0
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "25:00", "2022-13-01", "-2h", "9" * 400 + "h", "2h30"])
+@pytest.mark.parametrize(
+    "text", ["", "yesterday", "25:00", "2022-13-01", "-2h", "9" * 400 + "h", "2h30"]
+)
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(ValueError, match="is no time"):
         since(text, NOON)
@@ -48,7 +50,9 @@ def test_ranges() -> None:
 
 def test_steps_since_a_time(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    records = [{"kind": "step", "iteration": number, "time": 1000.0 + number} for number in range(9000)]
+    records = [
+        {"kind": "step", "iteration": number, "time": 1000.0 + number} for number in range(9000)
+    ]
     lines = [json.dumps(record) for record in records]
     lines.insert(8990, json.dumps({"kind": "validation", "time": 9995.0}))
     path.write_text("\n".join(lines) + '\n{"kind": "step", "ti')

@@ -38,7 +38,12 @@ runs = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 120)), min_size=1,
 
 @pytest.mark.usefixtures("small_leaves")
 @settings(max_examples=50, deadline=None)
-@given(runs, st.integers(0, 520), st.integers(0, 100), st.sampled_from([b"", b"noise\n" * 40, b"x" * 9000 + b"\n"]))
+@given(
+    runs,
+    st.integers(0, 520),
+    st.integers(0, 100),
+    st.sampled_from([b"", b"noise\n" * 40, b"x" * 9000 + b"\n"]),
+)
 def test_every_step_of_a_range_is_found_after_any_restart(
     pieces: list[tuple[int, int]], first: int, length: int, noise: bytes
 ) -> None:
@@ -56,12 +61,18 @@ def test_every_step_of_a_range_is_found_after_any_restart(
 def test_a_large_log_is_searched_by_few_reads() -> None:
     """100,000 steps with a restart each 1,000 that goes back by 100: some 60 MB, of which a thousandth part is read."""
     ranges = (range(max(1, end - 1100), end) for end in range(1000, 100_001, 1000))
-    data = log_of(chain.from_iterable(ranges), b"[default3]: something else that a worker prints now and then\n" * 4)
+    data = log_of(
+        chain.from_iterable(ranges),
+        b"[default3]: something else that a worker prints now and then\n" * 4,
+    )
     reader = CountingReader(data)
     assert steps_within(reader, 50_000, 50_050) == list(range(50_000, 50_051))
     assert reader.amount < len(data) / 8 and reader.calls < 400
     reader = CountingReader(data)
-    assert steps_within(reader, 9_950, 9_960) == [*range(9_950, 9_961), *range(9_950, 9_961)]  # redone after a restart
+    assert steps_within(reader, 9_950, 9_960) == [
+        *range(9_950, 9_961),
+        *range(9_950, 9_961),
+    ]  # redone after a restart
     assert steps_within(reader, 200_000, 300_000) == []
 
 
@@ -78,7 +89,9 @@ def test_the_first_line_since_a_time(minutes: list[int], since: int) -> None:
 
     data = b"first\n" + b"".join(stamped())
     offset = offset_since(CountingReader(data), len(data), start + 60 * since)
-    expected = re.search(rb"(?m)^\[.*PULSE: %d is" % next((m for m in sorted(minutes) if m >= since), -1), data)
+    expected = re.search(
+        rb"(?m)^\[.*PULSE: %d is" % next((m for m in sorted(minutes) if m >= since), -1), data
+    )
     assert offset == (expected.start() if expected else None)
 
 
@@ -91,7 +104,9 @@ def test_a_log_of_two_gibibytes_is_not_read_whole() -> None:
         for line in whole_lines(log, region.start, region.end)
         if iteration_of(line.decode()) == wanted
     ]
-    expected = [number for number in range(log.size // log.STEP_BYTES) if log.iteration(number) == wanted]
+    expected = [
+        number for number in range(log.size // log.STEP_BYTES) if log.iteration(number) == wanted
+    ]
     assert len(found) == len(expected) == 2
     assert log.amount < log.size / 50 and log.calls < 1000
 
@@ -107,7 +122,17 @@ def test_an_attempts_part() -> None:
     def mark(job: str, launch: int) -> bytes:
         return f"tr11: attempt {job} launch {launch} on 2 nodes: n[1-2]\n".encode()
 
-    data = b"a\n" + mark("7", 1) + b"b\n" + mark("7", 2) + b"c\n" + mark("8", 1) + b"d\n" + mark("7", 3) + b"e"
+    data = (
+        b"a\n"
+        + mark("7", 1)
+        + b"b\n"
+        + mark("7", 2)
+        + b"c\n"
+        + mark("8", 1)
+        + b"d\n"
+        + mark("7", 3)
+        + b"e"
+    )
     regions, launches = attempt_regions(CountingReader(data), len(data), "7")
     assert [data[region.start : region.end] for region in regions] == [
         mark("7", 1) + b"b\n" + mark("7", 2) + b"c\n", mark("7", 3) + b"e",
@@ -129,7 +154,9 @@ def test_the_tail_is_the_last_lines(lines: list[bytes], ended: bool, count: int)
         whole.pop()
     shown = content[tail_offset(CountingReader(content), len(content), count) :]
     wanted = whole[-count:] if count else []
-    assert shown.split(b"\n")[: len(wanted)] == wanted and len(shown) <= sum(len(line) + 1 for line in wanted)
+    assert shown.split(b"\n")[: len(wanted)] == wanted and len(shown) <= sum(
+        len(line) + 1 for line in wanted
+    )
 
 
 @given(st.binary(max_size=40), st.integers(0, 45))

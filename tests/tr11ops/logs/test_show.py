@@ -64,7 +64,13 @@ def test_levels() -> None:
         "tr11: launch 1 failed (hardware): n3",
     ]
     assert [severity(line) for line in worst] == [50] * len(worst)
-    usual = ["ERRORS: none", "[default7]: using torch.float16", "[INFO] fine", " > building train dataset", ""]
+    usual = [
+        "ERRORS: none",
+        "[default7]: using torch.float16",
+        "[INFO] fine",
+        " > building train dataset",
+        "",
+    ]
     assert [severity(line) for line in usual] == [20] * len(usual)
 
 
@@ -73,7 +79,12 @@ def test_a_step_without_a_finite_loss_is_a_warning_a_cut_not() -> None:
         step = next(line for line in (LOGS / name).read_text().splitlines() if "iteration" in line)
         assert severity(step) == level
         assert severity(step[:100]) == 20
-    assert severity(re.sub(r"lm loss: \S+", "lm loss: nan", (LOGS / "tr11.txt").read_text().splitlines()[0])) == 30
+    assert (
+        severity(
+            re.sub(r"lm loss: \S+", "lm loss: nan", (LOGS / "tr11.txt").read_text().splitlines()[0])
+        )
+        == 30
+    )
 
 
 def test_a_traceback_is_shown_whole_without_lines_of_others() -> None:
@@ -92,7 +103,9 @@ def test_grep_with_context_joins_what_touches() -> None:
     assert shown(text, pattern=pattern, context=1) == [
         *(f"line {number}" for number in range(4, 9)), "--", "line 14", "line 15", "line 16",
     ]  # fmt: skip
-    assert shown(text, pattern=re.compile("line (1|4)$"), context=1) == [f"line {n}" for n in range(6)]
+    assert shown(text, pattern=re.compile("line (1|4)$"), context=1) == [
+        f"line {n}" for n in range(6)
+    ]
 
 
 def test_iterations_with_what_was_printed_during_them() -> None:
@@ -104,15 +117,17 @@ def test_iterations_with_what_was_printed_during_them() -> None:
     assert not any("PULSE" in line for line in shown(text, iterations=(31218, 31218), pulse=False))
     start_up = b"using world size: 8, and more\nloading\n"
     again = log_of(range(1, 6)) + start_up + log_of(range(3, 8))
-    assert [re.findall(r"iteration +(\d+)/", line)[0] for line in shown(again, iterations=(4, 5))] == list("4545")
+    assert [
+        re.findall(r"iteration +(\d+)/", line)[0] for line in shown(again, iterations=(4, 5))
+    ] == list("4545")
 
 
 def test_pulses_are_left_out() -> None:
     text = (LOGS / "mixed.txt").read_bytes()
     assert len(shown(text)) - len(shown(text, pulse=False)) == 2
-    assert shown("[2021-08-01 01:02:03] ***ALERT: x\nPULSE: not of the watchdog\n", pulse=False) == [
-        "PULSE: not of the watchdog"
-    ]
+    assert shown(
+        "[2021-08-01 01:02:03] ***ALERT: x\nPULSE: not of the watchdog\n", pulse=False
+    ) == ["PULSE: not of the watchdog"]
 
 
 def test_one_attempt() -> None:
@@ -124,8 +139,14 @@ def test_one_attempt() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from(["a", "b", "long " * 30]), max_size=60), st.integers(0, 12), st.integers(8, 300))
-def test_the_last_matching_lines_are_those_of_the_whole(lines: list[str], count: int, window: int) -> None:
+@given(
+    st.lists(st.sampled_from(["a", "b", "long " * 30]), max_size=60),
+    st.integers(0, 12),
+    st.integers(8, 300),
+)
+def test_the_last_matching_lines_are_those_of_the_whole(
+    lines: list[str], count: int, window: int
+) -> None:
     data = "".join(f"{line}{number}\n" for number, line in enumerate(lines)).encode()
     wanted = LineQuery(pattern=re.compile("^[al]"))
     query = Query(wanted, lines=count)
@@ -134,7 +155,11 @@ def test_the_last_matching_lines_are_those_of_the_whole(lines: list[str], count:
         found = list(Beginning(CountingReader(data), len(data), query, LineFilter(wanted)).lines())
     finally:
         show.FIRST_WINDOW_BYTES = before
-    every = list(Beginning(CountingReader(data), len(data), replace(query, lines=None), LineFilter(wanted)).lines())
+    every = list(
+        Beginning(
+            CountingReader(data), len(data), replace(query, lines=None), LineFilter(wanted)
+        ).lines()
+    )
     assert found == (every[-count:] if count else [])
 
 
@@ -151,7 +176,10 @@ def test_since_a_time_by_steps_and_by_stamps() -> None:
 
     def first(since: float, steps: int | None) -> str:
         query = Query(LineQuery(), since=since, steps_since=steps)
-        return next(Beginning(CountingReader(data), len(data), query, LineFilter(query.wanted)).lines(), "nothing")
+        return next(
+            Beginning(CountingReader(data), len(data), query, LineFilter(query.wanted)).lines(),
+            "nothing",
+        )
 
     assert first(0.0, None) == stamped.decode().rstrip()
     assert "iteration       18/" in first(4e9, 3)
@@ -164,7 +192,9 @@ ESCAPES = "\x1b[31mred\x1b[0m \x1b[2Jcleared\x1b]52;c;aGk=\x07 \x1b(Bset \x08\x0
 def test_nothing_that_a_terminal_obeys_is_printed() -> None:
     assert plain(ESCAPES) == "red cleared set bell 1mC1"
     assert coloured(ESCAPES) == "\x1b[31mred\x1b[0m cleared set bell 1mC1\x1b[0m"
-    assert plain("10%\r50%\r100%\r") == "100%" and plain("dos\r") == "dos" and plain("a\tb") == "a\tb"
+    assert (
+        plain("10%\r50%\r100%\r") == "100%" and plain("dos\r") == "dos" and plain("a\tb") == "a\tb"
+    )
 
 
 @given(st.text(alphabet="\x1b[]0123;mJHP\\\x07\x9bab\r\x00", max_size=30))
@@ -191,20 +221,43 @@ def test_one_step_line_of_the_176b_training_is_shown_as_it_is() -> None:
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(
-        st.sampled_from(["usual", "loss is fine", "ERROR here", "x: UserWarning: y", "", "caf\xe9 \x1b[1mERROR\x1b[0m"])
+        st.sampled_from(
+            [
+                "usual",
+                "loss is fine",
+                "ERROR here",
+                "x: UserWarning: y",
+                "",
+                "caf\xe9 \x1b[1mERROR\x1b[0m",
+            ]
+        )
     ),
     st.sampled_from(
-        ["ERROR", "^usual$", "caf. ERR", "r$", r"\berror\b|is", "(?i)error", r"\Ausual\Z", "l(?!oss)", "é"]
+        [
+            "ERROR",
+            "^usual$",
+            "caf. ERR",
+            "r$",
+            r"\berror\b|is",
+            "(?i)error",
+            r"\Ausual\Z",
+            "l(?!oss)",
+            "é",
+        ]
     ),
     st.sampled_from([None, 20, 30, 40]),
     st.integers(0, 2),
 )
-def test_passing_over_blocks_changes_nothing(lines: list[str], pattern: str, level: int | None, context: int) -> None:
+def test_passing_over_blocks_changes_nothing(
+    lines: list[str], pattern: str, level: int | None, context: int
+) -> None:
     data = "".join(f"{line}\n" for line in lines).encode()
     wanted = LineQuery(pattern=re.compile(pattern), level=level, context=context)
     before, reader.LARGE_BLOCK_BYTES = reader.LARGE_BLOCK_BYTES, 16
     try:
-        found = list(Beginning(CountingReader(data), len(data), Query(wanted), LineFilter(wanted)).lines())
+        found = list(
+            Beginning(CountingReader(data), len(data), Query(wanted), LineFilter(wanted)).lines()
+        )
     finally:
         reader.LARGE_BLOCK_BYTES = before
     line_filter = LineFilter(wanted)

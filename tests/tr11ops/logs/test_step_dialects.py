@@ -38,7 +38,11 @@ def test_the_summary_of_each_trainer(name: str) -> None:
     found = of(NOISE * 3 + log(LINES[name], healthy(40)) + "\n" + NOISE)
     assert (found.steps, found.first, found.last, found.without_loss) == (40, 100, 139, 0)
     assert found.total == (900 if name in WITH_TOTAL else 0)
-    assert (found.first_loss, found.last_loss, found.lowest_at) == (pytest.approx(4.2), pytest.approx(3.81), 139)
+    assert (found.first_loss, found.last_loss, found.lowest_at) == (
+        pytest.approx(4.2),
+        pytest.approx(3.81),
+        139,
+    )
     assert of(log(LINES[name], [*healthy(10), *["nan"] * 3])).without_loss == 3
 
 
@@ -77,12 +81,19 @@ def test_a_label_counts_where_a_line_only_looks_like_a_step() -> None:
         min_size=1, max_size=12,
     )
 )  # fmt: skip
-def test_the_quick_reading_of_megatrons_lines_is_that_of_the_table(steps: list[tuple[int, float, int]]) -> None:
+def test_the_quick_reading_of_megatrons_lines_is_that_of_the_table(
+    steps: list[tuple[int, float, int]],
+) -> None:
     """The summary reads them without the table's expressions; a line may be cut."""
     whole = [format_step(record(iteration, lm_loss=loss)) for iteration, loss, _ in steps]
-    parts = [line[: len(line) - cut] if cut < 40 else line for line, (_, _, cut) in zip(whole, steps, strict=True)]
+    parts = [
+        line[: len(line) - cut] if cut < 40 else line
+        for line, (_, _, cut) in zip(whole, steps, strict=True)
+    ]
     found = of("[default7]:" + "\n[default7]:".join([whole[0], *parts]) + "\n")
-    read = [step for line in [whole[0], *parts] if (step := step_of(line)) is not None and step.is_whole]
+    read = [
+        step for line in [whole[0], *parts] if (step := step_of(line)) is not None and step.is_whole
+    ]
     losses = [step.loss for step in read if step.loss is not None and math.isfinite(step.loss)]
     assert (found.steps, found.last) == (len(read), read[-1].iteration)
     assert found.without_loss == len(read) - len(losses)
@@ -90,12 +101,20 @@ def test_the_quick_reading_of_megatrons_lines_is_that_of_the_table(steps: list[t
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "first", "last", "without"), [("huggingface", 12, 2, 24, 3), ("lightning", 40, 1, 40, 7)]
+    ("name", "steps", "first", "last", "without"),
+    [("huggingface", 12, 2, 24, 3), ("lightning", 40, 1, 40, 7)],
 )
-def test_the_summary_of_real_trainings(name: str, steps: int, first: int, last: int, without: int) -> None:
+def test_the_summary_of_real_trainings(
+    name: str, steps: int, first: int, last: int, without: int
+) -> None:
     """A bar that is drawn again is one step, and no start."""
     found = of((REAL / f"{name}.log").read_text(encoding="utf-8"))
-    assert (found.steps, found.first, found.last, found.without_loss) == (steps, first, last, without)
+    assert (found.steps, found.first, found.last, found.without_loss) == (
+        steps,
+        first,
+        last,
+        without,
+    )
     assert len(found.starts) == 1 and found.gaps == []
 
 

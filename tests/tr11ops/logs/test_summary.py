@@ -51,23 +51,39 @@ def test_restarts_gaps_and_ends() -> None:
 
 def test_a_start_that_never_came_to_a_step_is_told() -> None:
     mark = b"tr11: attempt 8 launch %d on 2 nodes: n[1-2]\n"
-    assert of(log_of(range(1, 4)) + mark % 1 + mark % 2).starts[1:] == [Restart(3, None, "8"), Restart(3, None, "8")]
+    assert of(log_of(range(1, 4)) + mark % 1 + mark % 2).starts[1:] == [
+        Restart(3, None, "8"),
+        Restart(3, None, "8"),
+    ]
 
 
-def pulse(hour: int, words: str = "tr11 is running for 1:00 since x (1_1 on 'p' partition (n[1-2])") -> bytes:
+def pulse(
+    hour: int, words: str = "tr11 is running for 1:00 since x (1_1 on 'p' partition (n[1-2])"
+) -> bytes:
     return f"[2022-05-01 {hour:02d}:56:11] PULSE: {words}\n".encode()
 
 
 def test_pulses_that_said_running_while_nothing_ran() -> None:
     """The night of an evaluation that hung: running, running, running."""
-    data = step_line(45000) + pulse(1) + pulse(2) + pulse(3) + step_line(45001) + pulse(4) + pulse(5)
+    data = (
+        step_line(45000) + pulse(1) + pulse(2) + pulse(3) + step_line(45001) + pulse(4) + pulse(5)
+    )
     assert of(data).silences == [Silence(45000, "2022-05-01 01:56:11", "2022-05-01 03:56:11", 3)]
-    waiting = step_line(1) + pulse(1) + pulse(2) + pulse(3, "tr11 is waiting to be scheduled (1 on 'p' partition)")
+    waiting = (
+        step_line(1)
+        + pulse(1)
+        + pulse(2)
+        + pulse(3, "tr11 is waiting to be scheduled (1 on 'p' partition)")
+    )
     assert of(waiting).silences == []
 
 
 def test_every_state_of_the_pulse_and_its_older_form() -> None:
-    words = ("x is waiting through the dependency mechanism", "x is scheduled to start in 1:00 (at y)", "other")
+    words = (
+        "x is waiting through the dependency mechanism",
+        "x is scheduled to start in 1:00 (at y)",
+        "other",
+    )
     data = b"".join(pulse(hour, text) for hour, text in enumerate(words))
     data += b"[2021-08-01 01:02:03] ***ALERT: x is not RUNNING or SCHEDULED! Alert someone at Eng WG***\n"
     assert of(data).pulses == {
@@ -93,7 +109,9 @@ def test_blocks_cut_nothing(monkeypatch: object) -> None:
 
 def test_the_table_fits_and_the_json_is_sound() -> None:
     data = b"".join(log_of(range(start, start + 30)) for start in range(1, 400, 20))
-    data += b" valid loss at iteration 1 | lm loss value: nan | lm loss PPL: nan | \n" + b"".join(map(pulse, range(9)))
+    data += b" valid loss at iteration 1 | lm loss value: nan | lm loss PPL: nan | \n" + b"".join(
+        map(pulse, range(9))
+    )
     found = of(data)
     text = list(lines(found, "main_log.txt"))
     assert all(len(line) <= 80 for line in text)
@@ -118,14 +136,20 @@ def test_a_start_is_one_although_two_lines_tell_of_it() -> None:
     """The agent's line and the trainer's own, as a run of ours writes them."""
     begin = "tr11: attempt %d launch 1 on 2 nodes: n[1-2]\n[default0]:using world size: 4, data-parallel-size: 1\n"
     end = b"[default0]:[exiting program at iteration 6] datetime: 2026-11-22 21:18:41 \ntr11: attempt 2 ended: x\n"
-    data = b"".join((begin % job).encode() + log_of(range(6 * job, 6 * job + 6)) + end for job in range(3))
+    data = b"".join(
+        (begin % job).encode() + log_of(range(6 * job, 6 * job + 6)) + end for job in range(3)
+    )
     found = of(data)
     assert found.starts == [Restart(None, 0, "0"), Restart(5, 6, "1"), Restart(11, 12, "2")]
     assert found.ends == [CleanEnd("exit interval", number) for number in (5, 11, 17)]
 
 
 def test_the_watchdogs_own_states_are_pulses() -> None:
-    words = ("x is STOPPED: the kill switch was set", "x: resubmit 1-3: nothing runs", "x is HUNG: no step for 2 h")
+    words = (
+        "x is STOPPED: the kill switch was set",
+        "x: resubmit 1-3: nothing runs",
+        "x is HUNG: no step for 2 h",
+    )
     assert of(b"".join(pulse(hour, text) for hour, text in enumerate(words))).pulses == {"other": 3}
 
 

@@ -9,15 +9,21 @@ import pytest
 from tr11ops.cluster.passed_options import options_of
 from tr11ops.nodes.check import JobSettings, job_script
 
-CARD = options_of({"licenses": "scratch", "exclusive": True, "switches": 1, "gres": "gpu:a100:8", "mem": "900G"})
+CARD = options_of(
+    {"licenses": "scratch", "exclusive": True, "switches": 1, "gres": "gpu:a100:8", "mem": "900G"}
+)
 
 
 @pytest.mark.parametrize(("gpus", "gres"), [(8, ["gpu:a100:8"]), (4, ["gpu:a100:4"]), (0, [])])
 def test_a_check_takes_the_cards_options(
     tmp_path: Path, gpus: int, gres: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = script(JobSettings(tmp_path, gpus, reservation="ours", options=CARD), monkeypatch, tmp_path)
-    assert [line for line in lines if "gres" in line] == [f"#SBATCH --gres={value}" for value in gres]
+    lines = script(
+        JobSettings(tmp_path, gpus, reservation="ours", options=CARD), monkeypatch, tmp_path
+    )
+    assert [line for line in lines if "gres" in line] == [
+        f"#SBATCH --gres={value}" for value in gres
+    ]
     for option in ("--licenses=scratch", "--exclusive", "--mem=900G", "--reservation=ours"):
         assert f"#SBATCH {option}" in lines
     assert not any("switches" in line for line in lines)

@@ -40,7 +40,8 @@ def disturbed(chance: random.Random) -> list[float]:
     """One sample in twenty is up to 40 % slower: something else ran for a moment."""
     own = chance.gauss(0, 0.01)
     return [
-        math.exp(own + chance.gauss(0, 0.02)) * (1 - 0.4 * chance.random() * (chance.random() < 0.05))
+        math.exp(own + chance.gauss(0, 0.02))
+        * (1 - 0.4 * chance.random() * (chance.random() < 0.05))
         for _ in range(REPEATS)
     ]
 
@@ -61,13 +62,18 @@ EQUAL = (steady, uneven, disturbed, *map(recorded, sorted(SAMPLES)))
 
 def fleet(source: Source, chance: random.Random, size: int, names: int = 4) -> list[NodeAnswer]:
     return [
-        NodeAnswer(f"n{number:02d}", "", {f"m{name}": {"": tuple(source(chance))} for name in range(names)})
+        NodeAnswer(
+            f"n{number:02d}", "", {f"m{name}": {"": tuple(source(chance))} for name in range(names)}
+        )
         for number in range(size)
     ]
 
 
 def slower(answer: NodeAnswer, name: str, factor: float) -> NodeAnswer:
-    samples = {**answer.samples, name: {"": tuple(value * factor for value in answer.samples[name][""])}}
+    samples = {
+        **answer.samples,
+        name: {"": tuple(value * factor for value in answer.samples[name][""])},
+    }
     return NodeAnswer(answer.node, answer.hardware, samples)
 
 
@@ -79,7 +85,10 @@ def slow(found: Sequence[NodeSpeed]) -> list[str]:
 @pytest.mark.parametrize("source", EQUAL, ids=lambda source: source.__name__)
 def test_at_most_ten_of_1000_fleets_of_equal_nodes_accuse(source: Source) -> None:
     chance = random.Random(11)
-    wrong = sum(bool(slow(judge_speeds(fleet(source, chance, chance.choice([4, 8, 16]))))) for _ in range(1000))
+    wrong = sum(
+        bool(slow(judge_speeds(fleet(source, chance, chance.choice([4, 8, 16])))))
+        for _ in range(1000)
+    )
     assert wrong <= 10
 
 
@@ -116,7 +125,9 @@ def uneven_busy(chance: random.Random) -> list[float]:
 
 @pytest.mark.parametrize("names", [1, 4])
 @pytest.mark.parametrize("size", [3, 4, 8])
-def test_a_node_far_below_the_others_is_named_or_doubted_but_never_fine(size: int, names: int) -> None:
+def test_a_node_far_below_the_others_is_named_or_doubted_but_never_fine(
+    size: int, names: int
+) -> None:
     chance = random.Random(7)
     outcomes = []
     for _ in range(100):
@@ -130,7 +141,9 @@ def test_a_node_far_below_the_others_is_named_or_doubted_but_never_fine(size: in
 
 
 def test_far_below_by_a_single_sample_or_by_wide_scatter_is_unknown() -> None:
-    once = [read_answer(f"n{number}", [f"m {value}"]) for number, value in enumerate((100, 130, 30))]
+    once = [
+        read_answer(f"n{number}", [f"m {value}"]) for number, value in enumerate((100, 130, 30))
+    ]
     assert [entry.outcome for entry in judge_speeds(once)] == [FINE, FINE, UNKNOWN]
     wide = [read_answer(f"n{number}", ["m 60", "m 100", "m 170"]) for number in range(3)]
     wide[2] = read_answer("n2", ["m 20", "m 50", "m 90"])
@@ -148,7 +161,10 @@ def test_nodes_that_scatter_no_wider_than_the_floor_are_equal() -> None:
 
 
 def test_one_noisy_sample_accuses_no_one() -> None:
-    answers = [read_answer(f"n{number}", ["m 100", "m 101", "m 99", "m 100", "m 100.5"]) for number in range(6)]
+    answers = [
+        read_answer(f"n{number}", ["m 100", "m 101", "m 99", "m 100", "m 100.5"])
+        for number in range(6)
+    ]
     answers[2] = read_answer("n2", ["m 100", "m 20", "m 99", "m 100", "m 101"])
     assert slow(judge_speeds(answers)) == []
 
@@ -159,13 +175,19 @@ def test_only_nodes_of_one_hardware_are_compared() -> None:
     odd = NodeAnswer("odd", "7 x A100", {"m": {"": (100.0,) * 5}})
     found = {entry.node: entry.outcome for entry in judge_speeds([*old, *new, odd])}
     assert found.pop("odd") == UNKNOWN and set(found.values()) == {FINE}
-    assert {entry.outcome for entry in judge_speeds(old[:2])} == {UNKNOWN}, "of two no one knows which is usual"
+    assert {entry.outcome for entry in judge_speeds(old[:2])} == {UNKNOWN}, (
+        "of two no one knows which is usual"
+    )
 
 
 def test_the_slowest_gpu_and_the_best_partner_count() -> None:
     lines = ["gpu-copy@0 100", "gpu-copy@1 70", "all-reduce@3 5", "all-reduce@6 50"]
     answer = read_answer("n1", lines)
-    assert (answer.value("gpu-copy"), answer.value("all-reduce"), answer.value("disk-write")) == (70, 50, None)
+    assert (answer.value("gpu-copy"), answer.value("all-reduce"), answer.value("disk-write")) == (
+        70,
+        50,
+        None,
+    )
 
 
 # ----------------------------------------------------------------------------- what a node says
@@ -201,7 +223,9 @@ def test_how_a_command_ends(command: str, why: str, samples: int) -> None:
 
 
 def test_a_node_that_does_not_end_is_given_up() -> None:
-    asked = BenchRequest(("n01",), "", 1, command="echo tokens 12; sleep 600 & wait", seconds=2, on_slurm=False)
+    asked = BenchRequest(
+        ("n01",), "", 1, command="echo tokens 12; sleep 600 & wait", seconds=2, on_slurm=False
+    )
     assert measure(asked, 0).why == "did not end within 2 s"
 
 

@@ -30,13 +30,18 @@ from tr11ops.nodes.suspects import (
 NODES = tuple(f"n{number:02d}" for number in range(16))
 
 
-def searched(truth: Suspicion, model: FaultModel, *, least: int = 2, rounds: int = 10, seed: int = 0) -> SearchResult:
+def searched(
+    truth: Suspicion, model: FaultModel, *, least: int = 2, rounds: int = 10, seed: int = 0
+) -> SearchResult:
     """The search where `truth` holds and the fault shows as often as the model says."""
     chance = random.Random(seed + 1)
 
     def run(groups: Sequence[tuple[str, ...]]) -> list[GroupTest]:
         return [
-            GroupTest(frozenset(group), GroupOutcome.FAILED if fails(frozenset(group)) else GroupOutcome.PASSED)
+            GroupTest(
+                frozenset(group),
+                GroupOutcome.FAILED if fails(frozenset(group)) else GroupOutcome.PASSED,
+            )
             for group in groups
         ]
 
@@ -70,8 +75,12 @@ def test_every_pair_of_bad_nodes() -> None:
 
 def test_a_fault_that_comes_and_goes() -> None:
     model = FaultModel(detection=0.5)
-    results = {node: searched(Suspicion(ONE, frozenset({node})), model, rounds=20) for node in NODES[::5]}
-    assert {node: found_bad(result) for node, result in results.items()} == {node: (node,) for node in results}
+    results = {
+        node: searched(Suspicion(ONE, frozenset({node})), model, rounds=20) for node in NODES[::5]
+    }
+    assert {node: found_bad(result) for node, result in results.items()} == {
+        node: (node,) for node in results
+    }
 
 
 def test_a_link_between_two_good_nodes() -> None:
@@ -92,7 +101,10 @@ def test_a_command_that_fails_everywhere_accuses_no_node() -> None:
 
 def test_jobs_that_cannot_run_accuse_no_one() -> None:
     def refuse(groups: Sequence[tuple[str, ...]]) -> list[GroupTest]:
-        return [GroupTest(frozenset(group), GroupOutcome.UNKNOWN, "no job could be started") for group in groups]
+        return [
+            GroupTest(frozenset(group), GroupOutcome.UNKNOWN, "no job could be started")
+            for group in groups
+        ]
 
     rounds = list(search(NODES, refuse, FaultModel(), least=2))
     result = result_of(rounds)
@@ -103,7 +115,9 @@ def test_beliefs_are_probabilities() -> None:
     model = FaultModel()
     before = model.suspicions(NODES)
     after = model.after(before, [GroupTest(frozenset(NODES[:2]), GroupOutcome.FAILED)])
-    assert math.isclose(math.fsum(before.values()), 1.0) and math.isclose(math.fsum(after.values()), 1.0)
+    assert math.isclose(math.fsum(before.values()), 1.0) and math.isclose(
+        math.fsum(after.values()), 1.0
+    )
     assert list(node_chances(after))[:2] == list(NODES[:2])
     assert entropy(after.values()) < entropy(before.values())
 

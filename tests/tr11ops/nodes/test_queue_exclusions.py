@@ -10,7 +10,12 @@ import pytest
 from tests.tr11ops.agent.queues import Queue, job
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.nodes.names import card_exclusions
-from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes, include_nodes, sync_queue_exclusions
+from tr11ops.nodes.queue_exclusions import (
+    RunQueue,
+    exclude_nodes,
+    include_nodes,
+    sync_queue_exclusions,
+)
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.exclusion_limit import ExclusionLimit
 from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED, exclude, include, read_version
@@ -27,7 +32,9 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def of(queue: Queue, **changes: object) -> RunQueue:
-    return RunQueue(**{"scheduler": queue, "look": queue.jobs, "known": lambda: NODES, "user": "me", **changes})  # type: ignore[arg-type]
+    return RunQueue(
+        **{"scheduler": queue, "look": queue.jobs, "known": lambda: NODES, "user": "me", **changes}
+    )  # type: ignore[arg-type]
 
 
 def put_on(directory: RunDirectory, *nodes: str) -> None:
@@ -41,8 +48,20 @@ def lists(queue: Queue) -> list[tuple[str, ...]]:
 
 def test_list_queue_and_journal_follow_one_call_each_way(directory: RunDirectory) -> None:
     queue = Queue(job("7", "7", excluded=("z",)), job("11", None))
-    done = exclude_nodes(directory, ["a", "b"], of(queue), why="Xid 79", owner="tr11", days=1, limit=ExclusionLimit(1))
-    assert done.nodes == ("a",) and done.refused[0][0] == "b" and "1 may be excluded" in done.refused[0][1]
+    done = exclude_nodes(
+        directory,
+        ["a", "b"],
+        of(queue),
+        why="Xid 79",
+        owner="tr11",
+        days=1,
+        limit=ExclusionLimit(1),
+    )
+    assert (
+        done.nodes == ("a",)
+        and done.refused[0][0] == "b"
+        and "1 may be excluded" in done.refused[0][1]
+    )
     assert lists(queue) == [("a", "z"), ("a",)]
     assert [(one.name, one.before, one.after) for one in done.changes] == [
         ("7", ("z",), ("a", "z")),
@@ -74,11 +93,16 @@ def test_each_part_of_an_array_keeps_what_was_on_its_list(directory: RunDirector
     queue = Queue(rest, job("9", "7", task_id=3, excluded=("c",), job_id="7_3"))
     done = sync_queue_exclusions(directory, of(queue))
     assert lists(queue) == [("a", "b"), ("a", "c")]
-    assert [(one.job_id, one.name) for one in done.changes] == [("7_[4-5%1]", "7_[4-5]"), ("7_3", "7_3")]
+    assert [(one.job_id, one.name) for one in done.changes] == [
+        ("7_[4-5%1]", "7_[4-5]"),
+        ("7_3", "7_3"),
+    ]
 
 
 @pytest.mark.parametrize(("is_done", "failed"), [(True, 0), (False, 1)])
-def test_an_answer_is_not_believed_against_the_job(directory: RunDirectory, is_done: bool, failed: int) -> None:
+def test_an_answer_is_not_believed_against_the_job(
+    directory: RunDirectory, is_done: bool, failed: int
+) -> None:
     put_on(directory, "a")
     queue = Queue(job("7", "7", pending_tasks=(4, 5), job_id="7_[4-5%1]"))
     queue.refuses = {"7_[4-5]": is_done}
@@ -95,7 +119,9 @@ def test_a_job_that_starts_meanwhile_is_no_failure(directory: RunDirectory) -> N
 
 
 def test_the_cards_nodes_stay_excluded_whatever_leaves_the_list(directory: RunDirectory) -> None:
-    card = RunCard.model_construct(slurm=RunCard.model_fields["slurm"].annotation.model_construct(exclude=["[b-c"]))
+    card = RunCard.model_construct(
+        slurm=RunCard.model_fields["slurm"].annotation.model_construct(exclude=["[b-c"])
+    )
     assert card_exclusions(card) == ()
     put_on(directory, "a", "b")
     queue = Queue(job("7", "7"))

@@ -49,7 +49,10 @@ def directory(tmp_path: Path) -> RunDirectory:
     """A run of which one attempt, 1007, has trained and left no word."""
     paths = RunPaths(tmp_path / "run", "tr11-176B-ml", "main")
     folder = paths.attempt("1007")
-    write_json(folder / "attempt.json", {"job_id": "1007", "start": START, "nodes": ["n01", "n02"], "kind": "slurm"})
+    write_json(
+        folder / "attempt.json",
+        {"job_id": "1007", "start": START, "nodes": ["n01", "n02"], "kind": "slurm"},
+    )
     log = folder / "workers" / "n01" / "rank-0.log"
     log.parent.mkdir(parents=True)
     log.write_text("training ...\n")
@@ -75,8 +78,12 @@ def test_it_is_dated_by_what_its_workers_wrote_last(directory: RunDirectory) -> 
 
 
 def test_a_heartbeat_or_a_step_may_be_later(directory: RunDirectory) -> None:
-    write_heartbeat(directory.paths.heartbeat(3), Heartbeat(3, "n02", 1, "training", 8, LAST + 20, "1007"))
-    write_heartbeat(directory.paths.heartbeat(4), Heartbeat(4, "n02", 1, "training", 8, LAST + 90, "1008"))
+    write_heartbeat(
+        directory.paths.heartbeat(3), Heartbeat(3, "n02", 1, "training", 8, LAST + 20, "1007")
+    )
+    write_heartbeat(
+        directory.paths.heartbeat(4), Heartbeat(4, "n02", 1, "training", 8, LAST + 90, "1008")
+    )
     assert seen(directory).changed == LAST + 20
     directory.paths.metrics.parent.mkdir(parents=True)
     step = steps(count=1, job_id="1007", age=NOW - LAST - 50)[0]
@@ -86,7 +93,9 @@ def test_a_heartbeat_or_a_step_may_be_later(directory: RunDirectory) -> None:
 
 
 def test_whoever_said_when_it_ended_is_believed(directory: RunDirectory) -> None:
-    over = running(state=JobState.CANCELLED, end_time=LAST + 200, comment=directory.comment(new_tag()))
+    over = running(
+        state=JobState.CANCELLED, end_time=LAST + 200, comment=directory.comment(new_tag())
+    )
     attempt = seen(directory, over)
     assert (attempt.changed, attempt.ended.ago(NOW)) == (LAST + 200, "6 min 40 s ago")
     AttemptVerdict("error", 8, 5, 1, "a node was lost", time=LAST + 5, job_id="1007").write(
@@ -96,7 +105,9 @@ def test_whoever_said_when_it_ended_is_believed(directory: RunDirectory) -> None
 
 
 def test_one_that_lives_has_its_last_sign(directory: RunDirectory) -> None:
-    write_heartbeat(directory.paths.heartbeat(0), Heartbeat(0, "n01", 1, "training", 8, NOW - 3, "1007"))
+    write_heartbeat(
+        directory.paths.heartbeat(0), Heartbeat(0, "n01", 1, "training", 8, NOW - 3, "1007")
+    )
     attempt = seen(directory, running(comment=directory.comment(new_tag())))
     assert (attempt.changed, attempt.is_told) == (NOW - 3, False)
 
@@ -112,6 +123,8 @@ def test_the_newest_attempt_is_the_one_that_began_last() -> None:
     """The end of the one before may be told when it has begun: the next task ends a job that lost its batch host."""
     before = Attempt("1006", NOW - 5, end=None, start=START)
     after = Attempt("1007", NOW - 20, end=None, start=NOW - 20)
-    ended = Attempt("1005", NOW - 8000, end=EndMarker("error", 1, 1, True, "", NOW - 8000, "n01", "1005"))
+    ended = Attempt(
+        "1005", NOW - 8000, end=EndMarker("error", 1, 1, True, "", NOW - 8000, "n01", "1005")
+    )
     assert newest_attempt((before, after, ended)) == after
     assert to_builtins(before.ended) == {"time": NOW - 5, "is_told": True}

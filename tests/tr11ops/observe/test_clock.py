@@ -71,14 +71,18 @@ def train(directory: RunDirectory, silent: float = 0.0, node_ahead: float = 0.0)
     paths.metrics.write_text("\n".join(lines) + "\n")
     os.utime(paths.metrics, (last, last))
     for rank in range(4):
-        beat = Heartbeat(rank, f"n{rank + 1:02d}", 100 + rank, "training", 1059, last + node_ahead, "1007")
+        beat = Heartbeat(
+            rank, f"n{rank + 1:02d}", 100 + rank, "training", 1059, last + node_ahead, "1007"
+        )
         write_heartbeat(paths.heartbeat(rank), beat)
         os.utime(paths.heartbeat(rank), (last, last))
     directory.submission(TAG).folder.mkdir(parents=True)
     return TimedQueue(running(comment=directory.comment(TAG), start_time=time.time() - HOUR))
 
 
-def judged(directory: RunDirectory, queue: TimedQueue, here: float = 0.0) -> tuple[Snapshot, Verdict, list[str]]:
+def judged(
+    directory: RunDirectory, queue: TimedQueue, here: float = 0.0
+) -> tuple[Snapshot, Verdict, list[str]]:
     """A look on a machine whose clock is `here` seconds ahead."""
     facts = RunFacts("tr11-176B-ml", "main", directory.root, directory.kill_switch, nodes=48)
     real = time.time
@@ -87,19 +91,38 @@ def judged(directory: RunDirectory, queue: TimedQueue, here: float = 0.0) -> tup
         moment = look_now(directory, facts, queue)
     seen = observe(directory, facts, queue, moment)
     findings = detect_all(seen)
-    assert all(finding.severity < Severity.CRITICAL for finding in findings) or judge(seen, findings).exit_code
-    return seen, judge(seen, findings), [finding.title for finding in findings if finding.detector == "clock-skew"]
+    assert (
+        all(finding.severity < Severity.CRITICAL for finding in findings)
+        or judge(seen, findings).exit_code
+    )
+    return (
+        seen,
+        judge(seen, findings),
+        [finding.title for finding in findings if finding.detector == "clock-skew"],
+    )
 
 
 @pytest.mark.parametrize(
     ("ahead", "said"),
     [
-        (HOUR + 20.0, ["this machine's clock is 1 h 00 min ahead of the run's: ages are shown by the run's clock"]),
-        (-HOUR - 20.0, ["this machine's clock is 1 h 00 min behind the run's: ages are shown by the run's clock"]),
+        (
+            HOUR + 20.0,
+            [
+                "this machine's clock is 1 h 00 min ahead of the run's: ages are shown by the run's clock"
+            ],
+        ),
+        (
+            -HOUR - 20.0,
+            [
+                "this machine's clock is 1 h 00 min behind the run's: ages are shown by the run's clock"
+            ],
+        ),
         (5.0, []),
     ],
 )
-def test_a_healthy_run_is_healthy_by_every_clock(directory: RunDirectory, ahead: float, said: list[str]) -> None:
+def test_a_healthy_run_is_healthy_by_every_clock(
+    directory: RunDirectory, ahead: float, said: list[str]
+) -> None:
     queue = train(directory)
     _, verdict, found = judged(directory, queue, ahead)
     assert (verdict.word, verdict.exit_code) == (VerdictWord.HEALTHY, 0), verdict.why
@@ -122,7 +145,9 @@ def test_nodes_whose_clocks_are_wrong(directory: RunDirectory, ahead: float) -> 
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
-def test_nodes_whose_clocks_are_wrong_do_not_hide_silence(directory: RunDirectory, ahead: float) -> None:
+def test_nodes_whose_clocks_are_wrong_do_not_hide_silence(
+    directory: RunDirectory, ahead: float
+) -> None:
     _, verdict, _ = judged(directory, train(directory, silent=2 * HOUR, node_ahead=ahead), 0.0)
     assert (verdict.word, verdict.exit_code) == (VerdictWord.STALLED, 1)
 
@@ -155,7 +180,9 @@ def test_where_nothing_may_be_written_the_scheduler_is_asked(directory: RunDirec
     now = time.time()
     directory.paths.main_log.parent.mkdir(parents=True)
     directory.paths.main_log.touch()
-    os.utime(directory.paths.main_log, (now - 2 * HOUR, now - 2 * HOUR))  # and there is no state folder
+    os.utime(
+        directory.paths.main_log, (now - 2 * HOUR, now - 2 * HOUR)
+    )  # and there is no state folder
     told = moment_of(directory, 30.0, TimedQueue(ahead=-HOUR))
     assert told.against == "the scheduler's" and told.ahead == pytest.approx(HOUR, abs=5)
     silent = moment_of(directory, 30.0, TimedQueue())

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.tr11ops.status_cases import HOUR, NOW, facts_with, pending, running, snapshot, with_facts, wordless
+from tests.tr11ops.status_cases import (
+    HOUR,
+    NOW,
+    facts_with,
+    pending,
+    running,
+    snapshot,
+    with_facts,
+    wordless,
+)
 from tr11ops.cluster.base import Node
 from tr11ops.detect import chain_end, nodes_short, waits_for_site
 from tr11ops.detect.finding import Severity
@@ -22,7 +31,9 @@ from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.status.rows import jobs
 from tr11ops.watchdog.verdict import judge
 
-NODES = tuple(Node(f"n{number:02d}", frozenset({"mixed"}), partitions=("gpu",)) for number in range(1, 49))
+NODES = tuple(
+    Node(f"n{number:02d}", frozenset({"mixed"}), partitions=("gpu",)) for number in range(1, 49)
+)
 HOST = replace(wordless("1007"), nodes=tuple(node.name for node in NODES))
 SHORT = running(time_limit_seconds=2400, start_time=NOW - 1000)
 QUEUED: dict[str, Any] = {"partition": "gpu", "time_limit_seconds": 2400}
@@ -35,7 +46,9 @@ def first(*words: str) -> tuple[Node, ...]:
 
 def seen(nodes: tuple[Node, ...] = NODES, **changes: Any) -> Snapshot:
     queued = pending(**{**QUEUED, **changes})
-    return with_facts(snapshot(jobs=(SHORT, queued), nodes=nodes, attempts=(HOST,)), task_seconds=None)
+    return with_facts(
+        snapshot(jobs=(SHORT, queued), nodes=nodes, attempts=(HOST,)), task_seconds=None
+    )
 
 
 SILENT = "job 1000_7: n01, which runs its batch script, does not answer the scheduler"
@@ -77,8 +90,15 @@ def test_what_cannot_go_on_covers_nothing_and_is_named_with_its_reason(case: str
     assert all(line in rows for line in words), rows
     assert ("covers nothing" in rows) is (seconds == 0)
     said = answer(given, (), verdict, ExtraObservations()).text
-    card = load_card(shipped_folder() / "tr11-176B-ml.toml", (), {"six_ALL_CCFRSCRATCH": "/s"}, keep_undefined=True)
-    coming = " / ".join(event.text for event in coming_events(given, ExtraObservations(), card, 12 * HOUR))
+    card = load_card(
+        shipped_folder() / "tr11-176B-ml.toml",
+        (),
+        {"six_ALL_CCFRSCRATCH": "/s"},
+        keep_undefined=True,
+    )
+    coming = " / ".join(
+        event.text for event in coming_events(given, ExtraObservations(), card, 12 * HOUR)
+    )
     if words:
         assert words[0] in said or verdict.exit_code == 1, said
         assert all(line in coming for line in words), coming
@@ -89,7 +109,9 @@ def test_what_cannot_go_on_covers_nothing_and_is_named_with_its_reason(case: str
 def test_a_task_whose_host_is_silent_is_not_counted_as_the_next_one() -> None:
     """One task is left behind it, where the night was thought to hold two."""
     one = pending((8,), **QUEUED, node_count=40)
-    silent = with_facts(snapshot(jobs=(SHORT, one), nodes=first("mixed", "not_responding"), attempts=(HOST,)))
+    silent = with_facts(
+        snapshot(jobs=(SHORT, one), nodes=first("mixed", "not_responding"), attempts=(HOST,))
+    )
     (finding,) = chain_end.detect(silent)
     assert finding.title == "the last task of the queue is waiting"
     assert f"no cover is {SILENT}" in finding.evidence
@@ -97,7 +119,8 @@ def test_a_task_whose_host_is_silent_is_not_counted_as_the_next_one() -> None:
 
 def test_thousands_of_single_tasks_with_one_reason_are_one() -> None:
     queued = tuple(
-        pending((task,), **QUEUED, reason="JobHeldUser", raw_id=str(5000 + task), task_id=task) for task in range(3000)
+        pending((task,), **QUEUED, reason="JobHeldUser", raw_id=str(5000 + task), task_id=task)
+        for task in range(3000)
     )
     (one,) = no_cover(snapshot(jobs=queued, nodes=NODES))
     assert (one.job, one.tasks, one.why) == ("1000", 3000, "it is held (JobHeldUser)")
@@ -107,15 +130,28 @@ def test_thousands_of_single_tasks_with_one_reason_are_one() -> None:
     ("nodes", "allocated", "fix"),
     [
         (first("down"), 47, ""),  # what is queued needs no more, whatever the card says now
-        (first("down"), 48, "tr11 launch --replace --set slurm.spare_nodes=3"),  # 44 train, 47 are left
-        (tuple(replace(node, states=frozenset({"down"})) for node in NODES[:5]) + NODES[5:], 48, "tr11 nodes list"),
+        (
+            first("down"),
+            48,
+            "tr11 launch --replace --set slurm.spare_nodes=3",
+        ),  # 44 train, 47 are left
+        (
+            tuple(replace(node, states=frozenset({"down"})) for node in NODES[:5]) + NODES[5:],
+            48,
+            "tr11 nodes list",
+        ),
     ],
 )
-def test_where_those_that_train_fit_the_cure_is_fewer_spares(nodes: tuple[Node, ...], allocated: int, fix: str) -> None:
+def test_where_those_that_train_fit_the_cure_is_fewer_spares(
+    nodes: tuple[Node, ...], allocated: int, fix: str
+) -> None:
     """The site alone mends nodes; without its spares the run goes on now."""
     queued = pending(**QUEUED, node_count=allocated)
     given = with_facts(snapshot(jobs=(queued,), nodes=nodes), nodes=44)
-    given = replace(given, run=facts_with(given.run, operation=facts_with(given.run.operation, allocated_nodes=48)))
+    given = replace(
+        given,
+        run=facts_with(given.run, operation=facts_with(given.run.operation, allocated_nodes=48)),
+    )
     assert [one.fix for one in nodes_short.detect(given)] == ([fix] if fix else [])
 
 
@@ -124,9 +160,16 @@ def test_a_repair_says_why_what_is_queued_cannot_start() -> None:
     assert plan_repair(given, ()).left_alone == (f"job 1000 cannot start as things are: {FEW}",)
 
 
-@pytest.mark.parametrize(("left", "severity"), [(400.0, Severity.WARNING), (20 * HOUR, Severity.INFO)])
-def test_a_closed_partition_is_told_before_the_running_task_ends(left: float, severity: Severity) -> None:
+@pytest.mark.parametrize(
+    ("left", "severity"), [(400.0, Severity.WARNING), (20 * HOUR, Severity.INFO)]
+)
+def test_a_closed_partition_is_told_before_the_running_task_ends(
+    left: float, severity: Severity
+) -> None:
     now_ends = replace(SHORT, time_limit_seconds=int(1000 + left))
-    given = with_facts(snapshot(jobs=(now_ends, pending(**QUEUED)), nodes=CLOSED, attempts=(HOST,)), task_seconds=None)
+    given = with_facts(
+        snapshot(jobs=(now_ends, pending(**QUEUED)), nodes=CLOSED, attempts=(HOST,)),
+        task_seconds=None,
+    )
     (finding,) = waits_for_site.detect(given)
     assert finding.severity is severity and "only the site can change that" in finding.evidence[1]

@@ -34,15 +34,28 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def only_step(name: str) -> StepRecord:
-    found = [step for line in (LOGS / name).read_text().splitlines() if (step := step_record(line)) is not None]
+    found = [
+        step
+        for line in (LOGS / name).read_text().splitlines()
+        if (step := step_record(line)) is not None
+    ]
     assert len(found) == 1
     return found[0]
 
 
 def test_the_line_of_the_176b_training_is_read() -> None:
     step = only_step("tr11.txt")
-    assert (step.iteration, step.total_iterations, step.lm_loss, step.grad_norm) == (31219, 115311, 5.098124, 960.351)
-    assert (step.consumed_samples, step.consumed_tokens, step.tflops) == (47768496, 97829879808, 149.77)
+    assert (step.iteration, step.total_iterations, step.lm_loss, step.grad_norm) == (
+        31219,
+        115311,
+        5.098124,
+        960.351,
+    )
+    assert (step.consumed_samples, step.consumed_tokens, step.tflops) == (
+        47768496,
+        97829879808,
+        149.77,
+    )
     assert step.consumed_tokens == 2048 * step.consumed_samples
 
 
@@ -74,7 +87,13 @@ def test_what_is_written_is_read_back(  # hypothesis calls it by name
     iteration: int, samples: int, loss: float, norm: float | None, seconds: float, prefix: str
 ) -> None:
     """Reading gives the values as printed: printing what was read gives the very same line."""
-    written = record(iteration, consumed_samples=samples, lm_loss=loss, grad_norm=norm, seconds_per_iteration=seconds)
+    written = record(
+        iteration,
+        consumed_samples=samples,
+        lm_loss=loss,
+        grad_norm=norm,
+        seconds_per_iteration=seconds,
+    )
     line = format_step(written)
     read = step_record(prefix + line)
     assert read is not None
@@ -90,7 +109,10 @@ def test_no_text_breaks_the_parser(text: str) -> None:
 
 # ----------------------------------------------------------------------------- files
 def test_metrics_come_first_and_null_is_not_a_number(paths: RunPaths) -> None:
-    rows = [{"kind": "step", **to_builtins(record(n)), "time": 100.0 + n, "job_id": "12"} for n in (1, 2, 3)]
+    rows = [
+        {"kind": "step", **to_builtins(record(n)), "time": 100.0 + n, "job_id": "12"}
+        for n in (1, 2, 3)
+    ]
     rows[2]["lm_loss"] = None
     rows.insert(2, {"kind": "validation", "iteration": 2, "lm_loss": 2.0})
     paths.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -104,17 +126,25 @@ def test_metrics_come_first_and_null_is_not_a_number(paths: RunPaths) -> None:
 
 
 def test_the_main_log_serves_where_metrics_say_nothing(paths: RunPaths) -> None:
-    paths.metrics.write_text('{"half": \n[1, 2]\nnull\n{"kind": "step", "iteration": "x"}\n' + "[" * 5000 + "\n")
+    paths.metrics.write_text(
+        '{"half": \n[1, 2]\nnull\n{"kind": "step", "iteration": "x"}\n' + "[" * 5000 + "\n"
+    )
     paths.main_log.write_bytes((LOGS / "mixed.txt").read_bytes())
     found = read_steps(paths)
     assert not isinstance(found, Unknown)
-    assert [step.record.iteration for step in found] == [31218, 31219], "the half-written line 31220 does not count"
+    assert [step.record.iteration for step in found] == [31218, 31219], (
+        "the half-written line 31220 does not count"
+    )
     assert found[0].time is None
 
 
-@pytest.mark.parametrize("name", ["learning_rate", "grad_norm", "num_zeros", "curriculum_length", "skipped_iterations"])
+@pytest.mark.parametrize(
+    "name", ["learning_rate", "grad_norm", "num_zeros", "curriculum_length", "skipped_iterations"]
+)
 @pytest.mark.parametrize("value", ["high", True, [1], {}])
-def test_a_step_with_something_else_than_a_number_is_none(paths: RunPaths, name: str, value: object) -> None:
+def test_a_step_with_something_else_than_a_number_is_none(
+    paths: RunPaths, name: str, value: object
+) -> None:
     rows = [{"kind": "step", **to_builtins(record(n)), "time": 1.0} for n in (1, 2)]
     rows[1][name] = value
     paths.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -133,7 +163,15 @@ def test_a_line_being_written_is_not_read(paths: RunPaths) -> None:
 
 def test_a_number_without_end_ends_no_look(paths: RunPaths) -> None:
     """JSON knows integers of any length; no float holds one of 400 digits, and the command ended with a traceback."""
-    beat = {"rank": 0, "host": "n1", "pid": 1, "phase": "training", "iteration": 3, "job_id": "1", "time": 10**400}
+    beat = {
+        "rank": 0,
+        "host": "n1",
+        "pid": 1,
+        "phase": "training",
+        "iteration": 3,
+        "job_id": "1",
+        "time": 10**400,
+    }
     paths.heartbeats.mkdir(parents=True)
     (paths.heartbeats / "0.json").write_text(json.dumps(beat))
     found, _ = read_heartbeats(paths)
@@ -163,7 +201,9 @@ def test_a_log_whose_tail_holds_no_step_is_unknown_not_empty(paths: RunPaths) ->
 
 
 def test_steps_are_found_behind_a_crash_of_many_ranks(paths: RunPaths) -> None:
-    noise = "".join(f"[default{rank % 8}]:  File train.py, line {rank}, in step\n" for rank in range(20_000))
+    noise = "".join(
+        f"[default{rank % 8}]:  File train.py, line {rank}, in step\n" for rank in range(20_000)
+    )
     paths.main_log.write_text(format_step(record(5)) + "\n" + noise)
     assert TAIL_BYTES < paths.main_log.stat().st_size < LONGEST_TAIL_BYTES
     found = read_steps(paths)
@@ -174,7 +214,10 @@ def test_steps_are_found_behind_a_crash_of_many_ranks(paths: RunPaths) -> None:
 @pytest.mark.parametrize("name", ["metrics", "main_log"])
 def test_a_log_of_two_gigabytes_costs_little_memory(paths: RunPaths, name: str) -> None:
     path: Path = getattr(paths, name)
-    line = {"metrics": json.dumps({"kind": "step", **to_builtins(record(9))}), "main_log": format_step(record(9))}[name]
+    line = {
+        "metrics": json.dumps({"kind": "step", **to_builtins(record(9))}),
+        "main_log": format_step(record(9)),
+    }[name]
     with path.open("wb") as stream:
         stream.truncate(2 << 30)  # a hole: no disk is used
         stream.seek(0, 2)
@@ -192,7 +235,10 @@ def test_a_log_of_two_gigabytes_costs_little_memory(paths: RunPaths, name: str) 
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before) * 512 < 64 << 20
 
 
-@given(st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=30), st.integers(1, 400))
+@given(
+    st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=30),
+    st.integers(1, 400),
+)
 def test_tails_are_whole_lines_of_the_file(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], size: int
 ) -> None:

@@ -45,7 +45,9 @@ from trainer.contract.logline import format_step
 from trainer.contract.paths import RunPaths
 
 STRETCHES = st.lists(
-    st.builds(EqualSteps, st.integers(1, 500), st.floats(0.01, 10.0), st.integers(1, 4096)), min_size=1, max_size=6
+    st.builds(EqualSteps, st.integers(1, 500), st.floats(0.01, 10.0), st.integers(1, 4096)),
+    min_size=1,
+    max_size=6,
 )
 
 
@@ -81,12 +83,22 @@ def test_what_is_too_little_to_learn_from_gives_no_likely_end() -> None:
 
 def test_a_batch_ramp_is_in_the_estimate() -> None:
     """At the ramp's first step the remaining steps are longer than today's: the pipeline's slots are counted."""
-    card = load_card(shipped_folder() / "tr11-176B-ml.toml", (), {"six_ALL_CCFRSCRATCH": "/s"}, keep_undefined=True)
+    card = load_card(
+        shipped_folder() / "tr11-176B-ml.toml",
+        (),
+        {"six_ALL_CCFRSCRATCH": "/s"},
+        keep_undefined=True,
+    )
     course = course_of(card)
     total = card.total_iterations
     assert sum(stretch.iterations for stretch in course) == total
     assert course[-1].weight == pytest.approx(1.0)
-    first = record(100, total_iterations=total, global_batch_size=course[0].batch_size, seconds_per_iteration=10.0)
+    first = record(
+        100,
+        total_iterations=total,
+        global_batch_size=course[0].batch_size,
+        seconds_per_iteration=10.0,
+    )
     early = with_facts(snapshot(steps=(Step(first, NOW - 5, "1007"),)), course=course)
     end = end_of(early)
     assert end is not None
@@ -102,21 +114,39 @@ def test_a_batch_ramp_is_in_the_estimate() -> None:
 
 def test_every_word_of_what_is_left_is_the_same_one() -> None:
     """In the batch ramp, where the steps to come are longer than today's: on the screen and for programs alike."""
-    card = load_card(shipped_folder() / "tr11-176B-ml.toml", (), {"six_ALL_CCFRSCRATCH": "/s"}, keep_undefined=True)
+    card = load_card(
+        shipped_folder() / "tr11-176B-ml.toml",
+        (),
+        {"six_ALL_CCFRSCRATCH": "/s"},
+        keep_undefined=True,
+    )
     facts = facts_of(card)
     total = card.total_iterations
     first = record(
-        100, total_iterations=total, global_batch_size=facts.course[0].batch_size, seconds_per_iteration=10.0
+        100,
+        total_iterations=total,
+        global_batch_size=facts.course[0].batch_size,
+        seconds_per_iteration=10.0,
     )
     last = running(), pending((8,))
-    seen = with_facts(snapshot(steps=(Step(first, NOW - 5, "1007"),), jobs=last), course=facts.course)
+    seen = with_facts(
+        snapshot(steps=(Step(first, NOW - 5, "1007"),), jobs=last), course=facts.course
+    )
     left = steps_left(facts.course, 100, total) * 10.0
     assert left > 2 * (total - 100) * 10.0
     status = status_of(seen, (), judge(seen, ()))
     document = status.document()
-    assert document["remaining_seconds"] == document["finish"]["earliest_seconds"] == pytest.approx(left)
+    assert (
+        document["remaining_seconds"]
+        == document["finish"]["earliest_seconds"]
+        == pytest.approx(left)
+    )
     assert document["eta"] == document["finish"]["earliest"]
-    (metric,) = (line for line in exposition(status).splitlines() if line.startswith("tr11_remaining_seconds{"))
+    (metric,) = (
+        line
+        for line in exposition(status).splitlines()
+        if line.startswith("tr11_remaining_seconds{")
+    )
     assert float(metric.split()[-1]) == pytest.approx(left)
     (finding,) = chain_end.detect(seen)
     assert finding.evidence[0].startswith(f"{duration(left)} of training are left")
@@ -129,11 +159,16 @@ def test_work_adds_up(course: list[EqualSteps], points: list[int]) -> None:
     first, middle, last = points
     whole = work(course, first, last)
     assert whole >= 0
-    assert math.isclose(whole, work(course, first, middle) + work(course, middle, last), rel_tol=1e-9, abs_tol=1e-9)
+    assert math.isclose(
+        whole, work(course, first, middle) + work(course, middle, last), rel_tol=1e-9, abs_tol=1e-9
+    )
     assert work(course, first, first) == 0
     if last > first:
         assert math.isclose(
-            whole, sum(weight_at(course, step) for step in range(first + 1, last + 1)), rel_tol=1e-6, abs_tol=1e-6
+            whole,
+            sum(weight_at(course, step) for step in range(first + 1, last + 1)),
+            rel_tol=1e-6,
+            abs_tol=1e-6,
         )
 
 
@@ -157,12 +192,17 @@ def test_the_next_checkpoint_is_the_one_that_comes_first() -> None:
     by_clock = next_checkpoint(minutes)
     assert by_clock is not None
     assert (by_clock.seconds, by_clock.why) == (400.0, "minutes")
-    assert next_checkpoint(with_facts(snapshot(), checkpoint_interval=None, task_seconds=None)) is not None
+    assert (
+        next_checkpoint(with_facts(snapshot(), checkpoint_interval=None, task_seconds=None))
+        is not None
+    )
 
 
 def test_before_the_first_steps_the_next_checkpoint_is_iterations_away() -> None:
     """Not the end of the task, hours away: the card's interval comes first."""
-    none = with_facts(snapshot(steps=(), attempts=(), checkpoints=checkpoints(25)), checkpoint_interval=25)
+    none = with_facts(
+        snapshot(steps=(), attempts=(), checkpoints=checkpoints(25)), checkpoint_interval=25
+    )
     following = next_checkpoint(none)
     assert following == NextCheckpoint(50, None, "interval", 25)
     fresh = replace(none, checkpoints=Checkpoints((), None, ()))
@@ -193,7 +233,12 @@ def test_the_last_checkpoint_is_that_of_the_end() -> None:
 def test_throughput_is_against_the_best_and_never_above_it() -> None:
     now = throughput_of(snapshot(), (160.0, 25.0))
     assert now is not None
-    assert (now.current, now.best, now.unit, round(now.percent or 0)) == (149.5, 160.0, "TFLOPs", 93)
+    assert (now.current, now.best, now.unit, round(now.percent or 0)) == (
+        149.5,
+        160.0,
+        "TFLOPs",
+        93,
+    )
     better = throughput_of(snapshot(), (140.0, 25.0))
     assert better is not None
     assert (better.best, better.percent) == (149.5, 100.0)
@@ -209,9 +254,16 @@ def test_a_node_that_becomes_slow_shows_in_the_speed_at_once(tmp_path: Path) -> 
         paths = RunPaths(tmp_path / f"{quick}-{slow}", "r", "main")
         paths.logs.mkdir(parents=True)
         paths.main_log.write_text("".join(format_step(row) + "\n" for row in rows))
-        seen = snapshot(steps=tuple(Step(row, NOW - 105 * (quick + slow - row.iteration), "1007") for row in rows))
+        seen = snapshot(
+            steps=tuple(
+                Step(row, NOW - 105 * (quick + slow - row.iteration), "1007") for row in rows
+            )
+        )
         now = throughput_of(seen, known(best_rates(paths), None))
-        assert now is not None and (now.current, now.best, now.percent) == (75.0, 150.0, 50.0), (quick, slow)
+        assert now is not None and (now.current, now.best, now.percent) == (75.0, 150.0, 50.0), (
+            quick,
+            slow,
+        )
 
 
 def test_without_flops_it_is_samples() -> None:
@@ -227,15 +279,20 @@ def test_the_best_is_found_in_a_log_of_any_length(tmp_path: Path) -> None:
     assert best_rates(paths) is None
     paths.logs.mkdir(parents=True)
     rows = [
-        to_builtins(record(n, tflops=120.0 if n < 6000 else 150.0, samples_per_second=19.0)) for n in range(1, 12001)
+        to_builtins(record(n, tflops=120.0 if n < 6000 else 150.0, samples_per_second=19.0))
+        for n in range(1, 12001)
     ]
     rows[2000]["tflops"] = 900.0  # one step is no throughput
-    text = "".join(json.dumps({"kind": "step", **row, "time": 1.0, "job_id": "1"}) + "\n" for row in rows)
+    text = "".join(
+        json.dumps({"kind": "step", **row, "time": 1.0, "job_id": "1"}) + "\n" for row in rows
+    )
     paths.metrics.write_text(text)
     assert len(text) > 4 * PLACES * PLACE_BYTES
     assert best_rates(paths) == (150.0, 19.0)
     paths.metrics.unlink()
-    paths.main_log.write_text("".join("worker words\n" + format_step(record(n)) + "\n" for n in range(1, 2000)))
+    paths.main_log.write_text(
+        "".join("worker words\n" + format_step(record(n)) + "\n" for n in range(1, 2000))
+    )
     assert best_rates(paths) == (149.5, 19.5)
     paths.metrics.mkdir()
     assert isinstance(best_rates(paths), Unknown)

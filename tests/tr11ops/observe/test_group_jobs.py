@@ -20,7 +20,16 @@ from tr11ops.observe.group_jobs import group_jobs, group_of_folder, members_amon
 ME = pwd.getpwuid(os.getuid()).pw_name
 MINE = grp.getgrgid(pwd.getpwuid(os.getuid()).pw_gid).gr_name
 OURS = running(user="ana")
-OTHER = replace(OURS, job_id="7", raw_id="7", array_id=None, task_id=None, name="other", user="bo", start_time=NOW - 60)
+OTHER = replace(
+    OURS,
+    job_id="7",
+    raw_id="7",
+    array_id=None,
+    task_id=None,
+    name="other",
+    user="bo",
+    start_time=NOW - 60,
+)
 QUEUED = pending(user="bo", reason="Resources")
 OVER = replace(OTHER, job_id="8", raw_id="8", state=JobState.COMPLETED)
 STRANGE = replace(OTHER, job_id="9", raw_id="9", user="zoe")

@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.observe.filling import fill, submission
-from tests.tr11ops.status_cases import DAY, NOW, ended, pending, running, save_checkpoint, save_marker
+from tests.tr11ops.status_cases import (
+    DAY,
+    NOW,
+    ended,
+    pending,
+    running,
+    save_checkpoint,
+    save_marker,
+)
 from tests.waiting import until
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Unknown, known
@@ -60,7 +68,14 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def facts(directory: RunDirectory) -> RunFacts:
-    return RunFacts("tr11-176B-ml", "main", directory.root, directory.kill_switch, nodes=48, checkpoint_interval=100)
+    return RunFacts(
+        "tr11-176B-ml",
+        "main",
+        directory.root,
+        directory.kill_switch,
+        nodes=48,
+        checkpoint_interval=100,
+    )
 
 
 def look(directory: RunDirectory, scheduler: object, now: float = NOW):  # type: ignore[no-untyped-def]
@@ -82,9 +97,15 @@ def test_a_whole_run_directory(directory: RunDirectory) -> None:
     assert [beat.rank for beat in seen.heartbeats] == [0, 1, 2, 3]
     by_id = {attempt.job_id: attempt for attempt in seen.attempts}
     assert by_id["1001"].end.reason == "exit-duration"
-    assert (by_id["1002"].end, by_id["1002"].label, by_id["1002"].nodes) == (None, "1000_2", ("n01",))
+    assert (by_id["1002"].end, by_id["1002"].label, by_id["1002"].nodes) == (
+        None,
+        "1000_2",
+        ("n01",),
+    )
     assert seen.checkpoints.steps == (100, 200, 300)
-    assert [entry.step for entry in seen.checkpoints.examined] == [300], "older ones are not touched"
+    assert [entry.step for entry in seen.checkpoints.examined] == [300], (
+        "older ones are not touched"
+    )
     assert seen.checkpoints.newest_sound.verified == "sizes"
     assert [(entry.node, entry.why) for entry in seen.exclusions] == [
         ("n07", "Xid 79"),
@@ -94,11 +115,19 @@ def test_a_whole_run_directory(directory: RunDirectory) -> None:
     assert judge(seen, detect_all(seen)).word is VerdictWord.HEALTHY
 
 
-def test_a_running_attempt_goes_by_the_card_that_it_was_launched_with(directory: RunDirectory) -> None:
+def test_a_running_attempt_goes_by_the_card_that_it_was_launched_with(
+    directory: RunDirectory,
+) -> None:
     """The card's file may be another one by now: it says what the next attempt will do."""
-    own = {"checkpoint": {"interval": 500, "interval_minutes": 30}, "logging": {"interval": 5}, "slurm": {"nodes": 40}}
+    own = {
+        "checkpoint": {"interval": 500, "interval_minutes": 30},
+        "logging": {"interval": 5},
+        "slurm": {"nodes": 40},
+    }
     held = tuple(f"n{number:02d}" for number in range(1, 51))
-    job = running(job_id="1000_2", raw_id="1002", comment=directory.comment(fill(directory).tag), nodes=held)
+    job = running(
+        job_id="1000_2", raw_id="1002", comment=directory.comment(fill(directory).tag), nodes=held
+    )
     path = directory.paths.attempt("1002") / "card.json"
     for written, expected in (
         (own, (500, 30, 5, 40, 48)),
@@ -110,7 +139,12 @@ def test_a_running_attempt_goes_by_the_card_that_it_was_launched_with(directory:
             write_json(path, written)
         seen = look(directory, Answers((job,)))
         run = seen.run
-        found = (run.checkpoint_interval, run.training.checkpoint_minutes, run.training.log_interval, run.trains_on)
+        found = (
+            run.checkpoint_interval,
+            run.training.checkpoint_minutes,
+            run.training.log_interval,
+            run.trains_on,
+        )
         assert (*found, run.nodes) == expected
         assert spare_nodes(seen) == (10 if written is own else 2, True)
     write_json(path, own)
@@ -119,7 +153,13 @@ def test_a_running_attempt_goes_by_the_card_that_it_was_launched_with(directory:
 
 def test_an_empty_run_directory_is_down_a_missing_one_unknown(directory: RunDirectory) -> None:
     seen = look(directory, Answers())
-    assert (seen.steps, seen.heartbeats, seen.attempts, seen.kill_switch, seen.submissions) == ((), (), (), None, ())
+    assert (seen.steps, seen.heartbeats, seen.attempts, seen.kill_switch, seen.submissions) == (
+        (),
+        (),
+        (),
+        None,
+        (),
+    )
     assert judge(seen, detect_all(seen)).word is VerdictWord.DOWN
     directory.root.rmdir()
     gone = look(directory, Answers())
@@ -132,15 +172,22 @@ def test_an_empty_run_directory_is_down_a_missing_one_unknown(directory: RunDire
         assert name in gone.unknowns()[0]
 
 
-def test_nodes_that_were_let_in_again_are_seen_as_far_back_as_a_blame_goes(directory: RunDirectory) -> None:
+def test_nodes_that_were_let_in_again_are_seen_as_far_back_as_a_blame_goes(
+    directory: RunDirectory,
+) -> None:
     directory.paths.root.mkdir(parents=True, exist_ok=True)
     for node, age in (("n2", 60.0), ("n3", 3 * DAY)):
-        Journal(directory.journal).write("node-included", "mended", {"node": node}, "ana", when=NOW - age)
+        Journal(directory.journal).write(
+            "node-included", "mended", {"node": node}, "ana", when=NOW - age
+        )
     names = [one.node for one in known(look(directory, Answers()).readmissions, ())]
     assert names == ["n2"]
     attempt = directory.paths.attempt("1007")
     (attempt / "launches").mkdir(parents=True)
-    write_json(attempt / "launches" / "1.json", {"launch": 1, "end": NOW - 4 * DAY, "blamed": ["n3"], "summary": "Xid"})
+    write_json(
+        attempt / "launches" / "1.json",
+        {"launch": 1, "end": NOW - 4 * DAY, "blamed": ["n3"], "summary": "Xid"},
+    )
     names = [one.node for one in known(look(directory, Answers()).readmissions, ())]
     assert names == ["n3", "n2"]
 
@@ -175,14 +222,22 @@ def test_other_runs_jobs_do_not_count(directory: RunDirectory, tmp_path: Path) -
     elsewhere = RunDirectory(RunPaths(tmp_path / "other", "tr11-176B-ml", "main"), tmp_path / "k")
     jobs = {
         "marked": running(job_id="1", comment=f"night run {directory.comment(own.tag)} x"),
-        "recorded": running(job_id="1000_2", raw_id="1002", array_id="1000", comment="", submit_time=NOW - 90),
+        "recorded": running(
+            job_id="1000_2", raw_id="1002", array_id="1000", comment="", submit_time=NOW - 90
+        ),
         "elsewhere": running(job_id="3", raw_id="1000", comment=elsewhere.comment(own.tag)),
         "variant": running(job_id="4", comment=directory.comment(other_variant.tag)),
         "by hand": running(job_id="5", raw_id="5", array_id=None, comment=""),
-        "id of long ago": running(job_id="1000", raw_id="1000", submit_time=NOW - 9 * 86400, comment=""),
+        "id of long ago": running(
+            job_id="1000", raw_id="1000", submit_time=NOW - 9 * 86400, comment=""
+        ),
     }
     seen = look(directory, Answers(tuple(jobs.values())))
-    assert set(seen.jobs) == {jobs["marked"], jobs["recorded"], jobs["variant"]}  # one lease, one kill switch
+    assert set(seen.jobs) == {
+        jobs["marked"],
+        jobs["recorded"],
+        jobs["variant"],
+    }  # one lease, one kill switch
     assert set(seen.namesakes) == set(jobs.values()) - set(seen.jobs)
 
 
@@ -231,19 +286,40 @@ def test_damaged_files_are_unknown_and_the_rest_is_read(directory: RunDirectory)
 def test_folders_that_the_file_system_refuses_are_unknown(directory: RunDirectory) -> None:
     paths = directory.paths
     paths.state.mkdir()
-    for path in (paths.heartbeats, paths.attempts, directory.submissions, directory.exclusions, paths.published):
+    for path in (
+        paths.heartbeats,
+        paths.attempts,
+        directory.submissions,
+        directory.exclusions,
+        paths.published,
+    ):
         path.symlink_to(path)  # refused for everyone, root too, unlike missing rights
     (paths.root / "checkpoints").symlink_to(paths.root / "checkpoints")
     seen = look(directory, Answers())
-    blind = (seen.heartbeats, seen.attempts, seen.checkpoints, seen.steps, seen.submissions, seen.exclusions)
+    blind = (
+        seen.heartbeats,
+        seen.attempts,
+        seen.checkpoints,
+        seen.steps,
+        seen.submissions,
+        seen.exclusions,
+    )
     loops = ("symbolic links", "a link that leads back to itself")
-    assert all(isinstance(value, Unknown) and any(loop in value.why for loop in loops) for value in blind), blind
+    assert all(
+        isinstance(value, Unknown) and any(loop in value.why for loop in loops) for value in blind
+    ), blind
 
 
 def test_files_where_folders_belong_are_unknown(directory: RunDirectory) -> None:
     paths = directory.paths
     paths.state.mkdir()
-    for path in (paths.heartbeats, paths.attempts, directory.submissions, paths.root / "checkpoints", paths.published):
+    for path in (
+        paths.heartbeats,
+        paths.attempts,
+        directory.submissions,
+        paths.root / "checkpoints",
+        paths.published,
+    ):
         path.write_text("not a folder")
     seen = look(directory, Answers())
     blind = (seen.heartbeats, seen.attempts, seen.checkpoints, seen.steps, seen.submissions)
@@ -286,7 +362,9 @@ def test_digests_are_read_only_when_asked(directory: RunDirectory) -> None:
         ("[1]", "", ""),
     ],
 )
-def test_the_kill_switch_counts_whatever_it_holds(tmp_path: Path, content: str, who: str, why: str) -> None:
+def test_the_kill_switch_counts_whatever_it_holds(
+    tmp_path: Path, content: str, who: str, why: str
+) -> None:
     path = tmp_path / "switch"
     assert read_kill_switch(path) is None
     path.write_text(content)
@@ -331,7 +409,9 @@ def local(tmp_path: Path) -> Iterator[LocalScheduler]:
     until(lambda: all(job.state.is_final for job in scheduler.jobs()), "the end of all jobs")
 
 
-def test_the_embedded_scheduler_with_nine_thousand_queued_tasks(directory: RunDirectory, local: LocalScheduler) -> None:
+def test_the_embedded_scheduler_with_nine_thousand_queued_tasks(
+    directory: RunDirectory, local: LocalScheduler
+) -> None:
     def request(name: str, comment: str, array: str) -> BatchRequest:
         return BatchRequest(
             script="#!/bin/bash\nsleep 60\n",

@@ -24,7 +24,13 @@ STEPS = 8
 
 def step(number: int, **changes: Any) -> dict[str, Any]:
     record = StepRecord(number, 100, 8 * number, 80 * number, 1.5, 1e-4, 8, 2.5, 0.3, 5.0, 150.0)
-    return {"kind": "step", **to_builtins(record), "time": 1000.0 + number, "job_id": "12", **changes}
+    return {
+        "kind": "step",
+        **to_builtins(record),
+        "time": 1000.0 + number,
+        "job_id": "12",
+        **changes,
+    }
 
 
 def test_where_the_readers_differed(tmp_path: Path) -> None:
@@ -43,7 +49,9 @@ def test_where_the_readers_differed(tmp_path: Path) -> None:
     half = json.dumps(step(94))  # goodput and the report took a line that was being written
     paths.metrics.write_text("".join(json.dumps(row) + "\n" for row in lines) + half)
     observed = read_steps(paths)
-    assert isinstance(observed, tuple) and [each.record.iteration for each in observed] == [*range(1, STEPS + 1)]
+    assert isinstance(observed, tuple) and [each.record.iteration for each in observed] == [
+        *range(1, STEPS + 1)
+    ]
     assert [mark.iteration for mark in read_metrics(paths.metrics).steps] == [*range(1, STEPS + 1)]
     series = read_series(paths.metrics)
     assert series.total == STEPS and series.points[-1].iteration == STEPS
@@ -52,4 +60,7 @@ def test_where_the_readers_differed(tmp_path: Path) -> None:
     assert steps_since(paths.metrics, 0.0) == STEPS
     assert read_history(paths).step_iteration == STEPS
     assert best_rates(paths) == (150.0, 5.0)
-    assert read_losses(paths.metrics, STEPS).train == 2.5 and read_losses(paths.metrics, 94).train is None
+    assert (
+        read_losses(paths.metrics, STEPS).train == 2.5
+        and read_losses(paths.metrics, 94).train is None
+    )

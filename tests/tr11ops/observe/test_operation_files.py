@@ -40,7 +40,9 @@ JOBCOMP = Path(__file__).parents[2] / "data" / "slurm" / "22.05" / "jobcomp.txt"
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
-    return RunDirectory(RunPaths(tmp_path / "run", "demo", "main"), tmp_path / "run" / "kill-switch")
+    return RunDirectory(
+        RunPaths(tmp_path / "run", "demo", "main"), tmp_path / "run" / "kill-switch"
+    )
 
 
 def card(name: str, *overrides: str) -> Any:
@@ -50,9 +52,16 @@ def card(name: str, *overrides: str) -> Any:
 # ----------------------------------------------------------------------------- the card
 def test_the_facts_of_the_large_run() -> None:
     facts = reading.operation_facts(card("tr11-176B-ml"))
-    assert (facts.partition, facts.allocated_nodes, facts.exclusion_cap_percent) == ("gpu_p5", 50, None)
+    assert (facts.partition, facts.allocated_nodes, facts.exclusion_cap_percent) == (
+        "gpu_p5",
+        50,
+        None,
+    )
     assert (facts.archive_interval, facts.sync_seconds) == (1000, 3600)
-    assert (facts.purge_days, len(facts.used_files)) == (30, 2 * 28)  # its tokenizer is a hub id, in no cache here
+    assert (facts.purge_days, len(facts.used_files)) == (
+        30,
+        2 * 28,
+    )  # its tokenizer is a hub id, in no cache here
     rules = {rule.name: rule for rule in facts.filesystems}
     assert rules["SCRATCH"].bytes_limit == 400 * 2**40
     assert (rules["SCRATCH"].bytes_percent, rules["WORKSF"].inodes_limit) == (75, 3_000_000)
@@ -70,7 +79,9 @@ def test_a_card_that_asks_for_nothing() -> None:
 
 
 def test_where_copies_go_says_which_steps_must_be_copied() -> None:
-    only_url = reading.operation_facts(card("rehearsal", "backup.url=gs://bucket/x", "backup.weights_interval=300"))
+    only_url = reading.operation_facts(
+        card("rehearsal", "backup.url=gs://bucket/x", "backup.weights_interval=300")
+    )
     assert only_url.archive_interval == 300
 
 
@@ -93,7 +104,11 @@ def test_what_costs_of_a_card_is_worked_out_once_and_when_it_is_asked_for(
     facts = facts_of(card("rehearsal", "slurm.time_limit=02:00:00"))
     assert observe(directory, facts, Unknown("not asked"), NOW).run is facts
     assert asked == []
-    assert (facts.task_seconds, facts.exit_margin, facts.operation.periodic_jobs) == (5400, 1800, ())
+    assert (facts.task_seconds, facts.exit_margin, facts.operation.periodic_jobs) == (
+        5400,
+        1800,
+        (),
+    )
     assert (facts.task_seconds, facts.operation.periodic_jobs) == (5400, ())
     assert asked == ["exit plan", "periodic jobs"]
 
@@ -129,14 +144,21 @@ def test_an_empty_run_directory_is_seen_and_holds_nothing(directory: RunDirector
     ],
 )
 def test_folders_that_no_one_can_write_to(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], why: list[str]
+    directory: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, int],
+    why: list[str],
 ) -> None:
     directory.paths.state.mkdir(parents=True)
-    room = SimpleNamespace(**{"f_flag": 0, "f_blocks": 9, "f_bavail": 9, "f_files": 9, "f_favail": 9, **changes})
+    room = SimpleNamespace(
+        **{"f_flag": 0, "f_blocks": 9, "f_bavail": 9, "f_files": 9, "f_favail": 9, **changes}
+    )
     monkeypatch.setattr(os, "statvfs", lambda path: room)
     found = reading.read_unwritable_directories(directory.paths)
     assert not isinstance(found, Unknown)
-    assert [(folder.path, folder.why) for folder in found] == [(str(directory.root), text) for text in why]
+    assert [(folder.path, folder.why) for folder in found] == [
+        (str(directory.root), text) for text in why
+    ]
 
 
 def test_the_room_for_the_next_save_is_that_of_the_checkpoints_folder(
@@ -146,7 +168,9 @@ def test_the_room_for_the_next_save_is_that_of_the_checkpoints_folder(
     directory.paths.checkpoints.mkdir(parents=True)
     room = SimpleNamespace(f_bavail=7, f_blocks=64, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda path: room)
-    assert reading.read_save_room(directory.paths) == FolderRoom(str(directory.root), 7 * 4096, 64 * 4096)
+    assert reading.read_save_room(directory.paths) == FolderRoom(
+        str(directory.root), 7 * 4096, 64 * 4096
+    )
 
 
 GARBAGE = [
@@ -166,7 +190,11 @@ GARBAGE = [
 @pytest.mark.parametrize("content", GARBAGE)
 def test_garbage_is_unknown_and_never_none(directory: RunDirectory, content: bytes) -> None:
     state = directory.paths.state
-    for path in (state / "backup/status.json", state / "sync/status.json", state / "cron/pulse.json"):
+    for path in (
+        state / "backup/status.json",
+        state / "sync/status.json",
+        state / "cron/pulse.json",
+    ):
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
     seen = reading.see_operation(directory, OperationFacts(), "demo", (), ())
@@ -186,34 +214,64 @@ def test_a_folder_where_a_file_belongs_is_unknown(directory: RunDirectory) -> No
 # ----------------------------------------------------------------------------- copies, holds, periodic jobs
 def test_copies_as_the_contract_writes_them(directory: RunDirectory) -> None:
     state = directory.paths.state
-    write_json(state / "backup/status.json", {"schema": 1, "time": NOW, "step": 31000, "message": ""})
-    write_json(state / "sync/status.json", {"schema": 1, "time": NOW, "step": None, "message": "3 files"})
+    write_json(
+        state / "backup/status.json", {"schema": 1, "time": NOW, "step": 31000, "message": ""}
+    )
+    write_json(
+        state / "sync/status.json", {"schema": 1, "time": NOW, "step": None, "message": "3 files"}
+    )
     seen = reading.see_operation(directory, OperationFacts(), "demo", (), ())
     assert seen.backup == CopyStatus(NOW, 31000, "")
     assert seen.sync == CopyStatus(NOW, None, "3 files")
 
 
 def test_a_backup_says_all_its_copies_and_what_is_damaged(directory: RunDirectory) -> None:
-    status = {"schema": 1, "time": NOW, "step": 3000, "message": "", "damaged": ["store: step 9\n[31m (full): a"]}
-    write_json(directory.paths.state / "backup/status.json", {**status, "copied": {"url": {"weights": [3000, 6000]}}})
+    status = {
+        "schema": 1,
+        "time": NOW,
+        "step": 3000,
+        "message": "",
+        "damaged": ["store: step 9\n[31m (full): a"],
+    }
+    write_json(
+        directory.paths.state / "backup/status.json",
+        {**status, "copied": {"url": {"weights": [3000, 6000]}}},
+    )
     seen = reading.see_operation(directory, OperationFacts(), "demo", (), ()).backup
     copied = (Copied("url", "weights", 3000), Copied("url", "weights", 6000))
     assert seen == CopyStatus(NOW, 3000, "", copied, ("store: step 9 [31m (full): a",))
 
 
 @pytest.mark.parametrize(
-    "odd", [{"copied": []}, {"copied": {"url": [1]}}, {"copied": {"url": {"full": ["x"]}}}, {"damaged": {}}]
+    "odd",
+    [
+        {"copied": []},
+        {"copied": {"url": [1]}},
+        {"copied": {"url": {"full": ["x"]}}},
+        {"damaged": {}},
+    ],
 )
-def test_copies_that_cannot_be_understood_are_unknown(directory: RunDirectory, odd: dict[str, Any]) -> None:
+def test_copies_that_cannot_be_understood_are_unknown(
+    directory: RunDirectory, odd: dict[str, Any]
+) -> None:
     write_json(
-        directory.paths.state / "backup/status.json", {"schema": 1, "time": NOW, "step": 1, "message": "", **odd}
+        directory.paths.state / "backup/status.json",
+        {"schema": 1, "time": NOW, "step": 1, "message": "", **odd},
     )
-    assert isinstance(reading.see_operation(directory, OperationFacts(), "demo", (), ()).backup, Unknown)
+    assert isinstance(
+        reading.see_operation(directory, OperationFacts(), "demo", (), ()).backup, Unknown
+    )
 
 
 def test_holds_and_when_they_last_changed(directory: RunDirectory) -> None:
     path = directory.paths.requests / "holds.json"
-    write_json(path, {"schema": 1, "holds": [{"job": "12", "who": "ben", "time": NOW, "why": "x"}, {"who": "?"}, 3]})
+    write_json(
+        path,
+        {
+            "schema": 1,
+            "holds": [{"job": "12", "who": "ben", "time": NOW, "why": "x"}, {"who": "?"}, 3],
+        },
+    )
     os.utime(path, (NOW, NOW + 5))
     seen = reading.see_operation(directory, OperationFacts(), "demo", (), ())
     assert (seen.holds, seen.holds_changed) == ((HoldRecord("12", "ben", NOW, "x"),), NOW + 5)
@@ -224,12 +282,19 @@ def test_a_pipe_in_a_files_place_holds_up_no_one(directory: RunDirectory) -> Non
         (directory.paths.state / name).parent.mkdir(parents=True)
         os.mkfifo(directory.paths.state / name)
     seen = reading.see_operation(directory, OperationFacts(), "demo", (), ())
-    assert all(isinstance(value, Unknown) for value in (seen.backup, seen.holds, seen.periodic_jobs))
+    assert all(
+        isinstance(value, Unknown) for value in (seen.backup, seen.holds, seen.periodic_jobs)
+    )
 
 
 def test_what_an_attempt_held_at_its_end_is_a_hold_too(directory: RunDirectory) -> None:
-    write_json(directory.paths.requests / "holds.json", {"schema": 1, "holds": [{"job": "12", "who": "ben"}]})
-    verdict = AttemptVerdict("kill-switch", 604, 604, 0, "[Detected ...]", held=("12", "101"), time=NOW)
+    write_json(
+        directory.paths.requests / "holds.json",
+        {"schema": 1, "holds": [{"job": "12", "who": "ben"}]},
+    )
+    verdict = AttemptVerdict(
+        "kill-switch", 604, 604, 0, "[Detected ...]", held=("12", "101"), time=NOW
+    )
     verdict.write(directory.paths.attempt("7"))
     write_json(directory.paths.attempt("8") / "verdict.json", {"held": 5})
     attempts = (Attempt("8", NOW, None), Attempt("7", NOW, None))
@@ -249,14 +314,20 @@ def test_what_an_attempt_held_at_its_end_is_a_hold_too(directory: RunDirectory) 
 def test_a_hold_says_why_and_not_only_how_the_attempt_ended(
     directory: RunDirectory, because: str, message: str, why: str
 ) -> None:
-    verdict = AttemptVerdict("error", 6, 4, 1, message, held=("101",), time=NOW, held_because=because)
+    verdict = AttemptVerdict(
+        "error", 6, 4, 1, message, held=("101",), time=NOW, held_because=because
+    )
     verdict.write(directory.paths.attempt("7"))
-    seen = reading.see_operation(directory, OperationFacts(), "demo", (), (Attempt("7", NOW, None),))
+    seen = reading.see_operation(
+        directory, OperationFacts(), "demo", (), (Attempt("7", NOW, None),)
+    )
     assert seen.holds == (HoldRecord("101", "tr11", NOW, why, is_for_fault=True),)
 
 
 def test_periodic_jobs_are_those_that_the_jobs_themselves_write(directory: RunDirectory) -> None:
-    state = periodic.PeriodicJobState("pulse", "crontab", "login1", NOW, NOW + 1, 2, "boom", 3600.0, 7, 3, NOW + 3600)
+    state = periodic.PeriodicJobState(
+        "pulse", "crontab", "login1", NOW, NOW + 1, 2, "boom", 3600.0, 7, 3, NOW + 3600
+    )
     periodic.write_job(directory, state)
     chain = periodic.ChainState("hourly", "77", NOW, NOW + 3600)
     periodic.write_chain(directory, chain)
@@ -265,7 +336,9 @@ def test_periodic_jobs_are_those_that_the_jobs_themselves_write(directory: RunDi
 
 
 # ----------------------------------------------------------------------------- jobs that the scheduler has forgotten
-def test_forgotten_jobs_are_read_from_the_log_the_site_named(directory: RunDirectory, tmp_path: Path) -> None:
+def test_forgotten_jobs_are_read_from_the_log_the_site_named(
+    directory: RunDirectory, tmp_path: Path
+) -> None:
     log = tmp_path / "jobcomp.txt"
     log.write_bytes(JOBCOMP.read_bytes())
     keep_site(directory.site, SiteRules(version="22.05.8", job_completions=str(log)))
@@ -279,7 +352,9 @@ def test_forgotten_jobs_are_read_from_the_log_the_site_named(directory: RunDirec
 
 
 @pytest.mark.parametrize("site", [None, {}, {"job_completions": ""}, {"job_completions": 3}])
-def test_a_site_without_such_a_log_has_no_forgotten_jobs(directory: RunDirectory, site: dict[str, Any] | None) -> None:
+def test_a_site_without_such_a_log_has_no_forgotten_jobs(
+    directory: RunDirectory, site: dict[str, Any] | None
+) -> None:
     if site is not None:
         write_json(directory.site, site)
     assert reading.read_ended_jobs(directory.site, "arr") == ()
@@ -363,7 +438,9 @@ anything = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 2**40) | st.floats() | st.text(max_size=8),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["time", "step", "holds", "job", "host", "message"]), inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["time", "step", "holds", "job", "host", "message"]), inner, max_size=4
+        )
     ),
     max_leaves=8,
 )

@@ -32,7 +32,9 @@ TAG = new_tag(NOW - 100)
 
 
 def record(**changes: object) -> Submission:
-    entry = Submission(TAG, "1000", "slurm", NOW - 100, "ana", "h", NAME, "main", "1-10", 48, "hash")
+    entry = Submission(
+        TAG, "1000", "slurm", NOW - 100, "ana", "h", NAME, "main", "1-10", 48, "hash"
+    )
     return replace(entry, **changes)  # type: ignore[arg-type]
 
 
@@ -58,22 +60,48 @@ def cases(directory: RunDirectory, elsewhere: RunDirectory) -> list[tuple[str, J
         ),
         ("by hand, in the run directory", by_hand(working_directory=root), True),
         ("by hand, in the run directory with a slash", by_hand(working_directory=root + "/"), True),
-        ("by hand, in the run directory, another name", by_hand(working_directory=root, name="other"), False),
+        (
+            "by hand, in the run directory, another name",
+            by_hand(working_directory=root, name="other"),
+            False,
+        ),
         ("by hand, of anyone who looks, elsewhere", by_hand(working_directory="/home/ana"), False),
-        ("by hand, of another user, in the run directory", by_hand(working_directory=root, user="ben"), True),
+        (
+            "by hand, of another user, in the run directory",
+            by_hand(working_directory=root, user="ben"),
+            True,
+        ),
         ("a recorded number", running(comment="", submit_time=NOW - 90), True),
-        ("a recorded number of long before", running(comment="", submit_time=NOW - 9 * 86400), False),
-        ("a recorded number, another name", running(comment="", submit_time=NOW - 90, name="other"), False),
-        ("tr11's own copy", replace(by_hand(working_directory=root), comment="tr11-backup@0"), False),
+        (
+            "a recorded number of long before",
+            running(comment="", submit_time=NOW - 9 * 86400),
+            False,
+        ),
+        (
+            "a recorded number, another name",
+            running(comment="", submit_time=NOW - 90, name="other"),
+            False,
+        ),
+        (
+            "tr11's own copy",
+            replace(by_hand(working_directory=root), comment="tr11-backup@0"),
+            False,
+        ),
     ]
 
 
 def test_the_rule(directory: RunDirectory, tmp_path: Path) -> None:
     elsewhere = RunDirectory(RunPaths(tmp_path / "other", NAME, "main"), tmp_path / "k")
     ownership = Ownership(directory, [record()])
-    wrong = [name for name, job, is_ours in cases(directory, elsewhere) if ownership.has(job) is not is_ours]
+    wrong = [
+        name
+        for name, job, is_ours in cases(directory, elsewhere)
+        if ownership.has(job) is not is_ours
+    ]
     assert not wrong
-    assert Ownership(directory, array_id="1000").has(running(comment="", name="renamed")), "the controller's own array"
+    assert Ownership(directory, array_id="1000").has(running(comment="", name="renamed")), (
+        "the controller's own array"
+    )
 
 
 def test_a_variant_counts_once_and_a_number_for_its_scheduler(directory: RunDirectory) -> None:
@@ -86,7 +114,9 @@ def test_a_variant_counts_once_and_a_number_for_its_scheduler(directory: RunDire
     assert not Ownership(directory, [record()], scheduler="local").has(numbered)
 
 
-def test_a_link_to_the_run_directory_is_the_run_directory(directory: RunDirectory, tmp_path: Path) -> None:
+def test_a_link_to_the_run_directory_is_the_run_directory(
+    directory: RunDirectory, tmp_path: Path
+) -> None:
     link = tmp_path / "link"
     link.symlink_to(directory.root)
     linked = RunDirectory(RunPaths(link, NAME, "main"), link / "kill-switch")
@@ -134,11 +164,17 @@ def launched(tmp_path: Path, **changes: object) -> tuple[RunCard, RunDirectory]:
 
 
 def waiting(name: str, **changes: object) -> Job:
-    return pending((), job_id="1000", raw_id="1000", array_id=None, name=name, comment="", **changes)
+    return pending(
+        (), job_id="1000", raw_id="1000", array_id=None, name=name, comment="", **changes
+    )
 
 
-@pytest.mark.parametrize(("place", "is_ours"), [("the run directory", True), ("another folder", False)])
-def test_a_job_made_by_hand_is_the_same_to_everyone(tmp_path: Path, place: str, is_ours: bool) -> None:
+@pytest.mark.parametrize(
+    ("place", "is_ours"), [("the run directory", True), ("another folder", False)]
+)
+def test_a_job_made_by_hand_is_the_same_to_everyone(
+    tmp_path: Path, place: str, is_ours: bool
+) -> None:
     card, directory = launched(tmp_path)
     where = directory.root if is_ours else tmp_path
     job = waiting(card.run.name, working_directory=str(where))
@@ -188,7 +224,13 @@ def test_a_job_with_an_unreadable_record_is_unknown_to_everyone(tmp_path: Path, 
         directory.submissions.rename(tmp_path / "away")
         directory.submissions.write_text("")
     found = answers(card, directory, job)
-    assert found == {"status": None, "kill": None, "launch": None, "controller": None, "watchdog": False}
+    assert found == {
+        "status": None,
+        "kill": None,
+        "launch": None,
+        "controller": None,
+        "watchdog": False,
+    }
 
 
 def test_a_job_in_an_unknown_state_neither_runs_nor_is_queued(tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ SHUT = tuple(replace(node, shut_partitions=("gpu",)) for node in GPU)
         (Unknown("away"), {"partition": "gpu"}, False, ""),
     ],
 )  # fmt: skip
-def test_what_the_nodes_say_of_a_queued_job(nodes: Any, job: dict[str, Any], shut: bool, words: str) -> None:
+def test_what_the_nodes_say_of_a_queued_job(
+    nodes: Any, job: dict[str, Any], shut: bool, words: str
+) -> None:
     queued = pending(**job)
     seen = snapshot(jobs=(running(), queued), nodes=nodes)
     assert (is_shut(seen, queued), misplaced(seen, queued)) == (shut, words)
@@ -60,7 +62,9 @@ def short(*states: str) -> tuple[Node, ...]:
         (GPU, {"excluded": ("n3",)}, "47 of 48 nodes of gpu can be used, it asks for 48"),
     ],
 )
-def test_what_has_too_few_nodes_now_is_queued_and_covers_nothing(nodes: Any, job: dict[str, Any], words: str) -> None:
+def test_what_has_too_few_nodes_now_is_queued_and_covers_nothing(
+    nodes: Any, job: dict[str, Any], words: str
+) -> None:
     queued = pending(**{"partition": "gpu", "gpus_per_node": 8, **job})
     seen = snapshot(jobs=(running(), queued), nodes=nodes)
     assert too_few_usable(seen, queued) == words
@@ -78,6 +82,13 @@ def test_what_the_run_excludes_cannot_be_used() -> None:
 
 def test_what_waits_behind_a_misplaced_job_is_no_cover_either() -> None:
     first = pending(partition="cpu")
-    behind = replace(first, job_id="2000", raw_id="2000", array_id=None, partition="gpu", dependency="afterany:1000")
+    behind = replace(
+        first,
+        job_id="2000",
+        raw_id="2000",
+        array_id=None,
+        partition="gpu",
+        dependency="afterany:1000",
+    )
     seen = snapshot(jobs=(running(), first, behind), nodes=GPU + CPU)
     assert derived.startable_jobs(seen) == ()

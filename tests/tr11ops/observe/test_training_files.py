@@ -61,11 +61,20 @@ def write_phases(path: Path, launch: int, *entries: tuple[str, int, float]) -> N
 def test_what_the_trainer_wrote_becomes_spans(paths: RunPaths) -> None:
     """A phase lasts until the next one of its launch; where a launch broke off, no one knows its end."""
     path = paths.phases("7")
-    write_phases(path, 1, ("starting", 0, 1.0), ("loading", 0, 11.0), ("training", 100, 16.0), ("saving", 120, 40.0))
+    write_phases(
+        path,
+        1,
+        ("starting", 0, 1.0),
+        ("loading", 0, 11.0),
+        ("training", 100, 16.0),
+        ("saving", 120, 40.0),
+    )
     write_phases(path, 2, ("starting", 0, 90.0), ("loading", 0, 99.0))
     found = read_phases(paths, ["7"])
     assert isinstance(found, tuple)
-    assert [(span.launch, span.phase, span.iteration, span.began, span.ended) for span in found] == [
+    assert [
+        (span.launch, span.phase, span.iteration, span.began, span.ended) for span in found
+    ] == [
         (1, "starting", 0, 1.0, 11.0),
         (1, "loading", 0, 11.0, 16.0),
         (1, "training", 100, 16.0, 40.0),
@@ -82,7 +91,8 @@ def test_torn_and_foreign_lines_are_left_out(paths: RunPaths) -> None:
     path.parent.mkdir(parents=True)
     good = json.dumps({"time": 5.0, "phase": "training", "iteration": 1, "launch": 1})
     path.write_bytes(
-        b'{"time": 1\n\xff\xfe\n[]\n{"time": NaN, "phase": "x", "iteration": 1, "launch": 1}\n' + good.encode()
+        b'{"time": 1\n\xff\xfe\n[]\n{"time": NaN, "phase": "x", "iteration": 1, "launch": 1}\n'
+        + good.encode()
     )
     assert read_phases(paths, ["7"]) == (), "the last line may still be being written"
     append_line(path, "")
@@ -127,10 +137,15 @@ def test_events_are_the_records_that_are_no_steps(paths: RunPaths) -> None:
         {"kind": 5, "time": 5.0},
         {"kind": "no-time"},
     ]
-    paths.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows) + 'null\n{"kind": "cut"')
+    paths.metrics.write_text(
+        "".join(json.dumps(row) + "\n" for row in rows) + 'null\n{"kind": "cut"'
+    )
     found = read_events(paths)
     assert isinstance(found, tuple)
-    assert [(event.kind, event.time, event.job_id) for event in found] == [("spike", 2.0, "7"), ("roll-back", 3.0, "7")]
+    assert [(event.kind, event.time, event.job_id) for event in found] == [
+        ("spike", 2.0, "7"),
+        ("roll-back", 3.0, "7"),
+    ]
     assert found[1].values == {"to": 100, "skip": "2-9"}
 
 
@@ -141,7 +156,9 @@ def test_no_metrics_are_no_events_unreadable_ones_are_unknown(paths: RunPaths) -
 
 
 @given(st.lists(st.binary(max_size=60), max_size=20))
-def test_no_bytes_break_the_reader_of_events(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
+def test_no_bytes_break_the_reader_of_events(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
+) -> None:
     found = RunPaths(tmp_path_factory.mktemp("run"), "demo", "main")
     found.logs.mkdir(parents=True)
     found.metrics.write_bytes(b"\n".join(lines))
@@ -184,17 +201,28 @@ def test_warnings_of_the_newest_attempts_nodes(paths: RunPaths) -> None:
         {"name": "throttling", "result": "warning", "why": "hot"},
     ]
     for job_id, node in (("6", "n01"), ("7", "n02")):
-        write_json(paths.attempt(job_id) / "nodes" / f"{node}.json", {"node": node, "checks": checks})
+        write_json(
+            paths.attempt(job_id) / "nodes" / f"{node}.json", {"node": node, "checks": checks}
+        )
         os.utime(paths.attempt(job_id), (NOW, NOW + int(job_id)))
     seen = see_training(paths, read_attempts(paths))
     assert isinstance(seen.node_warnings, tuple)
-    assert [(found.node, found.check, found.why) for found in seen.node_warnings] == [("n02", "throttling", "hot")]
+    assert [(found.node, found.check, found.why) for found in seen.node_warnings] == [
+        ("n02", "throttling", "hot")
+    ]
     # A task that finds another one training goes back into the queue: what it leaves is newer, and says nothing.
-    write_json(paths.attempt("8") / "verdict.json", {"reason": "superseded", "launches": 0, "message": "7 trains"})
+    write_json(
+        paths.attempt("8") / "verdict.json",
+        {"reason": "superseded", "launches": 0, "message": "7 trains"},
+    )
     os.utime(paths.attempt("8"), (NOW, NOW + 8))
     attempts = read_attempts(paths)
     assert see_training(paths, attempts).node_warnings == seen.node_warnings
-    assert isinstance(attempts, tuple) and [one.gave_way for one in attempts] == [True, False, False]
+    assert isinstance(attempts, tuple) and [one.gave_way for one in attempts] == [
+        True,
+        False,
+        False,
+    ]
     assert newest_attempt(attempts) == attempts[1] and attempts[0].why == ""
     write_json(paths.attempt("7") / "nodes" / "n03.json", {"checks": [3]})
     assert isinstance(read_node_warnings(paths, "7"), Unknown)
@@ -204,19 +232,33 @@ def test_suspects_of_every_check_oldest_first(paths: RunPaths) -> None:
     assert read_corruptions(paths) == ()
     for name, when, how in (("7-1-20", 20.0, "undecided"), ("6-1-10", 10.0, "repeat")):
         suspect = {"rank": 3, "host": f"n{name[0]}", "gpu": "GPU 3", "how": how}
-        value = {"time": when, "iteration": int(when), "suspects": [suspect], "job_id": "7", "launch": 1}
+        value = {
+            "time": when,
+            "iteration": int(when),
+            "suspects": [suspect],
+            "job_id": "7",
+            "launch": 1,
+        }
         write_json(paths.corruptions / f"{name}.json", value)
     found = read_corruptions(paths)
     assert isinstance(found, tuple)
-    assert [(one.node, one.iteration, one.certain) for one in found] == [("n6", 10, True), ("n7", 20, False)]
-    assert found[0].why == "rank 3 on n6 (GPU 3) computed the same micro batch twice, with different results"
+    assert [(one.node, one.iteration, one.certain) for one in found] == [
+        ("n6", 10, True),
+        ("n7", 20, False),
+    ]
+    assert (
+        found[0].why
+        == "rank 3 on n6 (GPU 3) computed the same micro batch twice, with different results"
+    )
     assert see_training(paths, ()).corruptions == found
     (paths.corruptions / "8-1-1.json").write_text('{"suspects": [3]}')
     assert isinstance(read_corruptions(paths), Unknown)
 
 
 def write_times(paths: RunPaths, rank: int, launch: int = 1) -> None:
-    times = ComputeTimes(rank, f"n{rank // 8 + 1:02d}", launch, 1.7e9, 40, 10, {"forward": 0.5}, 0.6, 0, 0)
+    times = ComputeTimes(
+        rank, f"n{rank // 8 + 1:02d}", launch, 1.7e9, 40, 10, {"forward": 0.5}, 0.6, 0, 0
+    )
     write_json(paths.compute("7", rank), to_builtins(times))
 
 
@@ -228,11 +270,15 @@ def test_the_ranks_own_compute_times_of_the_newest_launch(paths: RunPaths) -> No
     (paths.compute("7", 1).parent / ".rank-3.json.77").write_text("being written")
     paths.compute("7", 4).write_text(json.dumps({"rank": 4, "padding": "x" * 100_000}))
     found = read_compute_times(paths, "7")
-    assert isinstance(found, tuple) and [times.rank for times in found] == [0, 2, 10], "torn and huge ones are left out"
+    assert isinstance(found, tuple) and [times.rank for times in found] == [0, 2, 10], (
+        "torn and huge ones are left out"
+    )
     attempt = Attempt("7", 5.0, None)
     assert see_training(paths, (attempt,)).compute_times == found
     ended = EndMarker("finished", 40, 40, False, "", 6.0, "n01", "7")
-    assert see_training(paths, (replace(attempt, end=ended),)).compute_times == (), "nothing runs there any more"
+    assert see_training(paths, (replace(attempt, end=ended),)).compute_times == (), (
+        "nothing runs there any more"
+    )
     for path in paths.compute("7", 0).parent.iterdir():
         path.write_text("[]")
     assert isinstance(read_compute_times(paths, "7"), Unknown)
@@ -240,7 +286,10 @@ def test_the_ranks_own_compute_times_of_the_newest_launch(paths: RunPaths) -> No
 
 def test_the_ends_of_launches(paths: RunPaths) -> None:
     for launch, end in ((1, 50.0), (2, 90.0), (3, None)):
-        write_json(paths.attempt("7") / "launches" / f"{launch}.json", {"launch": launch, "start": 1.0, "end": end})
+        write_json(
+            paths.attempt("7") / "launches" / f"{launch}.json",
+            {"launch": launch, "start": 1.0, "end": end},
+        )
     found = read_launch_ends(paths, "7")
     assert isinstance(found, tuple)
     assert [(end.launch, end.time) for end in found] == [(1, 50.0), (2, 90.0)]
@@ -264,7 +313,12 @@ def test_the_card_says_what_is_a_fault() -> None:
         "checkpoint.interval_minutes=90",
     ]
     facts = training_facts(load_card(shipped_folder() / "demo.toml", changes, {}))
-    assert (facts.stall_iterations, facts.slow_percent, facts.log_interval, facts.checkpoint_minutes) == (7, 5, 2, 90)
+    assert (
+        facts.stall_iterations,
+        facts.slow_percent,
+        facts.log_interval,
+        facts.checkpoint_minutes,
+    ) == (7, 5, 2, 90)
     assert (
         training_facts(load_card(shipped_folder() / "demo.toml", [], {})).stall_iterations
         == TrainingFacts().stall_iterations

@@ -22,7 +22,16 @@ from tr11ops.watchdog.verdict import VerdictWord, judge
 from trainer.contract.paths import RunPaths
 
 STRANGER = 65534
-LOOKS_AT_JOBS = {"status", "handover", "pulse", "launch", "kill", "pause", "resume", "checkpoint-now"}
+LOOKS_AT_JOBS = {
+    "status",
+    "handover",
+    "pulse",
+    "launch",
+    "kill",
+    "pause",
+    "resume",
+    "checkpoint-now",
+}
 
 
 @pytest.fixture(params=["the folder itself", "the folder above it"])
@@ -79,7 +88,10 @@ def test_it_is_unknown_whatever_the_queue_shows(directory: RunDirectory, what: s
     ids=" ".join,
 )  # fmt: skip
 def test_every_command_says_so(
-    words: tuple[str, ...], directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...],
+    directory: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In one or two lines, with the exit code for what could not be observed."""
     monkeypatch.setenv("TR11_LOCAL_SCHEDULER", str(directory.root.parent.parent / "scheduler"))
@@ -90,7 +102,9 @@ def test_every_command_says_so(
     os.seteuid(0 if os.getuid() == 0 else me)
     (spare := directory.root.parents[1] / "spare").mkdir()
     (directory.root.parents[1] / "scheduler").mkdir(mode=0o777)
-    execute([*words, "--run", "demo", "--set", f"run.directory={spare}", *where])  # imports, which a stranger may not
+    execute(
+        [*words, "--run", "demo", "--set", f"run.directory={spare}", *where]
+    )  # imports, which a stranger may not
     capsys.readouterr()
     for path in (directory.root.parents[1] / "scheduler").rglob("*"):
         path.chmod(0o777)
@@ -99,4 +113,6 @@ def test_every_command_says_so(
     out, err = capsys.readouterr()
     assert (code, "Traceback" in out + err) == (3, False), out + err
     assert "ermission denied" in out + err, out + err
-    assert not any(word in err for word in ("nothing of this run is", "nothing stands", "nothing is queued")), err
+    assert not any(
+        word in err for word in ("nothing of this run is", "nothing stands", "nothing is queued")
+    ), err

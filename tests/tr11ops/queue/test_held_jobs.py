@@ -48,7 +48,9 @@ def releasers(run: tuple[RunCard, RunDirectory], job: Job, user: str = "ana") ->
     job = replace(job, comment=directory.comment(TAG))
     queue = Queue(job)
     seen = observe(directory, facts_of(card), queue, NOW)
-    seen = snapshot(jobs=seen.jobs, holds=seen.operation.holds, attempts=seen.attempts, steps=(), heartbeats=())
+    seen = snapshot(
+        jobs=seen.jobs, holds=seen.operation.holds, attempts=seen.attempts, steps=(), heartbeats=()
+    )
     names = held_by_tr11(directory)
     scene = PolicyContext(user=user, holder=None, releasable=names)
     found = plan(seen, (), judge(seen, ()), ActionHistory(), scene, ActionLimits())
@@ -57,7 +59,9 @@ def releasers(run: tuple[RunCard, RunDirectory], job: Job, user: str = "ana") ->
         "status": any(finding.fix == "tr11 resume" for finding in held.detect(seen)),
         "handover": bool(standing_holds(seen)),
         "resume": bool(_undoing(place, look(card, directory, queue)).holds),  # type: ignore[arg-type]
-        "repair": any(step.action == "release" for step in plan_repair(seen, names, user=user).steps),
+        "repair": any(
+            step.action == "release" for step in plan_repair(seen, names, user=user).steps
+        ),
         "watchdog": any(action.name == "release" for action in found.actions),
     }
 
@@ -66,7 +70,11 @@ def releasers(run: tuple[RunCard, RunDirectory], job: Job, user: str = "ana") ->
     ("reason", "priority", "is_ours"),
     [
         ("JobHeldUser", 0, True),
-        ("Dependency", 0, True),  # of a chain: the scheduler tells the dependency, and its priority the hold
+        (
+            "Dependency",
+            0,
+            True,
+        ),  # of a chain: the scheduler tells the dependency, and its priority the hold
         ("launch_failed_requeued_held", 0, False),  # it failed to start since
         ("BurstBufferOperation", None, False),
         ("Resources", 5, False),
@@ -81,11 +89,19 @@ def test_what_tr11_held_is_released_by_all_or_none(
     assert set(releasers(run, job).values()) == {is_ours}
 
 
-def test_an_administrators_hold_is_undone_by_people_alone(run: tuple[RunCard, RunDirectory]) -> None:
+def test_an_administrators_hold_is_undone_by_people_alone(
+    run: tuple[RunCard, RunDirectory],
+) -> None:
     """Slurm says so of root's and an operator's holds through tr11 too; of others' it refuses the release."""
     record_holds(run[1], ("1000",), "root", "maintenance")
     found = releasers(run, pending(reason="JobHeldAdmin"))
-    assert found == {"status": True, "handover": True, "resume": True, "repair": True, "watchdog": False}
+    assert found == {
+        "status": True,
+        "handover": True,
+        "resume": True,
+        "repair": True,
+        "watchdog": False,
+    }
 
 
 def test_another_users_job_is_released_by_no_command(
@@ -94,10 +110,18 @@ def test_another_users_job_is_released_by_no_command(
     monkeypatch.setattr("os.geteuid", lambda: 4711)
     record_holds(run[1], ("1000",), "ana", "new data")
     found = releasers(run, pending(reason="JobHeldUser"), user="ben")
-    assert found == {"status": True, "handover": True, "resume": False, "repair": False, "watchdog": False}
+    assert found == {
+        "status": True,
+        "handover": True,
+        "resume": False,
+        "repair": False,
+        "watchdog": False,
+    }
 
 
-@pytest.mark.parametrize(("submitted", "is_released"), [(None, False), (NOW - 10, False), (NOW + 10, True)])
+@pytest.mark.parametrize(
+    ("submitted", "is_released"), [(None, False), (NOW - 10, False), (NOW + 10, True)]
+)
 def test_what_is_left_over_of_a_finished_training_stays_held(
     run: tuple[RunCard, RunDirectory], submitted: float | None, is_released: bool
 ) -> None:
@@ -112,7 +136,9 @@ def test_what_is_left_over_of_a_finished_training_stays_held(
 
 
 def test_a_repair_cancels_what_is_left_over_of_a_finished_training() -> None:
-    seen = snapshot(jobs=(pending(reason="JobHeldUser"),), attempts=(ended("1006", 0.0, "finished"),), steps=())
+    seen = snapshot(
+        jobs=(pending(reason="JobHeldUser"),), attempts=(ended("1006", 0.0, "finished"),), steps=()
+    )
     [step] = plan_repair(seen, {"1000"}, user="ana").steps
     assert (step.action, step.why) == ("cancel", "the training is finished, nothing is left for it")
     assert plan_repair(seen, {"1000"}, is_automatic=True).is_empty
@@ -126,11 +152,15 @@ def test_an_old_attempts_hold_is_known_to_all(run: tuple[RunCard, RunDirectory])
         folder = directory.paths.attempt(str(number))
         folder.mkdir(parents=True)
         held_then = ("1000",) if number == 900 else ()
-        AttemptVerdict("kill-switch", 7, 5, 0, "", held=held_then, job_id=str(number), time=50.0).write(folder)
+        AttemptVerdict(
+            "kill-switch", 7, 5, 0, "", held=held_then, job_id=str(number), time=50.0
+        ).write(folder)
     assert set(releasers(run, pending(reason="JobHeldUser")).values()) == {True}
 
 
-def test_tasks_that_are_held_again_leave_their_array_on_record(run: tuple[RunCard, RunDirectory]) -> None:
+def test_tasks_that_are_held_again_leave_their_array_on_record(
+    run: tuple[RunCard, RunDirectory],
+) -> None:
     """`tr11 kill` holds the array, and the attempt that leaves holds by name what it still sees waiting."""
     directory = run[1]
     record_holds(directory, ("1000",), "ana", "a slow node")
@@ -149,7 +179,10 @@ def test_a_long_name_of_tasks_is_read_whole(run: tuple[RunCard, RunDirectory]) -
 
 
 def test_of_two_records_of_one_name_a_hold_is_told_once() -> None:
-    records = (HoldRecord("1000", "ben", NOW), HoldRecord("1000", "tr11", NOW - 9, is_for_fault=True))
+    records = (
+        HoldRecord("1000", "ben", NOW),
+        HoldRecord("1000", "tr11", NOW - 9, is_for_fault=True),
+    )
     seen = snapshot(jobs=(pending(reason="JobHeldUser"),), holds=records)
     assert standing_holds(seen) == records[:1]
 
@@ -158,4 +191,8 @@ def test_parts_of_an_array_have_holders_of_their_own() -> None:
     person, rest = pending((8,), reason="JobHeldUser"), pending((9, 10), reason="JobHeldAdmin")
     found = held_jobs((person, rest, pending((11,))), ("1000_[8-10]",), is_automatic=True)
     assert [job.pending_tasks for job in found.ours] == [(8,)]
-    assert [job.pending_tasks for job in found.others] == [(9, 10)] == [job.pending_tasks for job in found.taken_over]
+    assert (
+        [job.pending_tasks for job in found.others]
+        == [(9, 10)]
+        == [job.pending_tasks for job in found.taken_over]
+    )

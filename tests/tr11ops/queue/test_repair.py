@@ -30,7 +30,10 @@ SELF = Submission(
 
 def chain_of_three(reason: str) -> tuple[Snapshot, list[str]]:
     numbers = ["2001", "2002", "2003"]
-    jobs = [pending((), job_id=number, raw_id=number, array_id=None, reason=reason) for number in numbers]
+    jobs = [
+        pending((), job_id=number, raw_id=number, array_id=None, reason=reason)
+        for number in numbers
+    ]
     return snapshot(jobs=(running(), *jobs)), numbers
 
 
@@ -56,7 +59,9 @@ def test_a_dead_rest_of_an_array_keeps_its_number_of_tasks() -> None:
 
 
 def test_rows_of_one_dead_array_are_one_step() -> None:
-    repair = plan_repair(snapshot(jobs=(pending((4, 5), reason=DEAD), pending((8,), reason=DEAD))), ())
+    repair = plan_repair(
+        snapshot(jobs=(pending((4, 5), reason=DEAD), pending((8,), reason=DEAD))), ()
+    )
     assert steps(repair) == [("cancel", "1000")] and repair.resubmit == 3
     change = plan_replacement(snapshot(jobs=(pending((4, 5)), pending((8,)))), "ana")
     assert steps(change) == [("cancel", "1000")] and change.resubmit == 3
@@ -69,17 +74,25 @@ def test_new_attempts_wait_for_what_can_end_not_for_the_dead() -> None:
     dead = pending((), job_id="2001", raw_id="2001", array_id=None, reason=DEAD)
     lost = plan_repair(replace(ZOMBIE, jobs=(running(), dead)), ())
     assert steps(lost) == [("cancel", "1000_7"), ("cancel", "2001")]
-    assert (lost.resubmit, lost.after) == (1, "1007"), "they start when the allocation that is cancelled has ended"
+    assert (lost.resubmit, lost.after) == (1, "1007"), (
+        "they start when the allocation that is cancelled has ended"
+    )
 
 
 def test_the_task_that_runs_survives_the_dead_rest_of_its_array() -> None:
     repair = plan_repair(snapshot(jobs=(running(), pending((8, 9), reason=DEAD))), ())
-    assert steps(repair) == [("cancel", "1000_[8-9%1]")] and (repair.resubmit, repair.after) == (2, "1000")
+    assert steps(repair) == [("cancel", "1000_[8-9%1]")] and (repair.resubmit, repair.after) == (
+        2,
+        "1000",
+    )
 
 
 def test_a_task_that_can_start_survives_a_dead_one_of_its_array() -> None:
     repair = plan_repair(
-        snapshot(jobs=(pending((8,), job_id="1000_8", reason=DEAD), pending((9,), job_id="1000_9"))), ()
+        snapshot(
+            jobs=(pending((8,), job_id="1000_8", reason=DEAD), pending((9,), job_id="1000_9"))
+        ),
+        (),
     )
     assert steps(repair) == [("cancel", "1000_8")]
 
@@ -115,19 +128,27 @@ def test_a_persons_part_of_an_array_is_not_released() -> None:
     assert repair.left_alone == (
         "job 1000_8 was not held by tr11 (JobHeldUser): `scontrol release 1000_8` by its owner",
     )
-    merged = plan_repair(snapshot(jobs=(pending((8, 9, 10), reason="JobHeldUser"),)), {"1000_[9-10]"})
+    merged = plan_repair(
+        snapshot(jobs=(pending((8, 9, 10), reason="JobHeldUser"),)), {"1000_[9-10]"}
+    )
     assert (steps(merged), merged.left_alone) == (steps(repair), repair.left_alone)
 
 
 def test_a_zombie_is_cancelled_alone_and_its_array_goes_on() -> None:
     repair = plan_repair(ZOMBIE, ())
-    assert steps(repair) == [("cancel", "1000_7")] and repair.resubmit == 0 and "n01" in repair.steps[0].why
+    assert (
+        steps(repair) == [("cancel", "1000_7")]
+        and repair.resubmit == 0
+        and "n01" in repair.steps[0].why
+    )
 
 
 def test_trainers_that_were_alive_a_moment_ago_are_left_alone() -> None:
     repair = plan_repair(replace(ZOMBIE, heartbeats=beats(age=20)), ())
     assert repair.is_empty
-    assert repair.left_alone == ("job 1000_7 has lost its batch host n01, but was alive: look again in 1 min 40 s",)
+    assert repair.left_alone == (
+        "job 1000_7 has lost its batch host n01, but was alive: look again in 1 min 40 s",
+    )
 
 
 def test_unknown_is_never_repaired() -> None:
@@ -163,13 +184,21 @@ def test_nothing_absent_foreign_or_unknown_is_replaced(monkeypatch: pytest.Monke
     )
     foreign = plan_replacement(snapshot(jobs=(running(), pending(user="bob"))), "ana")
     assert foreign.refusals == ("job 1000_[8-10%1] is bob's, who alone can cancel it",)
-    assert plan_replacement(snapshot(jobs=Unknown("timed out")), "ana").read_errors == ("jobs: timed out",)
+    assert plan_replacement(snapshot(jobs=Unknown("timed out")), "ana").read_errors == (
+        "jobs: timed out",
+    )
 
 
 def test_a_queue_is_the_same_whatever_its_jobs_wait_for() -> None:
     """Slurm looks at them anew every few seconds: what was agreed to is done all the same."""
     shown = plan_replacement(snapshot(jobs=(pending((1, 2), reason="None"),)), "ana")
-    later = pending((1, 2), reason="PartitionDown", priority=4294901758, start_time=NOW + HOUR, eligible_time=NOW)
+    later = pending(
+        (1, 2),
+        reason="PartitionDown",
+        priority=4294901758,
+        start_time=NOW + HOUR,
+        eligible_time=NOW,
+    )
     assert plan_replacement(snapshot(jobs=(later,)), "ana").is_as(shown)
     for others in (
         (pending((2,)),),

@@ -20,7 +20,11 @@ def test_the_report_tells_what_the_hand_over_tells() -> None:
     section = actions(cast(ReportMaterial, SimpleNamespace(journal=entries)), UTC)
     assert section.table is not None
     told = [row[2].text for row in section.table.rows]
-    assert told == [line.text for line in reversed(lines_of(entries))] == ["a new kind", "asked for a checkpoint"]
+    assert (
+        told
+        == [line.text for line in reversed(lines_of(entries))]
+        == ["a new kind", "asked for a checkpoint"]
+    )
 
 
 def test_what_is_told_elsewhere_has_no_line() -> None:

@@ -47,11 +47,17 @@ from trainer.contract.metrics_record import parse_record
 from trainer.contract.paths import RunPaths
 
 START = 1_700_000_000.0
-HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)> & \"quotes\""
+HOSTILE = (
+    "</script><script>document.title='taken'</script><img src=x onerror=alert(1)> & \"quotes\""
+)
 
 
 def point(
-    iteration: int, loss: float = 2.0, norm: float = 0.2, tflops: float = 149.0, time: float | None = None
+    iteration: int,
+    loss: float = 2.0,
+    norm: float = 0.2,
+    tflops: float = 149.0,
+    time: float | None = None,
 ) -> StepPoint:
     moment = START + 105 * iteration if time is None else time
     return StepPoint(moment, iteration, 1000 * iteration, loss, 6e-5, 2048, tflops, norm, "1")
@@ -73,11 +79,20 @@ def directory(tmp_path: Path) -> RunDirectory:
     paths = RunPaths(tmp_path / "run", "small", "main")
     found = RunDirectory(paths, paths.root / "kill-switch")
     lines = []
-    for job, label, first, last, begin in (("11", 1, 1, 100, START + 60), ("12", 2, 91, 200, START + 2000)):
+    for job, label, first, last, begin in (
+        ("11", 1, 1, 100, START + 60),
+        ("12", 2, 91, 200, START + 2000),
+    ):
         folder = paths.attempt(job)
         write_json(
             folder / "attempt.json",
-            {"job_id": job, "array_id": "10", "task_id": label, "start": begin, "nodes": ["n1", "n2", "n3"]},
+            {
+                "job_id": job,
+                "array_id": "10",
+                "task_id": label,
+                "start": begin,
+                "nodes": ["n1", "n2", "n3"],
+            },
         )
         end = begin + 10 * (last - first + 1) + 30
         launch = {
@@ -90,7 +105,9 @@ def directory(tmp_path: Path) -> RunDirectory:
         }
         write_json(folder / "launches" / "1.json", launch)
         lines += [
-            record(step, job, begin + 10 * (step - first + 1), None if step == 150 else 2.0 + 1 / step)
+            record(
+                step, job, begin + 10 * (step - first + 1), None if step == 150 else 2.0 + 1 / step
+            )
             for step in range(first, last + 1)
         ]
     marker = EndMarker("exit-duration", 200, 200, True, "", START + 3130, "n1", "12", 1)
@@ -102,7 +119,9 @@ def directory(tmp_path: Path) -> RunDirectory:
     )  # fmt: skip
     paths.metrics.parent.mkdir(parents=True)
     paths.metrics.write_text("\n".join([*lines, '{"kind": "step", "torn']), encoding="utf-8")
-    Journal(found.journal, "test").write("node-excluded", HOSTILE, {"node": "n2"}, "someone", START + 1200)
+    Journal(found.journal, "test").write(
+        "node-excluded", HOSTILE, {"node": "n2"}, "someone", START + 1200
+    )
     return found
 
 
@@ -116,7 +135,9 @@ def page_text(directory: RunDirectory, with_charts: bool = False) -> str:
 
 
 def words_of(text: str) -> str:
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", re.sub(r"(?s)<(script|style).*?</\1>", " ", text)))
+    return re.sub(
+        r"\s+", " ", re.sub(r"<[^>]+>", " ", re.sub(r"(?s)<(script|style).*?</\1>", " ", text))
+    )
 
 
 # ----------------------------------------------------------------------------- what it says
@@ -136,7 +157,9 @@ def test_a_run_with_a_fault_is_told_as_it_was(directory: RunDirectory) -> None:
 
 def test_a_length_is_about_where_no_one_has_said_when_it_ended(directory: RunDirectory) -> None:
     """Of one its verdict tells, of the other the trainer's end marker."""
-    assert "about" not in " ".join(re.findall(r"10_[12] \S+ \S+ (.{1,30})", words_of(page_text(directory))))
+    assert "about" not in " ".join(
+        re.findall(r"10_[12] \S+ \S+ (.{1,30})", words_of(page_text(directory)))
+    )
     (directory.paths.attempt("11") / "verdict.json").unlink()
     rows = re.findall(r"(10_[12]) \S+ \S+ (?:UTC )?about ", words_of(page_text(directory)))
     assert rows == ["10_1"]
@@ -147,7 +170,10 @@ def test_a_part_of_the_course_is_drawn_and_the_rest_stays_whole(directory: RunDi
     within = CurveRange(CurvePlace(150), CurvePlace(160))
     part = gather(directory, facts, Unknown("no scheduler here"), START + 4000, within)
     assert not isinstance(part.series, Unknown)
-    assert (part.series.total, {point.iteration for point in part.series.points}) == (11, set(range(150, 161)))
+    assert (part.series.total, {point.iteration for point in part.series.points}) == (
+        11,
+        set(range(150, 161)),
+    )
     words = words_of(render(page_of(part, UTC)))
     assert "Course of the training from iteration 150 to iteration 160 11 steps;" in words
     assert "1 to 100" in words and "91 to 200" in words  # the attempts are told as they were
@@ -159,12 +185,17 @@ def test_the_code_of_each_attempt_is_told(directory: RunDirectory) -> None:
     assert "Which code ran" not in page_text(directory)  # what an older tr11 did not record
     path = directory.paths.attempt("12") / "attempt.json"
     code = CodeIdentity("/code", "ab" * 20, "work", ("x.py",), 1, "f" * 64, "code.diff")
-    since = ["since attempt 11: code: work 1234567890 -> work ababababab with 1 changed file (ffffffff)"]
+    since = [
+        "since attempt 11: code: work 1234567890 -> work ababababab with 1 changed file (ffffffff)"
+    ]
     write_json(path, {**json.loads(path.read_text()), "code": document(code), "versions": {"torch": "2.13"},
                       "changes": since})  # fmt: skip
     words = words_of(page_text(directory))
     part = words[words.index("Which code ran") :]
-    assert "10_2 work ababababab with 1 changed file (ffffffff) torch 2.13 code: work 1234567890 -&gt; work" in part
+    assert (
+        "10_2 work ababababab with 1 changed file (ffffffff) torch 2.13 code: work 1234567890 -&gt; work"
+        in part
+    )
     assert "the code lies in /code" in part
 
 
@@ -186,7 +217,10 @@ def test_a_run_without_a_past_is_a_page_too(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_the_page_or_refuses_in_one_line(
-    directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    directory: RunDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     card = Path("tests/data/small-card.toml").resolve()
     monkeypatch.chdir(tmp_path)
@@ -227,7 +261,9 @@ def test_thinning_loses_no_extreme_and_keeps_the_order(losses: list[float], most
 
 
 def test_the_spike_of_april_is_drawn() -> None:
-    points = [point(step, *((5.098, 960.0) if step == 31219 else (2.2, 0.24))) for step in range(60_000)]
+    points = [
+        point(step, *((5.098, 960.0) if step == 31219 else (2.2, 0.24))) for step in range(60_000)
+    ]
     kept, _ = thinned(points, 2000)
     assert len(kept) <= 4000
     assert max(each.loss for each in kept) == 5.098
@@ -264,20 +300,32 @@ def layers_record(iteration: int, updates: list[float | None]) -> bytes:
 
 def test_layers_are_read_with_the_one_that_has_most() -> None:
     """Updates relative to weights; what was not finite, or is no number at all, counts as not measured."""
-    lines = [record(7, "1", START).encode(), layers_record(7, [0.1, 0.1, 0.1]), layers_record(8, [None, 0.6, None])]
+    lines = [
+        record(7, "1", START).encode(),
+        layers_record(7, [0.1, 0.1, 0.1]),
+        layers_record(8, [None, 0.6, None]),
+    ]
     odd = b'{"kind": "layers", "iteration": 9, "time": 1700000200.0, "layers": ["a", "b"], "update": "none", "weight": [true]}'
-    found = map(parse_record, [*lines, odd, b'{"kind": "layers", "iteration": 10, "time": 1.0, "layers": 3}'])
+    found = map(
+        parse_record,
+        [*lines, odd, b'{"kind": "layers", "iteration": 10, "time": 1.0, "layers": 3}'],
+    )
     first, second, third = series_of(points_of(each for each in found if each is not None)).layers
     assert (first.iteration, first.tokens, first.samples) == (7, 7 * 16384, 56)
     assert first.update == LayerSpread(0.01, "embedding", 0.005)
-    assert first.gradient == LayerSpread(0.3, "blocks.0", 0.2) and first.output == LayerSpread(2.5, "blocks.1", 2.0)
+    assert first.gradient == LayerSpread(0.3, "blocks.0", 0.2) and first.output == LayerSpread(
+        2.5, "blocks.1", 2.0
+    )
     assert second.update == LayerSpread(0.03, "blocks.0", 0.03)
     assert third.update.layer == "" and math.isnan(third.update.largest)
 
 
 def test_a_spike_of_an_update_is_drawn() -> None:
     """Of more measures than are drawn each stretch's largest update stays."""
-    points = (parse_record(layers_record(step, [0.1, 5.0 if step == 4321 else 0.1, 0.1])) for step in range(6000))
+    points = (
+        parse_record(layers_record(step, [0.1, 5.0 if step == 4321 else 0.1, 0.1]))
+        for step in range(6000)
+    )
     kept = series_of(points_of(each for each in points if each is not None)).layers
     assert len(kept) == MOST_LAYER_POINTS
     assert [each.iteration for each in kept if each.update.largest == 0.25] == [4321]
@@ -287,7 +335,13 @@ def test_a_spike_of_an_update_is_drawn() -> None:
 def test_layers_have_a_chart_where_they_were_measured(directory: RunDirectory) -> None:
     assert "layers-chart" not in page_text(directory, with_charts=True)
     with directory.paths.metrics.open("ab") as stream:
-        stream.write(b"\n" + layers_record(5, [0.1, 0.6, 0.1]) + b"\n" + layers_record(6, [0.1, 0.1, 0.1]) + b"\n")
+        stream.write(
+            b"\n"
+            + layers_record(5, [0.1, 0.6, 0.1])
+            + b"\n"
+            + layers_record(6, [0.1, 0.1, 0.1])
+            + b"\n"
+        )
     page = page_text(directory, with_charts=True)
     assert "layers-chart" in page and re.search(r"0\.030* in blocks\.0", page)
 
@@ -308,7 +362,9 @@ def test_incidents_are_named_and_nodes_have_their_throughput(directory: RunDirec
 
 
 def test_the_page_of_a_long_run_stays_small(directory: RunDirectory) -> None:
-    points = (point(step, 2 + math.sin(step), 1 / step, 149 + math.cos(step)) for step in range(1, 20_000))
+    points = (
+        point(step, 2 + math.sin(step), 1 / step, 149 + math.cos(step)) for step in range(1, 20_000)
+    )
     material = replace(material_of(directory), series=series_of(points))
     assert len(render(page_of(material, UTC)).encode()) < 1_500_000
 
@@ -316,7 +372,8 @@ def test_the_page_of_a_long_run_stays_small(directory: RunDirectory) -> None:
 def test_the_top_says_it_in_a_sentence_with_an_eta(directory: RunDirectory) -> None:
     words = words_of(page_text(directory))
     assert re.search(
-        r"The training has done 200 of 400 iterations \(3\.3 M tokens\) in [^;]+;[^.]*1 fault stopped it", words
+        r"The training has done 200 of 400 iterations \(3\.3 M tokens\) in [^;]+;[^.]*1 fault stopped it",
+        words,
     )
     assert re.search(r" \d{4}-\d\d-\d\d \d\d:\d\d ETA ", words)
     over = replace(material_of(directory), end=None)
@@ -326,7 +383,12 @@ def test_the_top_says_it_in_a_sentence_with_an_eta(directory: RunDirectory) -> N
 # ----------------------------------------------------------------------------- in a browser
 def browser() -> str:
     found = next(
-        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+        (
+            path
+            for name in ("chromium", "chromium-browser", "google-chrome")
+            if (path := shutil.which(name))
+        ),
+        "",
     )
     if not found:
         if os.environ.get("TR11_REQUIRE_BROWSER") == "1":
@@ -364,7 +426,9 @@ for (const width of widths) {
 </script></body>"""
 
 
-def test_it_fits_desktop_and_phone_and_fetches_nothing(directory: RunDirectory, tmp_path: Path) -> None:
+def test_it_fits_desktop_and_phone_and_fetches_nothing(
+    directory: RunDirectory, tmp_path: Path
+) -> None:
     program = browser()
     (tmp_path / "report.html").write_text(page_text(directory, with_charts=True), encoding="utf-8")
     (tmp_path / "frames.html").write_text(FRAMES, encoding="utf-8")

@@ -29,7 +29,10 @@ from trainer.config.card import CardError, load_trainer_config
 SMALL = Path(__file__).parents[2] / "data" / "small-card.toml"
 DEMO = shipped_folder() / "demo.toml"
 MAIN = shipped_folder() / "tr11-176B-ml.toml"
-SITE = {f"six_ALL_CCFR{name}": f"/site/ccfr{name.lower()}" for name in ("WORK", "WORKSF", "SCRATCH", "STORE")}
+SITE = {
+    f"six_ALL_CCFR{name}": f"/site/ccfr{name.lower()}"
+    for name in ("WORK", "WORKSF", "SCRATCH", "STORE")
+}
 SITE["TR11_ALERT_RECIPIENTS"] = "ana@site.org,ben@site.org"
 
 
@@ -49,7 +52,9 @@ def test_demo_card() -> None:
     assert card.world_size == 8
     assert (card.parallel.tensor, card.parallel.pipeline, card.data_parallel_degree) == (2, 2, 2)
     assert card.gradient_accumulation_steps(0) == 1
-    assert card.gradient_accumulation_steps(10**6) == card.batch.global_batch_size // (card.batch.micro_batch_size * 2)
+    assert card.gradient_accumulation_steps(10**6) == card.batch.global_batch_size // (
+        card.batch.micro_batch_size * 2
+    )
     assert card.kill_switch == Path.cwd() / "demo-run" / "kill-switch"
     assert card_warnings(card) == []
 
@@ -57,7 +62,10 @@ def test_demo_card() -> None:
 def test_main_card_is_the_final_training() -> None:
     card = load_card(MAIN, [], SITE)
     assert (card.world_size, card.data_parallel_degree, card.total_iterations) == (384, 8, 115_311)
-    assert (card.gradient_accumulation_steps(0), card.gradient_accumulation_steps(10_000_000)) == (24, 128)
+    assert (card.gradient_accumulation_steps(0), card.gradient_accumulation_steps(10_000_000)) == (
+        24,
+        128,
+    )
     assert card.time_limit_seconds == 360_000
     assert card.paths.main_log == Path(
         "/site/ccfrscratch/checkpoints/tr11-176B-ml/tr11-176B-ml-logs/logs/main/main_log.txt"
@@ -66,13 +74,22 @@ def test_main_card_is_the_final_training() -> None:
 
 
 def test_half_the_nodes_change_the_allocation_alone() -> None:
-    whole, half = (load_card(shipped_folder() / f"tr11-176B-ml{end}.toml", [], SITE) for end in ("", "-24n"))
-    assert (half.slurm.nodes, half.data_parallel_degree, half.gradient_accumulation_steps(0)) == (24, 4, 48)
+    whole, half = (
+        load_card(shipped_folder() / f"tr11-176B-ml{end}.toml", [], SITE) for end in ("", "-24n")
+    )
+    assert (half.slurm.nodes, half.data_parallel_degree, half.gradient_accumulation_steps(0)) == (
+        24,
+        4,
+        48,
+    )
     assert half.model_dump(exclude={"slurm"}) == whole.model_dump(exclude={"slurm"})
 
 
 def test_the_rehearsal_shares_nothing_with_the_main_run() -> None:
-    rehearsal, main = load_card(shipped_folder() / "setup-test-n2.toml", [], SITE), load_card(MAIN, [], SITE)
+    rehearsal, main = (
+        load_card(shipped_folder() / "setup-test-n2.toml", [], SITE),
+        load_card(MAIN, [], SITE),
+    )
     assert rehearsal.world_size == 16
     assert rehearsal.paths.root != main.paths.root
     assert rehearsal.kill_switch != main.kill_switch
@@ -98,7 +115,9 @@ def test_the_digest_follows_every_setting_and_nothing_else(tmp_path: Path) -> No
     assert load_card(SMALL, ["batch.micro_batch_size=4"], {}).digest == card.digest
     moved = tmp_path / "other.toml"
     moved.write_text("# a comment\n" + SMALL.read_text(encoding="utf-8"), encoding="utf-8")
-    elsewhere = load_card(moved, [f"run.directory={card.run.directory}", f"data.prefixes={card.data.prefixes}"], {})
+    elsewhere = load_card(
+        moved, [f"run.directory={card.run.directory}", f"data.prefixes={card.data.prefixes}"], {}
+    )
     assert elsewhere.model_copy(update={"tokenizer": card.tokenizer}).digest == card.digest
     assert load_card(SMALL, ["run.seed=43"], {}).digest != card.digest
     assert load_card(SMALL, ["slurm.time_limit=5"], {}).digest != card.digest
@@ -118,11 +137,23 @@ def test_the_digest_follows_every_setting_and_nothing_else(tmp_path: Path) -> No
         ("batch.ramp.samples=960", lambda card: card.batch.ramp.samples, 960),
         ("slurm.environment.FOO=1", lambda card: card.slurm.environment["FOO"], "1"),
         ("slurm.options.exclusive=true", lambda card: card.slurm.options, {"exclusive": True}),
-        ("slurm.options.licenses=scratch:1", lambda card: card.slurm.options, {"licenses": "scratch:1"}),
+        (
+            "slurm.options.licenses=scratch:1",
+            lambda card: card.slurm.options,
+            {"licenses": "scratch:1"},
+        ),
         ("slurm.options.nice=5", lambda card: card.slurm.options, {"nice": 5}),
         ("slurm.environment.FOO=a = b", lambda card: card.slurm.environment["FOO"], "a = b"),
-        ('data.prefixes=["/a", "b"]', lambda card: card.data.prefixes, ["/a", str(Path.cwd() / "b")]),
-        ("model.activation_checkpointing=false", lambda card: card.model.activation_checkpointing, False),
+        (
+            'data.prefixes=["/a", "b"]',
+            lambda card: card.data.prefixes,
+            ["/a", str(Path.cwd() / "b")],
+        ),
+        (
+            "model.activation_checkpointing=false",
+            lambda card: card.model.activation_checkpointing,
+            False,
+        ),
         ("precision.dtype=fp32", lambda card: card.precision.dtype, "fp32"),
     ],
 )
@@ -136,7 +167,10 @@ def test_overrides(override: str, read: Callable[[RunCard], object], value: obje
         ("slurm.nods=4", "slurm.nods: is not a known key; did you mean 'slurm.nodes'?"),
         ("slrm.nodes=4", "slrm.nodes: is not a known key; did you mean 'slurm'?"),
         ("nodes=4", "--set = 'nodes': must be section.key=value; e.g. --set slurm.nodes=24"),
-        ("slurm.nodes", "--set = 'slurm.nodes': must be section.key=value; e.g. --set slurm.nodes=24"),
+        (
+            "slurm.nodes",
+            "--set = 'slurm.nodes': must be section.key=value; e.g. --set slurm.nodes=24",
+        ),
         ("run.name.first=x", "run.name.first: run.name is not a table; drop the rest"),
         ("slurm.nodes=four", "slurm.nodes = 'four': input should be a valid integer"),
     ],
@@ -153,7 +187,9 @@ def test_variables_and_paths(tmp_path: Path) -> None:
         "slurm.setup=['echo $SLURM_JOB_ID', 'cd /']",
         "slurm.environment.PRICE=5$$",
     ]
-    card = load_card(SMALL, overrides, {"BASE": "/big", "NAME": "x", "HOME": "/home/me"}, directory=tmp_path)
+    card = load_card(
+        SMALL, overrides, {"BASE": "/big", "NAME": "x", "HOME": "/home/me"}, directory=tmp_path
+    )
     assert card.run.directory == "/big/x-run"
     assert card.kill_switch == Path("/home/me/stop")
     assert card.data.cache == str(tmp_path / "cache")
@@ -190,7 +226,9 @@ def test_an_empty_path_is_none_and_not_the_current_folder(key: str) -> None:
         ("resilience.check_scripts=[{script=''}]", "resilience.check_scripts.0.script"),
     ],
 )
-def test_an_empty_path_where_one_is_needed_is_refused_in_one_line(override: str, named: str) -> None:
+def test_an_empty_path_where_one_is_needed_is_refused_in_one_line(
+    override: str, named: str
+) -> None:
     (line,) = [line for line in fault(override).splitlines() if "empty" in line]
     assert line.startswith(f"{named} = '': is empty, and a path is needed")
 
@@ -201,7 +239,9 @@ def test_undefined_variables_are_named_once_each() -> None:
     lines = str(caught.value).splitlines()
     assert len(lines) == 5
     assert "run.directory" in lines[0] and "$six_ALL_CCFRSCRATCH is not defined" in lines[0]
-    assert load_card(MAIN, [], {}, keep_undefined=True).run.directory.endswith("checkpoints/tr11-176B-ml")
+    assert load_card(MAIN, [], {}, keep_undefined=True).run.directory.endswith(
+        "checkpoints/tr11-176B-ml"
+    )
 
 
 # ----------------------------------------------------------------------------- which card
@@ -219,11 +259,18 @@ def test_which_card(tmp_path: Path) -> None:
     assert find_card("demo.toml", {}, tmp_path) == DEMO
     (tmp_path / "demo.toml").write_text("")
     assert find_card("demo.toml", {}, tmp_path) == tmp_path / "demo.toml"
-    with pytest.raises(CardError, match=r"--run = 'dmo': is neither a file nor a shipped card; did you mean 'demo'\?"):
+    with pytest.raises(
+        CardError,
+        match=r"--run = 'dmo': is neither a file nor a shipped card; did you mean 'demo'\?",
+    ):
         find_card("dmo", {}, tmp_path)
     with pytest.raises(CardError, match="--run = '': is empty; give a path, or leave --run out"):
-        find_card("", {"TR11_RUN": "demo"}, tmp_path)  # an unset variable of a script is not a choice
-    with pytest.raises(CardError, match=r"'a/b.toml': is neither a file .*; write one with `tr11 init -o PATH`, "):
+        find_card(
+            "", {"TR11_RUN": "demo"}, tmp_path
+        )  # an unset variable of a script is not a choice
+    with pytest.raises(
+        CardError, match=r"'a/b.toml': is neither a file .*; write one with `tr11 init -o PATH`, "
+    ):
         find_card(None, {"TR11_RUN": "a/b.toml"}, tmp_path)
 
 
@@ -328,7 +375,9 @@ def test_a_key_of_the_wrong_kind_hides_no_other_rule(tmp_path: Path) -> None:
     """Kinds, unknown keys, values no schema should meet, missing keys, and rules between keys: all in one go."""
     card = tmp_path / "card.toml"
     text = SMALL.read_text().replace("[schedule]", "[x]")
-    card.write_text(text + '[logging]\ninterval = "often"\ntensorboard_queue = 99999999999999999999\n')
+    card.write_text(
+        text + '[logging]\ninterval = "often"\ntensorboard_queue = 99999999999999999999\n'
+    )
     with pytest.raises(CardError) as caught:
         load_card(card, ["model.hidden_size=130", "slurm.nodes=many", "data.weights=[1, 2]"], {})
     lines = str(caught.value).replace(f"{card}: ", "").splitlines()
@@ -343,12 +392,20 @@ def test_a_key_of_the_wrong_kind_hides_no_other_rule(tmp_path: Path) -> None:
 def test_rules_that_need_a_faulty_key_say_nothing(tmp_path: Path) -> None:
     """What follows from a wrong number is not told: it may be right when the number is."""
     with pytest.raises(CardError) as caught:
-        load_card(SMALL, ["model.attention_heads=0", "model.hidden_size=131", "slurm.workers_per_node=-1"], {})
-    assert [problem.key for problem in caught.value.problems] == ["model.attention_heads", "slurm.workers_per_node"]
+        load_card(
+            SMALL,
+            ["model.attention_heads=0", "model.hidden_size=131", "slurm.workers_per_node=-1"],
+            {},
+        )
+    assert [problem.key for problem in caught.value.problems] == [
+        "model.attention_heads",
+        "slurm.workers_per_node",
+    ]
 
 
 @pytest.mark.parametrize(
-    "key", ["slurm.time_limit", "backup.time_limit", "cron.hourly_time_limit", "cron.daily_time_limit"]
+    "key",
+    ["slurm.time_limit", "backup.time_limit", "cron.hourly_time_limit", "cron.daily_time_limit"],
 )
 @pytest.mark.parametrize(
     ("text", "written"),
@@ -358,7 +415,9 @@ def test_rules_that_need_a_faulty_key_say_nothing(tmp_path: Path) -> None:
         ("1h x", "100:00:00"), ("0h", "100:00:00"),
     ],
 )  # fmt: skip
-def test_a_span_as_people_write_it_is_suggested_as_slurm_does(key: str, text: str, written: str) -> None:
+def test_a_span_as_people_write_it_is_suggested_as_slurm_does(
+    key: str, text: str, written: str
+) -> None:
     shown = "MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
     assert fault(f"{key}={text}") == f'{key} = {text!r}: a time limit is {shown}; write "{written}"'
 
@@ -392,7 +451,9 @@ def test_files_that_are_no_cards(tmp_path: Path) -> None:
     with pytest.raises(CardError, match="run: is required and missing; add it to the card"):
         load_card(card)
     card.write_text("run = 3\n")
-    with pytest.raises(CardError, match=r"run = 3: must be a table; write \[run\] and its keys below it"):
+    with pytest.raises(
+        CardError, match=r"run = 3: must be a table; write \[run\] and its keys below it"
+    ):
         load_card(card)
 
 
@@ -408,7 +469,10 @@ def test_a_card_saved_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["run.exit_duration_minutes=none", "slurm.signal_seconds_before_limit=none"], "without a last checkpoint"),
+        (
+            ["run.exit_duration_minutes=none", "slurm.signal_seconds_before_limit=none"],
+            "without a last checkpoint",
+        ),
         (
             ["slurm.time_limit=5", "run.exit_duration_minutes=4.5"],
             "leaves 0.5 minutes before the time limit, less than a",
@@ -431,14 +495,23 @@ def test_warnings(overrides: list[str], words: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("30", 1800), ("1:30", 90), ("100:00:00", 360_000), ("4-04:00:00", 360_000), ("1-0", 86_400), ("1-2:30", 95_400)],
+    [
+        ("30", 1800),
+        ("1:30", 90),
+        ("100:00:00", 360_000),
+        ("4-04:00:00", 360_000),
+        ("1-0", 86_400),
+        ("1-2:30", 95_400),
+    ],
 )
 def test_time_limits(text: str, seconds: int) -> None:
     assert parse_time_limit(text) == seconds
     assert parse_time_limit(format_time_limit(seconds)) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0", "00:00:00", "infinite", "-5", "1:2:3:4", "1-", "1.5", "٣", "9" * 400])
+@pytest.mark.parametrize(
+    "text", ["", "0", "00:00:00", "infinite", "-5", "1:2:3:4", "1-", "1.5", "٣", "9" * 400]
+)
 def test_no_time_limits(text: str) -> None:
     with pytest.raises(ValueError, match="a time limit"):
         parse_time_limit(text)
@@ -455,7 +528,12 @@ def test_no_time_limits(text: str) -> None:
 )
 def test_arrays(text: str, shown: str, indices: tuple[int, ...]) -> None:
     array = parse_attempts(text)
-    assert (str(array), array.indices, array.throttle, len(array)) == (shown, indices, 1, len(indices))
+    assert (str(array), array.indices, array.throttle, len(array)) == (
+        shown,
+        indices,
+        1,
+        len(indices),
+    )
 
 
 @pytest.mark.parametrize(
@@ -508,4 +586,7 @@ def test_prefixes_inside_groups_become_absolute(tmp_path):
     tables = {"data": {"train_group": "train: 0.5 0:1 data/x", "valid_groups": groups}}
     made = make_absolute(tables, frozenset(), lambda _: tmp_path, "")
     assert made["data"]["train_group"] == f"train: 0.5 0:1 {tmp_path}/data/x"
-    assert made["data"]["valid_groups"] == [f"a: 1 0:1 {tmp_path}/x/one, 2 0:0.5 /abs/two", "not a group"]
+    assert made["data"]["valid_groups"] == [
+        f"a: 1 0:1 {tmp_path}/x/one, 2 0:0.5 /abs/two",
+        "not a group",
+    ]

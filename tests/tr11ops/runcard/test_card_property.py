@@ -32,12 +32,18 @@ def toml_text(value: Any) -> str:
     if isinstance(value, int):
         return str(value) if abs(value) < 10**50 else hex(value)
     if isinstance(value, float):
-        return {True: "nan"}.get(math.isnan(value)) or (repr(value) if math.isfinite(value) else f"{value:+}")
+        return {True: "nan"}.get(math.isnan(value)) or (
+            repr(value) if math.isfinite(value) else f"{value:+}"
+        )
     if isinstance(value, str):
         return '"' + "".join(f"\\U{ord(character):08x}" for character in value) + '"'
     if isinstance(value, list):
         return "[" + ", ".join(map(toml_text, value)) + "]"
-    return "{" + ", ".join(f"{toml_text(name)} = {toml_text(item)}" for name, item in value.items()) + "}"
+    return (
+        "{"
+        + ", ".join(f"{toml_text(name)} = {toml_text(item)}" for name, item in value.items())
+        + "}"
+    )
 
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
@@ -49,7 +55,9 @@ leaves = st.one_of(
     st.just(16**3000),
     st.floats(),
     texts,
-    st.sampled_from(["$HOME/x", "${NOPE}", "$$", "type:[", "type:embedding", "00:30:00", "9,9", "nan,1,1"]),
+    st.sampled_from(
+        ["$HOME/x", "${NOPE}", "$$", "type:[", "type:embedding", "00:30:00", "9,9", "nan,1,1"]
+    ),
 )
 values = st.recursive(
     leaves,
@@ -98,12 +106,18 @@ def test_changed_cards(tmp_path: Path, changes: dict[tuple[str, ...], Any]) -> N
         if isinstance(table, dict):
             table[key[-1]] = value
     path = tmp_path / "card.toml"
-    path.write_text("\n".join(f"{name} = {toml_text(item)}" for name, item in tables.items()), encoding="utf-8")
+    path.write_text(
+        "\n".join(f"{name} = {toml_text(item)}" for name, item in tables.items()), encoding="utf-8"
+    )
     check(path)
 
 
 @QUICK
-@given(tables=st.dictionaries(st.one_of(texts, st.sampled_from(list(RunCard.model_fields))), values, max_size=4))
+@given(
+    tables=st.dictionaries(
+        st.one_of(texts, st.sampled_from(list(RunCard.model_fields))), values, max_size=4
+    )
+)
 def test_random_tables(tmp_path: Path, tables: dict[str, Any]) -> None:
     path = tmp_path / "card.toml"
     text = "\n".join(f"{toml_text(name)} = {toml_text(item)}" for name, item in tables.items())
@@ -120,7 +134,11 @@ def test_a_section_that_is_no_table_is_one_of_several_faults(tmp_path: Path, sec
 
 
 @QUICK
-@given(content=st.one_of(st.binary(max_size=300), st.text("[]{}=\"\n.#ab1$-\t'", max_size=80).map(str.encode)))
+@given(
+    content=st.one_of(
+        st.binary(max_size=300), st.text("[]{}=\"\n.#ab1$-\t'", max_size=80).map(str.encode)
+    )
+)
 def test_random_text(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "card.toml"
     path.write_bytes(content)
@@ -130,7 +148,8 @@ def test_random_text(tmp_path: Path, content: bytes) -> None:
 @QUICK
 @given(
     pairs=st.lists(
-        st.tuples(st.sampled_from(KEYS), st.one_of(st.text(max_size=20), values.map(toml_text))), max_size=3
+        st.tuples(st.sampled_from(KEYS), st.one_of(st.text(max_size=20), values.map(toml_text))),
+        max_size=3,
     ),
     raw=st.text(max_size=20),
 )

@@ -47,9 +47,13 @@ def test_vectors_of_the_176b_card(capsys: pytest.CaptureFixture[str]) -> None:
     duration = found["duration"]
     assert isinstance(duration, dict)
     assert round(duration["tflops_per_gpu"], 2) == 149.02
-    assert duration["asked_days"] == pytest.approx(10 * (360_000 - 1200) / 86_400)  # until the signal
+    assert duration["asked_days"] == pytest.approx(
+        10 * (360_000 - 1200) / 86_400
+    )  # until the signal
     assert duration["array"] == f"1-{duration['attempts']}%1"
-    assert found["warnings"] == []  # its ten minutes alone are less than an evaluation; the signal comes before
+    assert (
+        found["warnings"] == []
+    )  # its ten minutes alone are less than an evaluation; the signal comes before
 
 
 def test_half_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +67,14 @@ def test_half_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["batch.ramp.start=16", "batch.micro_batch_size=1"], 128_728),
         (["batch.ramp.start=384"], 112_578),
-        (["batch.ramp.start=16", "batch.ramp.samples=6_000_000", "batch.train_samples=300_000_000"], 159_576),
+        (
+            [
+                "batch.ramp.start=16",
+                "batch.ramp.samples=6_000_000",
+                "batch.train_samples=300_000_000",
+            ],
+            159_576,
+        ),
         (
             [
                 "batch.ramp.start=16",
@@ -82,13 +93,18 @@ def test_iterations_of_other_ramps(overrides: list[str], iterations: int) -> Non
 
 def test_growing_micro_batches_fill_the_pipeline_in_the_ramp() -> None:
     """In the ramp a step of 192 is 24 passes of one sample with 11 idle, not 12 passes of two with 11 idle."""
-    whole = load_card(MAIN, ["batch.micro_batch_size=2", "batch.micro_batch_ramp=[]"], {}, keep_undefined=True)
+    whole = load_card(
+        MAIN, ["batch.micro_batch_size=2", "batch.micro_batch_ramp=[]"], {}, keep_undefined=True
+    )
     card = load_card(MAIN, [], {}, keep_undefined=True)
     before, found = estimate(whole), estimate(card)
-    assert (found.first_step.gradient_accumulation_steps, found.full_step.gradient_accumulation_steps) == (24, 128)
-    assert found.first_step.bubble_share == pytest.approx(11 / 35) and before.first_step.bubble_share == pytest.approx(
-        11 / 23
-    )
+    assert (
+        found.first_step.gradient_accumulation_steps,
+        found.full_step.gradient_accumulation_steps,
+    ) == (24, 128)
+    assert found.first_step.bubble_share == pytest.approx(
+        11 / 35
+    ) and before.first_step.bubble_share == pytest.approx(11 / 23)
     assert found.full_step == before.full_step and found.levels == before.levels
     first, raised = (next(segment for segment in path_of(card).segments if segment.batch_size == size)
                      for size in (192, 784))  # fmt: skip
@@ -97,15 +113,25 @@ def test_growing_micro_batches_fill_the_pipeline_in_the_ramp() -> None:
     assert weights[1] == pytest.approx(fixed + (1 - fixed) * (49 + 11) / (128 + 11))
     assert found.duration is not None and before.duration is not None
     assert found.duration.days < before.duration.days
-    assert [card.gradient_accumulation_steps(count) for count in (0, 3_115_072, 9_999_999)] == [24, 49, 128]
+    assert [card.gradient_accumulation_steps(count) for count in (0, 3_115_072, 9_999_999)] == [
+        24,
+        49,
+        128,
+    ]
 
 
 def test_points_are_in_order_and_the_levels_add_up() -> None:
     found = estimate(load_card(MAIN, [], {}, keep_undefined=True))
     iterations = [point.iteration for point in found.rates]
     assert iterations == sorted(set(iterations)) and iterations[-1] == found.iterations
-    assert [point.moment for point in found.rates][:3] == ["first step", "end of the warm-up", "end of the batch ramp"]
-    assert sum(level.iterations * level.batch_size for level in found.levels) == found.trained_samples
+    assert [point.moment for point in found.rates][:3] == [
+        "first step",
+        "end of the warm-up",
+        "end of the batch ramp",
+    ]
+    assert (
+        sum(level.iterations * level.batch_size for level in found.levels) == found.trained_samples
+    )
     assert found.stages is not None and sum(stage.blocks for stage in found.stages) == 70
 
 
@@ -123,7 +149,9 @@ def test_a_curriculum_counts_its_tokens_operations_and_times() -> None:
     assert short.iterations == plain.iterations == 400
     assert short.tokens == plain.tokens * 7 // 8  # a quarter of the steps at half the length
     assert short.levels == plain.levels
-    assert 6 / 8 * plain.total_model_flops < short.total_model_flops < 7 / 8 * plain.total_model_flops
+    assert (
+        6 / 8 * plain.total_model_flops < short.total_model_flops < 7 / 8 * plain.total_model_flops
+    )
     assert short.duration is not None and plain.duration is not None
     assert short.duration.days / plain.duration.days == pytest.approx(
         short.total_model_flops / plain.total_model_flops, rel=0.01
@@ -184,12 +212,17 @@ def test_the_screen_fits_80_columns(name: str, capsys: pytest.CaptureFixture[str
         (["--run", "demos"], "did you mean 'demo'?"),
         (["--run", "demo", "--set", "slurm.nods=3"], "did you mean 'slurm.nodes'?"),
         (["--run", "demo", "--tflops", "nan"], "--tflops nan: must be a number above zero"),
-        (["--run", "demo", "--seconds-per-iteration", "0"], "--seconds-per-iteration 0: must be a number above zero"),
+        (
+            ["--run", "demo", "--seconds-per-iteration", "0"],
+            "--seconds-per-iteration 0: must be a number above zero",
+        ),
         (["--run", "demo", "--seconds-per-iteration", "1", "--tflops", "1"], "give one of them"),
         (["--run", "demo", "--array", "1-3%3"], "must run one task at a time"),
     ],
 )
-def test_refusals_are_one_line_and_exit_2(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals_are_one_line_and_exit_2(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert execute(["estimate", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == "" and line in err and len(err.splitlines()) == 1
@@ -201,7 +234,9 @@ def test_no_torch_is_imported() -> None:
         "heavy = {'torch', 'numpy', 'deepspeed', 'transformers'} & set(sys.modules);"
         "print(sorted(heavy), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
+    )
     assert done.stderr.strip() == "[]"
 
 
@@ -215,14 +250,19 @@ def first_level(overrides: list[str], seconds: float | None = 105.22) -> LevelTi
 
 def test_stages_of_parts_idle_less_and_hold_more() -> None:
     plain, parted = (
-        estimate(load_card(MAIN, [f"parallel.virtual_stages={parts}"], {}, keep_undefined=True)) for parts in (1, 2)
+        estimate(load_card(MAIN, [f"parallel.virtual_stages={parts}"], {}, keep_undefined=True))
+        for parts in (1, 2)
     )
     assert parted.first_step.bubble_share == pytest.approx(11 / (2 * 24 + 11))
     assert [step.bubble_share for step in parted.level_steps] == [
-        pytest.approx(11 / (2 * step.gradient_accumulation_steps + 11)) for step in plain.level_steps
+        pytest.approx(11 / (2 * step.gradient_accumulation_steps + 11))
+        for step in plain.level_steps
     ]
     assert plain.stages is not None and parted.stages is not None
-    assert parted.stages[0].parts == ((0, 2), (35, 3)) and parted.stages[-1].parts == ((32, 3), (68, 2))
+    assert parted.stages[0].parts == ((0, 2), (35, 3)) and parted.stages[-1].parts == (
+        (32, 3),
+        (68, 2),
+    )
     assert [stage.blocks for stage in parted.stages] == [stage.blocks for stage in plain.stages]
     assert plain.worker_memory is not None and parted.worker_memory is not None
     assert plain.worker_memory.total < parted.worker_memory.total < 1.1 * plain.worker_memory.total
@@ -231,7 +271,9 @@ def test_stages_of_parts_idle_less_and_hold_more() -> None:
 
 
 def test_the_ramp_takes_what_the_original_measured() -> None:
-    small = first_level(["batch.ramp.start=16", "batch.micro_batch_size=2", "batch.micro_batch_ramp=[]"])
+    small = first_level(
+        ["batch.ramp.start=16", "batch.micro_batch_size=2", "batch.micro_batch_ramp=[]"]
+    )
     assert small.batch_size == 16 and small.seconds_per_iteration == pytest.approx(15.23, rel=0.05)
     assert small.tflops_per_gpu == pytest.approx(8.04, rel=0.05)
     assert first_level([]).tflops_per_gpu == pytest.approx(73, rel=0.03)
@@ -241,12 +283,19 @@ def test_every_level_has_its_hours(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_json(capsys, "--run", "tr11-176B-ml", "--seconds-per-iteration", "105.22")
     duration = found["duration"]
     assert isinstance(duration, dict) and len(duration["levels"]) == 117 == len(found["levels"])  # type: ignore[arg-type]
-    assert sum(level["hours"] for level in duration["levels"]) == pytest.approx(24 * duration["days"])
+    assert sum(level["hours"] for level in duration["levels"]) == pytest.approx(
+        24 * duration["days"]
+    )
     assert duration["levels"][-1]["seconds_per_iteration"] == pytest.approx(105.22)
     assert not any(level["measured"] for level in duration["levels"])
     steps = found["level_steps"]
-    assert isinstance(steps, list) and (steps[0], steps[-1]) == (found["first_step"], found["full_step"])
-    assert [step["global_batch_size"] for step in steps] == [level["batch_size"] for level in found["levels"]]  # type: ignore[attr-defined]
+    assert isinstance(steps, list) and (steps[0], steps[-1]) == (
+        found["first_step"],
+        found["full_step"],
+    )
+    assert [step["global_batch_size"] for step in steps] == [
+        level["batch_size"] for level in found["levels"]
+    ]  # type: ignore[attr-defined]
     assert steps[1]["bubble_share"] == pytest.approx(11 / (26 + 11))
     assert execute(["estimate", "--run", "tr11-176B-ml", "--levels"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -261,8 +310,13 @@ def test_the_published_days_and_ours() -> None:
     card = load_card(MAIN, [], {}, keep_undefined=True)
     at_150, assumed = estimate(card, assumed_tflops=150.0).duration, estimate(card).duration
     assert at_150 is not None and assumed is not None
-    assert round(at_150.rule_of_thumb_days, 1) == 127.7 and round(assumed.rule_of_thumb_days, 1) == 128.5
-    assert round(assumed.days, 1) == 131.9 and pytest.approx(176.2 / 167, rel=0.002) == 127.7 / 120.8
+    assert (
+        round(at_150.rule_of_thumb_days, 1) == 127.7
+        and round(assumed.rule_of_thumb_days, 1) == 128.5
+    )
+    assert (
+        round(assumed.days, 1) == 131.9 and pytest.approx(176.2 / 167, rel=0.002) == 127.7 / 120.8
+    )
     page = (Path(__file__).parents[3] / "docs" / "estimate.md").read_text(encoding="utf-8")
     assert all(f"| {days} |" in page for days in ("120.8", "127.7", "128.5", "131.9"))
 
@@ -272,9 +326,15 @@ def test_the_published_days_and_ours() -> None:
     [
         ([], "149 TFLOPs per GPU, assumed (A100)"),
         (["slurm.constraint=v100-32g"], "59.7 TFLOPs per GPU, assumed (V100 SXM2)"),
-        (["slurm.constraint=none", "slurm.partition=gpu_h100"], "472.5 TFLOPs per GPU, assumed (H100 SXM)"),
+        (
+            ["slurm.constraint=none", "slurm.partition=gpu_h100"],
+            "472.5 TFLOPs per GPU, assumed (H100 SXM)",
+        ),
         (["slurm.gpu_kind=V100"], "59.7 TFLOPs per GPU, assumed (V100 SXM2)"),
-        (["slurm.gpu_kind=V100", "precision.dtype=fp32"], "7.5 TFLOPs per GPU, assumed (V100 SXM2)"),
+        (
+            ["slurm.gpu_kind=V100", "precision.dtype=fp32"],
+            "7.5 TFLOPs per GPU, assumed (V100 SXM2)",
+        ),
     ],
 )
 def test_the_rate_is_of_the_cards_kind_of_gpu(overrides: list[str], words: str) -> None:
@@ -303,8 +363,15 @@ def test_a_speed_is_assumed_only_for_models_like_those_that_were_measured(
     assert execute(["estimate", "--run", str(path)]) == 0
     screen = " ".join(capsys.readouterr().out.split())
     assert not why or f"unknown {why}, or give --seconds-per-iteration or --tflops" in screen
-    given, own = estimate(card, seconds_per_iteration=2.0), [(number, 3.0) for number in range(1, 5)]
-    assert given.duration is not None and given.duration.seconds_per_iteration == 2.0 and given.time_unknown == ""
+    given, own = (
+        estimate(card, seconds_per_iteration=2.0),
+        [(number, 3.0) for number in range(1, 5)],
+    )
+    assert (
+        given.duration is not None
+        and given.duration.seconds_per_iteration == 2.0
+        and given.time_unknown == ""
+    )
     assert estimate(card, steps=own).duration is not None  # what the run has measured itself counts
 
 
@@ -325,11 +392,23 @@ def test_unnamed_gpus_are_not_taken_for_a100(capsys: pytest.CaptureFixture[str])
     bare = ["run.exit_duration_minutes=none", "slurm.signal_seconds_before_limit=none"]
     leaves = exit_plan(load_card(MAIN, [*nameless, *bare], {}, keep_undefined=True))
     assert leaves.minutes is not None and "a step" not in leaves.why
-    assert execute(["estimate", "--run", str(MAIN), *(part for text in nameless for part in ("--set", text))]) == 0
+    assert (
+        execute(
+            [
+                "estimate",
+                "--run",
+                str(MAIN),
+                *(part for text in nameless for part in ("--set", text)),
+            ]
+        )
+        == 0
+    )
     screen = " ".join(capsys.readouterr().out.split())
     assert "attention kernel unknown set slurm.gpu_kind; on an A100: flex" in screen
     assert "the kind of GPU is unknown: set slurm.gpu_kind" in screen and "of unknown" in screen
-    assert ("attention", Level.WARNING) in [(check.name, check.level) for check in attention_checks(card)]
+    assert ("attention", Level.WARNING) in [
+        (check.name, check.level) for check in attention_checks(card)
+    ]
 
 
 def test_no_number_of_recomputed_blocks_fits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -339,7 +418,12 @@ def test_no_number_of_recomputed_blocks_fits(capsys: pytest.CaptureFixture[str])
     assert "recomputing every block would not do" in " ".join(shown.err.split())
 
 
-UNEVEN = ["parallel.tensor=1", "parallel.pipeline=4", "model.layers=6", "tokenizer.padded_vocabulary_size=512"]
+UNEVEN = [
+    "parallel.tensor=1",
+    "parallel.pipeline=4",
+    "model.layers=6",
+    "tokenizer.padded_vocabulary_size=512",
+]
 
 
 def test_uneven_stages_are_warned_of_with_even_layer_counts() -> None:
@@ -348,29 +432,41 @@ def test_uneven_stages_are_warned_of_with_even_layer_counts() -> None:
     assert found.stages is not None and [stage.blocks for stage in found.stages] == [1, 2, 2, 1]
     assert found.busiest_stage_excess is not None and 0.2 < found.busiest_stage_excess < 1 / 3
     (warning,) = found.warnings
-    assert warning.startswith("model.layers = 6: gives some pipeline stages more blocks: a step takes 2")
+    assert warning.startswith(
+        "model.layers = 6: gives some pipeline stages more blocks: a step takes 2"
+    )
     assert warning.endswith('use 4 or 8 with parallel.partition = "type:transformer"')
     for layers in (4, 8):
         even = [*UNEVEN, f"model.layers={layers}", "parallel.partition=type:transformer"]
-        assert estimate(load_card(MAIN.with_name("demo.toml"), even, {}, keep_undefined=True)).warnings == ()
+        assert (
+            estimate(load_card(MAIN.with_name("demo.toml"), even, {}, keep_undefined=True)).warnings
+            == ()
+        )
     logits = estimate(load_card(MAIN.with_name("rehearsal.toml"), [], {}, keep_undefined=True))
     assert logits.busiest_stage_excess is not None and logits.busiest_stage_excess > 1
     assert not [text for text in logits.warnings if "stages" in text]
 
 
 def test_an_unknown_kind_of_gpu_is_refused() -> None:
-    with pytest.raises(CardError, match=r"slurm\.gpu_kind = 'V1000': is no kind of GPU whose rate is known"):
+    with pytest.raises(
+        CardError, match=r"slurm\.gpu_kind = 'V1000': is no kind of GPU whose rate is known"
+    ):
         load_card(MAIN, ["slurm.gpu_kind=V1000"], {}, keep_undefined=True)
 
 
-def test_measured_steps_go_before_what_is_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measured_steps_go_before_what_is_assumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A level with three steps has their median; a level without follows from the largest that has."""
     card = load_card(SMALL, [f"run.directory={tmp_path}"], {})
     levels = path_of(card).batch_levels
     first, second = levels[0], levels[1]
-    seconds = [(first.first_iteration + n, 7.0 + n) for n in range(3)] + [(second.first_iteration, 99.0)]
+    seconds = [(first.first_iteration + n, 7.0 + n) for n in range(3)] + [
+        (second.first_iteration, 99.0)
+    ]
     records = [
-        {"kind": "step", "iteration": n, "seconds_per_iteration": s, "time": 1.0 + n, "job_id": "7"} for n, s in seconds
+        {"kind": "step", "iteration": n, "seconds_per_iteration": s, "time": 1.0 + n, "job_id": "7"}
+        for n, s in seconds
     ]
     card.paths.logs.mkdir(parents=True)
     card.paths.metrics.write_text("".join(json.dumps(record) + "\n" for record in records) + "{cut")
@@ -385,7 +481,17 @@ def test_measured_steps_go_before_what_is_assumed(tmp_path: Path, capsys: pytest
         False, pytest.approx(8.0 * weights[1] / weights[0]),
     )  # fmt: skip
     assert execute(["estimate", "--run", str(SMALL), "--set", f"run.directory={tmp_path}"]) == 0
-    shown = [line for line in capsys.readouterr().out.splitlines() if line.rstrip().endswith(" measured")]
+    shown = [
+        line for line in capsys.readouterr().out.splitlines() if line.rstrip().endswith(" measured")
+    ]
     assert len(shown) == 1 and len(shown[0]) <= 80
-    given = run_json(capsys, "--run", str(SMALL), "--set", f"run.directory={tmp_path}", "--seconds-per-iteration", "2")
+    given = run_json(
+        capsys,
+        "--run",
+        str(SMALL),
+        "--set",
+        f"run.directory={tmp_path}",
+        "--seconds-per-iteration",
+        "2",
+    )
     assert given["duration"]["seconds_per_iteration"] == 2.0  # type: ignore[index]

@@ -43,9 +43,14 @@ def small(tmp_path: Path) -> RunCard:
 
 def test_the_original_by_estimate_and_by_what_it_measured() -> None:
     """29 evaluations took 12 minutes, a step 105 s, a save 40 s: ten minutes before the limit were too few."""
-    estimated, measured = exit_plan(big()), exit_plan(big(), RunHistory(step=105.2, save=40.0, evaluation=720.0))
+    estimated, measured = (
+        exit_plan(big()),
+        exit_plan(big(), RunHistory(step=105.2, save=40.0, evaluation=720.0)),
+    )
     assert estimated.is_derived and measured.is_derived
-    assert estimated.minutes == pytest.approx(5980, abs=4) and measured.minutes == pytest.approx(5982, abs=2)
+    assert estimated.minutes == pytest.approx(5980, abs=4) and measured.minutes == pytest.approx(
+        5982, abs=2
+    )
     assert estimated.why == (
         "19 min before the limit: a step 1 min 45 s (assumed), an evaluation 12 min (assumed), a save 56 s (assumed), "
         "the rest to spare"
@@ -54,11 +59,16 @@ def test_the_original_by_estimate_and_by_what_it_measured() -> None:
 
 
 def test_a_save_that_takes_long_moves_it(small: RunCard) -> None:
-    assert exit_plan(small).minutes == pytest.approx(7.5)  # nothing is known but the limit of ten minutes
+    assert exit_plan(small).minutes == pytest.approx(
+        7.5
+    )  # nothing is known but the limit of ten minutes
     quick = exit_plan(small, RunHistory(step=1.0, save=3.0, evaluation=5.0)).minutes
     slow = exit_plan(small, RunHistory(step=1.0, save=120.0, evaluation=5.0)).minutes
     assert (
-        quick is not None and slow is not None and quick == pytest.approx(8.85) and slow == pytest.approx(6.9, abs=0.1)
+        quick is not None
+        and slow is not None
+        and quick == pytest.approx(8.85)
+        and slow == pytest.approx(6.9, abs=0.1)
     )
 
 
@@ -66,13 +76,18 @@ def test_what_the_card_says_goes_before(small: RunCard, tmp_path: Path) -> None:
     said = load_card(tmp_path / "small.toml", ["slurm.signal_seconds_before_limit=none"], {})
     assert exit_plan(said, RunHistory(save=500.0)) == ExitPlan(1.0)
     by_signal = load_card(tmp_path / "small.toml", ["run.exit_duration_minutes=none"], {})
-    assert exit_plan(by_signal) == ExitPlan(None) and exit_plan(by_signal).applied(by_signal) is by_signal
+    assert (
+        exit_plan(by_signal) == ExitPlan(None)
+        and exit_plan(by_signal).applied(by_signal) is by_signal
+    )
 
 
 def test_a_limit_without_room_gives_none_and_says_so(small: RunCard) -> None:
     plan = exit_plan(small, RunHistory(step=30.0, save=400.0))
     assert plan.minutes is None and not plan.is_derived
-    assert plan.why.startswith("too little of slurm.time_limit is left beside a step 30 s (measured), ")
+    assert plan.why.startswith(
+        "too little of slurm.time_limit is left beside a step 30 s (measured), "
+    )
 
 
 @given(
@@ -84,7 +99,9 @@ def test_a_limit_without_room_gives_none_and_says_so(small: RunCard) -> None:
 def test_a_derived_end_always_leaves_room_for_it_all(
     limit: int, step: float | None, save: float | None, evaluation: float | None
 ) -> None:
-    card = WHOLE.model_copy(update={"slurm": WHOLE.slurm.model_copy(update={"time_limit": str(limit)})})
+    card = WHOLE.model_copy(
+        update={"slurm": WHOLE.slurm.model_copy(update={"time_limit": str(limit)})}
+    )
     plan = exit_plan(card, RunHistory(step=step, save=save, evaluation=evaluation))
     if plan.minutes is None:
         assert plan.why
@@ -105,11 +122,15 @@ def test_the_trainer_reads_it_and_the_hash_stays_the_cards(small: RunCard, tmp_p
 def test_an_attempt_derives_it_from_what_was_measured_since(small: RunCard) -> None:
     value = resolved_with_exit(small, exit_plan(small))
     again, plan = derived_again(value, "x", RunHistory(step=1.0, save=120.0, evaluation=5.0))
-    assert plan.is_derived and again["run"]["exit_duration_minutes"] == plan.minutes == pytest.approx(6.9, abs=0.1)
+    assert plan.is_derived and again["run"][
+        "exit_duration_minutes"
+    ] == plan.minutes == pytest.approx(6.9, abs=0.1)
     assert again["derived"] == value["derived"] and card_as_written(again, "x") == small
     kept, plan = derived_again(value, "x", RunHistory(step=1.0, save=900.0))
     assert kept["run"]["exit_duration_minutes"] == 7.5 and not plan.is_derived
-    said = small.model_copy(update={"run": small.run.model_copy(update={"exit_duration_minutes": 3.0})})
+    said = small.model_copy(
+        update={"run": small.run.model_copy(update={"exit_duration_minutes": 3.0})}
+    )
     value = resolved_with_exit(said, exit_plan(said))
     assert derived_again(value, "x", RunHistory(save=120.0)) == (value, ExitPlan(3.0))
 
@@ -123,25 +144,36 @@ def test_the_exit_time_follows_the_limit_of_the_job(small: RunCard) -> None:
     own = exit_time(small, MEASURED, JobTime(1000.0, 1000.0 + CARD_LIMIT), 1000.0)
     assert own.time == pytest.approx(1000.0 + 600 - 9 - 60)
     shorter = exit_time(small, MEASURED, JobTime(1000.0, 1120.0), 1000.0)
-    assert shorter.time == pytest.approx(1120 - 9 - 15) and "before the job's limit of 2 min" in shorter.why
+    assert (
+        shorter.time == pytest.approx(1120 - 9 - 15)
+        and "before the job's limit of 2 min" in shorter.why
+    )
     longer = exit_time(small, MEASURED, JobTime(1000.0, 1000.0 + 72000), 1000.0)
     assert longer.time == pytest.approx(73000 - 9 - 60)
     assert exit_time(small, MEASURED, JobTime(1000.0, None), 1000.0).time is None
 
 
 def test_the_cards_own_minutes_and_signal_are_kept(small: RunCard) -> None:
-    minutes = small.model_copy(update={"run": small.run.model_copy(update={"exit_duration_minutes": 9.9})})
+    minutes = small.model_copy(
+        update={"run": small.run.model_copy(update={"exit_duration_minutes": 9.9})}
+    )
     longer = exit_time(minutes, MEASURED, JobTime(1000.0, 9000.0), 1002.0)
     assert (longer.time, longer.why) == (1002 + 594, "9.9 min, as the card says")
-    assert exit_time(minutes, MEASURED, JobTime(1000.0, 1300.0), 1000.0).time == 1300 - 6  # as much as the card keeps
+    assert (
+        exit_time(minutes, MEASURED, JobTime(1000.0, 1300.0), 1000.0).time == 1300 - 6
+    )  # as much as the card keeps
     assert exit_time(minutes, MEASURED, JobTime(1000.0, None), 1002.0).time == 1002 + 594
-    signal = small.model_copy(update={"slurm": small.slurm.model_copy(update={"signal_seconds_before_limit": 8})})
+    signal = small.model_copy(
+        update={"slurm": small.slurm.model_copy(update={"signal_seconds_before_limit": 8})}
+    )
     assert exit_time(signal, MEASURED, JobTime(1000.0, 1300.0), 1000.0).time == 1292
 
 
 @given(st.floats(60, 10**6), st.floats(0, 500), st.floats(0, 500))
 def test_an_exit_time_leaves_room_for_step_and_save(limit: float, step: float, save: float) -> None:
-    told = exit_time(WHOLE, RunHistory(step=step, save=save, evaluation=0.0), JobTime(0.0, limit), 0.0)
+    told = exit_time(
+        WHOLE, RunHistory(step=step, save=save, evaluation=0.0), JobTime(0.0, limit), 0.0
+    )
     assert told.time is not None and told.time <= limit - step - save
 
 
@@ -161,4 +193,6 @@ def test_a_limit_too_short_is_said_with_what_it_is_too_short_for() -> None:
         "the job's time limit of 1 min is too short to train and save in: a start 40 s, a step 1 s, a save 3 s (measured)"
     )
     assert "a save 2 min" in too_short(RunHistory(save=120.0), JobTime(1000.0, 1060.0), 1001.0)
-    assert too_short(RunHistory(step=300.0, start=900.0), JobTime(1000.0, 1060.0), 1001.0) == ""  # no save was measured
+    assert (
+        too_short(RunHistory(step=300.0, start=900.0), JobTime(1000.0, 1060.0), 1001.0) == ""
+    )  # no save was measured

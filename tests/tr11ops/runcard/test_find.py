@@ -28,7 +28,8 @@ def card_of(home: Path) -> Path:
 def keep_run(folder: Path, name: str) -> None:
     """What a launch into `folder`/run leaves of its card."""
     write_json(
-        folder / "run" / "state" / "submissions" / "20260101-000000-00000000" / "card.json", {"run": {"name": name}}
+        folder / "run" / "state" / "submissions" / "20260101-000000-00000000" / "card.json",
+        {"run": {"name": name}},
     )
 
 

@@ -40,7 +40,9 @@ def test_the_parts_of_the_176b_training() -> None:
     assert parts["gradients"] == 4 * parameters
     assert parts["fp32 master weights"] + parts["moments"] == pytest.approx(12 * parameters / 8)
     unit = 2 * 2048 * 14336 * 2  # the residual stream of a micro batch
-    assert parts["activations"] == pytest.approx(12 * (5 + 1.75) * unit)  # blocks; norm, mask, the output's share
+    assert parts["activations"] == pytest.approx(
+        12 * (5 + 1.75) * unit
+    )  # blocks; norm, mask, the output's share
     assert "attention bias" not in parts  # it is computed in the kernel, and dropout too
     assert 40 * GIB < found.total < 55 * GIB
 
@@ -66,7 +68,11 @@ def test_a_card_that_cannot_fit_is_refused_with_what_helps() -> None:
 
 def test_changes_that_help_only_together_are_named_together() -> None:
     check = checked("slurm.gpu_memory_gb=26")
-    assert check.level is Level.REFUSED and check.fix.startswith("set ") and check.fix.endswith(" together")
+    assert (
+        check.level is Level.REFUSED
+        and check.fix.startswith("set ")
+        and check.fix.endswith(" together")
+    )
     hopeless = checked("slurm.gpu_memory_gb=2")
     assert hopeless.fix == "use GPUs with more memory, or a smaller model"
     assert hopeless.text.endswith("recomputing every block would not do")
@@ -75,7 +81,10 @@ def test_changes_that_help_only_together_are_named_together() -> None:
 @pytest.mark.parametrize("granularity", ["full", "selective"])
 def test_the_fewest_recomputed_blocks_fit_and_one_fewer_not(granularity: str) -> None:
     """Selective recomputation drops nothing that torch's fused kernels keep: it cannot make this card fit."""
-    recomputing = ["model.activation_checkpointing=true", f"model.recompute_granularity={granularity}"]
+    recomputing = [
+        "model.activation_checkpointing=true",
+        f"model.recompute_granularity={granularity}",
+    ]
     whole = card(*recomputing, "slurm.gpu_memory_gb=80")
     least = least_recomputed(whole)
     if granularity == "selective":
@@ -99,7 +108,9 @@ def test_every_change_is_a_sound_card_that_needs_less() -> None:
         assert after is not None and after.total < before.total, change.text
         assert broken_rules(change.card) == []
         texts.append(change.text)
-    assert {"parallel.tensor = 8", "parallel.pipeline = 24", 'optimizer.type = "adam8bit"'} <= set(texts)
+    assert {"parallel.tensor = 8", "parallel.pipeline = 24", 'optimizer.type = "adam8bit"'} <= set(
+        texts
+    )
     assert "slurm.nodes = 96" not in texts
 
 
@@ -110,6 +121,8 @@ def test_tight_is_a_warning_and_unstated_memory_is_unknown() -> None:
     assert checked(f"slurm.gpu_memory_gb={found.total / GIB / 0.90:.3f}").level is Level.OK
     assert list(memory_checks(card(name="demo"))) == []
     alone = card()
-    silent = alone.model_copy(update={"slurm": alone.slurm.model_copy(update={"gpu_memory_gb": None})})
+    silent = alone.model_copy(
+        update={"slurm": alone.slurm.model_copy(update={"gpu_memory_gb": None})}
+    )
     (check,) = memory_checks(silent)
     assert check.level is Level.WARNING and "the memory of the GPUs is unknown" in check.text

@@ -203,10 +203,24 @@ HALF = MAIN | {"slurm.nodes": 24}
 HALF_DIFFERENT = DIFFERENT | {
     "slurm.comment": ("main training on half the nodes", "for anyone who reads squeue"),
     "slurm.spare_nodes": (1, "as on 48 nodes"),
-    "slurm.signal_seconds_before_limit": (1800, "as on 48 nodes; an evaluation takes twice as long"),
+    "slurm.signal_seconds_before_limit": (
+        1800,
+        "as on 48 nodes; an evaluation takes twice as long",
+    ),
 }
-_NOT_IN_A_REHEARSAL = ("resilience.", "hub.", "backup.", "alerts.", "watch.", "cron.", "perms.", "filesystems")
-REHEARSAL = {key: value for key, value in MAIN.items() if not key.startswith(_NOT_IN_A_REHEARSAL)} | {
+_NOT_IN_A_REHEARSAL = (
+    "resilience.",
+    "hub.",
+    "backup.",
+    "alerts.",
+    "watch.",
+    "cron.",
+    "perms.",
+    "filesystems",
+)
+REHEARSAL = {
+    key: value for key, value in MAIN.items() if not key.startswith(_NOT_IN_A_REHEARSAL)
+} | {
     "run.name": "setup-test-n2",
     "run.variant": "main-test-setup",
     "run.directory": f"{SCRATCH}/checkpoints/tr11-176B-ml-test-setup",
@@ -228,7 +242,10 @@ REHEARSAL_DIFFERENT = {
     "slurm.comment": ("rehearsal", "for anyone who reads squeue"),
     "slurm.master_port": (6001, "a sibling job's; both may share a node"),
     "run.exit_duration_minutes": (20, "5990 minutes in a job of 30 are never reached"),
-    "data.valid_workers": (0, "the script kept the default of 2, with which evaluations hung on the main run"),
+    "data.valid_workers": (
+        0,
+        "the script kept the default of 2, with which evaluations hung on the main run",
+    ),
 }
 for key in REHEARSAL_DIFFERENT:
     REHEARSAL.pop(key, None)
@@ -246,9 +263,14 @@ def read(name: str) -> RunCard:
 
 def said(found: Any, expected: Any) -> Any:
     """Of a list of tables, only the keys that the expectation has."""
-    if not isinstance(found, list) or not all(isinstance(entry, Mapping) for entry in [*found, *expected]):
+    if not isinstance(found, list) or not all(
+        isinstance(entry, Mapping) for entry in [*found, *expected]
+    ):
         return found
-    return [{key: entry.get(key) for key in wanted} for entry, wanted in zip(found, expected, strict=True)]
+    return [
+        {key: entry.get(key) for key in wanted}
+        for entry, wanted in zip(found, expected, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("name", CARDS)
@@ -279,15 +301,25 @@ def test_the_mixture_and_each_data_set_are_validated_apart(name: str) -> None:
     assert wanted.roles["valid"] == ("valid", *(f"valid_{name}" for name in SHARES))
     groups = {group.name: group for group in wanted.groups}
     ranges = {(part.start, part.end) for part in groups["train"].members}
-    assert ranges == {(0.0, 0.95)} and [part.weight for part in groups["train"].members] == list(SHARES.values())
+    assert ranges == {(0.0, 0.95)} and [part.weight for part in groups["train"].members] == list(
+        SHARES.values()
+    )
     assert [part.prefix for part in groups["valid"].members] == [prefix(name) for name in SHARES]
     for language in SHARES:
         (part,) = groups[f"valid_{language}"].members
-        assert (part.weight, part.prefix, part.start, part.end) == (1.0, prefix(language), 0.95, 1.0)
+        assert (part.weight, part.prefix, part.start, part.end) == (
+            1.0,
+            prefix(language),
+            0.95,
+            1.0,
+        )
 
 
 def test_the_rehearsal_writes_its_logs_where_the_originals_did() -> None:
     assert str(read("setup-test-n2").paths.main_log) == (
         f"{SCRATCH}/checkpoints/tr11-176B-ml-test-setup/tr11-176B-ml-logs/logs/main-test-setup/main_log.txt"
     )
-    assert str(read("tr11-176B-ml").paths.main_log) == f"{RUN}/tr11-176B-ml-logs/logs/main/main_log.txt"
+    assert (
+        str(read("tr11-176B-ml").paths.main_log)
+        == f"{RUN}/tr11-176B-ml-logs/logs/main/main_log.txt"
+    )

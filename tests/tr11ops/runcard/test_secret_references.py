@@ -26,7 +26,9 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("name", "value", "held", "variable"), FORMS)
-def test_a_secret_stays_a_reference(name: str, value: str, held: dict[str, str], variable: str) -> None:
+def test_a_secret_stays_a_reference(
+    name: str, value: str, held: dict[str, str], variable: str
+) -> None:
     card = load_card(SMALL, [f"slurm.environment.{name}={value}"], held)
     assert card.slurm.environment[name] == f"${{{variable}}}"
     text = json.dumps(resolved_card(card))
@@ -44,7 +46,10 @@ def test_one_that_is_not_set_here_is_no_fault_of_the_card() -> None:
 
 def test_what_is_none_is_put_in_as_ever() -> None:
     held = {"CACHE": "/scratch/me", "HF_TOKEN_PATH": "/home/me/token"}
-    changes = ["slurm.environment.HF_HOME=$CACHE/hf", "slurm.environment.HF_TOKEN_PATH=$HF_TOKEN_PATH"]
+    changes = [
+        "slurm.environment.HF_HOME=$CACHE/hf",
+        "slurm.environment.HF_TOKEN_PATH=$HF_TOKEN_PATH",
+    ]
     card = load_card(SMALL, changes, held)
     assert card.slurm.environment["HF_HOME"] == "/scratch/me/hf"
     assert card.slurm.environment["HF_TOKEN_PATH"] == "/home/me/token"
@@ -70,9 +75,16 @@ def test_a_secret_in_any_other_place_is_refused(change: str, fix: str) -> None:
 
 @pytest.mark.parametrize("is_set", [True, False])
 def test_the_script_reads_it_in_the_job(tmp_path: Path, is_set: bool) -> None:
-    card = load_card(SMALL, ["slurm.environment.PGPASSWORD=$DB_PASS", "slurm.environment.PRICE=5$$"], {})
+    card = load_card(
+        SMALL, ["slurm.environment.PGPASSWORD=$DB_PASS", "slurm.environment.PRICE=5$$"], {}
+    )
     request = BatchRequest(
-        script="", name="run", nodes=1, time_limit_seconds=60, output="%x-%j.out", working_directory=tmp_path
+        script="",
+        name="run",
+        nodes=1,
+        time_limit_seconds=60,
+        output="%x-%j.out",
+        working_directory=tmp_path,
     )
     script = render_script(
         request,
@@ -86,6 +98,8 @@ def test_the_script_reads_it_in_the_job(tmp_path: Path, is_set: bool) -> None:
     place = tmp_path / "script"
     place.write_text(script)
     held = {"PATH": "/usr/bin:/bin", **({"DB_PASS": SECRET} if is_set else {})}
-    done = subprocess.run(["bash", str(place)], cwd=tmp_path, capture_output=True, text=True, check=False, env=held)
+    done = subprocess.run(
+        ["bash", str(place)], cwd=tmp_path, capture_output=True, text=True, check=False, env=held
+    )
     assert f"PRICE=5$ PGPASSWORD={SECRET if is_set else 'none'}" in done.stdout, done.stderr
     assert ("which this job does not have" in done.stderr) is not is_set

@@ -49,14 +49,18 @@ def entries_of(record: ActionRecord) -> list[JournalEntry]:
 
 
 @given(st.lists(DEEDS, max_size=12, unique_by=lambda record: record.number), st.randoms())
-def test_whatever_the_order_the_actions_come_back(records: list[ActionRecord], dice: random.Random) -> None:
+def test_whatever_the_order_the_actions_come_back(
+    records: list[ActionRecord], dice: random.Random
+) -> None:
     entries = [one for record in records for one in entries_of(record)]
     dice.shuffle(entries)
     past = replay(Ledger(tuple(entries), ()))
     assert set(past.records) == set(records) and not past.read_error
     for action in ("resubmit", "cancel"):
         counted = sum(
-            record.action == action and record.result != "refused" and record.time > NOW - DAY_SECONDS
+            record.action == action
+            and record.result != "refused"
+            and record.time > NOW - DAY_SECONDS
             for record in records
         )
         assert past.spent(action, NOW) == counted
@@ -89,7 +93,9 @@ def test_controllers_spend_one_budget_and_a_node_counts_once() -> None:
         ),
         (),
     )  # fmt: skip
-    assert replay(ledger).spent("exclude", NOW) == 2  # n01 by an action and its own entry, n02 by a controller
+    assert (
+        replay(ledger).spent("exclude", NOW) == 2
+    )  # n01 by an action and its own entry, n02 by a controller
 
 
 def test_a_later_word_replaces_unknown_and_not_the_reverse() -> None:
@@ -116,9 +122,13 @@ def test_what_was_cancelled_to_return_is_owed_until_submitted() -> None:
 def test_a_tampered_or_unreadable_journal_is_a_doubt_a_torn_not() -> None:
     assert replay(Ledger((), (JournalFault("f", 3, "torn", "cut"),))).read_error == ""
     for kind in ("broken", "unreadable"):
-        assert "journal f line 3" in replay(Ledger((), (JournalFault("f", 3, kind, "oh"),))).read_error
+        assert (
+            "journal f line 3" in replay(Ledger((), (JournalFault("f", 3, kind, "oh"),))).read_error
+        )
 
 
 def test_entries_with_nothing_in_them_are_survived() -> None:
-    past = replay(Ledger((entry(INTENT, NOW, {}), entry(OUTCOME, NOW, {}), entry("other", NOW, {})), ()))
+    past = replay(
+        Ledger((entry(INTENT, NOW, {}), entry(OUTCOME, NOW, {}), entry("other", NOW, {})), ())
+    )
     assert [record.action for record in past.records] == [""] and past.spent("resubmit", NOW) == 0

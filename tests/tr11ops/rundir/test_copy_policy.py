@@ -39,7 +39,9 @@ def test_the_history_of_bloom_comes_out_of_the_shipped_card(name: str) -> None:
     assert steps_of(wanted, "url", "weights") == [step for step in weights if step != 3000]
     assert steps_of(wanted, "url", "spike") == [31_200, 31_259]
     assert steps_of(wanted, "store", "full") == list(range(1000, 95_001, 1000))
-    planned = wanted_copies(CopyPolicy.of(card.backup), [*steps, *range(95_100, 120_001, 100)], 120_000)
+    planned = wanted_copies(
+        CopyPolicy.of(card.backup), [*steps, *range(95_100, 120_001, 100)], 120_000
+    )
     assert steps_of(planned, "url", "full")[-4:] == [95_000, 100_000, 110_000, 120_000]
     assert steps_of(planned, "url", "weights")[-3:] == [111_000, 114_000, 117_000]
     assert len(planned) == len(set(planned))
@@ -54,7 +56,9 @@ def milestones(policy: CopyPolicy, steps: list[int], last: int) -> list[tuple[in
 
 
 def test_a_share_without_a_whole_copy_gets_one() -> None:
-    policy = CopyPolicy(True, True, store_interval=0, full_interval=0, weights_interval=0, milestone_percent=25)
+    policy = CopyPolicy(
+        True, True, store_interval=0, full_interval=0, weights_interval=0, milestone_percent=25
+    )
     steps = list(range(30, 1001, 30))
     assert milestones(policy, steps, 1000) == [
         (270, "url", "milestone at 25 %"),
@@ -65,9 +69,13 @@ def test_a_share_without_a_whole_copy_gets_one() -> None:
 
 
 def test_a_milestone_waits_for_the_copy_of_its_interval() -> None:
-    policy = CopyPolicy(True, True, store_interval=400, full_interval=0, weights_interval=0, milestone_percent=50)
+    policy = CopyPolicy(
+        True, True, store_interval=400, full_interval=0, weights_interval=0, milestone_percent=50
+    )
     assert milestones(policy, [510], 1000) == []  # 800 will come
-    assert milestones(policy, [510, 790, 900], 1000) == [(510, "url", "milestone at 50 %")]  # it did not come
+    assert milestones(policy, [510, 790, 900], 1000) == [
+        (510, "url", "milestone at 50 %")
+    ]  # it did not come
     assert milestones(policy, [510, 800, 900], 1000) == []
     assert milestones(policy, [490], 1000) == []
     only_store = CopyPolicy(True, False, store_interval=0, milestone_percent=50)
@@ -76,13 +84,17 @@ def test_a_milestone_waits_for_the_copy_of_its_interval() -> None:
 
 
 def test_a_copied_step_is_not_replaced_by_its_neighbour() -> None:
-    policy = CopyPolicy(True, True, store_interval=0, full_interval=0, weights_interval=0, milestone_percent=50)
+    policy = CopyPolicy(
+        True, True, store_interval=0, full_interval=0, weights_interval=0, milestone_percent=50
+    )
     assert milestones(policy, [510, 520], 1000) == [(510, "url", "milestone at 50 %")]
     assert [step for step, _, _ in milestones(policy, [510, 990], 1000)] == [510]
 
 
 def test_the_newest_whole_copy_goes_first_then_the_oldest() -> None:
-    policy = CopyPolicy(True, True, store_interval=10, full_interval=50, weights_interval=30, spike_steps=(41,))
+    policy = CopyPolicy(
+        True, True, store_interval=10, full_interval=50, weights_interval=30, spike_steps=(41,)
+    )
     ordered = in_order(wanted_copies(policy, [*range(10, 121, 10), 41], 120))
     assert [(copy.step, copy.archive) for copy in ordered[:2]] == [(120, "store"), (100, "url")]
     assert [(copy.archive, copy.kind, copy.step) for copy in ordered[2:]] == [
@@ -126,6 +138,10 @@ def test_any_policy(policy: CopyPolicy, steps: list[int], last: int) -> None:
         while (mark := policy.milestone_percent * number) <= 100:
             begin, end = last * mark / 100, last * min(mark + policy.milestone_percent, 100) / 100
             at_or_after = [step for step in steps if step >= begin]
-            if at_or_after:  # the share's own first checkpoint, unless another of the share is whole
-                assert min(at_or_after) in whole or any(begin <= step < max(end, begin + 1) for step in whole)
+            if (
+                at_or_after
+            ):  # the share's own first checkpoint, unless another of the share is whole
+                assert min(at_or_after) in whole or any(
+                    begin <= step < max(end, begin + 1) for step in whole
+                )
             number += 1

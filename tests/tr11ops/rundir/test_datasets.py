@@ -16,9 +16,13 @@ from tr11ops.rundir.datasets import look_at
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.lists(st.integers(0, 40), min_size=1, max_size=8), st.sampled_from([(8, 2), (4, 4), (1, 1), (5, 8)]), st.data()
+    st.lists(st.integers(0, 40), min_size=1, max_size=8),
+    st.sampled_from([(8, 2), (4, 4), (1, 1), (5, 8)]),
+    st.data(),
 )
-def test_whole_ones_pass_and_any_cut_is_seen(lengths: list[int], kind: tuple[int, int], data: st.DataObject) -> None:
+def test_whole_ones_pass_and_any_cut_is_seen(
+    lengths: list[int], kind: tuple[int, int], data: st.DataObject
+) -> None:
     with tempfile.TemporaryDirectory() as name:
         prefix = Path(name) / "d"
         write_dataset(prefix, tuple(lengths), *kind)
@@ -53,7 +57,11 @@ def test_any_bytes_are_judged_without_an_exception(content: bytes) -> None:
         (b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 9, 1, 2), "dtype code 9"),
         (b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 0, 1), "holds no document"),
         (b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 2**62, 2**62), "its header needs"),
-        (b"MMIDIDX\x00\x00" + struct.pack("<QBQQ2i2q3q2b", 1, 8, 2, 3, 1, 1, 0, 2, 0, 1, 2, 0, 1), "multimodal data"),
+        (
+            b"MMIDIDX\x00\x00"
+            + struct.pack("<QBQQ2i2q3q2b", 1, 8, 2, 3, 1, 1, 0, 2, 0, 1, 2, 0, 1),
+            "multimodal data",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, head: bytes, words: str) -> None:

@@ -34,7 +34,9 @@ def directory(tmp_path: Path) -> RunDirectory:
     return RunDirectory(RunPaths(tmp_path, "demo", "main"), tmp_path / "kill-switch")
 
 
-def sample(age_days: float, percent: float = 50.0, name: str = "SCRATCH", inodes: float | None = None) -> Usage:
+def sample(
+    age_days: float, percent: float = 50.0, name: str = "SCRATCH", inodes: float | None = None
+) -> Usage:
     return Usage(
         NOW - age_days * DAY_SECONDS, name, "du", "/x", bytes_used=percent * 1e10, bytes_limit=1e12, inodes_used=inodes,
         inodes_limit=None if inodes is None else 100.0,
@@ -67,7 +69,9 @@ def test_a_cut_line_costs_itself_alone(directory: RunDirectory) -> None:
      '{"time": NaN, "name": "a", "source": "b"}', '{"time": 1, "name": "a", "source": "b", "bytes_used": -1}',
      '{"time": 1, "name": "a", "source": "b", "bytes_used": true}', "[" * 100000],
 )  # fmt: skip
-def test_garbage_is_left_out_and_garbage_alone_is_unknown(directory: RunDirectory, line: str) -> None:
+def test_garbage_is_left_out_and_garbage_alone_is_unknown(
+    directory: RunDirectory, line: str
+) -> None:
     path = usage_path(directory)
     path.parent.mkdir(parents=True)
     path.write_text(line + "\n")
@@ -85,7 +89,9 @@ def test_a_newer_tr11_may_say_more(directory: RunDirectory) -> None:
 
 def test_the_file_stays_small(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_usage, "THIN_ABOVE_BYTES", 20_000)
-    many = [sample(hour / 240) for hour in range(200 * 240, 0, -40)]  # six an hour would be more than is kept
+    many = [
+        sample(hour / 240) for hour in range(200 * 240, 0, -40)
+    ]  # six an hour would be more than is kept
     for start in range(0, len(many), 300):
         append_usage(directory, many[start : start + 300], NOW)
     kept = read_usage(directory)
@@ -95,7 +101,9 @@ def test_the_file_stays_small(directory: RunDirectory, monkeypatch: pytest.Monke
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 120), st.sampled_from("ab")), max_size=60))
-def test_thinning_keeps_the_newest_of_each_and_may_be_repeated(ages: list[tuple[float, str]]) -> None:
+def test_thinning_keeps_the_newest_of_each_and_may_be_repeated(
+    ages: list[tuple[float, str]],
+) -> None:
     samples = [sample(age, name=name) for age, name in ages]
     kept = thinned(samples, NOW)
     assert set(kept) <= set(samples) and thinned(kept, NOW) == kept
@@ -104,10 +112,15 @@ def test_thinning_keeps_the_newest_of_each_and_may_be_repeated(ages: list[tuple[
 
 
 # ----------------------------------------------------------------------------- the forecast
-def course(level: Callable[[float], float], days: float = 10.0, every_hours: float = 12.0) -> list[Usage]:
+def course(
+    level: Callable[[float], float], days: float = 10.0, every_hours: float = 12.0
+) -> list[Usage]:
     """Samples of the last `days`, whose fullness in percent is a function of the day."""
     count = int(days * 24 / every_hours)
-    return [sample(days - day, level(day)) for day in (number * every_hours / 24 for number in range(count + 1))]
+    return [
+        sample(days - day, level(day))
+        for day in (number * every_hours / 24 for number in range(count + 1))
+    ]
 
 
 def test_steady_growth() -> None:
@@ -145,12 +158,16 @@ def test_one_deletion_leaves_the_pace() -> None:
 
 def test_deletions_again_and_again_say_not_before() -> None:
     """Four points a day, twelve deleted every fourth day: it grows by one a day on the whole."""
-    found = forecast(course(lambda day: 50 + 4 * day - 12 * (day // 4), days=12, every_hours=6), NOW)
+    found = forecast(
+        course(lambda day: 50 + 4 * day - 12 * (day // 4), days=12, every_hours=6), NOW
+    )
     last = 50 + 48 - 36
     assert found.not_before == pytest.approx(NOW + (100 - last) / 4 * DAY_SECONDS)
     assert found.full_at is not None and found.full_at > NOW + 20 * DAY_SECONDS
     level = forecast(course(lambda day: 50 + 4 * (day % 3), days=12, every_hours=6), NOW)
-    assert level.not_before is not None and (level.full_at is None or level.full_at > NOW + 100 * DAY_SECONDS)
+    assert level.not_before is not None and (
+        level.full_at is None or level.full_at > NOW + 100 * DAY_SECONDS
+    )
 
 
 def test_full_already_and_the_limit_that_was_raised() -> None:
@@ -167,12 +184,16 @@ def test_inodes_may_come_first() -> None:
 
 
 def test_shares_alone_are_enough() -> None:
-    points = [Usage(NOW - (10 - day) * DAY_SECONDS, "W", "idrquota", bytes_share=(50 + day) / 100) for day in range(11)]
+    points = [
+        Usage(NOW - (10 - day) * DAY_SECONDS, "W", "idrquota", bytes_share=(50 + day) / 100)
+        for day in range(11)
+    ]
     assert forecast(points, NOW).full_at == pytest.approx(NOW + 40 * DAY_SECONDS)
 
 
 @pytest.mark.parametrize(
-    "points", [[], [sample(0)], [sample(0.1), sample(0.05), sample(0)], [sample(40), sample(30), sample(20)]]
+    "points",
+    [[], [sample(0)], [sample(0.1), sample(0.05), sample(0)], [sample(40), sample(30), sample(20)]],
 )
 def test_too_little_to_say(points: list[Usage]) -> None:
     found = forecast(points, NOW)

@@ -22,12 +22,19 @@ from tr11ops.detect.nodes_left import exclusion_limit
 from tr11ops.observe.operation_files import operation_facts
 from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.runcard.card import load_card
-from tr11ops.rundir.exclusion_limit import ExclusionLimit, most_exclusions, partition_nodes, percent_for
+from tr11ops.rundir.exclusion_limit import (
+    ExclusionLimit,
+    most_exclusions,
+    partition_nodes,
+    percent_for,
+)
 from tr11ops.rundir.paths import RunDirectory
 
 
 @given(st.integers(0, 400), st.integers(0, 400), st.none() | st.floats(0, 100, allow_nan=False))
-def test_the_limit_never_reaches_into_what_is_needed(partition: int, needed: int, percent: float | None) -> None:
+def test_the_limit_never_reaches_into_what_is_needed(
+    partition: int, needed: int, percent: float | None
+) -> None:
     most = most_exclusions(partition, needed, percent)
     assert most >= 0 and (most == 0 or partition - most >= needed)
     if percent is not None:
@@ -49,11 +56,19 @@ def test_the_limit(partition: int, needed: int, percent: float | None, most: int
 def test_what_is_outside_the_partition_does_not_count() -> None:
     limit = ExclusionLimit.of(("n1", "n2", "n3", "n4"), 2, 25)
     assert (limit.most, limit.counted({"n1", "gone", "cpu1"})) == (1, 1)
-    assert limit.forbids(["n2"], {"n1"}) and not limit.forbids(["n2"], {"gone"}) and not limit.forbids(["n1"], {"n1"})
+    assert (
+        limit.forbids(["n2"], {"n1"})
+        and not limit.forbids(["n2"], {"gone"})
+        and not limit.forbids(["n1"], {"n1"})
+    )
     assert not limit.forbids(["cpu1"], {"n1"}), "it takes nothing from the run"
     assert limit.forbids(["n1", "n2"], ()) and not limit.forbids(["n1", "cpu1"], ())
-    assert not limit.forbids(["n1", "cpu1"], {"n1", "n2"}), "what is beyond the limit already may stay"
-    assert ExclusionLimit(1).forbids(["n2"], {"anything"}), "where the partition is not known, all count"
+    assert not limit.forbids(["n1", "cpu1"], {"n1", "n2"}), (
+        "what is beyond the limit already may stay"
+    )
+    assert ExclusionLimit(1).forbids(["n2"], {"anything"}), (
+        "where the partition is not known, all count"
+    )
 
 
 CLUSTER = (
@@ -85,7 +100,11 @@ def test_everyone_who_asks_gets_the_same_answer(
     named = [f"slurm.partition={of_card}"] if of_card else []
     card = load_card(write_card(tmp_path), ["slurm.spare_nodes=2", *named], {}, directory=tmp_path)
     directory = RunDirectory(card.paths, card.kill_switch)
-    jobs = () if job is None else (replace(job, comment=directory.comment("20260101-000000-00000000")),)
+    jobs = (
+        ()
+        if job is None
+        else (replace(job, comment=directory.comment("20260101-000000-00000000")),)
+    )
     seen = exclusion_limit(operated(facts=operation_facts(card), nodes=CLUSTER, jobs=jobs))
 
     names = tuple(node.name for node in CLUSTER if "gpu_p5" in node.partitions)
@@ -106,7 +125,9 @@ def test_everyone_who_asks_gets_the_same_answer(
 
 def test_the_default_partition_counts_where_none_is_named() -> None:
     assert len(partition_nodes(CLUSTER, "", None, "gpu_p6")) == 5
-    assert len(partition_nodes(CLUSTER, "closed", "")) == 13, "a partition that no node has says nothing"
+    assert len(partition_nodes(CLUSTER, "closed", "")) == 13, (
+        "a partition that no node has says nothing"
+    )
 
 
 @pytest.mark.parametrize("partition", [1, 3, 7, 44, 433])

@@ -22,7 +22,14 @@ from tr11ops.observe.files import read_exclusions
 from tr11ops.rundir import exclusions
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusion_limit import ExclusionLimit
-from tr11ops.rundir.exclusions import due_for_recheck, exclude, history, include, read_version, record_check
+from tr11ops.rundir.exclusions import (
+    due_for_recheck,
+    exclude,
+    history,
+    include,
+    read_version,
+    record_check,
+)
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
@@ -33,7 +40,9 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
-    return RunDirectory(RunPaths(tmp_path / "run", "tr11", "main"), tmp_path / "run" / "kill-switch")
+    return RunDirectory(
+        RunPaths(tmp_path / "run", "tr11", "main"), tmp_path / "run" / "kill-switch"
+    )
 
 
 def names(directory: RunDirectory) -> list[str]:
@@ -44,7 +53,9 @@ def names(directory: RunDirectory) -> list[str]:
 
 def test_what_is_written_is_read(directory: RunDirectory) -> None:
     before = time.time()
-    assert exclude(directory, "x02", why="Xid 79", owner="tr11", evidence=("a  line",), days=14, job_id="105")
+    assert exclude(
+        directory, "x02", why="Xid 79", owner="tr11", evidence=("a  line",), days=14, job_id="105"
+    )
     [entry] = read_exclusions(directory.exclusions)
     assert (entry.node, entry.why, entry.owner, entry.evidence, entry.job_id) == (
         "x02",
@@ -60,13 +71,18 @@ def test_what_is_written_is_read(directory: RunDirectory) -> None:
     assert include(directory, "x02", why="mended", owner="anna")
     assert not include(directory, "x02", why="mended", owner="anna")
     assert names(directory) == []
-    kinds = [(entry.kind, entry.who, entry.data["node"]) for entry in read_journal(directory.journal).entries]
+    kinds = [
+        (entry.kind, entry.who, entry.data["node"])
+        for entry in read_journal(directory.journal).entries
+    ]
     assert kinds == [("node-excluded", "tr11", "x02"), ("node-included", "anna", "x02")]
 
 
 def test_a_node_that_is_on_it_stays_and_the_evidence_grows(directory: RunDirectory) -> None:
     exclude(directory, "x02", why="Xid 79", owner="anna", evidence=("first",), days=14)
-    exclude(directory, "x02", why="died again", owner="tr11", evidence=("second",), days=1, job_id="9")
+    exclude(
+        directory, "x02", why="died again", owner="tr11", evidence=("second",), days=1, job_id="9"
+    )
     [entry] = read_exclusions(directory.exclusions)
     assert (entry.owner, entry.why, entry.job_id) == ("anna", "Xid 79", "9")
     assert entry.evidence == ("first", "died again", "second")
@@ -84,7 +100,9 @@ def test_the_cap_refuses_new_nodes_only(directory: RunDirectory) -> None:
     assert names(directory) == ["x01", "x02"]
 
 
-@pytest.mark.parametrize("name", ["", "-x", "x 1", "x;reboot", "x[1-2]", "a,b", "../x", "x\n", "$(id)", "é", "x" * 300])
+@pytest.mark.parametrize(
+    "name", ["", "-x", "x 1", "x;reboot", "x[1-2]", "a,b", "../x", "x\n", "$(id)", "é", "x" * 300]
+)
 def test_hostile_names_are_refused(directory: RunDirectory, name: str) -> None:
     with pytest.raises(ExclusionError):
         exclude(directory, name, why="", owner="tr11", days=1)
@@ -98,7 +116,14 @@ def test_an_impossible_time_is_refused(directory: RunDirectory, days: float) -> 
 
 
 def test_evidence_stays_small_and_on_one_line(directory: RunDirectory) -> None:
-    exclude(directory, "x01", why="", owner="tr11", days=1, evidence=tuple(f"{n}\n{'y' * 4000}" for n in range(100)))
+    exclude(
+        directory,
+        "x01",
+        why="",
+        owner="tr11",
+        days=1,
+        evidence=tuple(f"{n}\n{'y' * 4000}" for n in range(100)),
+    )
     [entry] = read_exclusions(directory.exclusions)
     assert len(entry.evidence) == exclusions.MOST_EVIDENCE
     assert all(len(line) <= 500 and "\n" not in line for line in entry.evidence)
@@ -142,11 +167,15 @@ def test_a_writer_that_slept_long_does_not_bring_the_past_back(directory: RunDir
     """It put its version where a tidied one had been: the number is free, but the ledger is far ahead."""
     for number in range(exclusions.VERSIONS_KEPT + 5):
         exclude(directory, f"x{number:03d}", why="", owner="tr11", days=1)
-    assert not VersionedFile(directory.exclusions, exclusions.VERSIONS_KEPT).put(3, '{"exclusions": []}')
+    assert not VersionedFile(directory.exclusions, exclusions.VERSIONS_KEPT).put(
+        3, '{"exclusions": []}'
+    )
     assert len(names(directory)) == exclusions.VERSIONS_KEPT + 5
 
 
-def test_a_full_disk_leaves_the_old_ledger(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_ledger(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exclude(directory, "x01", why="", owner="tr11", days=1)
 
     def full(descriptor: int) -> None:
@@ -166,8 +195,14 @@ def test_a_journal_that_cannot_be_written_stops_nothing(
     assert exclude(directory, "x01", why="Xid 79", owner="tr11", days=1)
     assert names(directory) == ["x01"] and "journal could not be written" in capsys.readouterr().err
     directory.journal.unlink()
-    [event] = history(read_journal(directory.journal), read_version(directory.exclusions).exclusions)
-    assert (event["node"], event["why"], event["who"]) == ("x01", "Xid 79", "tr11")  # the ledger itself remembers
+    [event] = history(
+        read_journal(directory.journal), read_version(directory.exclusions).exclusions
+    )
+    assert (event["node"], event["why"], event["who"]) == (
+        "x01",
+        "Xid 79",
+        "tr11",
+    )  # the ledger itself remembers
 
 
 # ------------------------------------------------------------------ at once
@@ -213,7 +248,9 @@ def test_two_writers_at_once_lose_nothing_without_any_lock(directory: RunDirecto
         assert child.returncode == 0
     expected = sorted(f"{who}-{number}" for who in "abc" for number in range(0, 12, 2))
     assert names(directory) == expected
-    assert [one["node"] for one in json.loads(directory.exclusions.read_text())["exclusions"]] == expected
+    assert [
+        one["node"] for one in json.loads(directory.exclusions.read_text())["exclusions"]
+    ] == expected
     ledger = read_journal(directory.journal)
     assert ledger.is_sound and len(ledger.entries) == 3 * (12 + 6)
 
@@ -240,7 +277,9 @@ def test_a_kill_at_any_moment_leaves_a_whole_ledger(directory: RunDirectory) -> 
     assert set(confirmed) <= set(found)
     assert {f"s-{number}" for number in range(0, 30, 2)} <= set(found)
     assert exclude(directory, "after", why="", owner="tr11", days=1)
-    assert "after" in [one["node"] for one in json.loads(directory.exclusions.read_text())["exclusions"]]
+    assert "after" in [
+        one["node"] for one in json.loads(directory.exclusions.read_text())["exclusions"]
+    ]
 
 
 def test_a_change_is_read_before_its_copy_is_published(
@@ -260,9 +299,14 @@ def test_a_change_is_read_before_its_copy_is_published(
 # ------------------------------------------------------------------ pure
 @settings(max_examples=30, deadline=None)
 @given(
-    st.lists(st.tuples(st.booleans(), st.sampled_from("abcde"), st.one_of(st.none(), st.integers(0, 4))), max_size=12)
+    st.lists(
+        st.tuples(st.booleans(), st.sampled_from("abcde"), st.one_of(st.none(), st.integers(0, 4))),
+        max_size=12,
+    )
 )
-def test_any_course_of_changes_is_that_of_a_dictionary(course: list[tuple[bool, str, int | None]]) -> None:
+def test_any_course_of_changes_is_that_of_a_dictionary(
+    course: list[tuple[bool, str, int | None]],
+) -> None:
     with tempfile.TemporaryDirectory() as place:
         directory = RunDirectory(RunPaths(Path(place), "tr11", "main"), Path(place) / "kill-switch")
         model: set[str] = set()
@@ -300,7 +344,9 @@ def test_due_are_those_whose_time_is_over() -> None:
 
 def test_history_of_one_node(directory: RunDirectory) -> None:
     exclude(directory, "x01", why="one", owner="tr11", days=1)
-    record_check(directory, "x01", result="bad", why="memory", owner="anna", checks=[{"name": "memory"}])
+    record_check(
+        directory, "x01", result="bad", why="memory", owner="anna", checks=[{"name": "memory"}]
+    )
     exclude(directory, "x02", why="two", owner="tr11", days=1)
     ledger, entries = read_journal(directory.journal), read_version(directory.exclusions).exclusions
     assert [(one["kind"], one.get("result")) for one in history(ledger, entries, "x01")] == [
@@ -322,8 +368,12 @@ def test_a_copy_that_cannot_be_written_undoes_no_change(
     assert names(directory) == ["x01"] and not directory.exclusions.exists()
 
 
-@pytest.mark.parametrize("entries", [[{"node": "n2"}], {"in": "another way"}], ids=["read", "not understood"])
-def test_a_list_of_a_newer_tr11_is_read_and_never_replaced(directory: RunDirectory, entries: object) -> None:
+@pytest.mark.parametrize(
+    "entries", [[{"node": "n2"}], {"in": "another way"}], ids=["read", "not understood"]
+)
+def test_a_list_of_a_newer_tr11_is_read_and_never_replaced(
+    directory: RunDirectory, entries: object
+) -> None:
     """It may hold what this one would leave out."""
     exclude(directory, "n1", why="Xid 79", owner="ana", days=None)
     newer = {"schema": 2, "version": 7, "exclusions": entries, "more": "of tomorrow"}
@@ -335,9 +385,14 @@ def test_a_list_of_a_newer_tr11_is_read_and_never_replaced(directory: RunDirecto
         lambda: exclude(directory, "n3", why="Xid 48", owner="ana", days=None),
         lambda: include(directory, "n1", owner="ana", why="repaired"),
     ):
-        with pytest.raises(ExclusionError, match=r"00000007.json was written by a newer tr11 \(schema 2, .* only read"):
+        with pytest.raises(
+            ExclusionError,
+            match=r"00000007.json was written by a newer tr11 \(schema 2, .* only read",
+        ):
             change()
-    assert {path.name for path in place.parent.iterdir()} == before and directory.exclusions.read_bytes() == copy
+    assert {
+        path.name for path in place.parent.iterdir()
+    } == before and directory.exclusions.read_bytes() == copy
     assert json.loads(place.read_text()) == newer
     assert [entry.node for entry in read_version(directory.exclusions).exclusions] == (
         ["n2"] if isinstance(entries, list) else ["n1"]

@@ -10,7 +10,14 @@ import pytest
 from tests.forks import exit_code, forked
 from tests.tr11ops.status.publishing import card_of, directory_of
 from tr11ops.rundir import hold_store
-from tr11ops.rundir.hold_store import forget_holds, held_by_tr11, holds_path, read_commanded, record_holds, releases_in
+from tr11ops.rundir.hold_store import (
+    forget_holds,
+    held_by_tr11,
+    holds_path,
+    read_commanded,
+    record_holds,
+    releases_in,
+)
 from tr11ops.rundir.paths import RunDirectory
 
 WRITERS, ROUNDS = 6, 12
@@ -35,14 +42,25 @@ def test_writers_at_once_lose_no_hold_and_bring_none_back(run: RunDirectory) -> 
 
     writers = [forked(lambda writer=writer: work(writer)) for writer in range(2, 2 + WRITERS)]  # type: ignore[misc]
     assert [exit_code(one) for one in writers] == [0] * WRITERS
-    names = {(writer, number): f"{writer}{number:03d}" for writer in range(2, 2 + WRITERS) for number in range(ROUNDS)}
-    assert held_by_tr11(run) == {"1", *(name for (_, number), name in names.items() if number % 2 == 0)}
+    names = {
+        (writer, number): f"{writer}{number:03d}"
+        for writer in range(2, 2 + WRITERS)
+        for number in range(ROUNDS)
+    }
+    assert held_by_tr11(run) == {
+        "1",
+        *(name for (_, number), name in names.items() if number % 2 == 0),
+    }
     value = json.loads(holds_path(run.paths).read_text())
-    assert {one.job for one in releases_in(value)} == {name for (_, number), name in names.items() if number % 2}
+    assert {one.job for one in releases_in(value)} == {
+        name for (_, number), name in names.items() if number % 2
+    }
     assert value["version"] == 1 + WRITERS * (ROUNDS + ROUNDS // 2) and value["schema"] == 1
 
 
-def test_a_release_meanwhile_is_not_undone_by_a_hold(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_meanwhile_is_not_undone_by_a_hold(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another machine releases between one's look at the record and one's word on it."""
     record_holds(run, ["7", "8"], "ana", "a pause")
     look, others = hold_store._newest, [lambda: forget_holds(run, ["7"])]
@@ -61,7 +79,9 @@ def test_a_release_meanwhile_is_not_undone_by_a_hold(run: RunDirectory, monkeypa
 def test_a_record_of_an_older_tr11_is_read_and_continued(run: RunDirectory) -> None:
     path = holds_path(run.paths)
     path.parent.mkdir(parents=True)
-    path.write_text('{"schema": 1, "holds": [{"job": "12", "who": "ben", "time": 5.0, "why": "x"}]}')
+    path.write_text(
+        '{"schema": 1, "holds": [{"job": "12", "who": "ben", "time": 5.0, "why": "x"}]}'
+    )
     record_holds(run, ["13"], "ana", "")
     assert held_by_tr11(run) == {"12", "13"}
 
@@ -75,7 +95,9 @@ def test_a_torn_version_falls_back_to_its_copy_and_is_written_over(run: RunDirec
     assert held_by_tr11(run) == {"12", "13"}
 
 
-def test_what_cannot_be_read_now_is_not_replaced(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_now_is_not_replaced(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record_holds(run, ["12"], "ana", "")
 
     def fails(path: Path) -> dict[str, object]:
@@ -88,7 +110,9 @@ def test_what_cannot_be_read_now_is_not_replaced(run: RunDirectory, monkeypatch:
     assert held_by_tr11(run) == {"12"}
 
 
-def test_a_file_system_without_hard_links_will_do(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_hard_links_will_do(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 

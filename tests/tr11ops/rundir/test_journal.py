@@ -9,6 +9,7 @@ import json
 import os
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,21 @@ from tr11ops.rundir import journal as journal_module
 from tr11ops.rundir.journal import GENESIS, Journal, read_journal, writer_name
 
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 ENTRIES = st.lists(
     st.tuples(
-        st.text(max_size=12), st.text(max_size=30), st.dictionaries(st.text(max_size=8), JSON_VALUES, max_size=3)
+        st.text(max_size=12),
+        st.text(max_size=30),
+        st.dictionaries(st.text(max_size=8), JSON_VALUES, max_size=3),
     ),
     min_size=1,
     max_size=6,
@@ -63,7 +72,11 @@ def test_any_changed_byte_is_noticed(data: st.DataObject) -> None:
         content[place] ^= data.draw(st.integers(1, 255))
         path.write_bytes(content)
         ledger = read_journal(Path(name))
-    changed = [entry for entry in ledger.entries if entry.why != f"why {entry.sequence}" or entry.who != "me"]
+    changed = [
+        entry
+        for entry in ledger.entries
+        if entry.why != f"why {entry.sequence}" or entry.who != "me"
+    ]
     assert ledger.faults and not changed
 
 
@@ -71,7 +84,11 @@ def test_a_torn_last_line_is_reported_and_writing_goes_on(tmp_path: Path) -> Non
     path = written(tmp_path, 3)
     path.write_bytes(path.read_bytes()[:-30])
     torn = read_journal(tmp_path)
-    assert [fault.kind for fault in torn.faults] == ["torn"] and torn.is_sound and len(torn.entries) == 2
+    assert (
+        [fault.kind for fault in torn.faults] == ["torn"]
+        and torn.is_sound
+        and len(torn.entries) == 2
+    )
     Journal(tmp_path, "host-1").write("after", who="me", when=9.0)
     ledger = read_journal(tmp_path)
     assert [entry.sequence for entry in ledger.entries] == [0, 1, 2]
@@ -121,7 +138,9 @@ def test_threads_of_one_writer_keep_one_chain(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     ledger = read_journal(tmp_path)
-    assert ledger.faults == () and sorted(entry.sequence for entry in ledger.entries) == list(range(40))
+    assert ledger.faults == () and sorted(entry.sequence for entry in ledger.entries) == list(
+        range(40)
+    )
 
 
 def test_a_long_entry_is_found_again_as_the_last_one(tmp_path: Path) -> None:
@@ -148,7 +167,9 @@ def test_an_unreadable_file_is_a_fault_and_not_silence(tmp_path: Path) -> None:
 
 def test_entries_are_plain_json_lines(tmp_path: Path) -> None:
     lines = written(tmp_path, 2).read_text().splitlines()
-    assert {"time", "writer", "sequence", "kind", "who", "why", "data", "previous", "hash"} == set(json.loads(lines[1]))
+    assert {"time", "writer", "sequence", "kind", "who", "why", "data", "previous", "hash"} == set(
+        json.loads(lines[1])
+    )
     assert json.loads(lines[1])["previous"] == json.loads(lines[0])["hash"]
 
 
@@ -156,7 +177,7 @@ def test_entries_are_plain_json_lines(tmp_path: Path) -> None:
 def test_a_thousand_short_lived_writers_leave_one_file(tmp_path: Path) -> None:
     """As a watchdog that cron starts each hour: every process is a new writer."""
     for number in range(12):
-        work = lambda number=number: Journal(tmp_path).write("pulse", data={"number": number}, who="me")  # noqa: E731
+        work = partial(Journal(tmp_path).write, "pulse", data={"number": number}, who="me")
         assert exit_code(forked(work)) == 0
     ledger = read_journal(tmp_path)
     assert ledger.faults == () and [entry.sequence for entry in ledger.entries] == list(range(12))
@@ -172,10 +193,14 @@ def test_writers_at_once_keep_one_chain(tmp_path: Path) -> None:
     children = [forked(write_ten) for _ in range(5)]
     assert [exit_code(child) for child in children] == [0] * 5
     ledger = read_journal(tmp_path)
-    assert ledger.faults == () and sorted(entry.sequence for entry in ledger.entries) == list(range(50))
+    assert ledger.faults == () and sorted(entry.sequence for entry in ledger.entries) == list(
+        range(50)
+    )
 
 
-def test_a_writer_frozen_with_the_file_open_stops_no_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_frozen_with_the_file_open_stops_no_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journal_module, "LOCK_SECONDS", 0.02)
     first = Journal(tmp_path)
     first.write("before", who="me", when=1.0)
@@ -184,16 +209,24 @@ def test_a_writer_frozen_with_the_file_open_stops_no_one(tmp_path: Path, monkeyp
         Journal(tmp_path).write("meanwhile", who="me", when=2.0)
     first.write("after", who="me", when=3.0)
     ledger = read_journal(tmp_path)
-    assert ledger.faults == () and [entry.kind for entry in ledger.entries] == ["before", "meanwhile", "after"]
+    assert ledger.faults == () and [entry.kind for entry in ledger.entries] == [
+        "before",
+        "meanwhile",
+        "after",
+    ]
     assert [entry.writer == first.writer for entry in ledger.entries] == [True, False, True]
 
 
-def test_without_file_locks_each_thread_has_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_file_locks_each_thread_has_its_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(journal_module.fcntl, "flock", refuse)
-    threads = [threading.Thread(target=lambda: Journal(tmp_path).write("kind", who="me")) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: Journal(tmp_path).write("kind", who="me")) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -207,7 +240,9 @@ def test_without_file_locks_each_thread_has_its_own_file(tmp_path: Path, monkeyp
 # ----------------------------------------------------------------------------- reading the last days alone
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(0, 70), st.booleans())
-def test_the_end_of_a_journal_agrees_with_the_whole(steps: list[int], since: int, is_torn: bool) -> None:
+def test_the_end_of_a_journal_agrees_with_the_whole(
+    steps: list[int], since: int, is_torn: bool
+) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(journal_module, "_TAIL_BYTES", 300)
         journal = Journal(Path(name), "host-1")
@@ -218,7 +253,9 @@ def test_the_end_of_a_journal_agrees_with_the_whole(steps: list[int], since: int
                 stream.write(b'{"cut')
         whole, part = read_journal(Path(name)), read_journal(Path(name), since=float(since))
     assert part.entries == tuple(entry for entry in whole.entries if entry.time >= since)
-    assert part.is_sound and [fault.kind for fault in part.faults] == [fault.kind for fault in whole.faults]
+    assert part.is_sound and [fault.kind for fault in part.faults] == [
+        fault.kind for fault in whole.faults
+    ]
 
 
 def test_a_change_near_the_end_is_noticed_without_the_beginning(
@@ -245,13 +282,17 @@ def test_files_that_no_one_wrote_to_since_are_not_opened(tmp_path: Path) -> None
 def test_a_folder_that_cannot_be_listed_is_no_empty_journal(tmp_path: Path) -> None:
     (tmp_path / "journal").write_text("")
     ledger = read_journal(tmp_path / "journal")
-    assert [(fault.file, fault.kind) for fault in ledger.faults] == [("journal", "unreadable")] and not ledger.is_sound
+    assert [(fault.file, fault.kind) for fault in ledger.faults] == [
+        ("journal", "unreadable")
+    ] and not ledger.is_sound
 
 
 def test_a_pipe_is_a_fault_and_no_trap(tmp_path: Path) -> None:
     written(tmp_path)
     os.mkfifo(tmp_path / "pipe.jsonl")
-    assert [(fault.file, fault.kind) for fault in read_journal(tmp_path).faults] == [("pipe.jsonl", "unreadable")]
+    assert [(fault.file, fault.kind) for fault in read_journal(tmp_path).faults] == [
+        ("pipe.jsonl", "unreadable")
+    ]
 
 
 def test_lines_of_the_first_version_are_still_read(tmp_path: Path) -> None:
@@ -259,19 +300,25 @@ def test_lines_of_the_first_version_are_still_read(tmp_path: Path) -> None:
     order = ("time", "writer", "sequence", "kind", "who", "why", "data", "previous", "hash")
     path = written(tmp_path, 3)
     values = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps({key: value[key] for key in order}) + "\n" for value in values))
+    path.write_text(
+        "".join(json.dumps({key: value[key] for key in order}) + "\n" for value in values)
+    )
     Journal(tmp_path, "host-1").write("new", who="me", when=9.0)
     ledger = read_journal(tmp_path)
     assert ledger.faults == () and [entry.sequence for entry in ledger.entries] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("content", ['"data":[1]', '"time":"soon"', '"time":NaN', '"sequence":null', '"who":7'])
+@pytest.mark.parametrize(
+    "content", ['"data":[1]', '"time":"soon"', '"time":NaN', '"sequence":null', '"who":7']
+)
 def test_an_entry_with_a_value_of_the_wrong_kind_is_damage(tmp_path: Path, content: str) -> None:
     path = written(tmp_path, 1)
     body = json.loads(path.read_text())
     del body["hash"]
     key, _, value = content.partition(":")
-    text = json.dumps({**body, json.loads(key): 0}, separators=(",", ":"), sort_keys=True).replace(f"{key}:0", content)
+    text = json.dumps({**body, json.loads(key): 0}, separators=(",", ":"), sort_keys=True).replace(
+        f"{key}:0", content
+    )
     seal = hashlib.sha256(text.encode()).hexdigest()
     path.write_text(f'{text[:-1]},"hash":"{seal}"}}\n' + "[" * 100_000 + "\n")
     ledger = read_journal(tmp_path)

@@ -24,13 +24,19 @@ from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.state_files import STATE_FILES
 
 NEWER = '{"schema": 99, "made_by": "a newer tr11", "holds": {"new": "form"}}\n'
-COPY = CopyRecord("store", "a", 10, "full", "i", "checkpoints/main/global_step10", "files", 1, 1, 1.0, 1.0)
+COPY = CopyRecord(
+    "store", "a", 10, "full", "i", "checkpoints/main/global_step10", "files", 1, 1, 1.0, 1.0
+)
 DRILL = DrillRecord(1.0, "store", 10, passed=True)
 ROUND = PeriodicJobState("pulse", "daemon", "h", 1.0, 2.0, 0, "", 60.0, 1, 0, 61.0)
 
 # where the record lies, who writes it, and whether the writer says so (else it goes on without: status has the line)
 WRITERS: list[tuple[str, Callable[[RunDirectory], object], bool]] = [
-    ("state/requests/holds.json", lambda run: hold_store.record_holds(run, ["7"], "ana", "x"), True),
+    (
+        "state/requests/holds.json",
+        lambda run: hold_store.record_holds(run, ["7"], "ana", "x"),
+        True,
+    ),
     ("state/requests/holds.json", lambda run: hold_store.forget_holds(run, ["7"]), True),
     ("state/cron/pulse.json", lambda run: cron_records.write_job(run, ROUND), True),
     (
@@ -38,10 +44,22 @@ WRITERS: list[tuple[str, Callable[[RunDirectory], object], bool]] = [
         lambda run: cron_records.write_chain(run, ChainState("hourly", "1", 1.0, 2.0)),
         True,
     ),
-    ("state/backup/copies/store/checkpoints-main-global_step10.json", lambda run: write_copy(run, COPY), True),
-    ("state/backup/archives/store.json", lambda run: write_archive_state(run, ArchiveState("store", "a", 1.0)), True),
+    (
+        "state/backup/copies/store/checkpoints-main-global_step10.json",
+        lambda run: write_copy(run, COPY),
+        True,
+    ),
+    (
+        "state/backup/archives/store.json",
+        lambda run: write_archive_state(run, ArchiveState("store", "a", 1.0)),
+        True,
+    ),
     ("state/backup/drill.json", lambda run: write_drill(run, DRILL), True),
-    ("state/sync/state.json", lambda run: sync_state.write_state(run, sync_state.SyncState("e", "r", None)), True),
+    (
+        "state/sync/state.json",
+        lambda run: sync_state.write_state(run, sync_state.SyncState("e", "r", None)),
+        True,
+    ),
     ("state/sync/status.json", lambda run: sync_state.write_success(run, 1.0), True),
     ("state/sync/status.json", lambda run: sync_state.write_found(run, 1.0, ()), True),
     ("state/sync/status.json", lambda run: sync_state.write_failure(run, "no answer"), True),
@@ -63,7 +81,9 @@ WRITERS: list[tuple[str, Callable[[RunDirectory], object], bool]] = [
 
 
 @pytest.mark.parametrize(
-    ("place", "write", "says_so"), WRITERS, ids=[f"{row[0]}-{number}" for number, row in enumerate(WRITERS)]
+    ("place", "write", "says_so"),
+    WRITERS,
+    ids=[f"{row[0]}-{number}" for number, row in enumerate(WRITERS)],
 )
 def test_no_writer_replaces_it(
     place: str, write: Callable[[RunDirectory], object], says_so: bool, tmp_path: Path
@@ -75,7 +95,9 @@ def test_no_writer_replaces_it(
     path = run.root / place
     path.parent.mkdir(parents=True)
     write(run)
-    assert path.is_file() or place == "state/sync/status.json", "the table names another place than the writer"
+    assert path.is_file() or place == "state/sync/status.json", (
+        "the table names another place than the writer"
+    )
     path.write_text(NEWER)
     if says_so:
         with pytest.raises(NewerFileError) as caught:
@@ -97,7 +119,10 @@ def test_every_record_that_is_written_again_is_in_the_table() -> None:
     of_the_attempt_itself = {"state/heartbeat/*.json"}
     refuses_by_itself = {"state/recovery.json", "state/alerts/outbox/*.json"}
     elsewhere = numbered | written_once | of_the_attempt_itself | refuses_by_itself
-    made_of_its_records = {"state/backup/status.json", "state/backup/logs/*.json"}  # replaced by the same function
+    made_of_its_records = {
+        "state/backup/status.json",
+        "state/backup/logs/*.json",
+    }  # replaced by the same function
     for entry in STATE_FILES:
         if entry.read is None or entry.pattern in elsewhere | made_of_its_records:
             continue

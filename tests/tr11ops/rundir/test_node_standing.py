@@ -40,12 +40,16 @@ def test_a_third_of_another_family_excludes_no_one():
 
 
 def test_a_broad_set_of_suspects_makes_suspects_alone():
-    assert after_attribution(SEGV, [SEGV, SEGV], known(AVOID), (known(AVOID),), of_broad_set=True) is SUSPECT
+    assert (
+        after_attribution(SEGV, [SEGV, SEGV], known(AVOID), (known(AVOID),), of_broad_set=True)
+        is SUSPECT
+    )
     assert is_broad(2, 4) and not is_broad(1, 2) and not is_broad(2, 48) and is_broad(13, 48)
 
 
 @pytest.mark.parametrize(
-    ("elsewhere", "state"), [((SUSPECT,), AVOID), ((SUSPECT, SUSPECT), EXCLUDE), ((EXCLUDE,), EXCLUDE), ((), SUSPECT)]
+    ("elsewhere", "state"),
+    [((SUSPECT,), AVOID), ((SUSPECT, SUSPECT), EXCLUDE), ((EXCLUDE,), EXCLUDE), ((), SUSPECT)],
 )
 def test_what_other_runs_suspect_counts(elsewhere: tuple[NodeStanding, ...], state: NodeStanding):
     assert after_attribution(SEGV, [], None, map(known, elsewhere)) is state

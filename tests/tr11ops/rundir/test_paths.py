@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tr11ops.rundir.paths import DAMAGED, RunDirectory, Submission, is_tag, new_tag, parse_comment, remove_stop_file
+from tr11ops.rundir.paths import (
+    DAMAGED,
+    RunDirectory,
+    Submission,
+    is_tag,
+    new_tag,
+    parse_comment,
+    remove_stop_file,
+)
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 from trainer.contract.sharing import make_shared
@@ -19,14 +27,25 @@ def directory(root: Path) -> RunDirectory:
 
 
 def record(tag: str, job_id: str | None = "7") -> Submission:
-    return Submission(tag, job_id, "local", 1.0, "me", "here", "run", "main", "1-3%1", 2, "hash", None, ("x1",))
+    return Submission(
+        tag, job_id, "local", 1.0, "me", "here", "run", "main", "1-3%1", 2, "hash", None, ("x1",)
+    )
 
 
 def test_looking_creates_nothing(tmp_path: Path) -> None:
     run = directory(tmp_path / "run")
-    assert (run.tags(), run.read_submissions(), run.attempt_ids(), run.checkpoint_steps()) == ([], [], [], [])
+    assert (run.tags(), run.read_submissions(), run.attempt_ids(), run.checkpoint_steps()) == (
+        [],
+        [],
+        [],
+        [],
+    )
     assert list(run.worker_logs("7")) == []
-    assert not run.kill_switch_is_set() and run.read_kill_switch() == {} and remove_stop_file(run.kill_switch) is None
+    assert (
+        not run.kill_switch_is_set()
+        and run.read_kill_switch() == {}
+        and remove_stop_file(run.kill_switch) is None
+    )
     assert not run.exists and list(tmp_path.iterdir()) == []
 
 
@@ -42,7 +61,10 @@ def test_a_comment_leads_back_to_the_directory_by_any_path(tmp_path: Path) -> No
     (tmp_path / "run").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "run")
     tag = new_tag()
-    assert parse_comment(run.comment(tag) + " and words") == (tag, directory(tmp_path / "link").mark)
+    assert parse_comment(run.comment(tag) + " and words") == (
+        tag,
+        directory(tmp_path / "link").mark,
+    )
     assert directory(tmp_path / "other").mark != run.mark
     for text in ("", "tr11:", "tr11:20260101-000000-00000000", f"tr11:{tag}@short"):
         assert parse_comment(text) is None
@@ -68,7 +90,13 @@ def test_a_damaged_record_is_in_doubt_and_not_an_absent_one(tmp_path: Path, text
     write_json(paths.card, {"run": {"name": "run", "variant": "main"}, "slurm": {"nodes": 2}})
     paths.record.write_text(text)
     [found] = run.read_submissions()
-    assert (found.tag, found.job_id, found.time, found.run, found.nodes) == (tag, None, 86400.0, "run", 2)
+    assert (found.tag, found.job_id, found.time, found.run, found.nodes) == (
+        tag,
+        None,
+        86400.0,
+        "run",
+        2,
+    )
     assert found.note.startswith(DAMAGED) and str(paths.record) in found.note
     paths.card.write_text("{")
     assert run.read_submissions()[0].run == ""
@@ -116,4 +144,8 @@ def test_worker_logs_by_rank(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     (run.paths.attempt("7") / "workers" / "a" / "rank-x.log").touch()
-    assert [(node, rank) for node, rank, _ in run.worker_logs("7")] == [("a", 1), ("a", 2), ("b", 10)]
+    assert [(node, rank) for node, rank, _ in run.worker_logs("7")] == [
+        ("a", 1),
+        ("a", 2),
+        ("b", 10),
+    ]

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tr11ops.rundir.permissions import FILE_BITS, FOLDER_BITS, PermissionTally, PermissionWalk, faults_of
+from tr11ops.rundir.permissions import (
+    FILE_BITS,
+    FOLDER_BITS,
+    PermissionTally,
+    PermissionWalk,
+    faults_of,
+)
 
 HOSTILE = ["a\nb", "-rf", "a b'\"$(x)", "\udcff\udcfe", "ü\x1b[31m", "x" * 255]
 
@@ -45,14 +51,26 @@ def test_everything_is_found_then_repaired_then_well(tmp_path: Path) -> None:
     entries = tree(root)
     before = {path: mode(path) for path in entries}
     found = walk(root, repair=False)
-    assert (found.entries, found.wrong, found.repaired, found.left) == (len(entries), len(entries), 0, len(entries))
+    assert (found.entries, found.wrong, found.repaired, found.left) == (
+        len(entries),
+        len(entries),
+        0,
+        len(entries),
+    )
     assert {path: mode(path) for path in entries} == before
     assert {fault.path for fault in found.examples} == {str(path) for path in entries}
     done = walk(root, repair=True)
-    assert (done.wrong, done.repaired, done.left, done.examples) == (len(entries), len(entries), 0, [])
+    assert (done.wrong, done.repaired, done.left, done.examples) == (
+        len(entries),
+        len(entries),
+        0,
+        [],
+    )
     for path in entries:
         wanted = FOLDER_BITS if path.is_dir() else FILE_BITS
-        assert mode(path) == before[path] | wanted  # nothing is taken away, and no file becomes a program
+        assert (
+            mode(path) == before[path] | wanted
+        )  # nothing is taken away, and no file becomes a program
     assert walk(root, repair=True).wrong == 0
 
 
@@ -97,7 +115,11 @@ def test_what_others_own_is_told_and_left(tmp_path: Path) -> None:
     root = tmp_path / "run"
     entries = tree(root)
     found = walk(root, repair=True, user=os.geteuid() + 1)
-    assert found.repaired == 0 and found.others == {os.geteuid(): len(entries)} and found.left == len(entries)
+    assert (
+        found.repaired == 0
+        and found.others == {os.geteuid(): len(entries)}
+        and found.left == len(entries)
+    )
     assert mode(root) == 0o700
 
 
@@ -109,13 +131,18 @@ def test_the_group_is_set_and_the_setgid_bit_survives_it(tmp_path: Path) -> None
     assert walk(root, repair=True, group=65534).left == 0
     for path in entries:
         status = path.lstat()
-        assert status.st_gid == 65534 and faults_of(status, 65534, FOLDER_BITS if path.is_dir() else FILE_BITS) == ()
+        assert (
+            status.st_gid == 65534
+            and faults_of(status, 65534, FOLDER_BITS if path.is_dir() else FILE_BITS) == ()
+        )
 
 
 @settings(max_examples=60)
 @given(st.integers(0, 0o7777), st.booleans(), st.booleans())
 def test_what_is_wrong_with_a_mode(bits: int, is_folder: bool, same_group: bool) -> None:
     wanted = FOLDER_BITS if is_folder else FILE_BITS
-    status = os.stat_result((bits | (stat.S_IFDIR if is_folder else stat.S_IFREG), 0, 0, 1, 0, 5, 0, 0, 0, 0))
+    status = os.stat_result(
+        (bits | (stat.S_IFDIR if is_folder else stat.S_IFREG), 0, 0, 1, 0, 5, 0, 0, 0, 0)
+    )
     faults = faults_of(status, 5 if same_group else 6, wanted)
     assert (faults == ()) == (same_group and bits & wanted == wanted)

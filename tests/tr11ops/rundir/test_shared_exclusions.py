@@ -33,7 +33,9 @@ def site(tmp_path: Path) -> str:
 def test_what_one_run_knows_the_other_reads(tmp_path: Path, site: str) -> None:
     one, two = run(tmp_path, "one"), run(tmp_path, "two")
     assert exclude(one, "x1", why="Xid 79", owner="tr11", days=14)
-    assert exclude(one, "x2", why="it died", owner="tr11", days=14, state=NodeStanding.AVOID, fault="died")
+    assert exclude(
+        one, "x2", why="it died", owner="tr11", days=14, state=NodeStanding.AVOID, fault="died"
+    )
     assert exclude(one, "x3", why="mine", owner="ana", days=14)
     seen = Exclusion("x4", "it died", "tr11", state="suspect", fault="died")
     assert revise(one, lambda version: replace(version, suspects=(seen,)))
@@ -50,9 +52,19 @@ def test_what_one_run_knows_the_other_reads(tmp_path: Path, site: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"schema": 2, "exclusions": []}', '{"exclusions": [{"node": "x1"}]}', "{", '{"schema": 1}', "[]", ""]
+    "text",
+    [
+        '{"schema": 2, "exclusions": []}',
+        '{"exclusions": [{"node": "x1"}]}',
+        "{",
+        '{"schema": 1}',
+        "[]",
+        "",
+    ],
 )
-def test_a_list_that_is_none_is_unknown_and_excludes_no_one(tmp_path: Path, site: str, text: str) -> None:
+def test_a_list_that_is_none_is_unknown_and_excludes_no_one(
+    tmp_path: Path, site: str, text: str
+) -> None:
     one, two = run(tmp_path, "one"), run(tmp_path, "two")
     exclude(one, "x5", why="Xid 79", owner="tr11", days=14)
     publish(site, one)
@@ -84,6 +96,10 @@ def test_machines_of_one_run_that_write_at_once_lose_nothing(tmp_path: Path, sit
 
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(change, range(24))) == {""}
-    assert {entry.node for entry in read_shared(site, other).entries} == {f"x{number}" for number in range(24)}
+    assert {entry.node for entry in read_shared(site, other).entries} == {
+        f"x{number}" for number in range(24)
+    }
     newest = json.loads((Path(site) / f"{run_id(one)}.json").read_text())
-    assert len(newest["exclusions"]) == 24 and len([*Path(site, f"{run_id(one)}.d").iterdir()]) <= 17
+    assert (
+        len(newest["exclusions"]) == 24 and len([*Path(site, f"{run_id(one)}.d").iterdir()]) <= 17
+    )

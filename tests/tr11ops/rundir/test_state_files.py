@@ -97,17 +97,33 @@ class Template(Record):
 def populate(directory: RunDirectory, tag: str) -> None:
     """What an attempt, its trainer and the periodic jobs leave behind."""
     paths, now = directory.paths, time.time()
-    record = {"job_id": "101", "submission": tag, "array_id": "101", "task_id": "1", "nodes": ["n1"], "start": now - 50}
+    record = {
+        "job_id": "101",
+        "submission": tag,
+        "array_id": "101",
+        "task_id": "1",
+        "nodes": ["n1"],
+        "start": now - 50,
+    }
     attempt = paths.attempt("101")
     write_json(attempt / "attempt.json", record)
-    write_json(paths.end_marker("101"), to_builtins(EndMarker("exit-duration", 10, 10, True, "", now, "n1", "101", 1)))
-    AttemptVerdict("exit-duration", 10, 10, 0, "", job_id="101", submission=tag, time=now).write(attempt)
+    write_json(
+        paths.end_marker("101"),
+        to_builtins(EndMarker("exit-duration", 10, 10, True, "", now, "n1", "101", 1)),
+    )
+    AttemptVerdict("exit-duration", 10, 10, 0, "", job_id="101", submission=tag, time=now).write(
+        attempt
+    )
     LaunchRecord(1, ("n1",), now - 50, now).write(attempt)
     write_json(attempt / "nodes" / "n1.json", {"node": "n1", "checks": []})
-    paths.phases("101").write_text(json.dumps({"time": now, "phase": "training", "iteration": 9, "launch": 1}) + "\n")
+    paths.phases("101").write_text(
+        json.dumps({"time": now, "phase": "training", "iteration": 9, "launch": 1}) + "\n"
+    )
     for rank in range(2):
         write_heartbeat(paths.heartbeat(rank), Heartbeat(rank, "n1", 1, "ended", 10, now, "101"))
-    assert LeaseFolder(paths).claim(1, LeaseClaim("101", 1, "n1", 1, "ana", now - 500, "token", 1, held=False))
+    assert LeaseFolder(paths).claim(
+        1, LeaseClaim("101", 1, "n1", 1, "ana", now - 500, "token", 1, held=False)
+    )
     write_checkpoint(paths.checkpoints, 10)
     exclude(directory, "n5", why="broken", owner="ana", days=1)
     require_run_id(directory, "small")
@@ -144,7 +160,10 @@ def test_a_file_of_a_newer_tr11_is_said_and_stays_where_it_is(template: Template
     path.write_text('{"schema": 99, "made_by": "a newer tr11"}\n')
     try:
         (found,) = find_damage(template.directory)
-        assert (found.path, found.is_set_aside) == (str(path), False) and "schema 99, this one knows 1" in found.what
+        assert (found.path, found.is_set_aside) == (
+            str(path),
+            False,
+        ) and "schema 99, this one knows 1" in found.what
         assert set_damage_aside(template.directory, "ana") == () and path.exists()
         findings = damaged_state.detect(replace(snapshot(), damaged_files=(found,)))
         assert [one.title for one in findings] == [f"a state file: {path} {found.what}"]
@@ -180,7 +199,9 @@ class Desk:
 
 
 @pytest.fixture
-def desk(template: Template, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Desk]:
+def desk(
+    template: Template, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Desk]:
     template.restore()
     queue = DiskScheduler(template.folder / "queue")
     monkeypatch.setattr("tr11ops.cluster.select.choose_scheduler", lambda *words, **more: queue)
@@ -198,7 +219,9 @@ def files_of(root: Path) -> list[Path]:
     return [
         path
         for path in sorted(root.rglob("*"))
-        if (path.is_file() or path.is_symlink()) and path.name not in passed_over and "checkpoints" not in path.parts
+        if (path.is_file() or path.is_symlink())
+        and path.name not in passed_over
+        and "checkpoints" not in path.parts
     ]
 
 
@@ -244,10 +267,19 @@ def test_every_state_file_is_in_the_table_with_its_damages(template: Template) -
 def test_no_command_waits_for_or_stumbles_over_damaged_files(desk: Desk, damage: str) -> None:
     """All of them at once: what is known without them is enough to look, to stop, to let go on and to start again."""
     root = desk.template.directory.root
-    damaged = [path for path in files_of(root) if path.name != "run.json" and path.parent.name != "exclusions.d"]
+    damaged = [
+        path
+        for path in files_of(root)
+        if path.name != "run.json" and path.parent.name != "exclusions.d"
+    ]
     for path in damaged:
         damage_file(path, damage)
-    for words in (("status",), ("pulse", "--no-act", "--no-email"), ("kill", "--yes"), ("resume", "--yes")):
+    for words in (
+        ("status",),
+        ("pulse", "--no-act", "--no-email"),
+        ("kill", "--yes"),
+        ("resume", "--yes"),
+    ):
         code, shown = desk.tr11(*words)
         assert code in {0, 1, 3} and (words[0] not in {"kill", "resume"} or code == 0), shown
     code, shown = desk.tr11("launch")
@@ -256,7 +288,9 @@ def test_no_command_waits_for_or_stumbles_over_damaged_files(desk: Desk, damage:
     assert code in {0, 1}, shown
     for path in damaged:
         left = list(path.parent.glob(f"{path.name}.damaged-*"))
-        assert os.path.lexists(path) or left or path.parent.name == "book.d", path  # old versions are tidied away
+        assert os.path.lexists(path) or left or path.parent.name == "book.d", (
+            path
+        )  # old versions are tidied away
 
 
 @pytest.mark.parametrize("damage", ["empty", "folder"])
@@ -276,12 +310,21 @@ def test_what_is_set_aside_is_kept_recorded_and_in_the_status(desk: Desk) -> Non
     code, shown = desk.tr11("status")
     assert code == 1 and "damaged-state" in shown and str(path) in shown
     code, shown = desk.tr11("launch", "--dry-run")
-    assert code == 0 and f"{path} is not JSON" in shown and "the launch sets it aside" in shown and path.exists()
+    assert (
+        code == 0
+        and f"{path} is not JSON" in shown
+        and "the launch sets it aside" in shown
+        and path.exists()
+    )
     code, shown = desk.tr11("launch")
     [aside] = path.parent.glob("submission.json.damaged-*")
     assert code == 0 and aside.read_text() == '{"tag": '
-    entries = [entry for entry in read_journal(directory.journal).entries if entry.kind == SET_ASIDE]
-    assert [(entry.data["path"], entry.data["now"]) for entry in entries] == [(str(path), str(aside))]
+    entries = [
+        entry for entry in read_journal(directory.journal).entries if entry.kind == SET_ASIDE
+    ]
+    assert [(entry.data["path"], entry.data["now"]) for entry in entries] == [
+        (str(path), str(aside))
+    ]
     assert "damaged-state" not in desk.tr11("status")[1]
 
 

@@ -44,7 +44,9 @@ FAULTS = ["full", "read-only"]
 
 
 # ----------------------------------------------------------------------------- the fallback directory
-def test_where_the_first_place_fills_all_agree_on_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_first_place_fills_all_agree_on_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Written, read and brought back is one directory, whichever of two has room."""
     directory = RunDirectory(RunPaths(tmp_path / "run", "small", "main"), tmp_path / "kill-switch")
     bases = [tmp_path / name for name in ("first", "second")]
@@ -79,7 +81,9 @@ def test_where_the_first_place_fills_all_agree_on_the_next(tmp_path: Path, monke
     assert existing_fallback(directory) is None
 
 
-def test_the_fallback_is_private_and_no_one_elses_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fallback_is_private_and_no_one_elses_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = tmp_path / "base"
     base.mkdir(mode=0o755)
     monkeypatch.setenv(VARIABLE, str(base))
@@ -109,12 +113,16 @@ def test_the_fallback_is_private_and_no_one_elses_is_used(tmp_path: Path, monkey
 
 # ----------------------------------------------------------------------------- rounds
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_watches_runs_once_and_is_on_record_afterwards(disk: Disk, tmp_path: Path, fault: str) -> None:
+def test_what_watches_runs_once_and_is_on_record_afterwards(
+    disk: Disk, tmp_path: Path, fault: str
+) -> None:
     there = place(disk.place, f"echo hello; echo x >> {tmp_path}/runs")
     watching, other = job(watches=True), job("sync")
     assert [done.result for done in run_due(there, (watching, other))] == ["ran", "ran"]
     disk.break_as(fault)
-    later = replace(there, clock=lambda: known(read_job(there.directory, "pulse"), None).next_due + 1)  # type: ignore[union-attr]
+    later = replace(
+        there, clock=lambda: known(read_job(there.directory, "pulse"), None).next_due + 1
+    )  # type: ignore[union-attr]
     moment = later.clock()
     later = replace(there, clock=lambda: moment)
     first, left = run_due(later, (watching, other))
@@ -135,7 +143,9 @@ def test_what_watches_runs_once_and_is_on_record_afterwards(disk: Disk, tmp_path
 
 
 def test_a_round_that_ends_on_a_full_disk_is_not_run_twice(disk: Disk, tmp_path: Path) -> None:
-    there = place(disk.place, f"echo x >> {tmp_path}/runs; cat /dev/zero > {disk.place}/filler; true")
+    there = place(
+        disk.place, f"echo x >> {tmp_path}/runs; cat /dev/zero > {disk.place}/filler; true"
+    )
     done = run_job(there, job(watches=True))
     assert done.result == "ran" and "its end is recorded in" in done.why
     assert run_job(there, job(watches=True)).result == "not due"
@@ -195,7 +205,9 @@ def test_an_alert_is_listed_and_taken_on_while_nothing_can_be_written(
     assert [entry.who for entry in entries if entry.kind == "alert-acknowledged"] == ["ana"]
 
 
-def test_what_waited_when_the_disk_filled_is_sent_all_the_same(disk: Disk, mailbox: Mailbox, server: Server) -> None:
+def test_what_waited_when_the_disk_filled_is_sent_all_the_same(
+    disk: Disk, mailbox: Mailbox, server: Server
+) -> None:
     """The mail server was unreachable, then the disk filled: the message waits in an outbox that takes no claim."""
     desk = Office(disk.place, server.port, f'recipients=["{ANA}"]')
     mailbox.data_answers = ["451 later"]
@@ -210,7 +222,9 @@ def test_what_waited_when_the_disk_filled_is_sent_all_the_same(disk: Disk, mailb
     assert len(mailbox.mails) == 1
 
 
-def test_a_record_that_fits_on_a_full_disk_keeps_nothing_quiet(disk: Disk, mailbox: Mailbox, server: Server) -> None:
+def test_a_record_that_fits_on_a_full_disk_keeps_nothing_quiet(
+    disk: Disk, mailbox: Mailbox, server: Server
+) -> None:
     desk = Office(disk.place, server.port, f'recipients=["{ANA}"]')
     desk.look(NOON)
     disk.fill()
@@ -221,15 +235,23 @@ def test_a_record_that_fits_on_a_full_disk_keeps_nothing_quiet(disk: Disk, mailb
 
 
 def alert(began: float, seen: float, **more: object) -> Alert:
-    return Alert("f1", "stalled", "7", Severity.CRITICAL, "t", (), "", "", began, began, seen, **more)  # type: ignore[arg-type]
+    return Alert(
+        "f1", "stalled", "7", Severity.CRITICAL, "t", (), "", "", began, began, seen, **more
+    )  # type: ignore[arg-type]
 
 
 def test_of_two_books_the_later_word_on_each_alert_counts() -> None:
     acknowledged = alert(10, 20, acknowledged_by="ana", acknowledged_at=25.0)
     both = merged(AlertState((acknowledged,), looked=20), AlertState((alert(10, 50),), looked=50))
-    assert (both.alerts[0].last_seen, both.alerts[0].acknowledged_by, both.looked) == (50, "ana", 50)
+    assert (both.alerts[0].last_seen, both.alerts[0].acknowledged_by, both.looked) == (
+        50,
+        "ana",
+        50,
+    )
     over = alert(10, 20, resolved_at=60.0)
-    assert not merged(AlertState((over,), looked=60), AlertState((alert(10, 50),), looked=50)).open_alerts
+    assert not merged(
+        AlertState((over,), looked=60), AlertState((alert(10, 50),), looked=50)
+    ).open_alerts
     again = merged(AlertState((over,), looked=60), AlertState((alert(70, 80),), looked=80))
     assert again.alerts[0].began == 70 and [one.began for one in again.closed] == [10]
     assert merged(again, AlertState()) == again == merged(AlertState(), again)
@@ -258,7 +280,9 @@ class Stage:
     job: str
 
     def type(self, *words: str) -> Answer:
-        return self.bench.tr11(*words, "--run", str(self.bench.card), "--set", f"run.directory={self.disk.place}/run")
+        return self.bench.tr11(
+            *words, "--run", str(self.bench.card), "--set", f"run.directory={self.disk.place}/run"
+        )
 
     def trains(self) -> bool:
         return any(job.raw_id == self.job and job.state.is_active for job in self.bench.living())
@@ -284,8 +308,14 @@ def test_a_stop_on_a_full_disk_uses_the_reserve(stage: Stage) -> None:
     said = stage.type("kill", "--now", "--yes", "--reason", "it is full")
     assert said.code == 0 and "kill switch set: " in said.err and "tr11: " not in said.err
     assert stage.directory.read_kill_switch()["kind"] == "kill-now"
-    assert stage.queued().reason == "JobHeldUser" and "tr11 resume" in said.err and "cannot be recorded" not in said.err
-    assert [entry.why for entry in read_journal(stage.directory.journal).entries] == ["it is full"] * 2
+    assert (
+        stage.queued().reason == "JobHeldUser"
+        and "tr11 resume" in said.err
+        and "cannot be recorded" not in said.err
+    )
+    assert [entry.why for entry in read_journal(stage.directory.journal).entries] == [
+        "it is full"
+    ] * 2
 
 
 def test_without_a_reserve_the_switch_alone_stops_it(stage: Stage) -> None:
@@ -300,14 +330,22 @@ def test_without_a_reserve_the_switch_alone_stops_it(stage: Stage) -> None:
     (entry, *_) = read_journal(stage.directory.journal).entries
     assert entry.kind == "kill-switch-set"
     resumed = stage.type("resume", "--yes", "--json")
-    assert resumed.code == 0 and resumed.json["released"] and not stage.queued().reason.startswith("JobHeld")
+    assert (
+        resumed.code == 0
+        and resumed.json["released"]
+        and not stage.queued().reason.startswith("JobHeld")
+    )
 
 
 def test_an_end_without_saving_is_a_cancellation(stage: Stage) -> None:
     (stage.directory.paths.state / RESERVE_FILE).unlink()
     stage.disk.fill()
     said = stage.type("kill", "--now", "--yes")
-    assert said.code == 0 and f"cancelled: job {stage.job}" in said.err and stage.directory.kill_switch_is_set()
+    assert (
+        said.code == 0
+        and f"cancelled: job {stage.job}" in said.err
+        and stage.directory.kill_switch_is_set()
+    )
     stage.bench.wait(lambda jobs: not stage.trains())
 
 
@@ -318,10 +356,15 @@ def test_on_a_read_only_disk_the_scheduler_stops_it(stage: Stage) -> None:
     assert f"{stage.directory.kill_switch} cannot be made: Read-only file system" in said.err
     assert f"job {stage.job} was sent USR1: it saves and leaves" in said.err
     stage.bench.wait(lambda jobs: not stage.trains())
-    assert (stage.bench.folder / "signal").read_text() == "USR1\n" and stage.queued().reason == "JobHeldUser"
+    assert (
+        stage.bench.folder / "signal"
+    ).read_text() == "USR1\n" and stage.queued().reason == "JobHeldUser"
     stage.disk.remount("rw")
     stage.type("pulse", "--no-email")
-    assert [entry.kind for entry in read_journal(stage.directory.journal).entries][:2] == ["stop-asked", "held"]
+    assert [entry.kind for entry in read_journal(stage.directory.journal).entries][:2] == [
+        "stop-asked",
+        "held",
+    ]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -335,7 +378,9 @@ def test_a_pause_holds_what_is_queued_whatever_the_disk(stage: Stage, fault: str
 
 # ----------------------------------------------------------------------------- all of it, as it is typed
 @pytest.fixture
-def bench(disk: Disk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[LocalBench]:
+def bench(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[LocalBench]:
     """A run on the small disk; the scheduler and the card's folder are there too, and not filled by accident."""
     tmp_path = disk.place.parent
     monkeypatch.chdir(tmp_path)
@@ -368,7 +413,9 @@ def test_cron_alerts_and_the_incident_reaches_the_hand_over(
     said = bench.tr11("cron", "run", "pulse", *words)
     assert said.code == 0 and "the run directory cannot be written (" in said.err
     told = [
-        subject for subject in mailbox.subjects if "cannot be written to" in subject or "neither running" in subject
+        subject
+        for subject in mailbox.subjects
+        if "cannot be written to" in subject or "neither running" in subject
     ]
     assert len(told) == 2
     assert bench.tr11("cron", "run", "pulse", *words).code == 0
@@ -384,14 +431,19 @@ def test_cron_alerts_and_the_incident_reaches_the_hand_over(
     assert "rounds are recorded in" not in bench.tr11("cron", "status", *words).out
 
 
-def test_the_runbooks_commands_make_room_on_the_rehearsed_fault(bench: LocalBench, tmp_path: Path) -> None:
+def test_the_runbooks_commands_make_room_on_the_rehearsed_fault(
+    bench: LocalBench, tmp_path: Path
+) -> None:
     """`tr11 twin fault disk-full`, without the twin: a copy of the run on a disk of its own, full to the last byte."""
     directory = run_directory(tmp_path)
     (directory.paths.state / "submissions").mkdir(parents=True)
     keep_reserve(directory)
     for step in range(100, 600, 100):
         write_checkpoint(directory.paths.checkpoints, step, size=1 << 20)
-    fault, folders = InjectedFault("disk-full", str(directory.root), "1", 0.0), TwinFolders(tmp_path / "twin")
+    fault, folders = (
+        InjectedFault("disk-full", str(directory.root), "1", 0.0),
+        TwinFolders(tmp_path / "twin"),
+    )
     fill(fault, folders)
     try:
         with pytest.raises(OSError, match="No space left"):
@@ -405,6 +457,8 @@ def test_the_runbooks_commands_make_room_on_the_rehearsed_fault(bench: LocalBenc
         (directory.root / "new").write_bytes(bytes(1 << 20))
     finally:
         uncover(fault, folders)
-    assert directory.checkpoint_steps() == left and (directory.root / "new").stat().st_size == 1 << 20
+    assert (
+        directory.checkpoint_steps() == left and (directory.root / "new").stat().st_size == 1 << 20
+    )
     assert not os.path.ismount(directory.root)
     assert "checkpoint-removed" in {entry.kind for entry in read_journal(directory.journal).entries}

@@ -34,7 +34,10 @@ def published(seen: Snapshot, *more: Finding) -> dict[str, Any]:
 def card_of(tmp_path: Path, **hub: Any) -> RunCard:
     from tr11ops.runcard.card import load_card, shipped_folder
 
-    overrides = [f"run.directory={tmp_path / 'run'}", *(f"hub.{name}={value}" for name, value in hub.items())]
+    overrides = [
+        f"run.directory={tmp_path / 'run'}",
+        *(f"hub.{name}={value}" for name, value in hub.items()),
+    ]
     return load_card(shipped_folder() / "demo.toml", overrides)
 
 

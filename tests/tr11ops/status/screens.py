@@ -47,15 +47,22 @@ SCREENS: dict[str, tuple[Snapshot, int, bool]] = {
     "healthy-120": (snapshot(exclusions=(Exclusion("n77", "Xid 79", "ana", NOW + 9),)), 120, True),
     "last-task-80": (snapshot(jobs=(running(),)), 80, True),
     "stalled-80": (snapshot(heartbeats=beats(age=HOUR), steps=steps(age=HOUR)), 80, True),
-    "zombie-80-ascii": (snapshot(nodes=(Node("n01", frozenset({"down", "not_responding"}), "no answer"),)), 80, False),
+    "zombie-80-ascii": (
+        snapshot(nodes=(Node("n01", frozenset({"down", "not_responding"}), "no answer"),)),
+        80,
+        False,
+    ),
     "down-80": (
-        idle(attempts=(wordless("1007", failure="rank 12 on n02: RuntimeError: NCCL error"), ended())),
+        idle(
+            attempts=(wordless("1007", failure="rank 12 on n02: RuntimeError: NCCL error"), ended())
+        ),
         80,
         True,
     ),
     "stopped-80": (
         idle(
-            jobs=(pending(),), kill_switch=KillSwitch(Path("/scratch/tr11/kill-switch"), "ben", NOW - 600, "new data")
+            jobs=(pending(),),
+            kill_switch=KillSwitch(Path("/scratch/tr11/kill-switch"), "ben", NOW - 600, "new data"),
         ),
         80,
         True,
@@ -68,7 +75,15 @@ SCREENS: dict[str, tuple[Snapshot, int, bool]] = {
             jobs=Unknown("no answer"),
             nodes=Unknown("no answer"),
             **dict.fromkeys(
-                ("steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions"),
+                (
+                    "steps",
+                    "heartbeats",
+                    "attempts",
+                    "checkpoints",
+                    "kill_switch",
+                    "exclusions",
+                    "submissions",
+                ),
                 Unknown("/scratch/tr11 is not there"),
             ),
         ),
@@ -78,7 +93,9 @@ SCREENS: dict[str, tuple[Snapshot, int, bool]] = {
 }
 
 
-VERSIONS = dict.fromkeys(("torch", "deepspeed", "numpy", "transformers", "python", "cuda", "nccl", "driver"), "1")
+VERSIONS = dict.fromkeys(
+    ("torch", "deepspeed", "numpy", "transformers", "python", "cuda", "nccl", "driver"), "1"
+)
 
 
 def full() -> Status:
@@ -92,7 +109,9 @@ def full() -> Status:
         holds=(HoldRecord("1000", "ben", NOW, "new data"),),
         periodic_jobs=(cron_job(),),
         chains=(ChainState("hourly", "77", NOW, NOW + HOUR),),
-        origin=Origin("/big/checkpoints/main", 30, "big/main", True, True, NOW, "3", ("seed/main step 7",)),
+        origin=Origin(
+            "/big/checkpoints/main", 30, "big/main", True, True, NOW, "3", ("seed/main step 7",)
+        ),
         usage=tuple(look("SCRATCH", 80.0 - day, age=600.0 + day * DAY) for day in range(10)),
     )
     findings = detect_all(snapshot(jobs=(running(),))) or ()

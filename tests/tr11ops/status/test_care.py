@@ -46,7 +46,13 @@ from tr11ops.status.answer import FIRST, PERSON, UNKNOWN, SleepAnswer, answer, p
 from tr11ops.status.build import status_of
 from tr11ops.status.care import alerts, copies, filesystems, nodes, periodic
 from tr11ops.status.document import Status
-from tr11ops.status.extra_observations import ExtraObservations, NodeUse, RunningCopy, node_use, observe_extra
+from tr11ops.status.extra_observations import (
+    ExtraObservations,
+    NodeUse,
+    RunningCopy,
+    node_use,
+    observe_extra,
+)
 from tr11ops.status.rows import jobs
 from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge
 
@@ -75,7 +81,13 @@ def shown(seen: Snapshot, around: ExtraObservations = ExtraObservations()) -> St
         (HEALTHY, (), (alert(severity=Severity.WARNING),), True, "You may sleep"),
         (HEALTHY, (), Unknown("unreadable"), True, "alerts are unknown"),
         (Verdict(VerdictWord.DOWN, "it is down"), (), (), False, "a person is needed"),
-        (Verdict(VerdictWord.STOPPED, "someone stopped it"), (), (), False, "nothing trains until it is resumed"),
+        (
+            Verdict(VerdictWord.STOPPED, "someone stopped it"),
+            (),
+            (),
+            False,
+            "nothing trains until it is resumed",
+        ),
         (Verdict(VerdictWord.FINISHED, "all is done"), (), (), True, "Nothing is left to train"),
         (Verdict(VerdictWord.UNKNOWN, "no one answers"), (FAULT,), (), None, "cannot be told"),
     ],
@@ -138,7 +150,9 @@ MINUTES = with_facts(snapshot(jobs=(SHORT,)), task_seconds=2400.0)
         ),
     ],
 )  # fmt: skip
-def test_no_one_sleeps_without_watchdog_people_and_a_queue(given: Snapshot, kinds: list[str], words: str) -> None:
+def test_no_one_sleeps_without_watchdog_people_and_a_queue(
+    given: Snapshot, kinds: list[str], words: str
+) -> None:
     found = answer(given, (), HEALTHY)
     assert [need.kind for need in found.needs] == kinds
     assert found.may_sleep is (not kinds) and words in found.text
@@ -169,11 +183,15 @@ def test_you_may_sleep_is_said_only_where_training_goes_on(given: Snapshot) -> N
 # ----------------------------------------------------------------------------- nodes
 def test_spares_are_what_is_held_and_not_launched_on() -> None:
     named = tuple(f"n{number:02d}" for number in range(1, 53))
-    given = snapshot(jobs=(running(nodes=named, node_count=52),), exclusions=(Exclusion("n03", "Xid 79"),))
+    given = snapshot(
+        jobs=(running(nodes=named, node_count=52),), exclusions=(Exclusion("n03", "Xid 79"),)
+    )
     launched = tuple(name for name in named if name not in {"n03", "n50", "n51", "n52"})
     assert node_use(given, ExtraObservations(launch_nodes=launched)) == NodeUse(48, 3, 1)
     assert node_use(given, ExtraObservations()) == NodeUse(48, 4, 1)
-    assert node_use(given, ExtraObservations(launch_nodes=Unknown("unreadable"))) == NodeUse(48, 4, 1)
+    assert node_use(given, ExtraObservations(launch_nodes=Unknown("unreadable"))) == NodeUse(
+        48, 4, 1
+    )
     ((label, text, _),) = nodes(shown(given, ExtraObservations(launch_nodes=launched)))
     assert (label, text) == ("nodes", "48 used, 3 spare; 1 excluded: n03 (Xid 79)")
     assert node_use(snapshot(jobs=Unknown("away")), ExtraObservations()) is None
@@ -201,21 +219,38 @@ def test_nodes_that_the_site_takes_away_when_the_job_ends_are_shown() -> None:
 def test_copies_have_a_row_only_where_the_card_asks_for_them() -> None:
     done = snapshot(backup=CopyStatus(NOW - HOUR, 31000), sync=CopyStatus(NOW - 60))
     assert list(copies(shown(done))) == []
-    ((label, text, style),) = copies(shown(asked_for(done, archive_interval=1000, sync_seconds=3600.0)))
-    assert (label, text, style) == ("copies", "backup of step 31000 1 h 00 min ago; sync 1 min ago", "")
+    ((label, text, style),) = copies(
+        shown(asked_for(done, archive_interval=1000, sync_seconds=3600.0))
+    )
+    assert (label, text, style) == (
+        "copies",
+        "backup of step 31000 1 h 00 min ago; sync 1 min ago",
+        "",
+    )
     ((_, text, style),) = copies(shown(asked_for(snapshot(), archive_interval=1000)))
     assert (text, style) == ("backup never yet", "yellow")
-    ((_, text, style),) = copies(shown(asked_for(snapshot(backup=Unknown("unreadable")), archive_interval=1000)))
+    ((_, text, style),) = copies(
+        shown(asked_for(snapshot(backup=Unknown("unreadable")), archive_interval=1000))
+    )
     assert (text, style) == ("backup unknown", "magenta")
 
 
 def test_what_is_missing_damaged_and_tried_is_told() -> None:
     policy = CopyPolicy(has_store=True, has_url=False, store_interval=100, milestone_percent=0)
-    seen = CopyStatus(NOW - HOUR, 31000, "store: no room", (Copied("store", "full", 31000),), ("store: step 31000",))
+    seen = CopyStatus(
+        NOW - HOUR,
+        31000,
+        "store: no room",
+        (Copied("store", "full", 31000),),
+        ("store: step 31000",),
+    )
     given = asked_for(snapshot(backup=seen), archive_interval=100, copies=policy)
     assert (shown(given).copies_missing, shown(given).copies_damaged) == (2, 1)  # 31,100 and 31,200
     around = ExtraObservations(
-        copying=(RunningCopy("store", "ana", "login1", NOW - 60, 31100), RunningCopy("sync", "ben", "login2", NOW - 5)),
+        copying=(
+            RunningCopy("store", "ana", "login1", NOW - 60, 31100),
+            RunningCopy("sync", "ben", "login2", NOW - 5),
+        ),
         drill=DrillRecord(NOW - DAY, "store", 30000, passed=False),
     )
     (_, text, style), *at_work = copies(shown(given, around))
@@ -252,7 +287,10 @@ def test_who_copies_is_read_from_the_claims(tmp_path: Path) -> None:
         ClaimFolder(directory, CLAIM).take(Claim.of_this_process(time.time(), HOUR), None)
         ClaimFolder(directory, "copy-url").take(Claim.of_this_process(time.time(), HOUR), None)
         seen = observe_extra(directory, given, replace(snapshot(), time=time.time()))
-        assert [(work.to, work.step) for work in known(seen.copying, ())] == [("store", 31000), ("sync", None)]
+        assert [(work.to, work.step) for work in known(seen.copying, ())] == [
+            ("store", 31000),
+            ("sync", None),
+        ]
         write_drill(directory, DrillRecord(NOW, "store", 30000, passed=True))
     after = observe_extra(directory, given, replace(snapshot(), time=time.time()))
     assert [work.to for work in known(after.copying, ())] == ["sync"]
@@ -267,12 +305,18 @@ def test_the_fullest_file_system_and_when_it_is_full() -> None:
     grows = [look("SCRATCH", 80.0 - day, age=600.0 + day * DAY) for day in range(10)]
     given = snapshot(usage=(*grows, look("STORE", 50.0, inodes=95.0, age=DAY)))
     ((label, text, style),) = filesystems(shown(given))
-    assert (label, text, style) == ("disks", "STORE 95 % of inodes (fullest of 2); 1 d 0 h ago", "yellow")
+    assert (label, text, style) == (
+        "disks",
+        "STORE 95 % of inodes (fullest of 2); 1 d 0 h ago",
+        "yellow",
+    )
     ((_, text, style),) = filesystems(shown(snapshot(usage=tuple(grows))))
     assert text.startswith("SCRATCH 80 % of bytes, full in 19 d 23 h")
     assert style == ""
     rule = FilesystemRule("SCRATCH", bytes_percent=75.0)
-    ((_, _, style),) = filesystems(shown(asked_for(snapshot(usage=tuple(grows)), filesystems=(rule,))))
+    ((_, _, style),) = filesystems(
+        shown(asked_for(snapshot(usage=tuple(grows)), filesystems=(rule,)))
+    )
     assert style == "yellow"
 
 
@@ -280,7 +324,9 @@ def test_file_systems_that_no_one_asked_for_have_no_row() -> None:
     assert list(filesystems(shown(snapshot()))) == []
     assert list(filesystems(shown(snapshot(usage=Unknown("unreadable"))))) == []
     wanted = asked_for(snapshot(), filesystems=(FilesystemRule("SCRATCH"),))
-    assert [text for _, text, _ in filesystems(shown(wanted))] == ["not looked at yet (tr11 fs-watchdog)"]
+    assert [text for _, text, _ in filesystems(shown(wanted))] == [
+        "not looked at yet (tr11 fs-watchdog)"
+    ]
     hidden = changed(wanted, usage=Unknown("unreadable"))
     assert [text for _, text, _ in filesystems(shown(hidden))] == ["unknown"]
 
@@ -291,19 +337,31 @@ def test_periodic_jobs_are_alive_late_or_failing() -> None:
     ((label, text, style),) = periodic(
         shown(snapshot(periodic_jobs=(cron_job(), cron_job("digest", next_due=NOW + 9000))))
     )
-    assert (label, text, style) == ("periodic", "2 jobs alive, last pulse 10 min ago; next pulse in 50 min", "")
+    assert (label, text, style) == (
+        "periodic",
+        "2 jobs alive, last pulse 10 min ago; next pulse in 50 min",
+        "",
+    )
     late = cron_job(next_due=NOW - 5 * HOUR, started=NOW - 6 * HOUR)
     failing = cron_job("filesystems", failures_in_a_row=3, message="df: no such path")
-    ((_, text, style),) = periodic(shown(snapshot(periodic_jobs=(cron_job("digest"), late, failing))))
+    ((_, text, style),) = periodic(
+        shown(snapshot(periodic_jobs=(cron_job("digest"), late, failing)))
+    )
     assert text == "pulse late by 5 h 00 min; filesystems failed 3 times: df: no such path"
     assert style == "red"
-    assert list(periodic(shown(asked_for(snapshot(periodic_jobs=(late,)), periodic_jobs=("digest",))))) == []
+    assert (
+        list(periodic(shown(asked_for(snapshot(periodic_jobs=(late,)), periodic_jobs=("digest",)))))
+        == []
+    )
 
 
 def test_a_watchdog_that_only_tells_is_said_to() -> None:
     seen = snapshot(periodic_jobs=(cron_job(),))
     (_, (label, text, _)) = list(periodic(shown(asked_for(seen, watchdog_acts=False))))
-    assert (label, text) == ("", "the watchdog only tells (watch.act = false): what it would do waits for you")
+    assert (label, text) == (
+        "",
+        "the watchdog only tells (watch.act = false): what it would do waits for you",
+    )
     assert len(list(periodic(shown(seen)))) == 1
     late = snapshot(periodic_jobs=(cron_job(next_due=NOW - 5 * HOUR, started=NOW - 6 * HOUR),))
     assert len(list(periodic(shown(asked_for(late, watchdog_acts=False))))) == 1, "there is none"
@@ -319,7 +377,11 @@ def test_every_open_alert_says_who_has_it() -> None:
     )
     told = [text for _, text, _ in alerts(shown(snapshot(), ExtraObservations(seen)))]
     assert told[0].endswith(f"(1 h 00 min); unassigned: tr11 alerts ack {seen[0].fingerprint}")
-    assert [text.rpartition("; ")[2] for text in told[1:]] == ["eva has it", "ben has it", "snoozed for 1 h 00 min"]
+    assert [text.rpartition("; ")[2] for text in told[1:]] == [
+        "eva has it",
+        "ben has it",
+        "snoozed for 1 h 00 min",
+    ]
     many = tuple(alert(f"d{number}") for number in range(9))
     assert [text for _, text, _ in alerts(shown(snapshot(), ExtraObservations(many)))][
         -1
@@ -331,15 +393,21 @@ def test_no_alert_means_something_only_where_someone_looks() -> None:
     assert [text for _, text, _ in alerts(shown(alone, ExtraObservations(())))] == [
         "none open; no watchdog looks at the run"
     ]
-    assert [text for _, text, _ in alerts(shown(snapshot(periodic_jobs=(cron_job(),)), ExtraObservations(())))] == [
-        "none open"
-    ]
-    assert [text for _, text, _ in alerts(shown(snapshot(periodic_jobs=Unknown("away")), ExtraObservations(())))] == [
-        "none open"
-    ]
-    assert [text for _, text, _ in alerts(shown(snapshot(), ExtraObservations(Unknown("unreadable"))))] == [
-        "unknown: unreadable"
-    ]
+    assert [
+        text
+        for _, text, _ in alerts(
+            shown(snapshot(periodic_jobs=(cron_job(),)), ExtraObservations(()))
+        )
+    ] == ["none open"]
+    assert [
+        text
+        for _, text, _ in alerts(
+            shown(snapshot(periodic_jobs=Unknown("away")), ExtraObservations(()))
+        )
+    ] == ["none open"]
+    assert [
+        text for _, text, _ in alerts(shown(snapshot(), ExtraObservations(Unknown("unreadable"))))
+    ] == ["unknown: unreadable"]
 
 
 @pytest.mark.parametrize(
@@ -347,27 +415,49 @@ def test_no_alert_means_something_only_where_someone_looks() -> None:
     [
         (UndeliveredMessages(), True, ""),
         (UndeliveredMessages(2, NOW - 60.0), True, ""),
-        (UndeliveredMessages(1, NOW - 3600.0), False, "alerts are not delivered, 1 message has waited for 1 h 00 min"),
+        (
+            UndeliveredMessages(1, NOW - 3600.0),
+            False,
+            "alerts are not delivered, 1 message has waited for 1 h 00 min",
+        ),
         (
             UndeliveredMessages(2, NOW - 60.0, "535 authentication failed"),
             False,
             "2 messages have waited for 1 min: 535",
         ),
-        (Unknown("outbox: Permission denied"), False, "whether alerts are delivered cannot be seen (outbox"),
+        (
+            Unknown("outbox: Permission denied"),
+            False,
+            "whether alerts are delivered cannot be seen (outbox",
+        ),
     ],
 )
-def test_no_one_sleeps_while_alerts_are_not_delivered(waiting: Any, may_sleep: bool, words: str) -> None:
+def test_no_one_sleeps_while_alerts_are_not_delivered(
+    waiting: Any, may_sleep: bool, words: str
+) -> None:
     seen = snapshot()
     found = answer(seen, (), judge(seen, ()), ExtraObservations(waiting=waiting))
     assert found.may_sleep is may_sleep and words in found.text
     assert [need.kind for need in found.needs] == ([] if may_sleep else ["mail"])
 
 
-CALM = {VerdictWord.HEALTHY, VerdictWord.STARTING, VerdictWord.QUEUED, VerdictWord.FINISHED, VerdictWord.STOPPED}
+CALM = {
+    VerdictWord.HEALTHY,
+    VerdictWord.STARTING,
+    VerdictWord.QUEUED,
+    VerdictWord.FINISHED,
+    VerdictWord.STOPPED,
+}
 
 
 SAID_BESIDE = {
-    0: {"You may sleep", "Nothing is left to train", "It is stopped", FIRST, UNKNOWN},  # unknown: who would be told
+    0: {
+        "You may sleep",
+        "Nothing is left to train",
+        "It is stopped",
+        FIRST,
+        UNKNOWN,
+    },  # unknown: who would be told
     1: {"Do not sleep"},
     3: {UNKNOWN},
 }
@@ -385,25 +475,36 @@ def test_where_the_site_starts_what_is_queued_no_one_is_told_to_launch(seen: Sna
     findings = detect_all(given)
     told = answer(given, findings, judge(given, findings))
     assert not any("launch" in need.fix for need in told.needs), told
-    assert not any("launch" in finding.fix for finding in findings if finding.detector == "chain-end")
+    assert not any(
+        "launch" in finding.fix for finding in findings if finding.detector == "chain-end"
+    )
     assert "does not start by itself" not in told.text
     assert "the queue covers" not in told.text or seen.active_jobs
-    rows = [text for label, text, _ in jobs(status_of(given, findings, judge(given, findings))) if label == "queue"]
+    rows = [
+        text
+        for label, text, _ in jobs(status_of(given, findings, judge(given, findings)))
+        if label == "queue"
+    ]
     assert not any("nothing starts by itself" in text for text in rows)
 
 
 def test_a_queue_behind_a_closed_partition_says_when_it_goes_on() -> None:
     short = replace(SHORT, time_limit_seconds=2400)
-    given = with_facts(snapshot(jobs=(short, pending((8,), reason="PartitionDown"))), task_seconds=2400.0)
+    given = with_facts(
+        snapshot(jobs=(short, pending((8,), reason="PartitionDown"))), task_seconds=2400.0
+    )
     (need,) = answer(given, (), HEALTHY).needs
     assert (
-        need.kind == "queue" and " left, and more starts when the site is done (job 1000_8: the site has " in need.text
+        need.kind == "queue"
+        and " left, and more starts when the site is done (job 1000_8: the site has " in need.text
     )
     assert need.fix == "ask the site when"
     assert not [one for one in detect_all(given) if one.detector == "chain-end"]
 
 
-@pytest.mark.parametrize("seen", [*CLOSED, *(row[1] for row in (*TABLE, *FAULTS, *OPERATION))], ids=lambda _: "")
+@pytest.mark.parametrize(
+    "seen", [*CLOSED, *(row[1] for row in (*TABLE, *FAULTS, *OPERATION))], ids=lambda _: ""
+)
 def test_word_reason_advice_and_exit_code_agree(seen: Snapshot) -> None:
     """No run is healthy that a person must get up for; who must, is told why by the very sentence of the verdict."""
     findings = detect_all(seen)
@@ -415,8 +516,13 @@ def test_word_reason_advice_and_exit_code_agree(seen: Snapshot) -> None:
     begins = told.text.partition(";")[0].partition(":")[0].partition(" (")[0]
     assert begins in SAID_BESIDE[verdict.exit_code], (begins, verdict)
     published = published_answer(told.may_sleep, verdict.word, [need.kind for need in told.needs])
-    assert published.partition(":")[0] in SAID_BESIDE[verdict.exit_code] or verdict.word is VerdictWord.STOPPED
-    queue = " ".join(text for label, text, _ in jobs(status_of(seen, findings, verdict)) if label == "queue")
+    assert (
+        published.partition(":")[0] in SAID_BESIDE[verdict.exit_code]
+        or verdict.word is VerdictWord.STOPPED
+    )
+    queue = " ".join(
+        text for label, text, _ in jobs(status_of(seen, findings, verdict)) if label == "queue"
+    )
     if derived.closed_by_site(seen) is not None and queue:
         assert queue.startswith("covers nothing") and " for the site" in verdict.why
     if verdict.exit_code == 1 and verdict.word in CALM | {VerdictWord.AT_RISK}:

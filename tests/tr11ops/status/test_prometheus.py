@@ -85,7 +85,14 @@ def test_every_metric_is_documented_and_the_reverse() -> None:
 def test_what_is_unknown_has_no_value_but_a_name() -> None:
     blind = status(SCREENS["blind-60-ascii"][0], ExtraObservations(alerts=Unknown("no rights")))
     samples = parsed(exposition(blind))
-    for name in ("tr11_iteration", "tr11_loss", "tr11_may_sleep", "tr11_jobs", "tr11_kill_switch", "tr11_alerts_open"):
+    for name in (
+        "tr11_iteration",
+        "tr11_loss",
+        "tr11_may_sleep",
+        "tr11_jobs",
+        "tr11_kill_switch",
+        "tr11_alerts_open",
+    ):
         assert not [key for key in samples if key[0] == name], name
     unknown = {dict(labels)["what"] for name, labels in samples if name == "tr11_unknown"}
     assert {"jobs", "steps", "checkpoints", "kill_switch", "alerts"} <= unknown
@@ -93,7 +100,12 @@ def test_what_is_unknown_has_no_value_but_a_name() -> None:
 
 
 def test_reasons_make_no_time_series() -> None:
-    lines = ["end of attempt 1007: torn", "heartbeat 3.json: torn", "jobs, kill switch: away, at 12:00", "a:b"]
+    lines = [
+        "end of attempt 1007: torn",
+        "heartbeat 3.json: torn",
+        "jobs, kill switch: away, at 12:00",
+        "a:b",
+    ]
     assert unknown_whats(lines) == ["jobs", "kill_switch", "other"]
 
 
@@ -104,7 +116,9 @@ def test_no_number_is_ever_written_for_nothing() -> None:
         assert all(math.isfinite(number) for number in samples.values())
         assert (value(samples, "tr11_iteration") is None) == (written.iteration is None)
     assert value(parsed(exposition(status(idle(steps=())))), "tr11_seconds_per_iteration") is None
-    wild = replace(FULL, loss=math.nan, grad_norm=math.inf, filesystems=(full_disk(bytes_used=math.inf),))
+    wild = replace(
+        FULL, loss=math.nan, grad_norm=math.inf, filesystems=(full_disk(bytes_used=math.inf),)
+    )
     assert all(math.isfinite(number) for number in parsed(exposition(wild)).values())
 
 
@@ -113,7 +127,9 @@ def test_hostile_labels_are_read_back_as_they_were(job: str, disk: str) -> None:
     written = replace(FULL, periodic_jobs=(full_job(job),), filesystems=(full_disk(name=disk),))
     samples = parsed(exposition(written))
     (periodic,) = [dict(labels)["job"] for name, labels in samples if name == "tr11_periodic_late"]
-    disks = {dict(labels)["name"] for name, labels in samples if name == "tr11_filesystem_used_percent"}
+    disks = {
+        dict(labels)["name"] for name, labels in samples if name == "tr11_filesystem_used_percent"
+    }
     assert periodic == job.encode("utf-8", "replace").decode()
     assert disks == {disk.encode("utf-8", "replace").decode()}
 
@@ -136,7 +152,9 @@ def full_disk(**changes: Any) -> ShownFilesystem:
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "\ud800", "ü{}", ""])
 def test_names_that_break_a_careless_writer(name: str) -> None:
     samples = parsed(exposition(replace(FULL, periodic_jobs=(full_job(name),))))
-    assert value(samples, "tr11_periodic_failures", job=name.encode("utf-8", "replace").decode()) == 0
+    assert (
+        value(samples, "tr11_periodic_failures", job=name.encode("utf-8", "replace").decode()) == 0
+    )
 
 
 # ----------------------------------------------------------------------------- serving
@@ -159,7 +177,9 @@ def test_it_is_served_and_looked_at_again() -> None:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
 
 
-def test_a_look_that_fails_is_unknown_and_not_an_error_page(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_look_that_fails_is_unknown_and_not_an_error_page(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     def look() -> Status:
         raise OSError(5, "Input/output error")
 
@@ -262,7 +282,17 @@ def test_the_client_library_is_imported_only_when_it_is_needed(place: Place) -> 
         "print('prometheus_client' in sys.modules, file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, "status", "--run", "demo", "--scheduler", "local", "--json"],
+        [
+            sys.executable,
+            "-c",
+            program,
+            "status",
+            "--run",
+            "demo",
+            "--scheduler",
+            "local",
+            "--json",
+        ],
         cwd=place.folder,
         env={**os.environ, **place.environment},
         capture_output=True,

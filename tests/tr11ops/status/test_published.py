@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tr11ops.status.publishing import GOODPUT, NAMES, card_of, directory_of, full_of, published
+from tests.tr11ops.status.publishing import (
+    GOODPUT,
+    NAMES,
+    card_of,
+    directory_of,
+    full_of,
+    published,
+)
 from tests.tr11ops.status_cases import HOUR, NOW, changed, idle, pending, running, snapshot
 from tr11ops.base.observed import Unknown, all_unknown, observed_fields
 from tr11ops.cluster.base import JobState
@@ -38,7 +45,10 @@ def test_a_healthy_run_says_what_matters() -> None:
     assert told["grad_norm"] == 0.17 and told["last_step_time"] == "2022-05-01T11:59:30+00:00"
     assert round(told["progress_percent"], 2) == 27.07
     assert told["attempts"] == {"running": 1, "waiting": 3}
-    assert told["last_checkpoint"]["step"] == 31200 and told["backup"] == {"step": 31000, "age_seconds": 3600.0}
+    assert told["last_checkpoint"]["step"] == 31200 and told["backup"] == {
+        "step": 31000,
+        "age_seconds": 3600.0,
+    }
     assert told["goodput"] == {
         "useful_share": 0.91, "effective_time_ratio": 0.87, "held_node_hours": 41_000.0, "faults": 7,
     }  # fmt: skip
@@ -49,20 +59,40 @@ def test_real_names_stay_inside() -> None:
     """Every way in which a name gets into the full status, at once."""
     seen = snapshot(
         jobs=(running(state=JobState.SUSPENDED, user="ana"), pending(reason="waits for ana")),
-        kill_switch=KillSwitch(Path("/scratch/tr11/kill-switch"), "ana", NOW - 9 * HOUR, "mail ana@site.example"),
+        kill_switch=KillSwitch(
+            Path("/scratch/tr11/kill-switch"), "ana", NOW - 9 * HOUR, "mail ana@site.example"
+        ),
         exclusions=(Exclusion("n07", "GPU fell off n07", "ana", None, ("xid 79",), NOW, "1007"),),
         heartbeats=Unknown("/scratch/tr11/state: permission denied on n01"),
         read_errors=("end of attempt 1007: /scratch/tr11 is away",),
     )
-    text = json.dumps(published(seen, Finding("node-lost", Severity.CRITICAL, "node n07 is lost", "n07", ("by ana",))))
-    for name in ("ana", "n07", "n01", "1007", "1000_7", "/scratch", 'kill-switch"', "@", "site.example", "xid"):
+    text = json.dumps(
+        published(
+            seen, Finding("node-lost", Severity.CRITICAL, "node n07 is lost", "n07", ("by ana",))
+        )
+    )
+    for name in (
+        "ana",
+        "n07",
+        "n01",
+        "1007",
+        "1000_7",
+        "/scratch",
+        'kill-switch"',
+        "@",
+        "site.example",
+        "xid",
+    ):
         assert name not in text, name
     assert json.loads(text)["verdict"] == "stalled" and "node lost" in json.loads(text)["line"]
     assert json.loads(text)["unknown"] == ["heartbeats", "other"]
 
 
 def test_findings_are_told_by_their_detector() -> None:
-    loud = [Finding("slow-node", Severity.WARNING, f"node n{number} is slow", f"n{number}") for number in (1, 2)]
+    loud = [
+        Finding("slow-node", Severity.WARNING, f"node n{number} is slow", f"n{number}")
+        for number in (1, 2)
+    ]
     told = published(snapshot(), *loud, Finding("from-a-plugin", Severity.CRITICAL, "n3"))
     assert told["findings"] == [
         {"severity": "critical", "detector": "other", "title": "other", "count": 1},
@@ -95,13 +125,24 @@ def test_whatever_may_be_unknown_is_published_by_name() -> None:
     )
     extra = ExtraObservations(**all_unknown(ExtraObservations, why))
     told = published_status(status_of(seen, (), judge(seen, ()), extra).document(), NAMES, GOODPUT)
-    names = {*observed_fields(Snapshot, TrainingObservations, OperationObservations, ExtraObservations).values()}
+    names = {
+        *observed_fields(
+            Snapshot, TrainingObservations, OperationObservations, ExtraObservations
+        ).values()
+    }
     assert set(told["unknown"]) == names
     assert {"ended jobs", "corruptions", "damaged files", "messages"} <= names
 
 
 # ----------------------------------------------------------------------------- planted
-PLANTED = ("n13", "ana@site.example", "/gpfs/ana/run", "1007_3", "hf_token0123456789", "jean-zay-iam01")
+PLANTED = (
+    "n13",
+    "ana@site.example",
+    "/gpfs/ana/run",
+    "1007_3",
+    "hf_token0123456789",
+    "jean-zay-iam01",
+)
 FULL = full_of(
     snapshot(
         jobs=(running(), pending()),
@@ -115,13 +156,27 @@ FULL = full_of(
 
 def paths_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     if isinstance(value, dict):
-        return [path, *(found for key, item in value.items() for found in paths_of(item, (*path, key)))]
+        return [
+            path,
+            *(found for key, item in value.items() for found in paths_of(item, (*path, key))),
+        ]
     if isinstance(value, list):
-        return [path, *(found for index, item in enumerate(value) for found in paths_of(item, (*path, index)))]
+        return [
+            path,
+            *(
+                found
+                for index, item in enumerate(value)
+                for found in paths_of(item, (*path, index))
+            ),
+        ]
     return [path]
 
 
-PLACES = [path for path in paths_of(FULL) if path and path not in {("run", "name"), ("run", "variant"), ("run",)}]
+PLACES = [
+    path
+    for path in paths_of(FULL)
+    if path and path not in {("run", "name"), ("run", "variant"), ("run",)}
+]
 
 
 def plant(target: Any, path: tuple[Any, ...], value: Any) -> None:
@@ -143,7 +198,9 @@ def is_in(target: Any, key: Any) -> bool:
         st.one_of(
             st.sampled_from(PLANTED),
             st.sampled_from(PLANTED).map(lambda word: [word]),
-            st.sampled_from(PLANTED).map(lambda word: {word: word, "detector": word, "severity": word, "unit": word}),
+            st.sampled_from(PLANTED).map(
+                lambda word: {word: word, "detector": word, "severity": word, "unit": word}
+            ),
             st.sampled_from(PLANTED).map(lambda word: f"jobs, {word}: why"),
         ),
         min_size=1,
@@ -159,7 +216,12 @@ def test_what_is_planted_anywhere_never_comes_out(planted: dict[tuple[Any, ...],
 
 
 def test_numbers_that_are_none_are_left_out() -> None:
-    wild = {"iteration": True, "loss": float("nan"), "tflops": float("inf"), "consumed_samples": 10**400}
+    wild = {
+        "iteration": True,
+        "loss": float("nan"),
+        "tflops": float("inf"),
+        "consumed_samples": 10**400,
+    }
     told = published_status(wild, NAMES)
     assert [told[name] for name in wild] == [None] * 4
     json.dumps(told, allow_nan=False)
@@ -188,7 +250,11 @@ def test_the_file_of_a_run_that_never_started(tmp_path: Path) -> None:
     data = document(card, directory_of(card), machine, NOW)
     assert data is not None and data.endswith(b"}\n") and str(tmp_path).encode() not in data
     told = read_published(data)
-    assert told["run"]["name"] == card.run.name and told["interval_seconds"] == 1800.0 and told["goodput"] is None
+    assert (
+        told["run"]["name"] == card.run.name
+        and told["interval_seconds"] == 1800.0
+        and told["goodput"] is None
+    )
     assert machine.calls <= 2
 
 
@@ -199,7 +265,9 @@ def test_a_run_with_a_directory_has_an_account(tmp_path: Path) -> None:
     assert data is not None and read_published(data)["goodput"]["faults"] == 0
 
 
-def test_what_is_published_is_by_the_run_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_published_is_by_the_run_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It went by the clock of the machine that published it, all others by the run's."""
     monkeypatch.setattr(assessment, "look_now", lambda *_: Moment(NOW - HOUR, HOUR))
     card = card_of(tmp_path)
@@ -225,7 +293,9 @@ def test_what_is_no_status_is_refused(data: bytes) -> None:
 
 
 def test_a_later_detector_is_still_read() -> None:
-    told = read_published(json.dumps({**published(snapshot()), "new": 1, "loss": float("nan")}).encode())
+    told = read_published(
+        json.dumps({**published(snapshot()), "new": 1, "loss": float("nan")}).encode()
+    )
     assert told["new"] == 1 and told["loss"] is None
 
 

@@ -49,13 +49,18 @@ def status_bytes(seen: Snapshot | None = None, **changes: Any) -> bytes:
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with serving(Hub(files={"status.json": status_bytes(), LOG: log_of(range(31000, 31220))})) as server:
+    with serving(
+        Hub(files={"status.json": status_bytes(), LOG: log_of(range(31000, 31220))})
+    ) as server:
         yield server
 
 
 def outside(hub: Hub, variant: str | None = None, tries: int = 2) -> Outside:
     return Outside(
-        HubRepo(hub.url, "model", "big/logs"), TOKEN, remote_retries(lambda _: None, lambda _: None, tries), variant
+        HubRepo(hub.url, "model", "big/logs"),
+        TOKEN,
+        remote_retries(lambda _: None, lambda _: None, tries),
+        variant,
     )
 
 
@@ -99,7 +104,10 @@ def test_a_repository_with_a_log_alone(hub: Hub) -> None:
     hub.files |= {"README.md": b"#", "tensorboard/main/events": b"x"}
     view = outside(hub).look(NOW + HOUR)
     shown = screen_of(view)
-    assert "LOG ONLY  big/logs / main" in shown and "As of 2022-05-01 12:00 UTC, 1 h 00 min ago." in shown
+    assert (
+        "LOG ONLY  big/logs / main" in shown
+        and "As of 2022-05-01 12:00 UTC, 1 h 00 min ago." in shown
+    )
     assert "102 d" in shown and "of training, without waits and restarts" in " ".join(
         shown.split()
     )  # 84,092 steps of 105 s
@@ -135,7 +143,9 @@ def test_news_that_stay_away_are_no_news(hub: Hub) -> None:
         and "it said HEALTHY." in shown
         and "nothing was synchronised for 3 h" in " ".join(shown.lower().split())
     )
-    slow = replace(view, time=NOW + 20 * HOUR, published={**(view.published or {}), "interval_seconds": DAY})
+    slow = replace(
+        view, time=NOW + 20 * HOUR, published={**(view.published or {}), "interval_seconds": DAY}
+    )
     assert judge_outside(slow).exit_code == 0
 
 
@@ -173,9 +183,17 @@ def test_steps_far_from_the_end_are_found(hub: Hub) -> None:
 
 
 def test_the_end_of_a_log() -> None:
-    data = b"[2022-05-01 10:00:00] PULSE: tr11 is running\n" + log_of(range(5, 8)) + b"cut iteration 9/ 10 | consumed"
+    data = (
+        b"[2022-05-01 10:00:00] PULSE: tr11 is running\n"
+        + log_of(range(5, 8))
+        + b"cut iteration 9/ 10 | consumed"
+    )
     end = end_of_log(data, 999, is_whole=True)
-    assert [step.iteration for step in end.steps] == [5, 6, 7] and end.stamp == "2022-05-01 10:00:00"
+    assert [step.iteration for step in end.steps] == [
+        5,
+        6,
+        7,
+    ] and end.stamp == "2022-05-01 10:00:00"
     assert end.seconds_per_iteration == 105.0 and end.tflops == 149.5 and end.size == 999
     assert [step.iteration for step in end_of_log(data[46:], 999, is_whole=False).steps] == [6, 7]
 
@@ -212,11 +230,14 @@ def test_what_did_not_change_is_not_fetched_again(hub: Hub) -> None:
     assert later.time == NOW + 300 and later.log == first.log
     hub.commit, hub.files[LOG] = "d" * 40, hub.files[LOG] + log_of([31220])
     newer = eye.look(NOW + 600)
-    assert newer.log is not None and newer.log.last is not None and newer.log.last.iteration == 31220
+    assert (
+        newer.log is not None and newer.log.last is not None and newer.log.last.iteration == 31220
+    )
 
 
 @pytest.mark.parametrize(
-    ("status", "words"), [(401, "hf auth login"), (403, "hf auth login"), (404, "no such repository")]
+    ("status", "words"),
+    [(401, "hf auth login"), (403, "hf auth login"), (404, "no such repository")],
 )
 def test_a_repository_that_is_not_for_us(hub: Hub, status: int, words: str) -> None:
     hub.failures = [(status, "")] * 9
@@ -236,7 +257,9 @@ def test_a_hub_that_is_busy_is_waited_for(hub: Hub) -> None:
         outside(hub).look(NOW)
 
 
-@pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b'{"sha": 1, "siblings": [{}]}', b'{"siblings": []}'])
+@pytest.mark.parametrize(
+    "answer", [b"", b"<html>", b"[]", b'{"sha": 1, "siblings": [{}]}', b'{"siblings": []}']
+)
 def test_a_server_that_is_no_hub(answer: bytes) -> None:
     here = Hub(answer, path="/api/models/big/logs", knows_ranges=False)
     with serving(here) as server, pytest.raises(HubPermanentError, match="no repository"):
@@ -260,7 +283,9 @@ def test_an_empty_repository_and_a_strange_one(hub: Hub) -> None:
     ("content", "words"),
     [(b"{", "is no JSON"), (b'{"run": {}, "schema": 99}', "schema"), (b"{}", "no status of a run")],
 )
-def test_a_status_that_cannot_be_used_is_not_said_to_be_missing(hub: Hub, content: bytes, words: str) -> None:
+def test_a_status_that_cannot_be_used_is_not_said_to_be_missing(
+    hub: Hub, content: bytes, words: str
+) -> None:
     hub.files["status.json"] = content
     view = outside(hub).look(NOW)
     verdict, shown = judge_outside(view), " ".join(screen_of(view).split())
@@ -281,7 +306,9 @@ def test_a_hub_that_wants_an_hour_is_not_waited_for() -> None:
         raise HubUnavailable("hub.example answers 429", 3600.0)
 
     with pytest.raises(HubUnavailable, match=r"429, and asks for 1 h .*: not waited for") as caught:
-        until_answered(busy, remote_retries(slept.append, said.append, tries=3, most=60.0), "hub.example")
+        until_answered(
+            busy, remote_retries(slept.append, said.append, tries=3, most=60.0), "hub.example"
+        )
     assert caught.value.wait == 3600.0 and not slept and not said
 
 
@@ -308,7 +335,9 @@ def test_an_endless_answer_is_read_no_further_than_needed(status: int) -> None:
     try:
         repo = repo_of("big/logs", f"http://127.0.0.1:{server.server_port}")
         with pytest.raises((HubPermanentError, HubUnavailable)):
-            Outside(repo, None, remote_retries(lambda seconds: None, lambda text: None, tries=1)).look(NOW)
+            Outside(
+                repo, None, remote_retries(lambda seconds: None, lambda text: None, tries=1)
+            ).look(NOW)
     finally:
         server.shutdown()
         server.server_close()
@@ -317,8 +346,16 @@ def test_an_endless_answer_is_read_no_further_than_needed(status: int) -> None:
 
 def test_a_hostile_status_shows_no_escape_and_breaks_nothing(hub: Hub) -> None:
     wild: dict[str, Any] = dict.fromkeys(json.loads(status_bytes()), "\x1b[2J" * 400)
-    wild |= {"schema": 1, "run": {"name": "\x1b]0;x\x07", "variant": None}, "iteration": -5, "total_iterations": 1e308}
-    wild |= {"findings": [{"severity": "critical", "title": "\x1b[31m", "count": 1e300}, 5], "unknown": ["\x1b"] * 99}
+    wild |= {
+        "schema": 1,
+        "run": {"name": "\x1b]0;x\x07", "variant": None},
+        "iteration": -5,
+        "total_iterations": 1e308,
+    }
+    wild |= {
+        "findings": [{"severity": "critical", "title": "\x1b[31m", "count": 1e300}, 5],
+        "unknown": ["\x1b"] * 99,
+    }
     hub.files["status.json"] = json.dumps(wild).encode()
     view = outside(hub).look(NOW)
     assert "\x1b" not in screen_of(view) and judge_outside(view).exit_code == 3
@@ -329,9 +366,14 @@ def test_the_described_keys_are_the_written_ones(hub: Hub) -> None:
     described = (Path(__file__).parents[3] / "docs" / "outside.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1:3] for line in described.splitlines() if line.startswith("| `")]
     written = outside_document(outside(hub).look(NOW))
-    assert sorted(key for names, _ in rows for key in re.findall(r"`([a-z_]+)`", names)) == sorted(written)
+    assert sorted(key for names, _ in rows for key in re.findall(r"`([a-z_]+)`", names)) == sorted(
+        written
+    )
     assert set(written["log"]) == {
-        key for names, words in rows if "`log`" in names for key in re.findall(r"`([a-z_]+)`", words)
+        key
+        for names, words in rows
+        if "`log`" in names
+        for key in re.findall(r"`([a-z_]+)`", words)
     }
 
 
@@ -345,8 +387,13 @@ JSON = st.recursive(
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.dictionaries(st.sampled_from(sorted(published(snapshot()))), JSON, max_size=12), st.booleans())
-def test_whatever_someone_published_is_shown_or_left_out(changes: dict[str, Any], has_log: bool) -> None:
+@given(
+    st.dictionaries(st.sampled_from(sorted(published(snapshot()))), JSON, max_size=12),
+    st.booleans(),
+)
+def test_whatever_someone_published_is_shown_or_left_out(
+    changes: dict[str, Any], has_log: bool
+) -> None:
     log = end_of_log(log_of(range(1, 9)), 9999, is_whole=True) if has_log else None
     facts = Facts("c" * 40, NOW, (LOG,))
     try:
@@ -355,7 +402,11 @@ def test_whatever_someone_published_is_shown_or_left_out(changes: dict[str, Any]
         return
     view = RemoteView(NOW + 60, "big/logs", facts, "main", told, "", LOG, log)
     shown = screen_of(view)
-    assert all(len(line) <= 80 for line in shown.splitlines()) and shown.isascii() and "\x1b" not in shown
+    assert (
+        all(len(line) <= 80 for line in shown.splitlines())
+        and shown.isascii()
+        and "\x1b" not in shown
+    )
     assert judge_outside(view).exit_code in {0, 1, 3}
     json.dumps(outside_document(view), allow_nan=False)
 
@@ -373,7 +424,9 @@ def test_what_people_type(text: str, kind: str, name: str, path: str) -> None:
     assert repo.facts == f"https://hub.example/api/{kind}s/a/b"
 
 
-@pytest.mark.parametrize("endpoint", ["https://u:hunter2@hub.example", "ftp://hub.example", "hub.example", "http://"])
+@pytest.mark.parametrize(
+    "endpoint", ["https://u:hunter2@hub.example", "ftp://hub.example", "hub.example", "http://"]
+)
 def test_an_invalid_endpoint_is_refused_without_repeating_it(endpoint: str) -> None:
     with pytest.raises(ValueError, match="--endpoint must be") as caught:
         repo_of("a/b", endpoint)
@@ -396,8 +449,12 @@ def test_typed_on_a_laptop(laptop: Hub, capsys: pytest.CaptureFixture[str]) -> N
     assert "HEALTHY" in capsys.readouterr().out and laptop.asked[0][1] == f"Bearer {TOKEN}"
     assert execute(["status", "--remote", "big/logs", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["schema"] == 1 and told["verdict"] == "healthy" and told["log"]["iteration"] == 31219
-    assert told["published"]["attempts"] == {"running": 1, "waiting": 3} and told["age_seconds"] == 60
+    assert (
+        told["schema"] == 1 and told["verdict"] == "healthy" and told["log"]["iteration"] == 31219
+    )
+    assert (
+        told["published"]["attempts"] == {"running": 1, "waiting": 3} and told["age_seconds"] == 60
+    )
     assert datetime.fromisoformat(told["changed"]).timestamp() == NOW
 
 
@@ -440,4 +497,8 @@ def test_watching_goes_on_through_a_silent_hub(
     monkeypatch.setattr("time.sleep", sleep)
     assert execute(["status", "--remote", "big/logs", "--watch", "60", "--json"]) == 0
     said = capsys.readouterr()
-    assert len(said.out.splitlines()) == 2 and "answers 429" in said.err and slept == [60.0, 900.0, 60.0]
+    assert (
+        len(said.out.splitlines()) == 2
+        and "answers 429" in said.err
+        and slept == [60.0, 900.0, 60.0]
+    )

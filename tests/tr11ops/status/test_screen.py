@@ -65,7 +65,9 @@ def drawn(
 
     findings = detect_all(given)
     target = io.StringIO()
-    console = Console(file=target, width=width, color_system=None, highlight=False, emoji=False, markup=False)
+    console = Console(
+        file=target, width=width, color_system=None, highlight=False, emoji=False, markup=False
+    )
     screen = Screen(width, unicode, UTC, height)
     console.print(render(status_of(given, findings, judge(given, findings), extra), screen))
     return "".join(line.rstrip() + "\n" for line in target.getvalue().splitlines())
@@ -80,15 +82,21 @@ def test_golden(name: str, golden: Golden) -> None:
 @pytest.mark.parametrize("width", [40, 60, 80, 132])
 @pytest.mark.parametrize("unicode", [True, False])
 @pytest.mark.parametrize("given_snapshot", [row[1] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_no_screen_is_wider_than_its_terminal(given_snapshot: Snapshot, unicode: bool, width: int) -> None:
+def test_no_screen_is_wider_than_its_terminal(
+    given_snapshot: Snapshot, unicode: bool, width: int
+) -> None:
     text = drawn(given_snapshot, width, unicode)
     findings = detect_all(given_snapshot)
     assert text.startswith(f" {judge(given_snapshot, findings).word.upper()} ")
     assert max(map(len, text.splitlines())) <= width
     assert unicode or text.isascii()
-    for incident in incidents_of(status_of(given_snapshot, findings, judge(given_snapshot, findings)).findings):
+    for incident in incidents_of(
+        status_of(given_snapshot, findings, judge(given_snapshot, findings)).findings
+    ):
         for command in (incident.cause.fix or "", *incident.commands_after):
-            assert "".join(command.split()) in "".join(text.split()), "the command to type is on the screen"
+            assert "".join(command.split()) in "".join(text.split()), (
+                "the command to type is on the screen"
+            )
 
 
 def test_hostile_texts_reach_no_terminal() -> None:
@@ -107,10 +115,16 @@ def test_hostile_texts_reach_no_terminal() -> None:
 
 def test_the_code_that_runs_is_on_the_screen() -> None:
     code = CodeIdentity("/code", "ab" * 20, "work", ("x.py",), 1, "f" * 64, "code.diff")
-    newest = replace(ended("1007"), code=code, versions={"torch": "2.13", "cuda": "12.8", "nccl": "none"})
+    newest = replace(
+        ended("1007"), code=code, versions={"torch": "2.13", "cuda": "12.8", "nccl": "none"}
+    )
     text = drawn(snapshot(attempts=(newest, ended("1006"))), 80, False)
-    assert "code       work ababababab with 1 changed file (ffffffff); torch 2.13, cuda 12.8\n" in text
-    unknown = replace(newest, code=CodeIdentity(why="git is not installed on this machine"), versions={})
+    assert (
+        "code       work ababababab with 1 changed file (ffffffff); torch 2.13, cuda 12.8\n" in text
+    )
+    unknown = replace(
+        newest, code=CodeIdentity(why="git is not installed on this machine"), versions={}
+    )
     assert "code       not known: git is not installed on this machine\n" in drawn(
         snapshot(attempts=(unknown,)), 80, False
     )
@@ -119,9 +133,13 @@ def test_the_code_that_runs_is_on_the_screen() -> None:
 
 def test_what_the_run_began_with_is_on_the_screen() -> None:
     origin = Origin("/big/checkpoints/main", 30, "big/main", False, False, NOW, "3")
-    assert "began with big/main step 30 (weights and optimizer)\n" in drawn(snapshot(origin=origin), 80, False)
+    assert "began with big/main step 30 (weights and optimizer)\n" in drawn(
+        snapshot(origin=origin), 80, False
+    )
     assert "began with" not in drawn(snapshot(), 80, False)
-    assert "origin: it is not there" in drawn(snapshot(origin=Unknown("it is not there")), 80, False)
+    assert "origin: it is not there" in drawn(
+        snapshot(origin=Unknown("it is not there")), 80, False
+    )
 
 
 # ----------------------------------------------------------------------------- JSON
@@ -166,7 +184,12 @@ def test_the_document_is_plain_json_with_every_key(given_snapshot: Snapshot) -> 
 
 def test_the_document_of_a_healthy_run() -> None:
     result = document(snapshot())
-    assert (result["verdict"], result["exit_code"], result["iteration"], result["unknown"]) == ("healthy", 0, 31219, [])
+    assert (result["verdict"], result["exit_code"], result["iteration"], result["unknown"]) == (
+        "healthy",
+        0,
+        31219,
+        [],
+    )
     assert result["eta"] == "2022-08-11T16:41:00+00:00"
     assert result["last_checkpoint"] == {
         "step": 31200,
@@ -230,7 +253,12 @@ def test_the_document_of_everything() -> None:
     assert json.loads(json.dumps(written, allow_nan=False)) == written
     assert (written["may_sleep"], written["answer"]) == (False, "Do not sleep: a person is needed")
     assert written["node_use"] == {"used": 48, "spare": 0, "excluded": 1}
-    assert written["throughput"] == {"current": 149.5, "best": 152.0, "percent": 100 * 149.5 / 152.0, "unit": "TFLOPs"}
+    assert written["throughput"] == {
+        "current": 149.5,
+        "best": 152.0,
+        "percent": 100 * 149.5 / 152.0,
+        "unit": "TFLOPs",
+    }
     assert written["next_checkpoint"] == {
         "step": 31300,
         "seconds": 81 * 105.0 - 30,
@@ -250,7 +278,9 @@ def test_the_document_of_everything() -> None:
 
 def test_unknown_surroundings_are_null_with_a_reason() -> None:
     given = snapshot()
-    blind = ExtraObservations(Unknown("no rights"), Unknown("torn"), Unknown("gone"), Unknown("away"), Unknown("cut"))
+    blind = ExtraObservations(
+        Unknown("no rights"), Unknown("torn"), Unknown("gone"), Unknown("away"), Unknown("cut")
+    )
     written = status_of(given, (), judge(given, ()), blind).document()
     assert (written["alerts"], written["throughput"]["best"]) == (None, None)
     assert (written["copying"], written["restore_drill"]) == (None, None)
@@ -268,7 +298,10 @@ def test_a_low_screen_shows_what_is_wrong_first() -> None:
 
 def test_the_healthy_screen_fits_24_lines_with_everything_on_it() -> None:
     operation = replace(
-        snapshot().run.operation, archive_interval=1000, sync_seconds=3600.0, filesystems=(FilesystemRule("SCRATCH"),)
+        snapshot().run.operation,
+        archive_interval=1000,
+        sync_seconds=3600.0,
+        filesystems=(FilesystemRule("SCRATCH"),),
     )
     given = with_facts(
         snapshot(
@@ -289,7 +322,9 @@ def test_the_healthy_screen_fits_24_lines_with_everything_on_it() -> None:
 
 # ----------------------------------------------------------------------------- small drawings
 @given(st.floats(0, 1), st.integers(4, 100), st.booleans())
-def test_bars_have_their_width_and_are_full_only_at_the_end(fraction: float, width: int, unicode: bool) -> None:
+def test_bars_have_their_width_and_are_full_only_at_the_end(
+    fraction: float, width: int, unicode: bool
+) -> None:
     text = bar(fraction, width, unicode)
     assert len(text) == width
     empty = "░" if unicode else "-"
@@ -330,7 +365,9 @@ def test_plain_text_is_printable(text: str, unicode: bool) -> None:
         ({"LANG": "en_US.UTF-8"}, None, False),
     ],
 )
-def test_the_locale_decides_about_unicode(environment: dict[str, str], encoding: str | None, expected: bool) -> None:
+def test_the_locale_decides_about_unicode(
+    environment: dict[str, str], encoding: str | None, expected: bool
+) -> None:
     assert shows_unicode(environment, encoding) is expected
 
 
@@ -339,7 +376,10 @@ TWO = snapshot(
     heartbeats=beats(age=HOUR),
     steps=steps(age=HOUR),
     nodes=(Node("n01", frozenset({"down", "not_responding"}), "no answer"),),
-    attempts=(Attempt("1007", NOW - 12 * HOUR, None, "1000_7"), wordless(failure="rank 3 on n09: NCCL error")),
+    attempts=(
+        Attempt("1007", NOW - 12 * HOUR, None, "1000_7"),
+        wordless(failure="rank 3 on n09: NCCL error"),
+    ),
 )
 
 
@@ -347,9 +387,13 @@ TWO = snapshot(
 @pytest.mark.parametrize("height", [16, 23, 30, 50, 200])
 def test_a_low_screen_keeps_the_verdict_and_the_worst_fault(height: int, width: int) -> None:
     findings = detect_all(TWO)
-    assert [finding.severity.name for finding in findings].count("CRITICAL") == 2 and len(findings) > 2
+    assert [finding.severity.name for finding in findings].count("CRITICAL") == 2 and len(
+        findings
+    ) > 2
     shown = drawn(TWO, width, True, height).splitlines()
-    assert len(shown) <= height or width == 40  # the answer and the first fault alone take more there
+    assert (
+        len(shown) <= height or width == 40
+    )  # the answer and the first fault alone take more there
     assert shown[0].startswith(" STALLED") and "Do not sleep" in " ".join(shown[1:3])
     text = " ".join(" ".join(shown).split())
     assert findings[0].title in text and findings[0].fix in text and "tr11 runbook hung" in text
@@ -360,7 +404,9 @@ def test_a_low_screen_keeps_the_verdict_and_the_worst_fault(height: int, width: 
 
 def test_two_faults_and_the_progress_fit_the_usual_terminal() -> None:
     two = replace(
-        TWO, attempts=(Attempt("1007", NOW - 12 * HOUR, None, "1000_7"), ended()), jobs=(running(), pending())
+        TWO,
+        attempts=(Attempt("1007", NOW - 12 * HOUR, None, "1000_7"), ended()),
+        jobs=(running(), pending()),
     )
     assert len(detect_all(two)) == 2
     text = drawn(two, 80, True, 23)
@@ -376,7 +422,9 @@ def test_two_faults_and_the_progress_fit_the_usual_terminal() -> None:
 
 def test_what_needs_action_is_not_cut() -> None:
     """A pause, a relaunch, a full disk and an alert come before what is well."""
-    ends = (LaunchEnd("1007", 1, NOW - HOUR, "n17 is lost", "launch 2 starts without it", ("n17",)),)
+    ends = (
+        LaunchEnd("1007", 1, NOW - HOUR, "n17 is lost", "launch 2 starts without it", ("n17",)),
+    )
     given = snapshot(
         launch_ends=ends,
         pause=KillSwitch(Path("/p"), "ben", NOW - 60, "new data"),
@@ -402,14 +450,18 @@ def test_what_to_do_before_sleeping_stands_below_the_answer() -> None:
     assert "\nBefore you sleep: no watchdog looks at the run. Job 1000_7" in text
     assert "\n  first    tr11 cron install\n" in text
     seen = snapshot(periodic_jobs=())
-    operation = facts_with(seen.run.operation, start_of_watchdog="cron run")  # neither crontab nor Slurm
+    operation = facts_with(
+        seen.run.operation, start_of_watchdog="cron run"
+    )  # neither crontab nor Slurm
     text = drawn(replace(seen, run=facts_with(seen.run, operation=operation)), 80, True)
     assert "\n  first    tr11 cron run\n" in text
 
 
 def test_a_start_says_which_iterations_are_done_again() -> None:
     starting = snapshot(heartbeats=beats(phase="loading"), checkpoints=checkpoints(31200))
-    assert "\n           resumes from global_step31200: 19 iterations again\n" in drawn(starting, 80, True)
+    assert "\n           resumes from global_step31200: 19 iterations again\n" in drawn(
+        starting, 80, True
+    )
     assert "resumes from" not in drawn(snapshot(), 80, True)
 
 
@@ -442,7 +494,11 @@ def test_a_loss_course_is_drawn_from_its_means() -> None:
 
 
 def test_an_attempt_is_judged_in_the_document() -> None:
-    attempts = (Attempt("1007", NOW, None, "1000_7"), wordless(failure="rank 3: NCCL error"), ended("1005"))
+    attempts = (
+        Attempt("1007", NOW, None, "1000_7"),
+        wordless(failure="rank 3: NCCL error"),
+        ended("1005"),
+    )
     told = document(snapshot(attempts=attempts))["last_attempts"]
     assert isinstance(told, list)
     assert [(entry["how"], entry["is_bad"]) for entry in told] == [
@@ -461,4 +517,6 @@ def test_a_job_says_whose_it_is() -> None:
     status = status_of(seen, found, judge(seen, found))
     assert [job["user"] for job in status.document()["jobs"]] == ["bo", ""]
     shown = [words for _, words, _ in jobs(status)]
-    assert shown[0].startswith("1000_7 of bo  RUNNING") and shown[1].startswith("1000_[8-10%1]  PENDING")
+    assert shown[0].startswith("1000_7 of bo  RUNNING") and shown[1].startswith(
+        "1000_[8-10%1]  PENDING"
+    )

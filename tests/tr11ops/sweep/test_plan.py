@@ -86,7 +86,9 @@ def test_rate_grows_with_the_root_and_warmup_with_the_batch(tmp_path: Path, time
     found = rule_overrides(base, 8 * times, "sqrt")
     assert found["schedule.learning_rate"] == pytest.approx(1e-3 * math.sqrt(times), rel=1e-5)
     assert found["schedule.warmup_samples"] == 200 * times
-    assert rule_overrides(base, 8 * times, "linear")["schedule.learning_rate"] == pytest.approx(1e-3 * times)
+    assert rule_overrides(base, 8 * times, "linear")["schedule.learning_rate"] == pytest.approx(
+        1e-3 * times
+    )
     assert rule_overrides(base, 8 * times, "none") == {} == rule_overrides(base, 8, "sqrt")
 
 
@@ -99,7 +101,9 @@ def test_the_published_rates_of_t5_come_out(tmp_path: Path) -> None:
         assert found["schedule.learning_rate"] == pytest.approx(rate, rel=5e-3)
         assert found["schedule.warmup_samples"] == pytest.approx(share * 52_428_800)
         assert found["schedule.warmup_fraction"] is None
-    assert rule_overrides(base, 65536, "sqrt")["schedule.warmup_samples"] == pytest.approx(0.64 * 52_428_800, abs=1)
+    assert rule_overrides(base, 65536, "sqrt")["schedule.warmup_samples"] == pytest.approx(
+        0.64 * 52_428_800, abs=1
+    )
 
 
 def test_a_smaller_batch_keeps_its_floor_below_its_peak(tmp_path: Path) -> None:
@@ -119,7 +123,9 @@ def test_equal_samples_end_and_save_at_the_same_places(tmp_path: Path) -> None:
 
 
 def test_a_card_in_steps_becomes_one_in_samples(tmp_path: Path) -> None:
-    base = load_card(in_steps(tmp_path), ["schedule.decay_iterations=80", "schedule.warmup_iterations=10"])
+    base = load_card(
+        in_steps(tmp_path), ["schedule.decay_iterations=80", "schedule.warmup_iterations=10"]
+    )
     found = equal_overrides(base, 16, (8, 16))
     assert (found["batch.train_samples"], found["schedule.decay_samples"]) == (800, 640)
     assert found["schedule.warmup_samples"] == 80
@@ -143,7 +149,11 @@ def test_a_cell_is_a_whole_card_with_a_place_of_its_own(tmp_path: Path) -> None:
 def test_what_is_named_no_rule_changes(tmp_path: Path) -> None:
     by_grid = planned(tmp_path, f"{BATCH}=32", "schedule.learning_rate=1e-4,2e-4")
     assert [cell.card.schedule.learning_rate for cell in by_grid.cells] == [1e-4, 2e-4]
-    by_set = planned(tmp_path, f"{BATCH}=8,32", given=["schedule.learning_rate=5e-4", "schedule.warmup_samples=8"])
+    by_set = planned(
+        tmp_path,
+        f"{BATCH}=8,32",
+        given=["schedule.learning_rate=5e-4", "schedule.warmup_samples=8"],
+    )
     assert [cell.card.schedule.learning_rate for cell in by_set.cells] == [5e-4, 5e-4]
     assert [warmup_samples_of(cell.card) for cell in by_set.cells] == [8, 8]
 
@@ -157,10 +167,14 @@ def refused(folder: Path, *grid: str, given: Sequence[str] = (), **options: obje
 
 def test_faults_of_cells_are_said_once_and_name_them(tmp_path: Path) -> None:
     write_card(tmp_path)
-    assert refused(tmp_path, "batch.globalbatch=8,16").startswith("every cell: batch.globalbatch: is not a known key")
+    assert refused(tmp_path, "batch.globalbatch=8,16").startswith(
+        "every cell: batch.globalbatch: is not a known key"
+    )
     said = refused(tmp_path, f"{BATCH}=8,9,11")
     assert [line.partition(":")[0] for line in said.splitlines()] == ["cell batch9", "cell batch11"]
-    assert refused(tmp_path, "optimizer.beta1=0.9,1.5").startswith("cell beta11.5: optimizer.beta1 = 1.5")
+    assert refused(tmp_path, "optimizer.beta1=0.9,1.5").startswith(
+        "cell beta11.5: optimizer.beta1 = 1.5"
+    )
     assert "is not a number of samples" in refused(tmp_path, f"{BATCH}=8,many")
 
 

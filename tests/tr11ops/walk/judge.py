@@ -58,7 +58,9 @@ class Look(Record):
     def has(self, saved: Saved) -> bool:
         """Whether all bytes of a checkpoint are anywhere."""
         here = any(saved.is_in(prints) for folders in self.folders for prints in folders.values())
-        return here or any(saved.is_in(copy.files) for copies in self.copies.values() for copy in copies.values())
+        return here or any(
+            saved.is_in(copy.files) for copies in self.copies.values() for copy in copies.values()
+        )
 
 
 def _latest(run: Run) -> int | None:
@@ -95,22 +97,39 @@ class Judge:
     def at(self, look: Look, run: Run, step: int) -> Saved | None:
         """The checkpoint whose every byte lies under the name of a step."""
         prints = look.folders[run.number].get(checkpoint_name(step), {})
-        return next((saved for saved in self.all_saved.values() if saved.step == step and saved.is_in(prints)), None)
+        return next(
+            (
+                saved
+                for saved in self.all_saved.values()
+                if saved.step == step and saved.is_in(prints)
+            ),
+            None,
+        )
 
     def resumable(self, look: Look, run: Run) -> dict[int, Saved]:
         """What a training of the run's card could go on from, by the bytes."""
-        steps = [step for name in look.folders[run.number] if (step := checkpoint_step(name)) is not None]
+        steps = [
+            step for name in look.folders[run.number] if (step := checkpoint_step(name)) is not None
+        ]
         found = {step: self.at(look, run, step) for step in steps}
-        return {step: it for step, it in found.items() if it is not None and it.is_whole and it.layers == run.layers}
+        return {
+            step: it
+            for step, it in found.items()
+            if it is not None and it.is_whole and it.layers == run.layers
+        }
 
     def discarded(self, run: Run, saved: Saved) -> bool:
         """Whether a roll-back passes over what was trained before it."""
-        return any(first <= saved.step <= last and saved.identity in old for first, last, old in run.ranges)
+        return any(
+            first <= saved.step <= last and saved.identity in old for first, last, old in run.ranges
+        )
 
     def believed(self, look: Look, run: Run) -> set[int]:
         """Steps that may be called resumable: they are, or what is wrong with them could not be seen yet."""
         hidden = {
-            name for (number, name), harm in self.harm_here.items() if number == run.number and not harm.is_seen(run)
+            name
+            for (number, name), harm in self.harm_here.items()
+            if number == run.number and not harm.is_seen(run)
         }
         steps = {step for name in hidden if (step := checkpoint_step(name)) is not None}
         return set(self.resumable(look, run)) | steps
@@ -131,13 +150,19 @@ class Judge:
         before = self.harm_there.get(key)
         is_open = how != "flip" or name.endswith(".copy.json")
         is_silent = not is_open and (before is None or before.is_silent)
-        is_open = (is_open and self.world.kind != "bucket") or (before is not None and before.is_open)
+        is_open = (is_open and self.world.kind != "bucket") or (
+            before is not None and before.is_open
+        )
         self.harm_there[key] = Harm(is_open, is_silent)
 
     def listed(self, run: Run, is_listed: bool, is_read: bool) -> None:
         """A round has had a chance to see harm: of sizes, when it has listed the archive; of bytes, when it has read."""
         for (address, _), harm in self.harm_there.items():
-            if address == run.address and self.owns(run) and (is_read or (is_listed and not harm.is_silent)):
+            if (
+                address == run.address
+                and self.owns(run)
+                and (is_read or (is_listed and not harm.is_silent))
+            ):
                 harm.seen.add(run.number)
 
     def owns(self, run: Run) -> bool:
@@ -166,7 +191,11 @@ class Judge:
         known = self.all_saved
         for address, place in list(self.harm_there):
             copy = look.copies[address].get(place)
-            if copy is not None and copy.identity in known and known[copy.identity].is_in(copy.files):
+            if (
+                copy is not None
+                and copy.identity in known
+                and known[copy.identity].is_in(copy.files)
+            ):
                 del self.harm_there[address, place]
         for number, name in list(self.harm_here):
             prints = look.folders[number].get(name)
@@ -177,24 +206,38 @@ class Judge:
         """What a prune may remove is judged by `_rightly_removed`."""
         for saved in self.all_saved.values():
             is_gone = before.has(saved) and not after.has(saved)
-            assert not is_gone or deed == "prune", f"{deed} of run {run.number}: {saved} is gone from everywhere"
+            assert not is_gone or deed == "prune", (
+                f"{deed} of run {run.number}: {saved} is gone from everywhere"
+            )
 
     def _rightly_removed(self, run: Run, before: Look, after: Look, named: str) -> None:
         """`named`: a folder that a person wanted removed, whether it is copied or not."""
         kept = list(after.folders[run.number].values())
         for saved in self.all_saved.values():
-            places = {name: prints for name, prints in before.folders[run.number].items() if saved.is_in(prints)}
+            places = {
+                name: prints
+                for name, prints in before.folders[run.number].items()
+                if saved.is_in(prints)
+            }
             if not places or any(saved.is_in(found) for found in kept):
                 continue
             step, what = saved.step, f"prune of run {run.number} has removed {saved}"
             assert (run.number, step) not in self.pins, f"{what}, which is pinned"
-            assert not any(STRAY in prints for prints in places.values()), f"{what}, in which a person has put a file"
+            assert not any(STRAY in prints for prints in places.values()), (
+                f"{what}, in which a person has put a file"
+            )
             is_latest = before.latest[run.number] == step and checkpoint_name(step) in places
             assert not is_latest, f"{what}, which latest names"
             newer = [other for other in self.believed(before, run) if other > step]
-            assert len(newer) >= 2, f"{what}; of those that are newer, a training resumes from {newer}"
-            if step % run.interval == 0 and not (named in places and named.startswith(f"{checkpoint_name(step)}.")):
-                assert self._is_copied(after, run, saved), f"{what}, of which no copy can be reached"
+            assert len(newer) >= 2, (
+                f"{what}; of those that are newer, a training resumes from {newer}"
+            )
+            if step % run.interval == 0 and not (
+                named in places and named.startswith(f"{checkpoint_name(step)}.")
+            ):
+                assert self._is_copied(after, run, saved), (
+                    f"{what}, of which no copy can be reached"
+                )
 
     def _is_copied(self, look: Look, run: Run, saved: Saved) -> bool:
         """Whether there is a whole copy in the card's archive, or one whose harm could not be seen yet."""
@@ -211,15 +254,24 @@ class Judge:
     def _own_bytes(self, run: Run, deed: str, before: Look, after: Look) -> None:
         known, own = self.all_saved, before.folders[run.number].values()
         for address, copies in after.copies.items():
-            there = [copy.files for copy in before.copies[address].values()]  # an earlier copy is completed
+            there = [
+                copy.files for copy in before.copies[address].values()
+            ]  # an earlier copy is completed
             for place, copy in copies.items():
-                is_harmed = (address, place) in self.harm_there  # not made good, or harmed in the midst of the action
+                is_harmed = (
+                    address,
+                    place,
+                ) in self.harm_there  # not made good, or harmed in the midst of the action
                 if copy == before.copies[address].get(place) or not copy.identity or is_harmed:
                     continue
                 what = f"{deed} of run {run.number}: {place} in {address}"
-                assert run.id == after.owners[address], f"{what}: written into the archive of another run"
+                assert run.id == after.owners[address], (
+                    f"{what}: written into the archive of another run"
+                )
                 saved = known.get(copy.identity)
-                assert saved is not None and saved.is_in(copy.files), f"{what}: not what was saved as {copy.identity}"
+                assert saved is not None and saved.is_in(copy.files), (
+                    f"{what}: not what was saved as {copy.identity}"
+                )
                 assert saved.is_in(*own, *there), f"{what}: {saved} is not of this run"
         ids = {saved.identity: maker.id for maker in self.world.runs for saved in maker.saved}
         for name, prints in after.folders[run.number].items():
@@ -249,7 +301,9 @@ class Judge:
                 continue
             what = f"after {deed} of run {run.number}: step {entry.step}"
             if entry.is_sound:
-                assert entry.step in self.believed(look, run), f"{what} is called resumable, and is not"
+                assert entry.step in self.believed(look, run), (
+                    f"{what} is called resumable, and is not"
+                )
             else:
                 assert saved is None, f"{what} is resumable, and the list says {entry.no_resume}"
 
@@ -260,10 +314,16 @@ class Judge:
             if copy.is_sound and copy.address == run.address:
                 place = copy.location.removesuffix(".tar")
                 harm = self.harm_there.get((run.address, place))
-                yield place, self.all_saved.get(copy.identity), harm is None or run.number in harm.seen
+                yield (
+                    place,
+                    self.all_saved.get(copy.identity),
+                    harm is None or run.number in harm.seen,
+                )
 
     def copies_are_whole(self, run: Run) -> None:
         """After everything was read again: what is called sound holds all that was saved."""
         for place, saved, _ in self.sound_copies(run):
             files = self.seen.copies[run.address].get(place)
-            assert files is not None and saved is not None and saved.is_in(files.files), f"{place} is called sound"
+            assert files is not None and saved is not None and saved.is_in(files.files), (
+                f"{place} is called sound"
+            )

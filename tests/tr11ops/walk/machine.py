@@ -30,7 +30,11 @@ class Walk(Surroundings):
             self.train(0, 1, True)
         self.round(0, "none")
 
-    @rule(number=RUNS, gain=st.sampled_from([1, 1, 2]), optimizer=st.sampled_from([True, True, True, False]))
+    @rule(
+        number=RUNS,
+        gain=st.sampled_from([1, 1, 2]),
+        optimizer=st.sampled_from([True, True, True, False]),
+    )
     def train(self, number: int, gain: int, optimizer: bool) -> None:
         run, token = self.world.runs[number], self.world.token()
         before = self.judge.seen
@@ -43,12 +47,18 @@ class Walk(Surroundings):
         doubtful = {step for step, saved in there.items() if self.judge.discarded(run, saved)}
         sure, latest = there.keys() - doubtful, before.latest[number]
         if resumed is None:
-            foreign = [self.judge.at(before, run, step) for step in self._steps(before.folders[number])]
+            foreign = [
+                self.judge.at(before, run, step) for step in self._steps(before.folders[number])
+            ]
             newer = [it.step for it in foreign if it is not None and it.layers != run.layers]
             best = _first(sure, latest)
-            assert best is None or any(step > best for step in newer), f"refused, and {best} is resumable"
+            assert best is None or any(step > best for step in newer), (
+                f"refused, and {best} is resumable"
+            )
         elif resumed != 0 or sure:
-            assert resumed in {_first(sure, latest), _first(set(there), latest)}, f"resumed from {resumed}, not {sure}"
+            assert resumed in {_first(sure, latest), _first(set(there), latest)}, (
+                f"resumed from {resumed}, not {sure}"
+            )
 
     @rule(number=RUNS, at=AT)
     def train_killed(self, number: int, at: int) -> None:
@@ -61,7 +71,11 @@ class Walk(Surroundings):
     def round(self, number: int, reading: str) -> None:
         run = self.world.runs[number]
         done = self.world.round(run, reading)  # type: ignore[arg-type]
-        self.judge.listed(run, done.exit_code != 3 and not self.world.is_away, reading == "all" and done.exit_code == 0)
+        self.judge.listed(
+            run,
+            done.exit_code != 3 and not self.world.is_away,
+            reading == "all" and done.exit_code == 0,
+        )
         self.judge.judged(run, "round")
 
     @rule(number=RUNS)
@@ -92,7 +106,9 @@ class Walk(Surroundings):
     @rule(number=RUNS, deed=st.sampled_from(["round", "prune", "restore"]), at=AT, nth=NTH)
     def killed(self, number: int, deed: str, at: int, nth: int) -> None:
         run = self.world.runs[number]
-        line = self._restore_line(run, nth, run.case.checkpoints, False) if deed == "restore" else ""
+        line = (
+            self._restore_line(run, nth, run.case.checkpoints, False) if deed == "restore" else ""
+        )
         if (deed == "restore" and not line) or (self.kind == "bucket" and self.world.is_away):
             return
         self.world.killed(run, deed, at, line)
@@ -141,7 +157,9 @@ class Walk(Surroundings):
                 continue
             into = Path(tempfile.mkdtemp(dir=self.folder))
             identity = f"--identity {saved.identity[:12]}"
-            said = self.world.type(run, f"restore {saved.step} --from {run.case.archive} {identity} --into {into}")
+            said = self.world.type(
+                run, f"restore {saved.step} --from {run.case.archive} {identity} --into {into}"
+            )
             home = into / checkpoint_name(saved.step)
             if said.exit_code == 0:
                 assert saved.is_in(prints_of(home)), f"{place} was restored, and is not {saved}"
@@ -190,7 +208,11 @@ class Walk(Surroundings):
 
     # ------------------------------------------------------------------ how
     def _names(self, run: Run, part: str) -> list[str]:
-        return [name for name in self.judge.seen.folders[run.number] if part in name and not name.startswith(".")]
+        return [
+            name
+            for name in self.judge.seen.folders[run.number]
+            if part in name and not name.startswith(".")
+        ]
 
     @staticmethod
     def _steps(names: Iterable[str]) -> list[int]:
@@ -198,7 +220,11 @@ class Walk(Surroundings):
 
     def _restore_line(self, run: Run, nth: int, into: Path, latest: bool) -> str:
         copies = [copy.identity for copy in self.judge.seen.copies[run.address].values()]
-        there = [saved for identity in copies if (saved := self.judge.all_saved.get(identity)) is not None]
+        there = [
+            saved
+            for identity in copies
+            if (saved := self.judge.all_saved.get(identity)) is not None
+        ]
         if not there:
             return ""
         saved = there[nth % len(there)]
@@ -214,4 +240,6 @@ def _first(steps: set[int], latest: int | None) -> int | None:
 
 def walk_of(kind: Kind, bucket: ObjectStore | None, nursery: WalkNursery) -> type[Walk]:
     """The walk through archives of one kind."""
-    return type(f"{kind.title()}Walk", (Walk,), {"kind": kind, "bucket": bucket, "nursery": nursery})
+    return type(
+        f"{kind.title()}Walk", (Walk,), {"kind": kind, "bucket": bucket, "nursery": nursery}
+    )

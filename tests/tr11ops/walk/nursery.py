@@ -52,7 +52,9 @@ def train(what: dict[str, Any]) -> int:
     settle(paths, read_recovery(paths))
     die_at(what["at"], FILE_CALLS)
     try:
-        found = store.find_resumable(paths.checkpoints, "digests", False, lambda line: None, need=ResumeNeed(facts))
+        found = store.find_resumable(
+            paths.checkpoints, "digests", False, lambda line: None, need=ResumeNeed(facts)
+        )
     except CheckpointError:
         lease.release()
         return REFUSED
@@ -63,7 +65,9 @@ def train(what: dict[str, Any]) -> int:
         wanted = state(model, shape, 0, int(loaded.cursor["token"]))
         assert not differences(filled, wanted), f"{place} was loaded, and is not what was saved"
     step = (found or 0) + what["gain"]
-    extras = store.Extras({"consumed_samples": step, "consumed_tokens": step, "token": what["token"]})
+    extras = store.Extras(
+        {"consumed_samples": step, "consumed_tokens": step, "token": what["token"]}
+    )
     store.save(
         paths.checkpoints, step, state(model, shape, 0, what["token"]), extras, info,
         save_optimizer=what["optimizer"], fence=lease.check,
@@ -92,7 +96,10 @@ def operate(what: dict[str, Any]) -> int:
     return 0
 
 
-FILE_CALLS = tuple((os, name) for name in ("open", "pwrite", "fsync", "replace", "rename", "link", "mkdir", "unlink"))
+FILE_CALLS = tuple(
+    (os, name)
+    for name in ("open", "pwrite", "fsync", "replace", "rename", "link", "mkdir", "unlink")
+)
 
 
 def main() -> None:

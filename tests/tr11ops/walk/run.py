@@ -68,7 +68,9 @@ class Run:
         return Clocks(time.time() + self.skew, time.time())
 
     def catalogue(self) -> Catalogue:
-        return read_catalogue(self.case.directory, self.clocks(), need=ResumeNeed.of(self.case.card))
+        return read_catalogue(
+            self.case.directory, self.clocks(), need=ResumeNeed.of(self.case.card)
+        )
 
     def steps(self) -> list[int]:
         return self.case.here()

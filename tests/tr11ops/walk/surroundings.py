@@ -55,7 +55,9 @@ class Surroundings(RuleBasedStateMachine):
 
     @rule(number=RUNS, which=st.sampled_from([0, 0, 1]))
     def change_archive(self, number: int, which: int) -> None:
-        self.world.runs[number].set(**{self.world.key.replace(".", "__"): f'"{self.world.addresses[which]}"'})
+        self.world.runs[number].set(
+            **{self.world.key.replace(".", "__"): f'"{self.world.addresses[which]}"'}
+        )
 
     @rule(number=RUNS, layers=st.sampled_from([2, 2, 4]))
     def change_model(self, number: int, layers: int) -> None:
@@ -81,7 +83,11 @@ class Surroundings(RuleBasedStateMachine):
         path = self.world.harm_here(run, chosen, nth, how)
         key = (number, checkpoint_name(chosen))
         if path and how != "stray":
-            is_open = how != "flip" or path == "manifest.json" or self._is_open(self.judge.harm_here.get(key))
+            is_open = (
+                how != "flip"
+                or path == "manifest.json"
+                or self._is_open(self.judge.harm_here.get(key))
+            )
             self.judge.harm_here[key] = Harm(is_open)
         self.judge.harmed()
 
@@ -91,7 +97,9 @@ class Surroundings(RuleBasedStateMachine):
         self.judge.harmed()
 
     def _harm_copy(self, place: int, nth: int, how: str) -> None:
-        copies = [(address, at) for address, found in self.judge.seen.copies.items() for at in found]
+        copies = [
+            (address, at) for address, found in self.judge.seen.copies.items() for at in found
+        ]
         if not copies:
             return
         key = copies[place % len(copies)]

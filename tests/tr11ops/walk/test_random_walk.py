@@ -20,7 +20,12 @@ from tests.tr11ops.walk.machine import walk_of
 from tests.tr11ops.walk.nursery import WalkNursery
 from tests.tr11ops.walk.surroundings import COUNTED
 
-QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.filter_too_much]
+QUIET = [
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+    HealthCheck.large_base_example,
+    HealthCheck.filter_too_much,
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -45,8 +45,13 @@ def test_a_copy_that_is_completed_by_what_lies_there_is_right(nursery: WalkNurse
     walk.harm_copy(0, 0, "cut")
     walk.round(0, "none")
     (saved,) = (saved for saved in walk.world.runs[0].saved if saved.step == 100)
-    assert walk.judge.seen.has(saved) and not walk.judge.at(walk.judge.seen, walk.world.runs[0], 100)
-    assert walk.judge.seen.copies[walk.world.addresses[0]]["checkpoints/main/global_step100"].identity == saved.identity
+    assert walk.judge.seen.has(saved) and not walk.judge.at(
+        walk.judge.seen, walk.world.runs[0], 100
+    )
+    assert (
+        walk.judge.seen.copies[walk.world.addresses[0]]["checkpoints/main/global_step100"].identity
+        == saved.identity
+    )
     walk.teardown()
 
 
@@ -59,14 +64,18 @@ def test_harm_upon_harm_undoes_none(name: str) -> None:
         content = changed
 
 
-def test_receipts_that_are_trusted_without_sizes_are_found(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receipts_that_are_trusted_without_sizes_are_found(
+    walk: Walk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Survey, "faults", lambda self, receipt: {})
     walk.harm_copy(*CUT_A_FILE)
     with pytest.raises(AssertionError, match="no copy can be reached"):
         walk.prune(0)
 
 
-def test_a_prune_that_does_not_look_twice_is_found(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prune_that_does_not_look_twice_is_found(
+    walk: Walk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     look = Pruner._looked_again
 
     def in_vain(self: Pruner, plan: Any, *rest: Any) -> Any:
@@ -78,7 +87,9 @@ def test_a_prune_that_does_not_look_twice_is_found(walk: Walk, monkeypatch: pyte
         walk.prune_beside_harm(0, *CUT_A_FILE)
 
 
-def test_an_archive_that_takes_any_run_is_found(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_takes_any_run_is_found(
+    walk: Walk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(archive_round, "stranger_fault", lambda *words: "")
     walk.train(1, 1, True)
     with pytest.raises(AssertionError, match="written into the archive of another run"):

@@ -39,7 +39,10 @@ class Saved(Record):
 
     def is_in(self, *found: Prints) -> bool:
         """Whether all its bytes are among these, each file in any of them."""
-        return all(any(prints.get(path) == print_ for prints in found) for path, print_ in self.files.items())
+        return all(
+            any(prints.get(path) == print_ for prints in found)
+            for path, print_ in self.files.items()
+        )
 
     def __str__(self) -> str:
         return f"step {self.step} ({'whole' if self.is_whole else 'weights alone'}, token {self.token})"
@@ -58,7 +61,9 @@ def folders_of(checkpoints: Path) -> dict[str, Prints]:
     """Every folder beside the checkpoints, under whatever name."""
     if not checkpoints.is_dir():
         return {}
-    return {entry.name: prints_of(entry) for entry in sorted(checkpoints.iterdir()) if entry.is_dir()}
+    return {
+        entry.name: prints_of(entry) for entry in sorted(checkpoints.iterdir()) if entry.is_dir()
+    }
 
 
 def _read(folder: Path) -> dict[str, bytes]:
@@ -134,16 +139,28 @@ def copies_in(contents: Mapping[str, bytes]) -> dict[str, Copy]:
     """The copies of an archive by place, without the ending of a tar; unfinished ones among them."""
     receipts = {name: _receipt(text) for name, text in contents.items() if name.endswith(RECEIPT)}
     places = {name.removesuffix(RECEIPT) for name in receipts}
-    places |= {name.removesuffix(".tar") for name in contents if name.endswith(".tar") or ".tar.partial-" in name}
     places |= {
-        "/".join(name.split("/")[:3]) for name in contents if name.startswith("checkpoints/") and name.count("/") > 2
+        name.removesuffix(".tar")
+        for name in contents
+        if name.endswith(".tar") or ".tar.partial-" in name
+    }
+    places |= {
+        "/".join(name.split("/")[:3])
+        for name in contents
+        if name.startswith("checkpoints/") and name.count("/") > 2
     }
     found = {}
     for place in sorted(places):
         receipt = receipts.get(f"{place}{RECEIPT}", {})
         inside, tar = f"{place}/", contents.get(f"{place}.tar", contents.get(place))
-        files = {name.removeprefix(inside): digest(text) for name, text in contents.items() if name.startswith(inside)}
-        found[place] = Copy(str(receipt.get("identity", "")), files if tar is None else _of_tar(tar, receipt))
+        files = {
+            name.removeprefix(inside): digest(text)
+            for name, text in contents.items()
+            if name.startswith(inside)
+        }
+        found[place] = Copy(
+            str(receipt.get("identity", "")), files if tar is None else _of_tar(tar, receipt)
+        )
     return found
 
 
@@ -159,7 +176,10 @@ def _of_tar(content: bytes, receipt: Mapping[str, Any]) -> Prints:
     """By the places that a receipt names, without one by the tar's own headers. What is there is compared with what was
     saved, not with either."""
     files = [(file["path"], file["offset"], file["bytes"]) for file in receipt.get("files", ())]
-    return {path: digest(content[begin : begin + size]) for path, begin, size in files or _members(content)}
+    return {
+        path: digest(content[begin : begin + size])
+        for path, begin, size in files or _members(content)
+    }
 
 
 def _members(content: bytes) -> Iterator[tuple[str, int, int]]:

@@ -44,7 +44,9 @@ FAULTS: dict[str, Callable[[], Exception]] = {
 class World:
     """All there is. Methods are actions or harm; none of them judges."""
 
-    def __init__(self, folder: Path, kind: Kind, bucket: ObjectStore | None, nursery: WalkNursery) -> None:
+    def __init__(
+        self, folder: Path, kind: Kind, bucket: ObjectStore | None, nursery: WalkNursery
+    ) -> None:
         self.kind, self.bucket, self._nursery = kind, bucket, nursery
         self.shelves: dict[str, Shelf] = {}
         addresses = []
@@ -59,7 +61,9 @@ class World:
         self.addresses = addresses
         self.key = "backup.url" if kind == "bucket" else "backup.store"
         self.runs = [
-            Run(number, folder / f"run-{number}", kind, bucket, {self.key: json.dumps(addresses[0])})
+            Run(
+                number, folder / f"run-{number}", kind, bucket, {self.key: json.dumps(addresses[0])}
+            )
             for number in range(2)
         ]
         self.is_away = False
@@ -78,7 +82,9 @@ class World:
             "train", at, root=str(paths.root), name=paths.name, launch=run.launches, layers=run.layers,
             facts=model_facts(run.case.card), gain=gain * 100, token=token, optimizer=optimizer,
         )  # fmt: skip
-        for claim in (paths.state / "lease").glob("*.json"):  # a while passes: a killed trainer is known to be dead
+        for claim in (paths.state / "lease").glob(
+            "*.json"
+        ):  # a while passes: a killed trainer is known to be dead
             os.utime(claim, (time.time() - HOURS,) * 2)
         return answer
 
@@ -114,21 +120,31 @@ class World:
         """A round, a prune or a restore that is killed."""
         bucket = None
         if self.bucket is not None:
-            bucket = {"url": self.bucket.url, "options": self.bucket.options, "state": str(self.bucket.state)}
+            bucket = {
+                "url": self.bucket.url,
+                "options": self.bucket.options,
+                "state": str(self.bucket.state),
+            }
         self._nursery.do(
             deed, at, folder=str(run.folder), kind=run.kind, bucket=bucket, changes=run.changes, now=run.case.now,
             line=line,
         )  # fmt: skip
 
-    def prune(self, run: Run, only: str | None = None, meanwhile: Callable[[], object] = lambda: None) -> None:
+    def prune(
+        self, run: Run, only: str | None = None, meanwhile: Callable[[], object] = lambda: None
+    ) -> None:
         """A prune, of one folder alone where it is named. `meanwhile` happens once it has looked at a victim's copies."""
         names = None if only is None else frozenset({only})
-        pruner = Pruner.of(run.case.card, "ana", only=names, look_at_clocks=lambda folder: run.clocks())
+        pruner = Pruner.of(
+            run.case.card, "ana", only=names, look_at_clocks=lambda folder: run.clocks()
+        )
         looks = itertools.count(1)
 
         def sight(copies: Iterable[CopyRecord], clocks: Clocks) -> Mapping[tuple[str, str], str]:
             found = pruner.sight(copies, clocks)
-            if next(looks) == 2:  # the first was for the plan; the next is when the victim is hidden
+            if (
+                next(looks) == 2
+            ):  # the first was for the plan; the next is when the victim is hidden
                 meanwhile()
             return found
 
@@ -163,11 +179,15 @@ class World:
         try:
             with claimed(directory):
                 before = read_recovery(directory.paths)
-                plan = plan_rollback(run.catalogue(), before, run.case.card, step, skip, "ana", max(steps))
+                plan = plan_rollback(
+                    run.catalogue(), before, run.case.card, step, skip, "ana", max(steps)
+                )
                 carry_out(directory, plan, "", "ana")
         except NotPossible:
             return False
-        run.ranges.append((step + 1, step + (skip or 0), frozenset(saved.identity for saved in run.saved)))
+        run.ranges.append(
+            (step + 1, step + (skip or 0), frozenset(saved.identity for saved in run.saved))
+        )
         return True
 
     def undo(self, run: Run) -> bool:
@@ -200,7 +220,9 @@ class World:
     def harm_here(self, run: Run, step: int, nth: int, how: str) -> str:
         """Harm to a file of a checkpoint; which one."""
         folder = run.case.checkpoints / checkpoint_name(step)
-        files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        files = sorted(
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+        )
         if not files:
             return ""
         path = files[nth % len(files)]

@@ -38,7 +38,12 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect.finding import Severity
 from tr11ops.detect.registry import detect_all, unjudged_detectors
-from tr11ops.observe.operation import ClockReading, FilesystemRule, OperationFacts, UnwritableDirectory
+from tr11ops.observe.operation import (
+    ClockReading,
+    FilesystemRule,
+    OperationFacts,
+    UnwritableDirectory,
+)
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
 from tr11ops.rundir.action_log import ActionHistory
 from tr11ops.rundir.attempts import AttemptVerdict
@@ -55,11 +60,25 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "site-events.md"
 PHASES = ("queued", "starting", "training", "saving", "last hour", "leaving", "idle")
 RUNNING = ("starting", "training", "saving", "last hour")
 ROOM = FilesystemRule("scratch")
-FACTS = OperationFacts(has_recipients=True, resubmissions=4, partition="gpu_p13", filesystems=(ROOM,))
-SENT = Submission(
-    "20220420-000000-00000000", "1000", "slurm", NOW - 10 * DAY, "ana", "h", "tr11-176B-ml", "main", "1-10%1", 48, "x"
+FACTS = OperationFacts(
+    has_recipients=True, resubmissions=4, partition="gpu_p13", filesystems=(ROOM,)
 )
-NODES = tuple(Node(f"n{n:02d}", frozenset({"allocated"}), partitions=("gpu_p13",)) for n in range(1, 61))
+SENT = Submission(
+    "20220420-000000-00000000",
+    "1000",
+    "slurm",
+    NOW - 10 * DAY,
+    "ana",
+    "h",
+    "tr11-176B-ml",
+    "main",
+    "1-10%1",
+    48,
+    "x",
+)
+NODES = tuple(
+    Node(f"n{n:02d}", frozenset({"allocated"}), partitions=("gpu_p13",)) for n in range(1, 61)
+)
 IDLE_NODES = tuple(replace(node, states=frozenset({"idle"})) for node in NODES)
 LAST = ended("1007", 300.0)
 
@@ -90,7 +109,9 @@ def phase(name: str) -> Snapshot:
             jobs=(), attempts=(LAST,), steps=steps(age=320.0), heartbeats=beats(320.0, "ended"), nodes=IDLE_NODES
         ),
     }[name]  # fmt: skip
-    return changed(quiet, submissions=(SENT,), run=facts_with(quiet.run, operation=FACTS), usage=(usage(),))
+    return changed(
+        quiet, submissions=(SENT,), run=facts_with(quiet.run, operation=FACTS), usage=(usage(),)
+    )
 
 
 def usage(bytes_used: int = 50) -> Usage:
@@ -135,7 +156,9 @@ def phases(*names: str) -> frozenset[str]:
 
 
 ALIVE = phases("queued", *RUNNING, "leaving")
-ONLY_NOW = phases("starting", "training", "saving")  # the present task goes on, and the next ones do not start
+ONLY_NOW = phases(
+    "starting", "training", "saving"
+)  # the present task goes on, and the next ones do not start
 
 
 # ----------------------------------------------------------------------------- what an event changes
@@ -164,7 +187,9 @@ def maintenance(name: str, seen: Snapshot) -> Snapshot | None:
     changed = waits_for("ReqNodeNotAvail, Reserved for maintenance")(name, seen)
     if name in {*RUNNING, "leaving"} or changed is None:
         return changed
-    return replace(changed, nodes=tuple(replace(n, states=frozenset({"idle", "maintenance"})) for n in NODES))
+    return replace(
+        changed, nodes=tuple(replace(n, states=frozenset({"idle", "maintenance"})) for n in NODES)
+    )
 
 
 def node_removed(name: str, seen: Snapshot) -> Snapshot | None:
@@ -177,7 +202,11 @@ def node_removed(name: str, seen: Snapshot) -> Snapshot | None:
         for job in known(seen.jobs, ())
     )
     return replace(
-        seen, nodes=rest, jobs=jobs, heartbeats=beats(60.0, "training"), attempts=(wordless("1007", 30.0), ended())
+        seen,
+        nodes=rest,
+        jobs=jobs,
+        heartbeats=beats(60.0, "training"),
+        attempts=(wordless("1007", 30.0), ended()),
     )
 
 
@@ -191,7 +220,9 @@ def scheduler_away(words: str) -> Change:
 
 def directory_away(_: str, seen: Snapshot) -> Snapshot:
     """The run directory's file system is not mounted on the host that looks."""
-    why = Unknown(f"{seen.run.directory} is not there: nothing launched from here, or its file system is not mounted")
+    why = Unknown(
+        f"{seen.run.directory} is not there: nothing launched from here, or its file system is not mounted"
+    )
     hidden = (
         "steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "pause", "exclusions", "submissions",
         "phases", "events", "logs", "node_warnings", "launch_ends", "holds", "backup", "sync", "periodic_jobs",
@@ -203,7 +234,9 @@ def directory_away(_: str, seen: Snapshot) -> Snapshot:
 
 def directory_shut(why: str, is_full: bool) -> Change:
     def change(_: str, seen: Snapshot) -> Snapshot:
-        return changed(seen, shut_folders=(UnwritableDirectory(str(seen.run.directory), why, is_full),))
+        return changed(
+            seen, shut_folders=(UnwritableDirectory(str(seen.run.directory), why, is_full),)
+        )
 
     return change
 
@@ -250,7 +283,9 @@ def fails(job: str) -> Change:
     """A periodic job whose credentials have expired fails each time."""
 
     def change(_: str, seen: Snapshot) -> Snapshot:
-        failed = cron_job(job, exit_code=1, failures_in_a_row=4, message="401: the token has expired")
+        failed = cron_job(
+            job, exit_code=1, failures_in_a_row=4, message="401: the token has expired"
+        )
         return changed(seen, periodic_jobs=(*known(seen.operation.periodic_jobs, ()), failed))
 
     return change
@@ -261,7 +296,16 @@ def without_restart(
 ) -> AttemptVerdict:
     """An attempt after which nothing may start before a person has looked."""
     return AttemptVerdict(
-        "error", None, None, 1, message, restart=False, job_id=job_id, time=time, held=held, hold_failed=hold_failed
+        "error",
+        None,
+        None,
+        1,
+        message,
+        restart=False,
+        job_id=job_id,
+        time=time,
+        held=held,
+        hold_failed=hold_failed,
     )
 
 
@@ -314,7 +358,12 @@ class Conclusion(Record):
     def row(self) -> tuple[str, str, str, str]:
         """Verdict, sleep, act and mail as the document shows them."""
         sleep = {True: "yes", False: "no", None: "cannot tell"}[self.may_sleep]
-        return self.verdict.word.upper(), sleep, ", ".join(self.acts) or "-", ", ".join(self.mails) or "-"
+        return (
+            self.verdict.word.upper(),
+            sleep,
+            ", ".join(self.acts) or "-",
+            ", ".join(self.mails) or "-",
+        )
 
 
 def conclude(cell: Cell) -> Conclusion:
@@ -326,7 +375,11 @@ def conclude(cell: Cell) -> Conclusion:
     alert_state = look(AlertState(), findings, unjudged_detectors(cell.seen), rules, NOW)
     _, messages = tell(alert_state, rules, NOW)
     said = {name for message in messages for name in message.alerts}
-    reported = {finding.detector for finding in findings if fingerprint(finding.detector, finding.identity) in said}
+    reported = {
+        finding.detector
+        for finding in findings
+        if fingerprint(finding.detector, finding.identity) in said
+    }
     return Conclusion(
         verdict=verdict,
         may_sleep=answer(cell.seen, findings, verdict).may_sleep,

@@ -30,9 +30,25 @@ from tr11ops.rundir.hold_store import held_by_tr11
 from tr11ops.rundir.journal import Journal, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag, parse_comment
 from tr11ops.watchdog import pulse as pulse_module
-from tr11ops.watchdog.actions import Action, Cancel, Hold, Release, ReplacementLaunch, Resubmit, Stacks
+from tr11ops.watchdog.actions import (
+    Action,
+    Cancel,
+    Hold,
+    Release,
+    ReplacementLaunch,
+    Resubmit,
+    Stacks,
+)
 from tr11ops.watchdog.apply import Done, carry_out, settle
-from tr11ops.watchdog.pulse import STALE_SECONDS, Actuator, Pulse, WatchdogLock, WatchedRun, acquire_lock, take_pulse
+from tr11ops.watchdog.pulse import (
+    STALE_SECONDS,
+    Actuator,
+    Pulse,
+    WatchdogLock,
+    WatchedRun,
+    acquire_lock,
+    take_pulse,
+)
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 
@@ -55,9 +71,24 @@ class World:
         self.scheduler = DiskScheduler(folder / "queue")
         self.tag = new_tag(time.time() - 7200)
         paths = self.card.paths
-        record = Submission(self.tag, "100", "local", time.time() - 7200, "root", "h", "small", "main", None, 2, "hash")
+        record = Submission(
+            self.tag,
+            "100",
+            "local",
+            time.time() - 7200,
+            "root",
+            "h",
+            "small",
+            "main",
+            None,
+            2,
+            "hash",
+        )
         self.directory.write_submission(record)
-        write_json(paths.attempt("100") / "attempt.json", {"nodes": ["n1", "n2"], "start": time.time() - 7000})
+        write_json(
+            paths.attempt("100") / "attempt.json",
+            {"nodes": ["n1", "n2"], "start": time.time() - 7000},
+        )
         self.scheduler.put(
             Job(
                 "100", "100", None, None, "small", "root", JobState.RUNNING, partition="p", nodes=("n1", "n2"),
@@ -69,7 +100,9 @@ class World:
     def actuator(self) -> Actuator:
         def launch(array: str, after: str | None) -> Any:
             job = prepare(str(self.card_path), [], "local", array=array, after=after)
-            return replace(job, scheduler=self.scheduler, other_scheduler=lambda kind: self.scheduler)
+            return replace(
+                job, scheduler=self.scheduler, other_scheduler=lambda kind: self.scheduler
+            )
 
         return Actuator(self.scheduler, launch)
 
@@ -87,7 +120,9 @@ class World:
 
     def check_all_is_done_once(self) -> None:
         """The lost job is gone, its host excluded, and one launch waits, however many passes it took."""
-        assert [job.state for job in self.scheduler.jobs() if job.job_id == "100"] == [JobState.CANCELLED]
+        assert [job.state for job in self.scheduler.jobs() if job.job_id == "100"] == [
+            JobState.CANCELLED
+        ]
         submitted = [job for job in self.scheduler.jobs() if job.job_id != "100"]
         assert len(submitted) == 1 and submitted[0].state is JobState.PENDING, submitted
         listed = read_exclusions(self.directory.exclusions)
@@ -108,7 +143,11 @@ def world(memory: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def test_a_zombie_is_excluded_cancelled_and_replaced_at_once(world: World) -> None:
     reported = world.pulse(act=False)
-    assert [action.name for action in reported.plan.actions] == ["exclude", "cancel", "resubmit"] and not reported.done
+    assert [action.name for action in reported.plan.actions] == [
+        "exclude",
+        "cancel",
+        "resubmit",
+    ] and not reported.done
     assert any("would cancel 100: its batch host n1 is lost" in line for line in reported.lines)
     assert [job.job_id for job in world.living()] == ["100"] and not replay(
         read_journal(world.directory.journal)
@@ -123,15 +162,21 @@ def test_a_zombie_is_excluded_cancelled_and_replaced_at_once(world: World) -> No
 
 
 # ----------------------------------------------------------------------------- kill -9 at every point
-def test_killed_at_every_effect_nothing_is_lost_or_repeated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse_module, "_alert", lambda *_: None)  # it keeps its own books, with tests of their own
+def test_killed_at_every_effect_nothing_is_lost_or_repeated(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        pulse_module, "_alert", lambda *_: None
+    )  # it keeps its own books, with tests of their own
     monkeypatch.setattr(submit_module, "LOOKUP_PAUSE_SECONDS", 0.0)
     before = shutil.copytree(world.folder, world.folder.with_name("before"))
 
     def is_effect(event: str, arguments: tuple[Any, ...]) -> bool:
         name = str(arguments[0]) if arguments else ""
         opened = event == "open" and bool(arguments[2] & WRITING) and str(world.folder) in name
-        return (opened or event in CHANGES) and "/.probe-" not in name  # a probe comes and goes, and means nothing
+        return (
+            opened or event in CHANGES
+        ) and "/.probe-" not in name  # a probe comes and goes, and means nothing
 
     def after(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -176,7 +221,9 @@ def test_of_two_at_once_one_acts_and_the_other_only_tells(world: World) -> None:
     world.check_all_is_done_once()
 
 
-@pytest.mark.parametrize(("wrong_by", "said"), [(3630, "1 h 00 min ahead of"), (-3630, "1 h 00 min behind"), (5, "")])
+@pytest.mark.parametrize(
+    ("wrong_by", "said"), [(3630, "1 h 00 min ahead of"), (-3630, "1 h 00 min behind"), (5, "")]
+)
 def test_who_does_not_know_the_time_does_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch, wrong_by: float, said: str
 ) -> None:
@@ -184,7 +231,10 @@ def test_who_does_not_know_the_time_does_nothing(
     monkeypatch.setattr("trainer.contract.lease.time.time", lambda: real() + wrong_by)
     seen = world.pulse()
     assert seen.acts is not bool(said) and bool(seen.done) is not bool(said)
-    assert not said or f"nothing is done: this machine's clock is {said} the file system's" in seen.notes[0]
+    assert (
+        not said
+        or f"nothing is done: this machine's clock is {said} the file system's" in seen.notes[0]
+    )
     monkeypatch.undo()
     world.pulse()
     world.check_all_is_done_once()
@@ -260,22 +310,39 @@ class Answers:
         return "fine"
 
 
-def act(journal: Journal, effects: Answers, *actions: Action, stopped: str = "") -> tuple[Done, ...]:
-    return carry_out(actions, effects, journal, stopped=lambda: stopped, progress=ProgressRecord(7, 5), now=time.time())
+def act(
+    journal: Journal, effects: Answers, *actions: Action, stopped: str = ""
+) -> tuple[Done, ...]:
+    return carry_out(
+        actions,
+        effects,
+        journal,
+        stopped=lambda: stopped,
+        progress=ProgressRecord(7, 5),
+        now=time.time(),
+    )
 
 
 CANCEL, HOLD = Cancel("7", "why", "cancel:7", owes=2), Hold("8", "why", "hold:8")
 
 
 @pytest.mark.parametrize(
-    ("error", "result"), [(None, "done"), (NotDone("no"), "refused"), (Uncertain("lost"), "unknown")]
+    ("error", "result"),
+    [(None, "done"), (NotDone("no"), "refused"), (Uncertain("lost"), "unknown")],
 )
-def test_every_outcome_is_in_the_journal(tmp_path: Path, error: Exception | None, result: str) -> None:
+def test_every_outcome_is_in_the_journal(
+    tmp_path: Path, error: Exception | None, result: str
+) -> None:
     done = act(Journal(tmp_path), Answers(error), CANCEL, HOLD)
     history = replay(read_journal(tmp_path))
-    assert [one.result for one in done] == [result] * 2 == [action_record.result for action_record in history.records]
+    assert (
+        [one.result for one in done]
+        == [result] * 2
+        == [action_record.result for action_record in history.records]
+    )
     assert next(
-        (action_record.action, action_record.owes, action_record.progress) for action_record in history.records
+        (action_record.action, action_record.owes, action_record.progress)
+        for action_record in history.records
     ) == ("cancel", 2, ProgressRecord(7, 5))
     assert all(one.words().startswith(f"{one.action.name} ") for one in done)
 
@@ -292,14 +359,20 @@ def test_what_comes_after_an_action_does_not_come_without_it(tmp_path: Path) -> 
     stacks = Stacks("7", "why", "stacks:7")
     after = replace(CANCEL, only_after="stacks:7")
     failing = Answers(NotDone("no node answered"))
-    assert [one.result for one in act(Journal(tmp_path), failing, stacks, after)] == [Result.REFUSED] * 2
+    assert [one.result for one in act(Journal(tmp_path), failing, stacks, after)] == [
+        Result.REFUSED
+    ] * 2
     assert failing.asked == ["stacks"]
-    assert [one.result for one in act(Journal(tmp_path), Answers(), stacks, after)] == [Result.DONE] * 2
+    assert [one.result for one in act(Journal(tmp_path), Answers(), stacks, after)] == [
+        Result.DONE
+    ] * 2
 
 
 def test_whose_turn_is_over_does_nothing(tmp_path: Path) -> None:
     effects = Answers()
-    assert [one.result for one in act(Journal(tmp_path), effects, CANCEL, stopped="not now")] == [Result.REFUSED]
+    assert [one.result for one in act(Journal(tmp_path), effects, CANCEL, stopped="not now")] == [
+        Result.REFUSED
+    ]
     assert effects.asked == [] and read_journal(tmp_path).entries == ()
 
 
@@ -317,7 +390,10 @@ def test_a_lost_answer_is_unknown_and_settled_by_looking(world: World) -> None:
     assert [(action_record.action, action_record.result) for action_record in found.settled] == [
         ("cancel", Result.DONE)
     ]
-    assert any("an earlier pass began to cancel 100: seen later: it is gone" in line for line in found.lines)
+    assert any(
+        "an earlier pass began to cancel 100: seen later: it is gone" in line
+        for line in found.lines
+    )
     world.check_all_is_done_once()
 
 
@@ -340,7 +416,14 @@ def test_what_became_of_a_action_is_found_by_looking(
     (job,) = world.scheduler.jobs()
     world.scheduler.put(replace(job, state=state))
     seen = observe(world.directory, facts_of(world.card), world.scheduler, time.time())
-    begun = ActionRecord("1", action_record[0], action_record[1], "x", time.time() - 60, tag="20220501-000000-00000000")
+    begun = ActionRecord(
+        "1",
+        action_record[0],
+        action_record[1],
+        "x",
+        time.time() - 60,
+        tag="20220501-000000-00000000",
+    )
     journal = Journal(world.directory.journal)
     (settled,) = settle((begun,), seen, world.directory, journal)
     assert settled.result == expected and settled.message
@@ -356,7 +439,11 @@ def test_holds_and_releases_go_through_the_record_of_holds(world: World) -> None
     )
     assert effects.carry_out(Hold(number, "why", "hold"), "") == "held"
     held = world.scheduler.job(number)
-    assert held is not None and held.reason == "JobHeldUser" and number in held_by_tr11(world.directory)
+    assert (
+        held is not None
+        and held.reason == "JobHeldUser"
+        and number in held_by_tr11(world.directory)
+    )
     assert effects.carry_out(Release(number, "why", "release"), "") == "released"
     assert number not in held_by_tr11(world.directory)
     with pytest.raises(NotDone, match="there is no job"):
@@ -374,9 +461,12 @@ def test_queued_jobs_are_not_cancelled_for_a_refused_launch(world: World) -> Non
     )
     text = world.card_path.read_text()
     world.card_path.write_text(text.replace("[slurm]", '[slurm]\npartition = "closed"'))
-    cancel = Cancel(number, "why", "cancel", owes=1, relaunch=ReplacementLaunch("1-1", "100", (number,)))
+    cancel = Cancel(
+        number, "why", "cancel", owes=1, relaunch=ReplacementLaunch("1-1", "100", (number,))
+    )
     with pytest.raises(
-        NotDone, match=r"the launch that would take its place is refused: .*'closed' is not a partition"
+        NotDone,
+        match=r"the launch that would take its place is refused: .*'closed' is not a partition",
     ):
         effects.carry_out(cancel, "")
     assert number in {job.raw_id for job in world.living()}
@@ -385,4 +475,6 @@ def test_queued_jobs_are_not_cancelled_for_a_refused_launch(world: World) -> Non
 
 
 def replace_request(world: World) -> BatchRequest:
-    return BatchRequest("true", "small", 2, 60, "out", world.folder, comment=world.directory.comment(new_tag()))
+    return BatchRequest(
+        "true", "small", 2, 60, "out", world.folder, comment=world.directory.comment(new_tag())
+    )

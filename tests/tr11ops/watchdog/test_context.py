@@ -36,7 +36,10 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def attempt(
-    directory: RunDirectory, verdict: AttemptVerdict | None, *launches: LaunchRecord, job_id: str = "100"
+    directory: RunDirectory,
+    verdict: AttemptVerdict | None,
+    *launches: LaunchRecord,
+    job_id: str = "100",
 ) -> Path:
     folder = directory.paths.attempt(job_id)
     folder.mkdir(parents=True)
@@ -75,7 +78,13 @@ def test_a_health_check_that_fails_everywhere_blames_no_node(directory: RunDirec
         checked=True, failed_checks={"fans": ["n1"]}, passed_checks={"fans": []},
     )  # fmt: skip
     second = replace(
-        first, start=60.0, end=70.0, nodes=("n2",), cause="health-check", blamed=(), failed_checks={"fans": ["n2"]}
+        first,
+        start=60.0,
+        end=70.0,
+        nodes=("n2",),
+        cause="health-check",
+        blamed=(),
+        failed_checks={"fans": ["n2"]},
     )
     attempt(directory, replace(VERDICT, time=40.0), first, job_id="90")
     scene = read_policy_context(directory, "ana", 100.0)
@@ -144,7 +153,11 @@ def test_pause_and_lease(directory: RunDirectory) -> None:
     now = time.time()
     scene = read_policy_context(directory, "ana", now)
     assert scene.pause == "ana (a test)"
-    assert isinstance(scene.holder, LeaseHolder) and scene.holder.job_id == "100" and "bob" in scene.holder.text
+    assert (
+        isinstance(scene.holder, LeaseHolder)
+        and scene.holder.job_id == "100"
+        and "bob" in scene.holder.text
+    )
     later = read_policy_context(directory, "ana", now + 60)
     assert later.holder is None  # it has not shown life since
 
@@ -153,4 +166,9 @@ def test_limits_are_the_cards(tmp_path: Path) -> None:
     extra = '\n[watch]\nresubmit_array = "1-5"\nresubmissions_per_day = 1\nexclusions_per_day = 2\ncancellations_per_day = 3\n'
     limits = limits_of(load_card(write_card(tmp_path, extra=extra), (), {}))
     assert limits.resubmit_array == "1-5"
-    assert [limits.of(name) for name in ("resubmit", "exclude", "cancel", "hold")] == [1, 2, 3, None]
+    assert [limits.of(name) for name in ("resubmit", "exclude", "cancel", "hold")] == [
+        1,
+        2,
+        3,
+        None,
+    ]

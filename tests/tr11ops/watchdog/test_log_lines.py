@@ -8,13 +8,32 @@ from typing import Any
 import pytest
 
 from tests.tr11ops.logs.log_cases import CountingReader
-from tests.tr11ops.status_cases import DAY, HOUR, NOW, beats, ended, idle, pending, running, snapshot, steps
+from tests.tr11ops.status_cases import (
+    DAY,
+    HOUR,
+    NOW,
+    beats,
+    ended,
+    idle,
+    pending,
+    running,
+    snapshot,
+    steps,
+)
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect.registry import detect_all
 from tr11ops.logs.summary import summarise
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
-from tr11ops.watchdog.log_lines import Remark, State, lines, prefix, remarks, seen_something, state_of
+from tr11ops.watchdog.log_lines import (
+    Remark,
+    State,
+    lines,
+    prefix,
+    remarks,
+    seen_something,
+    state_of,
+)
 from tr11ops.watchdog.verdict import judge
 
 AT = "[2022-05-01 12:00:00] PULSE:"
@@ -25,7 +44,11 @@ def pulse(given: Snapshot, pause: str = "") -> tuple[State, int, list[str]]:
     findings = detect_all(given)
     verdict = judge(given, findings)
     reported = remarks(given, findings, verdict, pause)
-    return state_of(verdict, reported), verdict.exit_code, list(lines(given, verdict, reported, zone=UTC))
+    return (
+        state_of(verdict, reported),
+        verdict.exit_code,
+        list(lines(given, verdict, reported, zone=UTC)),
+    )
 
 
 def job_line(job: Job) -> str:
@@ -62,12 +85,16 @@ ROWS = [
         f"{NAME} is scheduled to start in 1 day, 3:01:02 (at 2022-05-02T15:01:02) (1000 on 'gpu_p5' partition)",
     ),
     (
-        running(partition="gpu_p5", nodes=NODES[:1], state=JobState.COMPLETING, start_time=NOW - HOUR),
+        running(
+            partition="gpu_p5", nodes=NODES[:1], state=JobState.COMPLETING, start_time=NOW - HOUR
+        ),
         f"{NAME} is leaving its nodes, and was started (at 2022-05-01T11:00:00) (1000_7 on 'gpu_p5' partition) "
         "(jean-zay-iam01)",
     ),
     (
-        running(partition="gpu_p5", nodes=NODES[:1], state=JobState.SUSPENDED, start_time=NOW - HOUR),
+        running(
+            partition="gpu_p5", nodes=NODES[:1], state=JobState.SUSPENDED, start_time=NOW - HOUR
+        ),
         f"{NAME} is suspended, and was started (at 2022-05-01T11:00:00) (1000_7 on 'gpu_p5' partition) "
         "(jean-zay-iam01)",
     ),
@@ -90,7 +117,12 @@ def test_the_summary_of_a_log_knows_every_pulse() -> None:
 
 @pytest.mark.parametrize(
     ("delta", "text"),
-    [(0.0, "0:00:00"), (18 * HOUR + 26 * 60 + 48, "18:26:48"), (3 * DAY, "3 days, 0:00:00"), (-30, "-1 day, 23:59:30")],
+    [
+        (0.0, "0:00:00"),
+        (18 * HOUR + 26 * 60 + 48, "18:26:48"),
+        (3 * DAY, "3 days, 0:00:00"),
+        (-30, "-1 day, 23:59:30"),
+    ],
 )
 def test_the_time_until_a_start_is_written_as_before(delta: float, text: str) -> None:
     line = job_line(pending((), reason="Resources", start_time=NOW + delta))
@@ -98,7 +130,8 @@ def test_the_time_until_a_start_is_written_as_before(delta: float, text: str) ->
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(12, "0:12"), (188, "3:08"), (3723, "1:02:03"), (4 * DAY + 61, "4-00:01:01")]
+    ("seconds", "text"),
+    [(12, "0:12"), (188, "3:08"), (3723, "1:02:03"), (4 * DAY + 61, "4-00:01:01")],
 )
 def test_elapsed_times_are_squeues(seconds: float, text: str) -> None:
     assert f"is running for {text} since" in job_line(running(start_time=NOW - seconds))
@@ -107,7 +140,9 @@ def test_elapsed_times_are_squeues(seconds: float, text: str) -> None:
 def test_the_alert_is_the_originals() -> None:
     state, code, found = pulse(idle())
     assert (state, code) == (State.DOWN, 1)
-    assert found == [f"{AT} ***ALERT: {NAME} is not RUNNING or SCHEDULED! Alert someone at Eng WG***"]
+    assert found == [
+        f"{AT} ***ALERT: {NAME} is not RUNNING or SCHEDULED! Alert someone at Eng WG***"
+    ]
 
 
 def test_one_line_for_each_entry_of_the_queue_while_all_is_well() -> None:
@@ -121,12 +156,16 @@ def test_one_line_for_each_entry_of_the_queue_while_all_is_well() -> None:
 SWITCH = KillSwitch("/scratch/tr11/kill-switch", "ana", NOW - 60, "a test")  # type: ignore[arg-type]
 LOST_HOST: dict[str, Any] = {
     "nodes": tuple(
-        Node(f"n{number:02d}", frozenset({"down" if number == 1 else "allocated"})) for number in range(1, 49)
+        Node(f"n{number:02d}", frozenset({"down" if number == 1 else "allocated"}))
+        for number in range(1, 49)
     ),
     "attempts": (Attempt("1007", NOW - HOUR, None, nodes=("n01", "n02")),),
 }
 LOST_NODE = {"nodes": (Node("n02", frozenset({"down"})),)}
-AWAY: dict[str, Any] = {"jobs": Unknown("squeue did not answer"), "nodes": Unknown("squeue did not answer")}
+AWAY: dict[str, Any] = {
+    "jobs": Unknown("squeue did not answer"),
+    "nodes": Unknown("squeue did not answer"),
+}
 STATES = [
     ("held", idle(jobs=(pending((8, 9), reason="JobHeldUser"),)), "", State.HELD, 1, "is HELD: job 1000_[8-9%1] is held"),
     ("dead chain", idle(jobs=(pending((), reason="DependencyNeverSatisfied"),)), "", State.DEAD_CHAIN, 1, "is DEAD CHAIN: "),
@@ -146,7 +185,9 @@ STATES = [
 
 
 @pytest.mark.parametrize(
-    ("given", "pause", "state", "code", "words"), [case[1:] for case in STATES], ids=[c[0] for c in STATES]
+    ("given", "pause", "state", "code", "words"),
+    [case[1:] for case in STATES],
+    ids=[c[0] for c in STATES],
 )
 def test_each_state_has_its_word_its_line_and_its_exit_code(
     given: Snapshot, pause: str, state: State, code: int, words: str

@@ -37,7 +37,9 @@ from tr11ops.watchdog.verdict import judge
 
 LOOK_SECONDS = 300.0  # between two looks of the watchdog
 LOOKS = 3  # at each moment of an incident
-POLICY = Policy("tr11-176B-ml", "/scratch/tr11", recipients=("duty@site.example",), escalate_minutes=())
+POLICY = Policy(
+    "tr11-176B-ml", "/scratch/tr11", recipients=("duty@site.example",), escalate_minutes=()
+)
 
 WELL = phase("training")
 JOB = running(partition="gpu_p13")
@@ -63,10 +65,14 @@ def goes_on(**changes: Any) -> Snapshot:
 
 
 def without(node: str) -> tuple[Node, ...]:
-    return tuple(replace(one, states=frozenset({"down"})) if one.name == node else one for one in NODES)
+    return tuple(
+        replace(one, states=frozenset({"down"})) if one.name == node else one for one in NODES
+    )
 
 
-def over(job_id: str, cause: str, why: str, state: JobState = JobState.FAILED, **changes: Any) -> Snapshot:
+def over(
+    job_id: str, cause: str, why: str, state: JobState = JobState.FAILED, **changes: Any
+) -> Snapshot:
     """An attempt has ended by a fault that holds all that waits."""
     attempt = replace(wordless("1007", 60.0), cause=cause, held_because=why)
     job = replace(JOB, state=state, end_time=NOW - 60.0, exit_code=1)
@@ -91,25 +97,40 @@ AFTER_CANCEL = replace(LOST_HOST, jobs=(CANCELLED, REST), attempts=(ENDED_BY_IT,
 AFTER_LOST_HOST = goes_on(nodes=without("n01"), attempts=(ENDED_BY_IT, ended()))
 CRITICAL = "[CRITICAL] "
 LOST = f"{CRITICAL}job 1000_7 has lost n01, which ran its batch script"
-STALLED = f"{CRITICAL}job 1000_7: no iteration after 31219 for 2 h 00 min, though its ranks show life ..."
+STALLED = (
+    f"{CRITICAL}job 1000_7: no iteration after 31219 for 2 h 00 min, though its ranks show life ..."
+)
 HANGS = f"{CRITICAL}job 1000_7 hangs: no sign of life for 1 h 00 min while training (normal, up to 17 ..."
 FULL_CAP = "6 nodes are excluded, no more may be: the next bad node stops the run"
 MOUNT = "the run directory cannot be used: /scratch is not mounted"
 SAMPLE = "software or data, not the nodes: the same fault came back after iteration 31219 on n1 and n2: SIGSEGV"
-CUT = "software or data, not the nodes, the same fault came back ..."  # as a subject has room for it
+CUT = (
+    "software or data, not the nodes, the same fault came back ..."  # as a subject has room for it
+)
 ENOSPC = "[Errno 28] No space left on device: '/scratch/tr11/checkpoints/main/global_step31300'"
 FULL = UnwritableDirectory("/scratch/tr11", "no byte is left", is_full=True)
-FAILED_SAVE = TrainingEvent("save-failed", NOW - 60, "1007", {"step": 31_300, "why": ENOSPC, "node": "", "said": ""})
+FAILED_SAVE = TrainingEvent(
+    "save-failed", NOW - 60, "1007", {"step": 31_300, "why": ENOSPC, "node": "", "said": ""}
+)
 
-CAP = tuple(Exclusion(f"n{number}", "Xid 79", "tr11", NOW + HOUR, (), NOW - HOUR) for number in range(50, 56))
-DEAD = (LaunchEnd("1007", 1, NOW - 1800, "n07: lost to the scheduler", "launch 2 starts without it", ("n07",)),)
+CAP = tuple(
+    Exclusion(f"n{number}", "Xid 79", "tr11", NOW + HOUR, (), NOW - HOUR)
+    for number in range(50, 56)
+)
+DEAD = (
+    LaunchEnd(
+        "1007", 1, NOW - 1800, "n07: lost to the scheduler", "launch 2 starts without it", ("n07",)
+    ),
+)
 
 TWICE = f"the last 2 attempts failed: {CUT.replace(' back', '')}"
 FAILED_AT = (LaunchEnd("1007", 1, NOW - 2 * HOUR, reached=31_219, began_at=31_200),)
 BAD_SAMPLE = over("1007", "software", SAMPLE)
 FIRST_BAD = replace(wordless("1007", 2 * HOUR), cause="software", held_because=SAMPLE)
 AGAIN_BAD = replace(wordless("1008", 60.0), cause="software", held_because=SAMPLE)
-DONE_AGAIN = changed(goes_on(attempts=(FIRST_BAD, ended())), steps=steps(8, 31_210, "1008"), launch_ends=FAILED_AT)
+DONE_AGAIN = changed(
+    goes_on(attempts=(FIRST_BAD, ended())), steps=steps(8, 31_210, "1008"), launch_ends=FAILED_AT
+)
 PASSED = replace(DONE_AGAIN, steps=steps(20, 31_220, "1008"))
 BAD_AGAIN = changed(
     BAD_SAMPLE, jobs=(replace(NEXT, state=JobState.FAILED, end_time=NOW - 60.0, exit_code=1), HELD),
@@ -136,7 +157,10 @@ INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
     (
         "the directory was unmounted",
         (WELL, over("1007", "storage", MOUNT), goes_on(attempts=(ended("1007"),))),
-        [f"{CRITICAL}attempt 1000_7 failed: {told(MOUNT)}", f"[OK] over: attempt 1000_7 failed: {told(MOUNT)}"],
+        [
+            f"{CRITICAL}attempt 1000_7 failed: {told(MOUNT)}",
+            f"[OK] over: attempt 1000_7 failed: {told(MOUNT)}",
+        ],
     ),
     (
         "a bad sample",
@@ -168,7 +192,9 @@ INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
             WELL,
             changed(WELL, shut_folders=(FULL,)),
             changed(WELL, shut_folders=(FULL,), events=(FAILED_SAVE,)),
-            changed(WELL, save_room=FolderRoom("/scratch/tr11", 216 * 2**10), events=(FAILED_SAVE,)),
+            changed(
+                WELL, save_room=FolderRoom("/scratch/tr11", 216 * 2**10), events=(FAILED_SAVE,)
+            ),
             changed(WELL, save_room=FolderRoom("/scratch/tr11", 2**42)),
         ),
         [
@@ -183,7 +209,9 @@ INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
             replace(WELL, exclusions=CAP),
             changed(WELL, exclusions=CAP, launch_ends=DEAD, nodes=without("n07")),
             changed(WELL, exclusions=CAP, launch_ends=DEAD),
-            changed(WELL, exclusions=CAP[:4], launch_ends=DEAD, readmissions=(Readmission("n54", NOW),)),
+            changed(
+                WELL, exclusions=CAP[:4], launch_ends=DEAD, readmissions=(Readmission("n54", NOW),)
+            ),
         ),
         [
             f"[WARNING] {FULL_CAP}",
@@ -204,23 +232,40 @@ def mails(seen: tuple[Snapshot, ...]) -> list[Message]:
             now += LOOK_SECONDS
             findings = detect_all(moment)
             verdict = judge(moment, findings)
-            trained = max((step.time for step in known(moment.steps, ()) if step.time is not None), default=None)
+            trained = max(
+                (step.time for step in known(moment.steps, ()) if step.time is not None),
+                default=None,
+            )
             is_live = trained is not None and NOW - trained < LOOK_SECONDS
             situation = RunSituation(
-                condition=condition_of(verdict, moment), trained=now if is_live else trained, knows_acts=False
+                condition=condition_of(verdict, moment),
+                trained=now if is_live else trained,
+                knows_acts=False,
             )
-            alert_state = look(alert_state, findings, unjudged_detectors(moment), POLICY, now, situation.trained)
+            alert_state = look(
+                alert_state, findings, unjudged_detectors(moment), POLICY, now, situation.trained
+            )
             alert_state, messages = tell(alert_state, POLICY, now, situation=situation)
             found += messages
     return found
 
 
-@pytest.mark.parametrize(("seen", "subjects"), [row[1:] for row in INCIDENTS], ids=[row[0] for row in INCIDENTS])
-def test_an_incident_is_one_mail_and_its_all_clear(seen: tuple[Snapshot, ...], subjects: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("seen", "subjects"), [row[1:] for row in INCIDENTS], ids=[row[0] for row in INCIDENTS]
+)
+def test_an_incident_is_one_mail_and_its_all_clear(
+    seen: tuple[Snapshot, ...], subjects: list[str]
+) -> None:
     assert [message.subject.replace(" tr11-176B-ml:", "") for message in mails(seen)] == subjects
 
 
 def test_a_stall_that_becomes_a_hang_is_told_again_in_its_thread_for_the_other_command() -> None:
-    first, second, over = mails((WELL, STALL, SILENT, STALL, SILENT, goes_on(attempts=(ended("1007"),))))
-    assert (second.kind, second.thread, over.thread) == ("cause", first.message_id, first.message_id)
+    first, second, over = mails(
+        (WELL, STALL, SILENT, STALL, SILENT, goes_on(attempts=(ended("1007"),)))
+    )
+    assert (second.kind, second.thread, over.thread) == (
+        "cause",
+        first.message_id,
+        first.message_id,
+    )
     assert "This began at 2022-05-01 10:00 UTC" in second.body, "with the stall"

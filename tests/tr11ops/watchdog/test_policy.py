@@ -50,7 +50,17 @@ from tr11ops.watchdog.policy import POWERS, plan, progress
 from tr11ops.watchdog.verdict import judge
 
 SENT = Submission(
-    "20220420-000000-00000000", "1000", "slurm", NOW - 10 * DAY, "ana", "h", "tr11-176B-ml", "main", "1-10%1", 48, "x"
+    "20220420-000000-00000000",
+    "1000",
+    "slurm",
+    NOW - 10 * DAY,
+    "ana",
+    "h",
+    "tr11-176B-ml",
+    "main",
+    "1-10%1",
+    48,
+    "x",
 )
 SCENE = PolicyContext(user="ana", holder=None)
 LIMITS = ActionLimits()
@@ -76,7 +86,10 @@ def zombie(**changes: Any) -> Snapshot:
 
 
 def decide(
-    seen: Snapshot, history: ActionHistory | None = None, scene: PolicyContext = SCENE, limits: ActionLimits = LIMITS
+    seen: Snapshot,
+    history: ActionHistory | None = None,
+    scene: PolicyContext = SCENE,
+    limits: ActionLimits = LIMITS,
 ) -> Plan:
     findings = detect_all(seen)
     return plan(seen, findings, judge(seen, findings), history or ActionHistory(), scene, limits)
@@ -87,10 +100,15 @@ def words(found: Plan) -> list[tuple[str, str]]:
 
 
 def record(
-    action: Action, result: Result = Result.DONE, age: float = HOUR, reached: ProgressRecord | None = None
+    action: Action,
+    result: Result = Result.DONE,
+    age: float = HOUR,
+    reached: ProgressRecord | None = None,
 ) -> ActionRecord:
     stood = progress(down()) if reached is None else reached
-    return ActionRecord("1", action.name, action.subject, action.incident, NOW - age, "", stood, result=result)
+    return ActionRecord(
+        "1", action.name, action.subject, action.incident, NOW - age, "", stood, result=result
+    )
 
 
 # ----------------------------------------------------------------------------- resubmission
@@ -120,7 +138,11 @@ def test_what_is_gone_is_launched_again_with_evidence() -> None:
             "refused to start, and the next one would again: no data",
         ),
         (down(attempts=(ended("1007", reason="error", restart=False),)), SCENE, "is not to go on"),
-        (down(attempts=(wordless("1007"), wordless("1006", 2 * HOUR))), SCENE, "two attempts in a row"),
+        (
+            down(attempts=(wordless("1007"), wordless("1006", 2 * HOUR))),
+            SCENE,
+            "two attempts in a row",
+        ),
         (
             down(attempts=(wordless("1007"),)),
             replace(SCENE, endings=(without_restart("1007", NOW, "the same fault twice"),)),
@@ -128,7 +150,9 @@ def test_what_is_gone_is_launched_again_with_evidence() -> None:
         ),
     ],
 )
-def test_a_launch_that_would_fail_is_left_to_a_person(seen: Snapshot, scene: PolicyContext, why: str) -> None:
+def test_a_launch_that_would_fail_is_left_to_a_person(
+    seen: Snapshot, scene: PolicyContext, why: str
+) -> None:
     found = decide(seen, scene=scene)
     assert found.actions == () and len(found.withheld) == 1 and why in found.withheld[0]
 
@@ -141,26 +165,37 @@ def test_it_is_not_done_twice_without_progress() -> None:
     (action,) = decide(down()).actions
     again = decide(down(), ActionHistory((record(action),)))
     assert again.actions == () and "nothing has come of it" in again.withheld[0]
-    assert words(decide(down(), ActionHistory((record(action, Result.REFUSED),)))) == [("resubmit", "1-3")]
-    assert decide(down(), ActionHistory((record(action, Result.OPEN),))).actions == ()
-    further = ProgressRecord(31218, 31200)
-    assert words(decide(down(), ActionHistory((record(action, reached=further),)))) == [("resubmit", "1-3")]
-    assert words(decide(down(checkpoints=checkpoints(31300)), ActionHistory((record(action),)))) == [
+    assert words(decide(down(), ActionHistory((record(action, Result.REFUSED),)))) == [
         ("resubmit", "1-3")
     ]
+    assert decide(down(), ActionHistory((record(action, Result.OPEN),))).actions == ()
+    further = ProgressRecord(31218, 31200)
+    assert words(decide(down(), ActionHistory((record(action, reached=further),)))) == [
+        ("resubmit", "1-3")
+    ]
+    assert words(
+        decide(down(checkpoints=checkpoints(31300)), ActionHistory((record(action),)))
+    ) == [("resubmit", "1-3")]
 
 
 def test_a_days_budget_ends() -> None:
     (action,) = decide(down()).actions
     spent = ActionHistory(
-        tuple(replace(record(action, age=HOUR * n, reached=ProgressRecord()), number=str(n)) for n in range(1, 5))
+        tuple(
+            replace(record(action, age=HOUR * n, reached=ProgressRecord()), number=str(n))
+            for n in range(1, 5)
+        )
     )
     assert decide(down(), spent).actions == ()
     assert "4 of 4 in 24 hours are spent" in decide(down(), spent).withheld[0]
-    assert words(decide(down(), spent, limits=replace(LIMITS, resubmissions=5))) == [("resubmit", "1-3")]
+    assert words(decide(down(), spent, limits=replace(LIMITS, resubmissions=5))) == [
+        ("resubmit", "1-3")
+    ]
     later = ActionHistory(tuple(replace(one, time=one.time - DAY) for one in spent.records))
     assert words(decide(down(), later)) == [("resubmit", "1-3")]
-    ahead = ActionHistory(tuple(replace(one, time=NOW + DAY) for one in spent.records))  # the clock was set back
+    ahead = ActionHistory(
+        tuple(replace(one, time=NOW + DAY) for one in spent.records)
+    )  # the clock was set back
     assert decide(down(), ahead).actions == ()
     assert decide(down(), limits=replace(LIMITS, resubmissions=0)).actions == ()
 
@@ -188,7 +223,10 @@ def test_another_users_zombie_is_told_and_not_touched() -> None:
 
 
 def test_a_dead_chain_is_replaced_behind_the_live_job() -> None:
-    dead = [pending((), job_id=n, raw_id=n, array_id=None, reason="DependencyNeverSatisfied") for n in ("2001", "2002")]
+    dead = [
+        pending((), job_id=n, raw_id=n, array_id=None, reason="DependencyNeverSatisfied")
+        for n in ("2001", "2002")
+    ]
     found = decide(snapshot(jobs=(running(), *dead), submissions=(SENT,)))
     assert words(found) == [("cancel", "2001"), ("cancel", "2002"), ("resubmit", "1-2")]
     assert isinstance(found.actions[-1], Resubmit) and found.actions[-1].after == "1000"
@@ -224,11 +262,15 @@ def test_queued_jobs_for_the_site_or_a_person_keeps_its_place(reason: str) -> No
 
 
 def test_what_a_killed_pass_cancelled_is_still_owed_a_launch() -> None:
-    cancelled = ActionRecord("1", "cancel", "2001", "cancel:2001", NOW - HOUR, owes=2, result=Result.DONE)
+    cancelled = ActionRecord(
+        "1", "cancel", "2001", "cancel:2001", NOW - HOUR, owes=2, result=Result.DONE
+    )
     found = decide(snapshot(jobs=(running(),), submissions=(SENT,)), ActionHistory((cancelled,)))
     assert words(found) == [("resubmit", "1-2")]
     launched = replace(SENT, tag="20220501-110000-00000001", time=NOW - 60)
-    assert decide(snapshot(jobs=(running(),), submissions=(launched, SENT)), ActionHistory((cancelled,))).is_empty
+    assert decide(
+        snapshot(jobs=(running(),), submissions=(launched, SENT)), ActionHistory((cancelled,))
+    ).is_empty
     assert words(decide(down(), ActionHistory((cancelled,)))) == [
         ("resubmit", "1-2")
     ]  # and not the card's array besides
@@ -236,7 +278,9 @@ def test_what_a_killed_pass_cancelled_is_still_owed_a_launch() -> None:
 
 # ----------------------------------------------------------------------------- two at once, hung
 def test_of_two_running_jobs_the_holder_of_the_lease_stays() -> None:
-    both = snapshot(jobs=(running(), running(job_id="2000", raw_id="2000", array_id=None, start_time=NOW - 60)))
+    both = snapshot(
+        jobs=(running(), running(job_id="2000", raw_id="2000", array_id=None, start_time=NOW - 60))
+    )
     found = decide(both, scene=replace(SCENE, holder=LeaseHolder("1007", "", "job 1007")))
     assert words(found) == [("cancel", "2000")]
     nobody = decide(both)
@@ -244,14 +288,20 @@ def test_of_two_running_jobs_the_holder_of_the_lease_stays() -> None:
 
 
 HUNG = snapshot(heartbeats=beats(age=9 * HOUR), steps=steps(age=9 * HOUR))
-STACKS = KeptStacks("1007", NOW - 60, "rank 1 on node n01 is stopped (SIGSTOP)", (1,), ("n01",), True)
+STACKS = KeptStacks(
+    "1007", NOW - 60, "rank 1 on node n01 is stopped (SIGSTOP)", (1,), ("n01",), True
+)
 
 
 def test_a_hung_job_ends_beyond_the_bound_with_its_stacks_kept() -> None:
     first = decide(HUNG)
     assert words(first) == [("stacks", "1000_7"), ("cancel", "1000_7")]
     last = first.actions[-1]
-    assert isinstance(last, Cancel) and last.only_after == first.actions[0].incident and first.actions[0].evidence
+    assert (
+        isinstance(last, Cancel)
+        and last.only_after == first.actions[0].incident
+        and first.actions[0].evidence
+    )
     assert words(decide(changed(HUNG, stacks=(STACKS,)))) == [("cancel", "1000_7")]
     of_another_hang = changed(HUNG, stacks=(replace(STACKS, time=NOW - 10 * HOUR),))
     assert words(decide(of_another_hang)) == [("stacks", "1000_7"), ("cancel", "1000_7")]
@@ -270,7 +320,10 @@ def test_a_watchdog_that_may_not_act_promises_nothing() -> None:
         (acting,) = decide(seen).withheld
         assert "it is given up" in acting and when in acting
         (telling,) = decide(seen, scene=replace(SCENE, may_act=False)).withheld
-        assert "not done: tr11 may not act (`watch.act`, `pulse --act`), else it would" in telling and when in telling
+        assert (
+            "not done: tr11 may not act (`watch.act`, `pulse --act`), else it would" in telling
+            and when in telling
+        )
 
 
 # ----------------------------------------------------------------------------- what people are told of the rules
@@ -281,18 +334,25 @@ def test_people_are_told_of_every_action_that_the_watchdog_has() -> None:
 def test_the_page_of_the_watchdog_has_the_rules_of_its_code() -> None:
     page = (Path(__file__).parents[3] / "docs" / "pulse.md").read_text(encoding="utf-8")
     rows = [f"| {power.trouble} | {power.does} | {power.way_back} |" for power in POWERS]
-    assert "\n".join(rows) + "\n\n" in page.partition("| trouble | action | way back |\n|---|---|---|\n")[2]
+    assert (
+        "\n".join(rows) + "\n\n"
+        in page.partition("| trouble | action | way back |\n|---|---|---|\n")[2]
+    )
 
 
 # ----------------------------------------------------------------------------- nodes, holds
-BLAME = Blame("n07", 0.95, "rank 3 on n07: CUDA error", "1006", NOW - HOUR, ("n07: task 3: Aborted",))
+BLAME = Blame(
+    "n07", 0.95, "rank 3 on n07: CUDA error", "1006", NOW - HOUR, ("n07: task 3: Aborted",)
+)
 
 
 def test_a_node_that_was_surely_at_fault_is_excluded_once() -> None:
     found = decide(snapshot(nodes=SPARE), scene=replace(SCENE, blames=(BLAME,)))
     assert words(found) == [("exclude", "n07")] and found.actions[0].evidence == BLAME.evidence
     listed = (Exclusion("n07", "bad", "tr11", since=NOW),)
-    assert decide(snapshot(nodes=SPARE, exclusions=listed), scene=replace(SCENE, blames=(BLAME,))).is_empty
+    assert decide(
+        snapshot(nodes=SPARE, exclusions=listed), scene=replace(SCENE, blames=(BLAME,))
+    ).is_empty
 
 
 @pytest.mark.parametrize(
@@ -300,12 +360,16 @@ def test_a_node_that_was_surely_at_fault_is_excluded_once() -> None:
     [{"confidence": 0.75}, {"time": NOW - 2 * DAY}],
 )
 def test_a_guess_or_an_old_story_excludes_nothing(changes: dict[str, Any]) -> None:
-    assert decide(snapshot(nodes=SPARE), scene=replace(SCENE, blames=(replace(BLAME, **changes),))).is_empty
+    assert decide(
+        snapshot(nodes=SPARE), scene=replace(SCENE, blames=(replace(BLAME, **changes),))
+    ).is_empty
 
 
 def test_a_node_that_a_person_put_back_stays_in() -> None:
     scene = replace(SCENE, blames=(BLAME,))
-    assert decide(snapshot(nodes=SPARE, readmissions=(Readmission("n07", NOW - 60),)), scene=scene).is_empty
+    assert decide(
+        snapshot(nodes=SPARE, readmissions=(Readmission("n07", NOW - 60),)), scene=scene
+    ).is_empty
     before = snapshot(nodes=SPARE, readmissions=(Readmission("n07", NOW - DAY),))
     assert words(decide(before, scene=scene)) == [("exclude", "n07")]
 
@@ -313,14 +377,20 @@ def test_a_node_that_a_person_put_back_stays_in() -> None:
 def test_a_node_that_was_lost_to_the_scheduler_is_looked_at_now() -> None:
     """What was true at the launch's end is no verdict on a node that works again; what came back is."""
     lost = replace(BLAME, why="n07: lost to the scheduler")
-    down = tuple(replace(node, states=frozenset({"down"})) if node.name == "n07" else node for node in SPARE)
-    assert words(decide(snapshot(nodes=down), scene=replace(SCENE, blames=(lost,)))) == [("exclude", "n07")]
+    down = tuple(
+        replace(node, states=frozenset({"down"})) if node.name == "n07" else node for node in SPARE
+    )
+    assert words(decide(snapshot(nodes=down), scene=replace(SCENE, blames=(lost,)))) == [
+        ("exclude", "n07")
+    ]
     (planned,) = decide(snapshot(nodes=down), scene=replace(SCENE, blames=(lost,))).actions
     assert planned.words() == "exclude n07: lost to the scheduler", "its name is said once"
     healed = decide(snapshot(nodes=SPARE), scene=replace(SCENE, blames=(lost,)))
     assert healed.is_empty and not healed.withheld
     twice = replace(lost, why="the second time on n07: n07: lost to the scheduler")
-    assert words(decide(snapshot(nodes=SPARE), scene=replace(SCENE, blames=(twice,)))) == [("exclude", "n07")]
+    assert words(decide(snapshot(nodes=SPARE), scene=replace(SCENE, blames=(twice,)))) == [
+        ("exclude", "n07")
+    ]
 
 
 def test_the_cap_holds_and_never_cuts_into_what_the_run_needs() -> None:
@@ -328,7 +398,9 @@ def test_the_cap_holds_and_never_cuts_into_what_the_run_needs() -> None:
     scene = replace(SCENE, blames=blames)
     assert len(decide(snapshot(nodes=SPARE), scene=scene).actions) == 4  # the day's budget
     wide = replace(LIMITS, exclusions=100)
-    assert len(decide(snapshot(nodes=SPARE), scene=scene, limits=wide).actions) == 6  # a tenth of 60
+    assert (
+        len(decide(snapshot(nodes=SPARE), scene=scene, limits=wide).actions) == 6
+    )  # a tenth of 60
     tight = decide(snapshot(nodes=SPARE[:49]), scene=scene, limits=wide)
     assert len(tight.actions) == 1 and len(tight.withheld) == 7  # 48 of 49 are needed
 
@@ -348,13 +420,25 @@ def test_what_is_only_avoided_is_used_again_where_an_attempt_would_wait() -> Non
     assert words(decide(idle(nodes=free(50), **waits))) == [("include", "n02"), ("include", "n01")]
     for count in (49, 52):  # both would be too few; enough others are free
         assert words(decide(idle(nodes=free(count), **waits))) == []
-    busy = (Node("n05", frozenset({"allocated"})), *(node for node in free(51) if node.name != "n05"))
+    busy = (
+        Node("n05", frozenset({"allocated"})),
+        *(node for node in free(51) if node.name != "n05"),
+    )
     assert words(decide(idle(nodes=busy, **waits))) == [("include", "n02"), ("include", "n01")]
-    for asked, back in ((46, []), (47, ["n02"]), (48, ["n02", "n01"])):  # by what is queued, not by the card
+    for asked, back in (
+        (46, []),
+        (47, ["n02"]),
+        (48, ["n02", "n01"]),
+    ):  # by what is queued, not by the card
         waits["jobs"] = (pending(node_count=asked),)
         assert words(decide(idle(nodes=free(50), **waits))) == [("include", node) for node in back]
-    waits["jobs"] = (pending(node_count=46), pending((1,), array_id="2000", raw_id="2000", dependency="afterany:1000"))
-    assert words(decide(idle(nodes=free(50), **waits))) == []  # the second one comes after the first
+    waits["jobs"] = (
+        pending(node_count=46),
+        pending((1,), array_id="2000", raw_id="2000", dependency="afterany:1000"),
+    )
+    assert (
+        words(decide(idle(nodes=free(50), **waits))) == []
+    )  # the second one comes after the first
 
 
 def test_queued_jobs_that_an_attempt_did_not_hold_are_held() -> None:
@@ -362,7 +446,9 @@ def test_queued_jobs_that_an_attempt_did_not_hold_are_held() -> None:
     waiting = idle(jobs=(pending(),), submissions=(SENT,))
     assert words(decide(waiting, scene=replace(SCENE, endings=(ending,)))) == [("hold", "1000")]
     beside = idle(jobs=(pending((8,), reason="JobHeldUser"), pending((9, 10))), submissions=(SENT,))
-    assert words(decide(beside, scene=replace(SCENE, endings=(ending,)))) == [("hold", "1000_[9-10]")]
+    assert words(decide(beside, scene=replace(SCENE, endings=(ending,)))) == [
+        ("hold", "1000_[9-10]")
+    ]
     fresh = idle(jobs=(pending(submit_time=NOW - 30),), submissions=(SENT,))
     assert decide(fresh, scene=replace(SCENE, endings=(ending,))).is_empty
 
@@ -371,19 +457,30 @@ def test_tasks_that_end_before_they_begin_have_the_others_held() -> None:
     """Slurm itself ends a task whose output it cannot open: nothing of tr11 runs that would count it."""
 
     def burned(task: int, **changes: Any) -> Job:
-        state = {"state": JobState.FAILED, "reason": "JobLaunchFailure", "start_time": NOW - 20, "end_time": NOW - 10}
-        return running(job_id=f"1000_{task}", raw_id=f"10{task:02d}", task_id=task, **{**state, **changes})
+        state = {
+            "state": JobState.FAILED,
+            "reason": "JobLaunchFailure",
+            "start_time": NOW - 20,
+            "end_time": NOW - 10,
+        }
+        return running(
+            job_id=f"1000_{task}", raw_id=f"10{task:02d}", task_id=task, **{**state, **changes}
+        )
 
     found = decide(idle(jobs=(burned(8), burned(9), pending((10, 11))), submissions=(SENT,)))
     assert words(found) == [("hold", "1000")]
-    assert "2 tasks ended before they began to work (FAILED JobLaunchFailure)" in found.actions[0].why
+    assert (
+        "2 tasks ended before they began to work (FAILED JobLaunchFailure)" in found.actions[0].why
+    )
     for few in (
         (burned(9),), (burned(8), burned(9, state=JobState.CANCELLED)), (burned(8), burned(9, state=JobState.COMPLETED)),
         (burned(8), burned(9), running(job_id="1000_10", raw_id="1010", task_id=10)), (burned(8), burned(9, start_time=NOW - 2 * DAY, end_time=NOW - DAY)),
     ):  # fmt: skip
         assert not decide(idle(jobs=(*few, pending((11, 12))), submissions=(SENT,))).actions, few
     three = replace(LIMITS, tasks_per_fault=3)
-    assert not decide(idle(jobs=(burned(8), burned(9), pending((10,))), submissions=(SENT,)), limits=three).actions
+    assert not decide(
+        idle(jobs=(burned(8), burned(9), pending((10,))), submissions=(SENT,)), limits=three
+    ).actions
 
 
 def test_what_is_launched_again_never_waits_for_a_dead_job() -> None:
@@ -392,7 +489,9 @@ def test_what_is_launched_again_never_waits_for_a_dead_job() -> None:
         pending((), job_id=number, raw_id=number, array_id=None, reason="DependencyNeverSatisfied")
         for number in ("2001", "2002")
     ]
-    found = decide(idle(jobs=tuple(dead), submissions=(SENT,)), limits=replace(LIMITS, cancellations=1))
+    found = decide(
+        idle(jobs=tuple(dead), submissions=(SENT,)), limits=replace(LIMITS, cancellations=1)
+    )
     assert words(found) == [("cancel", "2001"), ("resubmit", "1-1")]
     assert [action.after for action in found.actions if isinstance(action, Resubmit)] == [None]
 
@@ -400,12 +499,17 @@ def test_what_is_launched_again_never_waits_for_a_dead_job() -> None:
 def test_another_variants_jobs_are_left_to_its_own_watchdog() -> None:
     other = replace(SENT, variant="ablation")
     found = decide(idle(jobs=(pending(reason="DependencyNeverSatisfied"),), submissions=(other,)))
-    assert not found.actions and "job 1000_[8-10%1] trains variant ablation of this run" in found.withheld[0]
+    assert (
+        not found.actions
+        and "job 1000_[8-10%1] trains variant ablation of this run" in found.withheld[0]
+    )
 
 
 def test_only_a_hold_whose_reason_is_gone_is_released() -> None:
     held = idle(jobs=(pending(reason="JobHeldUser"),), submissions=(SENT,))
-    assert words(decide(held, scene=replace(SCENE, releasable=frozenset({"1000"})))) == [("release", "1000")]
+    assert words(decide(held, scene=replace(SCENE, releasable=frozenset({"1000"})))) == [
+        ("release", "1000")
+    ]
     assert decide(held).is_empty  # for a fault, or by hand
     part = replace(SCENE, releasable=frozenset({"1000_[9-10]"}))
     assert words(decide(held, scene=part)) == [("release", "1000_[9-10]")]
@@ -414,7 +518,12 @@ def test_only_a_hold_whose_reason_is_gone_is_released() -> None:
 
 
 # ----------------------------------------------------------------------------- never
-TROUBLES = [down(), zombie(jobs=(running(),)), HUNG, idle(jobs=(pending(reason="DependencyNeverSatisfied"),))]
+TROUBLES = [
+    down(),
+    zombie(jobs=(running(),)),
+    HUNG,
+    idle(jobs=(pending(reason="DependencyNeverSatisfied"),)),
+]
 READY = replace(SCENE, blames=(BLAME,), releasable=frozenset({"1000"}))
 GONE = Unknown("it could not be read")
 
@@ -434,11 +543,20 @@ def test_nothing_follows_from_what_is_not_known(seen: Snapshot, hidden: str) -> 
 def test_nothing_is_done_against_a_person_or_a_stranger(seen: Snapshot) -> None:
     assert decide(replace(seen, kill_switch=SWITCH), scene=READY) == Plan()
     assert decide(seen, scene=replace(READY, pause="ana")) == Plan()
-    foreign = decide(seen, scene=replace(READY, holder=LeaseHolder("9999", "", "job 9999 of bob on far")))
+    foreign = decide(
+        seen, scene=replace(READY, holder=LeaseHolder("9999", "", "job 9999 of bob on far"))
+    )
     assert foreign.actions == () and "job 9999 of bob" in foreign.withheld[0]
-    read_error = decide(seen, ActionHistory(read_error="journal f line 3: the chain is broken"), scene=READY)
+    read_error = decide(
+        seen, ActionHistory(read_error="journal f line 3: the chain is broken"), scene=READY
+    )
     assert read_error.actions == () and "the chain is broken" in read_error.withheld[0]
-    assert decide(replace(seen, attempts=(ended("1007", age=60, reason="finished", iteration=31219),))).actions == ()
+    assert (
+        decide(
+            replace(seen, attempts=(ended("1007", age=60, reason="finished", iteration=31219),))
+        ).actions
+        == ()
+    )
 
 
 JOBS = st.lists(
@@ -461,9 +579,13 @@ JOBS = st.lists(
     jobs=JOBS,
     silent=st.floats(0, 9 * HOUR),
     budget=st.integers(0, 2),
-    blames=st.lists(st.builds(replace, st.just(BLAME), node=st.sampled_from(["n01", "n02", "n03"])), max_size=4),
+    blames=st.lists(
+        st.builds(replace, st.just(BLAME), node=st.sampled_from(["n01", "n02", "n03"])), max_size=4
+    ),
     lost=st.booleans(),
-    earlier=st.lists(st.sampled_from(["cancel:1007", "resubmit", "cancel:31", "exclude:n01:1006"]), max_size=2),
+    earlier=st.lists(
+        st.sampled_from(["cancel:1007", "resubmit", "cancel:31", "exclude:n01:1006"]), max_size=2
+    ),
 )
 def test_no_plan_exceeds_its_budgets_or_does_a_thing_twice(
     jobs: list[Any], silent: float, budget: int, blames: list[Blame], lost: bool, earlier: list[str]
@@ -481,11 +603,15 @@ def test_no_plan_exceeds_its_budgets_or_does_a_thing_twice(
     assert len({(action.name, action.subject) for action in found.actions}) == len(found.actions)
     assert not {action.incident for action in found.actions} & set(earlier)
     for name in ("resubmit", "exclude", "cancel"):
-        assert sum(action.name == name for action in found.actions) + history.spent(name, NOW) <= max(
-            budget, history.spent(name, NOW)
-        )
+        assert sum(action.name == name for action in found.actions) + history.spent(
+            name, NOW
+        ) <= max(budget, history.spent(name, NOW))
     assert sum(isinstance(action, Resubmit) for action in found.actions) <= 1
     owners = {job.raw_id: job.user for job in jobs}
-    assert all(owners.get(action.subject) != "bob" for action in found.actions if isinstance(action, Cancel))
+    assert all(
+        owners.get(action.subject) != "bob"
+        for action in found.actions
+        if isinstance(action, Cancel)
+    )
     assert all(action.why and action.undo for action in found.actions)
     assert decide(seen, history, scene, limits) == found

@@ -31,7 +31,14 @@ from tr11ops.rundir.action_log import replay
 from tr11ops.rundir.journal import Journal, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.watchdog import pulse as pulse_module
-from tr11ops.watchdog.pulse import Actuator, Pulse, WatchdogLock, WatchedRun, acquire_lock, take_pulse
+from tr11ops.watchdog.pulse import (
+    Actuator,
+    Pulse,
+    WatchdogLock,
+    WatchedRun,
+    acquire_lock,
+    take_pulse,
+)
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 
@@ -48,14 +55,18 @@ class Scene:
         self.titles: list[list[str]] = []
         tag = new_tag()
         self.directory.write_submission(
-            Submission(tag, "100", "local", time.time() - 60, "root", "h", "small", "main", None, 2, "hash")
+            Submission(
+                tag, "100", "local", time.time() - 60, "root", "h", "small", "main", None, 2, "hash"
+            )
         )
         self.job = Job(
             "100", "100", None, None, "small", "root", JobState.RUNNING, partition="p", nodes=("n1", "n2"),
             start_time=time.time() - 600, submit_time=time.time(), comment=self.directory.comment(tag),
         )  # fmt: skip
         self.scheduler.put(self.job)
-        write_heartbeat(self.card.paths.heartbeat(0), Heartbeat(0, "n1", 1, "training", 7, time.time(), "100"))
+        write_heartbeat(
+            self.card.paths.heartbeat(0), Heartbeat(0, "n1", 1, "training", 7, time.time(), "100")
+        )
         monkeypatch.setattr("tr11ops.alerts.service.process", self.process)
 
     def process(
@@ -91,14 +102,26 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
 def test_a_healthy_run_gets_one_line_and_leaves_nothing_else(scene: Scene) -> None:
     before = scene.files()
     first = scene.pulse()
-    assert (first.verdict.word, first.state, first.verdict.exit_code) == (VerdictWord.HEALTHY, "running", 0)
+    assert (first.verdict.word, first.state, first.verdict.exit_code) == (
+        VerdictWord.HEALTHY,
+        "running",
+        0,
+    )
     assert scene.log() == list(first.lines) and len(first.lines) == 1
-    assert scene.files() - before == {str(scene.card.paths.main_log), str(scene.card.paths.logs)} | {
-        str(parent) for parent in scene.card.paths.logs.parents if scene.directory.root in parent.parents
+    assert scene.files() - before == {
+        str(scene.card.paths.main_log),
+        str(scene.card.paths.logs),
+    } | {
+        str(parent)
+        for parent in scene.card.paths.logs.parents
+        if scene.directory.root in parent.parents
     }
     scene.pulse()
     assert len(scene.log()) == 2
-    assert first.notes == ("the mail server is unreachable",) and scene.alerts[0][2:] == (True, True)
+    assert first.notes == ("the mail server is unreachable",) and scene.alerts[0][2:] == (
+        True,
+        True,
+    )
 
 
 def test_the_alerts_hear_of_hidden_findings_and_of_no_email(scene: Scene) -> None:
@@ -118,7 +141,9 @@ def test_the_mails_say_what_would_be_done(scene: Scene) -> None:
     scene.scheduler.put(replace(scene.job, state=JobState.CANCELLED))
     scene.pulse()
     (said,) = scene.situations
-    assert [act.words for act in said.planned] == ["resubmit 1-3: nothing runs and nothing is queued"]
+    assert [act.words for act in said.planned] == [
+        "resubmit 1-3: nothing runs and nothing is queued"
+    ]
     assert not said.may_act and said.why_not == "it may not act (`watch.act`, `pulse --act`)"
 
 
@@ -131,7 +156,9 @@ def test_a_mail_says_who_acts_where_another_watchdog_does(scene: Scene) -> None:
     assert not said.may_act and said.why_not.startswith("another watchdog is at work: ")
 
 
-def test_a_fault_of_the_plan_keeps_no_one_uninformed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_plan_keeps_no_one_uninformed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise KeyError("a fault")
 
@@ -149,12 +176,17 @@ LATER = 4 * 3600.0  # no silence is normal for so long
 def stopped(rank: int, node: str) -> CollectedStacks:
     """Rank `rank`, on that node, is stopped, and the other one waits for it."""
     waits = (Frame("all_reduce", "torch/distributed/distributed_c10d.py", 2810),)
-    workers = [WorkerStack(one, f"n{one + 1}", 100 + one, "T" if one == rank else "S", waits) for one in (0, 1)]
+    workers = [
+        WorkerStack(one, f"n{one + 1}", 100 + one, "T" if one == rank else "S", waits)
+        for one in (0, 1)
+    ]
     assert workers[rank].node == node
     return CollectedStacks(tuple(NodeStacks(worker.node, (worker,)) for worker in workers))
 
 
-def test_a_hang_is_told_with_the_rank_that_the_stacks_name(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_is_told_with_the_rank_that_the_stacks_name(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     def collect(attempt: Any, *_: object, **__: object) -> CollectedStacks:
@@ -163,14 +195,20 @@ def test_a_hang_is_told_with_the_rank_that_the_stacks_name(scene: Scene, monkeyp
 
     monkeypatch.setattr("tr11ops.watchdog.stacks.collect", collect)
     dry = scene.pulse(now=lambda: time.time() + LATER, dry_run=True)
-    assert asked == [] and "hangs: no sign of life" in dry.findings[0].title, "a dry run leaves nothing behind"
+    assert asked == [] and "hangs: no sign of life" in dry.findings[0].title, (
+        "a dry run leaves nothing behind"
+    )
     for _ in range(2):
         scene.pulse(now=lambda: time.time() + LATER)
     assert asked == [("n1", "n2")], "one look at a hang is enough"
-    assert [titles[0] for titles in scene.titles] == ["job 100 hangs: rank 1 on node n2 is stopped (SIGSTOP)"] * 2
+    assert [titles[0] for titles in scene.titles] == [
+        "job 100 hangs: rank 1 on node n2 is stopped (SIGSTOP)"
+    ] * 2
 
 
-def test_a_hang_that_cannot_be_looked_at_is_told_in_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_that_cannot_be_looked_at_is_told_in_time(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     over = Event()
 
     def collect(*_: object, **__: object) -> CollectedStacks:
@@ -185,7 +223,8 @@ def test_a_hang_that_cannot_be_looked_at_is_told_in_time(scene: Scene, monkeypat
         assert "hangs: no sign of life" in scene.titles[0][0]
         assert "the stacks of job 100 could not be taken: not done within 0.1 s" in seen.notes
         assert (
-            seen.findings[0].fix.startswith("tr11 stacks --job 100 ") or seen.findings[0].fix == "tr11 stacks --job 100"
+            seen.findings[0].fix.startswith("tr11 stacks --job 100 ")
+            or seen.findings[0].fix == "tr11 stacks --job 100"
         )
     finally:
         over.set()
@@ -196,13 +235,21 @@ def test_a_dry_run_tells_no_one_and_writes_nothing(scene: Scene) -> None:
     before = scene.files()
     found = scene.pulse(dry_run=True)
     assert scene.files() == before and scene.alerts == []
-    assert any("***ALERT" in line for line in found.lines) and any("would resubmit 1-3" in line for line in found.lines)
+    assert any("***ALERT" in line for line in found.lines) and any(
+        "would resubmit 1-3" in line for line in found.lines
+    )
 
 
 def test_a_run_never_launched_is_looked_at_and_not_created(tmp_path: Path) -> None:
     card = load_card(write_card(tmp_path), (), {})
     found = take_pulse(
-        WatchedRun(card, RunDirectory(card.paths, card.kill_switch), DiskScheduler(tmp_path / "queue"), "root"), None
+        WatchedRun(
+            card,
+            RunDirectory(card.paths, card.kill_switch),
+            DiskScheduler(tmp_path / "queue"),
+            "root",
+        ),
+        None,
     )
     assert found.verdict.exit_code != 0 and not card.paths.root.exists()
 
@@ -230,12 +277,17 @@ def test_a_tampered_journal_is_told_and_nothing_is_done(scene: Scene) -> None:
     scene.directory.journal.mkdir(exist_ok=True)
     (scene.directory.journal / "evil-1.jsonl").write_text('{"time": 1}\n')
     found = scene.pulse()
-    assert found.plan.actions == () and "something is not known: journal evil-1.jsonl" in found.lines[-1]
+    assert (
+        found.plan.actions == ()
+        and "something is not known: journal evil-1.jsonl" in found.lines[-1]
+    )
 
 
 # ----------------------------------------------------------------------------- the command
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[LocalBench]:
+def bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[LocalBench]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TR11_LOCAL_SCHEDULER", str(tmp_path / "scheduler"))
     monkeypatch.setenv("TR11_LOCAL_NODES", str(NODES))
@@ -260,7 +312,9 @@ def test_the_command_launches_what_is_gone_once_and_says_so(bench: LocalBench) -
 
     reported = bench.tr11("pulse", *words)
     assert (
-        reported.code == 1 and "***ALERT: small is not RUNNING or SCHEDULED! Alert someone at Eng WG***" in reported.out
+        reported.code == 1
+        and "***ALERT: small is not RUNNING or SCHEDULED! Alert someone at Eng WG***"
+        in reported.out
     )
     assert "small: would resubmit 1-3: nothing runs and nothing is queued" in reported.out
     shown = bench.tr11("pulse", *words, "--act", "--dry-run", "--json")
@@ -281,7 +335,10 @@ def test_the_command_launches_what_is_gone_once_and_says_so(bench: LocalBench) -
     assert again.raw_id in value["actions"][0]["message"] and len(again.pending_tasks) == 3
     quiet = bench.tr11("pulse", *words, "--act")
     assert quiet.code == 0 and "resubmit" not in quiet.out
-    assert [_resubmitted(bench, act) for act in ("true", "false")] == [1, 0]  # not counted where it only looks
+    assert [_resubmitted(bench, act) for act in ("true", "false")] == [
+        1,
+        0,
+    ]  # not counted where it only looks
 
     bench.scheduler.cancel(again.array_id or again.raw_id)
     bench.wait(lambda jobs: not any(one.name == "small" and not one.state.is_final for one in jobs))
@@ -294,7 +351,9 @@ def test_the_command_launches_what_is_gone_once_and_says_so(bench: LocalBench) -
 def _resubmitted(bench: LocalBench, act: str) -> object:
     """What status sees of the day's budget."""
     card = load_card(bench.card, (f"watch.act={act}",), {})
-    seen = observe(RunDirectory(card.paths, card.kill_switch), facts_of(card), bench.scheduler, time.time())
+    seen = observe(
+        RunDirectory(card.paths, card.kill_switch), facts_of(card), bench.scheduler, time.time()
+    )
     return seen.resubmitted
 
 
@@ -304,14 +363,21 @@ def test_a_launch_beside_a_namesake_is_repeated_beside_it(bench: LocalBench) -> 
     bench.card = write_card(bench.folder / "elsewhere")
     assert bench.launch("--array", "1-2").code == 1
     assert bench.launch("--array", "1-2", "--allow-namesake").code == 0
-    mine = max((job for job in bench.living() if job.name == "small"), key=lambda job: int(job.array_id or job.raw_id))
+    mine = max(
+        (job for job in bench.living() if job.name == "small"),
+        key=lambda job: int(job.array_id or job.raw_id),
+    )
     bench.scheduler.cancel(mine.array_id or mine.raw_id)
     bench.wait(lambda jobs: all(one.raw_id != mine.raw_id or one.state.is_final for one in jobs))
     done = bench.tr11("pulse", "--run", str(bench.card), "--no-email", "--act", "--json").json
-    assert [(one["action"], one["result"]) for one in done["actions"]] == [("resubmit", "done")], done["actions"]
+    assert [(one["action"], one["result"]) for one in done["actions"]] == [("resubmit", "done")], (
+        done["actions"]
+    )
 
 
-def test_a_launch_that_would_be_refused_is_told_in_the_alert_that_it_belongs_to(bench: LocalBench) -> None:
+def test_a_launch_that_would_be_refused_is_told_in_the_alert_that_it_belongs_to(
+    bench: LocalBench,
+) -> None:
     """It stood in the watchdog's log alone, while the mail said that tr11 will launch now, and to type nothing."""
     bench.block()
     assert bench.launch("--array", "1-2").code == 0
@@ -323,7 +389,9 @@ def test_a_launch_that_would_be_refused_is_told_in_the_alert_that_it_belongs_to(
     mails = ("--set", 'alerts.recipients=["oncall@example.org"]', "--set", "alerts.smtp_port=9")
     bench.tr11("pulse", "--run", str(bench.card), "--act", *mails)
     directory = run_directory(bench)
-    (alert,) = [one for one in read_alert_state(directory).alert_state.open_alerts if one.detector == "down"]
+    (alert,) = [
+        one for one in read_alert_state(directory).alert_state.open_alerts if one.detector == "down"
+    ]
     why = f"tr11 did not resubmit 1-3 (nothing runs and nothing is queued): data.prefixes: {gone}"
     assert alert.watchdog.startswith(why)
     body = " ".join(waiting_entries(directory)[0].message.body.split())
@@ -341,7 +409,14 @@ def test_an_array_that_is_none_is_said_in_one_line(bench: LocalBench) -> None:
     bench.scheduler.cancel(job.array_id or job.raw_id)
     bench.wait(lambda jobs: not any(one.name == "small" and not one.state.is_final for one in jobs))
     found = bench.tr11(
-        "pulse", "--run", str(bench.card), "--no-email", "--act", "--json", "--set", "watch.resubmit_array=3-1"
+        "pulse",
+        "--run",
+        str(bench.card),
+        "--no-email",
+        "--act",
+        "--json",
+        "--set",
+        "watch.resubmit_array=3-1",
     )
     (action,) = found.json["actions"]
     assert (action["result"], "3-1" in action["message"], found.code) == ("refused", True, 1)
@@ -350,9 +425,14 @@ def test_an_array_that_is_none_is_said_in_one_line(bench: LocalBench) -> None:
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
-    [(("--scheduler", "slurmm"), 2, "--scheduler 'slurmm'"), (("--run", "nowhere.toml"), 2, "nowhere.toml")],
+    [
+        (("--scheduler", "slurmm"), 2, "--scheduler 'slurmm'"),
+        (("--run", "nowhere.toml"), 2, "nowhere.toml"),
+    ],
 )
-def test_wrong_usage_is_one_line(bench: LocalBench, words: tuple[str, ...], code: int, said: str) -> None:
+def test_wrong_usage_is_one_line(
+    bench: LocalBench, words: tuple[str, ...], code: int, said: str
+) -> None:
     found = bench.tr11("pulse", *words)
     assert found.code == code and said in found.err
 
@@ -364,7 +444,9 @@ def calls(folder: Path) -> list[str]:
     return [line.split()[0] for line in (folder / "calls").read_text().splitlines()]
 
 
-def test_a_pass_asks_slurm_twice_at_most_and_once_if_silent(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_asks_slurm_twice_at_most_and_once_if_silent(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     empty = 'case "$*" in *--json*) echo \'{"jobs": [], "errors": []}\';; esac'  # as text, no jobs are no lines
     for name, value in slurm_commands(bench.folder, empty, "echo").items():
         monkeypatch.setenv(name, value)
@@ -374,10 +456,20 @@ def test_a_pass_asks_slurm_twice_at_most_and_once_if_silent(bench: LocalBench, m
 
     (bench.folder / "calls").unlink()
     monkeypatch.setattr(deadline, "SCHEDULER_SECONDS", 0.3)
-    (bench.folder / "tools" / "squeue").write_text(f'#!/bin/sh\necho "squeue" >> {bench.folder}/calls\nexec sleep 60\n')
+    (bench.folder / "tools" / "squeue").write_text(
+        f'#!/bin/sh\necho "squeue" >> {bench.folder}/calls\nexec sleep 60\n'
+    )
     silent = bench.tr11(*words, "--act", "--json")
-    assert (silent.code, silent.json["verdict"], silent.json["state"]) == (3, "unknown", "controller away")
-    assert calls(bench.folder) == ["squeue"] and silent.json["actions"] == [] and not silent.json["observed"]
+    assert (silent.code, silent.json["verdict"], silent.json["state"]) == (
+        3,
+        "unknown",
+        "controller away",
+    )
+    assert (
+        calls(bench.folder) == ["squeue"]
+        and silent.json["actions"] == []
+        and not silent.json["observed"]
+    )
     assert not any("ALERT" in line for line in silent.json["lines"])
 
 
@@ -396,7 +488,9 @@ def test_an_emptied_journal_spends_the_budgets_of_a_day(scene: Scene) -> None:
         assert any("it was emptied or cut" in note for note in seen.notes)
         assert any("it was emptied or cut" in text for text in seen.plan.withheld)
     later = scene.pulse(now=lambda: time.time() + 86_500.0)
-    assert [action.name for action in later.plan.actions] == ["resubmit"], "its budgets are those of another day"
+    assert [action.name for action in later.plan.actions] == ["resubmit"], (
+        "its budgets are those of another day"
+    )
     assert not any("emptied" in note for note in later.notes)
 
 

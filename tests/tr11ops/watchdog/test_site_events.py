@@ -20,11 +20,15 @@ def test_what_is_concluded(event: Event, name: str) -> None:
     word, code = found.verdict.word, found.verdict.exit_code
     said = f"{word}: {found.verdict.why}"
     row = f"| {name} | {' | '.join(found.row())} |"
-    section = DOCUMENT.read_text(encoding="utf-8").split(f"## {event.name[:1].upper()}{event.name[1:]}\n")[1]
+    section = DOCUMENT.read_text(encoding="utf-8").split(
+        f"## {event.name[:1].upper()}{event.name[1:]}\n"
+    )[1]
     assert row in section.split("\n## ")[0], (
         f"docs/site-events.md: python -m tests.tr11ops.watchdog.site_events; {said}"
     )
-    assert found.may_sleep is not True or cell.trains, f"nothing trains by itself, and a person may sleep: {said}"
+    assert found.may_sleep is not True or cell.trains, (
+        f"nothing trains by itself, and a person may sleep: {said}"
+    )
     is_told = _is_told(event, name) or (
         name in {"last hour", "leaving"} and _is_told(event, "queued")
     )  # a moment later
@@ -36,7 +40,9 @@ def test_what_is_concluded(event: Event, name: str) -> None:
         f"concluded from silence: {said}"
     )
     assert found.may_sleep is not True or code == 0, said
-    assert not (cell.trains and word in {VerdictWord.DOWN, VerdictWord.STALLED}), f"it trains, and is called {said}"
+    assert not (cell.trains and word in {VerdictWord.DOWN, VerdictWord.STALLED}), (
+        f"it trains, and is called {said}"
+    )
 
 
 def _is_told(event: Event, name: str) -> bool:

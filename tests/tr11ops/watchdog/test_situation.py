@@ -55,7 +55,9 @@ def test_a_time_is_accounted_for_as_goodput_has_it(action_history: Past, card: R
     assert spell.iterations == 21 - 2
 
 
-def test_the_digest_names_the_nodes_that_tr11_has_left_out_since_the_last(action_history: Past, card: RunCard) -> None:
+def test_the_digest_names_the_nodes_that_tr11_has_left_out_since_the_last(
+    action_history: Past, card: RunCard
+) -> None:
     """A dead node that a spare has replaced wakes no one; in the morning people read of it."""
     seen = observe(action_history.directory, facts_of(card), AWAY, LOOK)
     listed = (
@@ -67,7 +69,9 @@ def test_the_digest_names_the_nodes_that_tr11_has_left_out_since_the_last(action
     policy = Policy(run="run", directory="/runs/run", recipients=("ana@example.org",))
     _, lines = digest(AlertState(digested=LOOK - DAY), policy, LOOK, None, situation)
     at = lines.index("Left out by tr11 since the last digest; the run goes on without them:")
-    assert lines[at + 1].startswith("  n07, since ") and "n07: lost to the scheduler" in lines[at + 1]
+    assert (
+        lines[at + 1].startswith("  n07, since ") and "n07: lost to the scheduler" in lines[at + 1]
+    )
     assert not any("n08" in line or "n09" in line for line in lines)
     _, without = digest(AlertState(digested=LOOK - 60), policy, LOOK, None, situation)
     assert not any("n07" in line for line in without)
@@ -77,7 +81,9 @@ def test_the_digest_begins_with_the_training(action_history: Past, card: RunCard
     seen = observe(action_history.directory, facts_of(card), AWAY, LOOK)
     alert_state = AlertState(digested=BEGIN + 1000)
     policy = Policy(run="run", directory="/runs/run", recipients=("ana@example.org",))
-    _, lines = digest(alert_state, policy, LOOK, None, situation_of(action_history.directory, card, seen))
+    _, lines = digest(
+        alert_state, policy, LOOK, None, situation_of(action_history.directory, card, seen)
+    )
     assert lines[0].startswith("Since 2026-09-21 14:30 UTC: 19 iterations")
     assert "node-hours" in " ".join(lines[:2])
     assert "Progress: iteration 18 of 100 (18.0 %)" in lines
@@ -89,7 +95,13 @@ def test_progress_loss_end_and_acts(action_history: Past, card: RunCard) -> None
     done = ActionRecord("1", "resubmit", "1-3", "down", NOW - 60, result=Result.DONE)
     refused = replace(done, number="2", result=Result.REFUSED)
     situation = situation_of(
-        action_history.directory, card, given, None, Plan((cancel,), ("x",)), Deeds((done, refused)), True
+        action_history.directory,
+        card,
+        given,
+        None,
+        Plan((cancel,), ("x",)),
+        Deeds((done, refused)),
+        True,
     )
     assert situation.progress.startswith("iteration ") and ", loss " in situation.progress
     assert situation.trained is not None and situation.trained <= NOW
@@ -100,7 +112,9 @@ def test_progress_loss_end_and_acts(action_history: Past, card: RunCard) -> None
     assert "of training are left" in still.eta
 
 
-def test_a_past_that_cannot_be_read_is_no_reason_to_stay_silent(action_history: Past, card: RunCard) -> None:
+def test_a_past_that_cannot_be_read_is_no_reason_to_stay_silent(
+    action_history: Past, card: RunCard
+) -> None:
     action_history.paths.metrics.unlink()
     action_history.paths.metrics.mkdir()
     seen = observe(action_history.directory, facts_of(card), AWAY, LOOK)

@@ -49,19 +49,28 @@ def test_what_some_nodes_told_is_enough(tmp_path: Path) -> None:
     assert read_kept_stacks(paths, JOB) is None
     srun = Srun("n0", "n1")
     reported = keep_stacks(paths, JOB, NODES, 3, {}, 5.0, follow=srun)
-    assert reported.startswith("the stacks of 2 nodes are in ") and "rank 1 on node n1 is stopped" in reported
-    assert read_kept_stacks(paths, JOB) is not None and {"--overlap", f"--jobid={JOB}", "--nodes=3"} <= set(
-        srun.asked[0]
+    assert (
+        reported.startswith("the stacks of 2 nodes are in ")
+        and "rank 1 on node n1 is stopped" in reported
     )
+    assert read_kept_stacks(paths, JOB) is not None and {
+        "--overlap",
+        f"--jobid={JOB}",
+        "--nodes=3",
+    } <= set(srun.asked[0])
     kept = {path.name: path.read_text() for path in stacks_folder(paths, JOB).iterdir()}
     assert set(kept) == {"n0.txt", "n1.txt", "verdict.txt", "verdict.json"}
     assert kept["n0.txt"].startswith("rank 0, process 100, state S\n    all_reduce (torch/")
-    assert kept["verdict.txt"].startswith("rank 1 on node n1 is stopped (SIGSTOP); 1 rank waits for it in all-reduce")
+    assert kept["verdict.txt"].startswith(
+        "rank 1 on node n1 is stopped (SIGSTOP); 1 rank waits for it in all-reduce"
+    )
 
 
 def test_no_word_from_any_node_is_an_error_and_no_evidence(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path, "small", "main")
-    with pytest.raises(SchedulerError, match="no node told the stacks of its workers: srun: error: n3"):
+    with pytest.raises(
+        SchedulerError, match="no node told the stacks of its workers: srun: error: n3"
+    ):
         keep_stacks(paths, JOB, NODES, 3, {}, 5.0, follow=Srun())
     with pytest.raises(SchedulerUnreachable):
         keep_stacks(paths, JOB, NODES, 3, {}, 5.0, follow=Srun(unreachable=True))

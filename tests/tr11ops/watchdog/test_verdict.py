@@ -29,7 +29,9 @@ def verdict(given: Snapshot) -> Verdict:
     return judge(given, detect_all(given))
 
 
-@pytest.mark.parametrize(("given_snapshot", "word", "part"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+@pytest.mark.parametrize(
+    ("given_snapshot", "word", "part"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
+)
 def test_table(given_snapshot: Snapshot, word: VerdictWord, part: str) -> None:
     result = verdict(given_snapshot)
     assert (result.word, part in result.why) == (word, True), result
@@ -56,7 +58,17 @@ def test_exit_codes(word: str, code: int) -> None:
     assert Verdict(VerdictWord(word), "").exit_code == code
 
 
-FIELDS = ["jobs", "nodes", "steps", "heartbeats", "attempts", "checkpoints", "kill_switch", "exclusions", "submissions"]
+FIELDS = [
+    "jobs",
+    "nodes",
+    "steps",
+    "heartbeats",
+    "attempts",
+    "checkpoints",
+    "kill_switch",
+    "exclusions",
+    "submissions",
+]
 
 
 @given(
@@ -64,7 +76,9 @@ FIELDS = ["jobs", "nodes", "steps", "heartbeats", "attempts", "checkpoints", "ki
     hidden=st.sets(st.sampled_from(FIELDS)),
     later=st.floats(-DAY, 30 * DAY),
 )
-def test_blindness_is_never_a_cause_for_alarm_or_for_sleep(base: Snapshot, hidden: set[str], later: float) -> None:
+def test_blindness_is_never_a_cause_for_alarm_or_for_sleep(
+    base: Snapshot, hidden: set[str], later: float
+) -> None:
     """What is hidden may turn any verdict into another, but with everything hidden only `unknown` is left."""
     seen = changed(base, time=base.time + later, **dict.fromkeys(hidden, AWAY))
     result = verdict(seen)
@@ -82,7 +96,9 @@ def test_blindness_is_never_a_cause_for_alarm_or_for_sleep(base: Snapshot, hidde
 
 def test_a_finished_training_that_was_extended_is_not_finished() -> None:
     extended = idle(attempts=(ended("1007", DAY, "finished", iteration=31000),))
-    assert verdict(extended).word is VerdictWord.DOWN, "steps went beyond the end that was once reached"
+    assert verdict(extended).word is VerdictWord.DOWN, (
+        "steps went beyond the end that was once reached"
+    )
 
 
 def test_an_attempt_that_another_user_cannot_read_is_unknown() -> None:

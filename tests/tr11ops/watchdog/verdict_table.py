@@ -67,18 +67,36 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         VerdictWord.STARTING,
         "started 1 min 30 s ago",
     ),
-    ("no sign for long", snapshot(heartbeats=(), steps=()), VerdictWord.STALLED, "held its nodes for 12 h 00 min"),
+    (
+        "no sign for long",
+        snapshot(heartbeats=(), steps=()),
+        VerdictWord.STALLED,
+        "held its nodes for 12 h 00 min",
+    ),
     (
         "hangs",
         snapshot(heartbeats=beats(age=HOUR), steps=steps(age=HOUR)),
         VerdictWord.STALLED,
         "no sign of life for 1 h 00 min",
     ),
-    ("zombie", snapshot(nodes=(Node("n01", frozenset({"down"})),)), VerdictWord.STALLED, "which ran its batch script"),
-    ("a spare node down", snapshot(nodes=(Node("n09", frozenset({"down"})),)), VerdictWord.HEALTHY, "training"),
+    (
+        "zombie",
+        snapshot(nodes=(Node("n01", frozenset({"down"})),)),
+        VerdictWord.STALLED,
+        "which ran its batch script",
+    ),
+    (
+        "a spare node down",
+        snapshot(nodes=(Node("n09", frozenset({"down"})),)),
+        VerdictWord.HEALTHY,
+        "training",
+    ),
     (
         "the batch host has left the job, its trainers are just silent",
-        snapshot(jobs=(running(nodes=NODES[1:]),), attempts=(Attempt("1007", NOW - HOUR, None, nodes=NODES),)),
+        snapshot(
+            jobs=(running(nodes=NODES[1:]),),
+            attempts=(Attempt("1007", NOW - HOUR, None, nodes=NODES),),
+        ),
         VerdictWord.STALLED,
         "job 1000_7 has lost n01, which ran its batch script",
     ),
@@ -105,8 +123,18 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         VerdictWord.STALLED,
         "its workers have ended at iteration 31219 without a word, last sign of life 40 s ago",
     ),
-    ("suspended", snapshot(jobs=(running(state=JobState.SUSPENDED),)), VerdictWord.STALLED, "suspended"),
-    ("two at once", snapshot(jobs=(running(), running(job_id="1001", raw_id="1001"))), VerdictWord.STALLED, "2 jobs"),
+    (
+        "suspended",
+        snapshot(jobs=(running(state=JobState.SUSPENDED),)),
+        VerdictWord.STALLED,
+        "suspended",
+    ),
+    (
+        "two at once",
+        snapshot(jobs=(running(), running(job_id="1001", raw_id="1001"))),
+        VerdictWord.STALLED,
+        "2 jobs",
+    ),
     (
         "stays after its end",
         snapshot(attempts=(ended("1007", HOUR),), heartbeats=beats(HOUR, "ended")),
@@ -133,18 +161,32 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
     ),
     (
         "leaves, stopped",
-        snapshot(attempts=(ended("1007", 5.0, "kill-switch"),), heartbeats=beats(9.0, "ending"), kill_switch=SWITCH),
+        snapshot(
+            attempts=(ended("1007", 5.0, "kill-switch"),),
+            heartbeats=beats(9.0, "ending"),
+            kill_switch=SWITCH,
+        ),
         VerdictWord.STOPPED,
         "the kill switch was set by ben (new data); job 1000_7 is leaving",
     ),
-    ("is being stopped", snapshot(kill_switch=SWITCH), VerdictWord.STOPPED, "is saving and leaving"),
+    (
+        "is being stopped",
+        snapshot(kill_switch=SWITCH),
+        VerdictWord.STOPPED,
+        "is saving and leaving",
+    ),
     (
         "ignores the switch",
         snapshot(kill_switch=replace(SWITCH, time=NOW - 2 * HOUR)),
         VerdictWord.STALLED,
         "still runs",
     ),
-    ("runs, cannot be seen", snapshot(heartbeats=Unknown("no rights"), steps=()), VerdictWord.UNKNOWN, "no rights"),
+    (
+        "runs, cannot be seen",
+        snapshot(heartbeats=Unknown("no rights"), steps=()),
+        VerdictWord.UNKNOWN,
+        "no rights",
+    ),
     (
         "logs steps, the rest unseen",
         snapshot(heartbeats=Unknown("no rights")),
@@ -163,15 +205,30 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         VerdictWord.UNKNOWN,
         "not known",
     ),
-    ("paused, nothing waits", idle(jobs=(), pause=SWITCH), VerdictWord.STOPPED, "the run was paused by ben (new data)"),
+    (
+        "paused, nothing waits",
+        idle(jobs=(), pause=SWITCH),
+        VerdictWord.STOPPED,
+        "the run was paused by ben (new data)",
+    ),
     (
         "paused, the rest is held",
         idle(jobs=(pending(reason="JobHeldUser"),), pause=SWITCH),
         VerdictWord.STOPPED,
         "the run was paused by ben (new data); what is queued is held",
     ),
-    ("paused, trains to its limit", snapshot(pause=SWITCH), VerdictWord.HEALTHY, "training at iteration"),
-    ("queued", idle(jobs=(pending(),)), VerdictWord.QUEUED, "job 1000_[8-10%1] (3 tasks) waits: JobArrayTaskLimit"),
+    (
+        "paused, trains to its limit",
+        snapshot(pause=SWITCH),
+        VerdictWord.HEALTHY,
+        "training at iteration",
+    ),
+    (
+        "queued",
+        idle(jobs=(pending(),)),
+        VerdictWord.QUEUED,
+        "job 1000_[8-10%1] (3 tasks) waits: JobArrayTaskLimit",
+    ),
     ("held", idle(jobs=(pending(reason="JobHeldUser"),)), VerdictWord.DOWN, "JobHeldUser"),
     (
         "dead chain",
@@ -191,7 +248,12 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         VerdictWord.DOWN,
         "reservation has ended",
     ),
-    ("priority 0", idle(jobs=(pending(reason="Resources", priority=0),)), VerdictWord.DOWN, "its priority is 0"),
+    (
+        "priority 0",
+        idle(jobs=(pending(reason="Resources", priority=0),)),
+        VerdictWord.DOWN,
+        "its priority is 0",
+    ),
     (
         "a reason of tomorrow",
         idle(jobs=(pending(reason="MoonPhase"),)),
@@ -215,10 +277,20 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         idle(
             jobs=(
                 pending(
-                    (), reason="Dependency", raw_id="3", job_id="3", array_id=None, dependency="afterany:2(unfulfilled)"
+                    (),
+                    reason="Dependency",
+                    raw_id="3",
+                    job_id="3",
+                    array_id=None,
+                    dependency="afterany:2(unfulfilled)",
                 ),
                 pending(
-                    (), reason="Dependency", raw_id="2", job_id="2", array_id=None, dependency="afterany:1(unfulfilled)"
+                    (),
+                    reason="Dependency",
+                    raw_id="2",
+                    job_id="2",
+                    array_id=None,
+                    dependency="afterany:1(unfulfilled)",
                 ),
                 pending((), reason="AssocGrpWallLimit", raw_id="1", job_id="1", array_id=None),
             )
@@ -232,7 +304,12 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         VerdictWord.QUEUED,
         "Priority",
     ),
-    ("queued but stopped", idle(jobs=(pending(),), kill_switch=SWITCH), VerdictWord.STOPPED, "will leave at once"),
+    (
+        "queued but stopped",
+        idle(jobs=(pending(),), kill_switch=SWITCH),
+        VerdictWord.STOPPED,
+        "will leave at once",
+    ),
     (
         "held and stopped",
         idle(jobs=(replace(pending(), reason="JobHeldUser"),), kill_switch=SWITCH),
@@ -245,7 +322,12 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         VerdictWord.FINISHED,
         "still queued",
     ),
-    ("queued but finished", idle(jobs=(pending(),), attempts=(FINISHED,)), VerdictWord.FINISHED, "still queued"),
+    (
+        "queued but finished",
+        idle(jobs=(pending(),), attempts=(FINISHED,)),
+        VerdictWord.FINISHED,
+        "still queued",
+    ),
     (
         "queued but finished, and stopped since",
         idle(jobs=(pending(),), attempts=(FINISHED,), kill_switch=SWITCH),
@@ -270,18 +352,43 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         VerdictWord.DOWN,
         "nothing runs and nothing is queued; the last exit record says exit-duration at iteration 30800",
     ),
-    ("down, no word", idle(attempts=(wordless("1007"),)), VerdictWord.DOWN, "nothing runs and nothing is queued"),
-    ("never launched", idle(attempts=(), steps=(), heartbeats=()), VerdictWord.DOWN, "nothing was launched yet"),
+    (
+        "down, no word",
+        idle(attempts=(wordless("1007"),)),
+        VerdictWord.DOWN,
+        "nothing runs and nothing is queued",
+    ),
+    (
+        "never launched",
+        idle(attempts=(), steps=(), heartbeats=()),
+        VerdictWord.DOWN,
+        "nothing was launched yet",
+    ),
     ("finished", idle(attempts=(FINISHED,)), VerdictWord.FINISHED, "finished at iteration"),
-    ("stopped", idle(kill_switch=SWITCH), VerdictWord.STOPPED, "the kill switch was set by ben (new data)"),
-    ("stopped by no one known", idle(kill_switch=KillSwitch(SWITCH.path)), VerdictWord.STOPPED, "was set by someone"),
+    (
+        "stopped",
+        idle(kill_switch=SWITCH),
+        VerdictWord.STOPPED,
+        "the kill switch was set by ben (new data)",
+    ),
+    (
+        "stopped by no one known",
+        idle(kill_switch=KillSwitch(SWITCH.path)),
+        VerdictWord.STOPPED,
+        "was set by someone",
+    ),
     (
         "nothing, and blind",
         idle(attempts=Unknown("no rights")),
         VerdictWord.UNKNOWN,
         "finished, stopped or down? no rights",
     ),
-    ("nothing, switch unseen", idle(kill_switch=Unknown("no rights")), VerdictWord.UNKNOWN, "no rights"),
+    (
+        "nothing, switch unseen",
+        idle(kill_switch=Unknown("no rights")),
+        VerdictWord.UNKNOWN,
+        "no rights",
+    ),
     (
         "in the foreground",
         idle(heartbeats=beats(job_id="foreground-9")),
@@ -300,13 +407,28 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         VerdictWord.STARTING,
         "scheduler unreachable",
     ),
-    ("scheduler away, silent", idle(jobs=AWAY), VerdictWord.UNKNOWN, "last sign of life 1 d 0 h ago"),
+    (
+        "scheduler away, silent",
+        idle(jobs=AWAY),
+        VerdictWord.UNKNOWN,
+        "last sign of life 1 d 0 h ago",
+    ),
     (
         "scheduler away, ended",
         snapshot(jobs=AWAY, attempts=(ended("1007", 5.0),)),
         VerdictWord.UNKNOWN,
         "scheduler unreachable",
     ),
-    ("scheduler away, finished", idle(jobs=AWAY, attempts=(FINISHED,)), VerdictWord.FINISHED, "scheduler unreachable"),
-    ("scheduler away, no life", idle(jobs=AWAY, heartbeats=()), VerdictWord.UNKNOWN, "no sign of life to go by"),
+    (
+        "scheduler away, finished",
+        idle(jobs=AWAY, attempts=(FINISHED,)),
+        VerdictWord.FINISHED,
+        "scheduler unreachable",
+    ),
+    (
+        "scheduler away, no life",
+        idle(jobs=AWAY, heartbeats=()),
+        VerdictWord.UNKNOWN,
+        "no sign of life to go by",
+    ),
 ]

@@ -32,12 +32,18 @@ MODEL = Model(layers=4, hidden=64, vocabulary=64)
 SHAPE = Shape(tensor=2, pipeline=2, data=2)
 START = 0
 HIDDEN = ".global_step"  # begins the name of a checkpoint that is being made
-HEARD, MIXTURE, FAILED = 3, 4, 5  # how a rank leaves that heard of a lost one, found a wrong state, could not save
+HEARD, MIXTURE, FAILED = (
+    3,
+    4,
+    5,
+)  # how a rank leaves that heard of a lost one, found a wrong state, could not save
 
 
 def advance(live: ShardedState, step: int) -> ShardedState:
     """One training step, in place, on live tensors."""
-    held = [item.tensor for item in live.weights] + [run for item in live.fragments for run in item.tensors.values()]
+    held = [item.tensor for item in live.weights] + [
+        run for item in live.fragments for run in item.tensors.values()
+    ]
     for tensor in held:
         tensor.div_(2).add_(step % 251)
     return ShardedState(live.weights, live.fragments, step)
@@ -81,7 +87,12 @@ def train_until_killed(rank: int, folder: Path, ready: Path) -> None:
             if isinstance(saver.poll(), Failed):
                 os._exit(FAILED)
             if number % 3 == 0:
-                saver.start(number, live, Extras({"consumed_samples": number, "consumed_tokens": number}), info(SHAPE))
+                saver.start(
+                    number,
+                    live,
+                    Extras({"consumed_samples": number, "consumed_tokens": number}),
+                    info(SHAPE),
+                )
     except CheckpointError as fault:
         os._exit(HEARD if lost_a_rank(fault) else FAILED)
 
@@ -114,7 +125,9 @@ def many_lives(count: int, folder: Path, scratch: Path, seed: int) -> Tally:
     for life in range(count):
         ready = scratch / f"ready{life}"
         ready.mkdir()
-        processes = world.start(scratch / f"meeting{life}", SHAPE.world, train_until_killed, folder, ready)
+        processes = world.start(
+            scratch / f"meeting{life}", SHAPE.world, train_until_killed, folder, ready
+        )
         try:
             _await(lambda: len(list(ready.iterdir())) == SHAPE.world, processes)  # noqa: B023
             target = chance.randrange(3)
@@ -124,7 +137,10 @@ def many_lives(count: int, folder: Path, scratch: Path, seed: int) -> Tally:
                 pace = (time.monotonic() - began) / target
             time.sleep(chance.uniform(0.0, pace))
             if life % 2:  # chance alone may let every kill fall between two saves
-                _await(lambda: any(path.name.startswith(HIDDEN) for path in folder.iterdir()), processes)
+                _await(
+                    lambda: any(path.name.startswith(HIDDEN) for path in folder.iterdir()),
+                    processes,
+                )
             victims = list(range(SHAPE.world)) if life % 2 else [chance.randrange(SHAPE.world)]
             for victim in victims:
                 processes[victim].kill()
@@ -138,7 +154,9 @@ def many_lives(count: int, folder: Path, scratch: Path, seed: int) -> Tally:
         tally.moments[_moment(folder)] += 1
         step, _, wrong = resume(folder, Shape(), 0)
         assert not wrong, f"life {life}: step {step} is not what was saved: {wrong}"
-        assert step >= tally.reached, f"life {life}: step {tally.reached} was complete, now {step} is the newest"
+        assert step >= tally.reached, (
+            f"life {life}: step {tally.reached} was complete, now {step} is the newest"
+        )
         tally.gains += step > tally.reached
         tally.reached = step
         for old in checkpoint_steps(folder)[:-2]:
@@ -150,7 +168,11 @@ def _await(happened: Callable[[], bool], processes: list[BaseProcess]) -> None:
     deadline = time.monotonic() + world.DEADLINE
     while not happened():
         assert time.monotonic() < deadline, "the ranks did not get on"
-        dead = {rank: process.exitcode for rank, process in enumerate(processes) if process.exitcode is not None}
+        dead = {
+            rank: process.exitcode
+            for rank, process in enumerate(processes)
+            if process.exitcode is not None
+        }
         assert not dead, f"ranks that ended by themselves: {dead}"
         time.sleep(0.002)
 

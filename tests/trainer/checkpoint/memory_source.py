@@ -53,7 +53,10 @@ class MemorySource:
     facts: CheckpointFacts
 
     def tensors(self, part: Part) -> Mapping[str, TensorFacts]:
-        return {key: TensorFacts(tuple(value.shape), value.dtype) for key, value in self.parts[part].items()}
+        return {
+            key: TensorFacts(tuple(value.shape), value.dtype)
+            for key, value in self.parts[part].items()
+        }
 
     def read(self, part: Part, key: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
         window = tuple(slice(low, low + size) for low, size in zip(offsets, sizes, strict=True))
@@ -86,7 +89,13 @@ def memory_source(
         for kind in ("fp32", "exp_avg", "exp_avg_sq")
     }
     weights = {name: states[f"{name}/fp32"].to(dtype) for name in sizes.shapes()}
-    cursor = {"iteration": step, "consumed_samples": 8 * step, "consumed_tokens": 64 * step, "skipped": 1, "nan": 0}
+    cursor = {
+        "iteration": step,
+        "consumed_samples": 8 * step,
+        "consumed_tokens": 64 * step,
+        "skipped": 1,
+        "nan": 0,
+    }
     topology = {"tensor": 1, "pipeline": 1, "data": 1}
     facts = CheckpointFacts(step, "tr11", topology, facts_of(sizes, dtype), cursor, step - 1)
     return MemorySource({"weights": weights, "optimizer": states if optimizer else {}}, facts)
@@ -108,7 +117,10 @@ def differences(one: TensorSource, other: TensorSource) -> list[str]:
         mine, theirs = one.tensors(part), other.tensors(part)
         found += sorted(set(mine) ^ set(theirs))
         for key in sorted(set(mine) & set(theirs)):
-            values = [source.read(part, key, (0,) * len(mine[key].shape), mine[key].shape) for source in (one, other)]
+            values = [
+                source.read(part, key, (0,) * len(mine[key].shape), mine[key].shape)
+                for source in (one, other)
+            ]
             if mine[key] != theirs[key] or not torch.equal(*values):
                 found.append(f"{part}: {key}")
     return found

@@ -59,7 +59,9 @@ def logical(name: str, kind: str, shape: tuple[int, ...], step: int) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def state(model: Model, shape: Shape, rank: int, step: int | None, dtype: torch.dtype = torch.bfloat16) -> ShardedState:
+def state(
+    model: Model, shape: Shape, rank: int, step: int | None, dtype: torch.dtype = torch.bfloat16
+) -> ShardedState:
     """One rank's state at `step`; None gives NaN everywhere, to be filled by a load."""
     tensor_rank, data_rank = rank % shape.tensor, rank // shape.tensor % shape.data
     stage = rank // (shape.tensor * shape.data)
@@ -70,9 +72,15 @@ def state(model: Model, shape: Shape, rank: int, step: int | None, dtype: torch.
             local[cut] = full[cut] // shape.tensor
             offsets[cut] = tensor_rank * local[cut]
         tied_copy = name == "embedding.weight" and stage > 0
-        region = tuple(slice(start, start + size) for start, size in zip(offsets, local, strict=True))
+        region = tuple(
+            slice(start, start + size) for start, size in zip(offsets, local, strict=True)
+        )
         slices.append((name, full, tuple(local), tuple(offsets), region, not tied_copy))
-        value = logical(name, "weight", full, step)[region] if step is not None else torch.full(local, math.nan)
+        value = (
+            logical(name, "weight", full, step)[region]
+            if step is not None
+            else torch.full(local, math.nan)
+        )
         weights.append(LocalTensor(name, full, tuple(offsets), value.to(dtype), not tied_copy))
     numel = sum(math.prod(local) for _, _, local, *_ in slices)
     unit = ALIGNMENT * shape.data
@@ -88,7 +96,11 @@ def state(model: Model, shape: Shape, rank: int, step: int | None, dtype: torch.
             views = {kind: buffer[held] for kind, buffer in buffers.items()}
             for kind, view in views.items():
                 if step is not None:
-                    view.copy_(logical(name, kind, full, step)[region].flatten()[start : start + high - low])
+                    view.copy_(
+                        logical(name, kind, full, step)[region].flatten()[
+                            start : start + high - low
+                        ]
+                    )
             fragments.append(Fragment(name, full, local, offsets, start, high - low, views, owner))
         position += size
     return ShardedState(weights, fragments, 0 if step is None else 1000 + step)
@@ -102,6 +114,10 @@ def differences(found: ShardedState, wanted: ShardedState) -> list[str]:
         if not torch.equal(mine.tensor, theirs.tensor)
     ]
     for mine, theirs in zip(found.fragments, wanted.fragments, strict=True):
-        kinds = [kind for kind in FRAGMENT_KINDS if not torch.equal(mine.tensors[kind], theirs.tensors[kind])]
+        kinds = [
+            kind
+            for kind in FRAGMENT_KINDS
+            if not torch.equal(mine.tensors[kind], theirs.tensors[kind])
+        ]
         different += [f"{mine.name}/{kind}" for kind in kinds]
     return different

@@ -62,7 +62,10 @@ def small_disk(memory: Path) -> Iterator[Path]:
     place = memory / "disk"
     place.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=6m", "tr11-test", str(place)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=6m", "tr11-test", str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if mounted.returncode:
         pytest.skip(f"no small file system here: {mounted.stderr.strip()}")

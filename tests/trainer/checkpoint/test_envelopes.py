@@ -13,7 +13,9 @@ from trainer.checkpoint.save_plan import Envelopes
 DESCRIPTOR = b"PK\x07\x08"  # of a zip file; torch's writer looks for it in all that it writes
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
 @pytest.mark.parametrize("count", [32, 100_000])
 def test_memory_that_held_an_archive_makes_no_other(
     count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

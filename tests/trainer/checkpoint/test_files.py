@@ -28,7 +28,17 @@ from trainer.checkpoint.files import (
 )
 from trainer.checkpoint.save_plan import Envelopes
 
-EDGES = [0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, 16 * ALIGNMENT, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 5]
+EDGES = [
+    0,
+    1,
+    ALIGNMENT - 1,
+    ALIGNMENT,
+    ALIGNMENT + 1,
+    16 * ALIGNMENT,
+    BLOCK_BYTES - 1,
+    BLOCK_BYTES,
+    BLOCK_BYTES + 5,
+]
 
 
 def content(sizes: list[int]) -> list[bytes]:
@@ -51,12 +61,16 @@ def test_pieces_of_any_size_make_the_file(sizes: list[int]) -> None:
             assert stream.tell() == sum(sizes)
         assert path.read_bytes() == b"".join(pieces)
         entry = stream.entry("file")
-        printed = subprocess.run(["sha256sum", str(path)], capture_output=True, text=True, check=True).stdout
+        printed = subprocess.run(
+            ["sha256sum", str(path)], capture_output=True, text=True, check=True
+        ).stdout
         assert (entry.bytes, entry.digest) == (sum(sizes), printed.split()[0])
 
 
 @pytest.mark.parametrize("refusal", ["at-open", "at-write"])
-def test_a_file_system_that_has_no_direct_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str) -> None:
+def test_a_file_system_that_has_no_direct_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
     real_open, real_pwrite = os.open, os.pwrite
     direct: set[int] = set()
 
@@ -85,18 +99,30 @@ def test_a_file_system_that_has_no_direct_writes(tmp_path: Path, monkeypatch: py
 
 
 @settings(max_examples=15, deadline=None)
-@given(sizes=st.lists(st.sampled_from(EDGES) | st.integers(0, 2 * BLOCK_BYTES), min_size=1, max_size=5))
+@given(
+    sizes=st.lists(st.sampled_from(EDGES) | st.integers(0, 2 * BLOCK_BYTES), min_size=1, max_size=5)
+)
 def test_copies_of_any_size_arrive_where_they_belong(sizes: list[int]) -> None:
     pieces = content(sizes)
     memory = torch.zeros(sum(sizes), dtype=torch.uint8)
     ends = np.cumsum(sizes).tolist()
-    copy_all((memory[end - len(piece) : end], files.as_bytes(piece)) for piece, end in zip(pieces, ends, strict=True))
+    copy_all(
+        (memory[end - len(piece) : end], files.as_bytes(piece))
+        for piece, end in zip(pieces, ends, strict=True)
+    )
     assert memory.numpy().tobytes() == b"".join(pieces)
 
 
 def test_a_copy_that_fails_is_not_passed_over() -> None:
     with pytest.raises(ValueError, match="broadcast"):
-        copy_all([(torch.zeros(2 * ALIGNMENT, dtype=torch.uint8), np.zeros(3 * ALIGNMENT, dtype=np.uint8))])
+        copy_all(
+            [
+                (
+                    torch.zeros(2 * ALIGNMENT, dtype=torch.uint8),
+                    np.zeros(3 * ALIGNMENT, dtype=np.uint8),
+                )
+            ]
+        )
 
 
 def test_a_write_that_fails_names_the_file_and_closes_it(tmp_path: Path) -> None:
@@ -110,7 +136,10 @@ def test_a_write_that_fails_names_the_file_and_closes_it(tmp_path: Path) -> None
                 for name, size in (("good", 10), ("long", 3 * BLOCK_BYTES))
             )
         assert caught.value.filename == str(tmp_path / "long")
-        with pytest.raises(OSError, match="File too large"), digesting(tmp_path / "serialized") as stream:
+        with (
+            pytest.raises(OSError, match="File too large"),
+            digesting(tmp_path / "serialized") as stream,
+        ):
             torch.save(torch.zeros(8 * BLOCK_BYTES), stream)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -132,7 +161,8 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int64, torch.uint8
 @settings(max_examples=40, deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
-    shape=st.lists(st.integers(1, 40), max_size=3) | st.sampled_from([[32768], [32769], [200, 300], [65536]]),
+    shape=st.lists(st.integers(1, 40), max_size=3)
+    | st.sampled_from([[32768], [32769], [200, 300], [65536]]),
 )
 def test_envelope_and_bytes_are_what_torch_loads(dtype: torch.dtype, shape: list[int]) -> None:
     tensor = (torch.randn(shape) * 50).to(dtype)

@@ -48,7 +48,11 @@ def test_a_cut_tensor_has_the_fingerprint_of_the_whole(
         joined = joined.joined(fingerprint(tensor.narrow(dim, low, high - low), shape, offsets))
     whole = fingerprint(tensor)
     assert joined.digest == whole.digest
-    assert (joined.count, joined.minimum, joined.maximum) == (whole.count, whole.minimum, whole.maximum)
+    assert (joined.count, joined.minimum, joined.maximum) == (
+        whole.count,
+        whole.minimum,
+        whole.maximum,
+    )
     assert math.isclose(joined.norm, whole.norm, rel_tol=1e-12)
     assert math.isclose(joined.mean, whole.mean, rel_tol=1e-9, abs_tol=1e-12)
 
@@ -60,7 +64,9 @@ def test_a_changed_bit_or_two_swapped_change_the_digest(
 ) -> None:
     tensor = drawn((size,), dtype, seed)
     before = fingerprint(tensor).digest
-    bits = tensor.clone().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+    bits = tensor.clone().view(
+        {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    )
     place = data.draw(st.integers(0, size - 1))
     bits[place] ^= 1 << data.draw(st.integers(0, 8 * tensor.element_size() - 2))
     assert fingerprint(bits.view(dtype)).digest != before
@@ -93,4 +99,6 @@ def test_table_has_the_columns_of_the_original() -> None:
     assert table_head() == "     min           max          mean        l2 norm    metadata"
     row = table_row("h.weight", fingerprint(torch.tensor([[-1.5, 2.0]])), (1, 2))
     assert row == "-1.500000e+00  2.000000e+00  2.500000e-01 2.500000e+00 h.weight [1, 2]"
-    assert re.fullmatch(r"nan", table_row("x", fingerprint(torch.tensor([math.nan])), (1,)).split()[0])
+    assert re.fullmatch(
+        r"nan", table_row("x", fingerprint(torch.tensor([math.nan])), (1,)).split()[0]
+    )

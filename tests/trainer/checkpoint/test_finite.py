@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.checkpoint.memory_source import MemorySource, Sizes, extras_of, info_of, memory_source
+from tests.trainer.checkpoint.memory_source import (
+    MemorySource,
+    Sizes,
+    extras_of,
+    info_of,
+    memory_source,
+)
 from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
 from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.checkpoint.source import Part
@@ -20,7 +26,8 @@ TOPOLOGY = {"tensor": 1, "pipeline": 1, "data": 2}
 @pytest.mark.parametrize("write", [write_checkpoint, write_deepspeed_layout])
 @pytest.mark.parametrize("number", [math.nan, -math.inf])
 @pytest.mark.parametrize(
-    ("part", "key"), [("weights", "final_norm.bias"), ("optimizer", "blocks.1.mlp.up.weight/exp_avg_sq")]
+    ("part", "key"),
+    [("weights", "final_norm.bias"), ("optimizer", "blocks.1.mlp.up.weight/exp_avg_sq")],
 )
 def test_the_tensor_is_named_and_nothing_is_left(
     tmp_path: Path, write: Callable[..., Path], number: float, part: Part, key: str

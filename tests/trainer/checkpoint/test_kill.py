@@ -34,7 +34,9 @@ def info(shape: Shape) -> CheckpointInfo:
     return CheckpointInfo(shape.topology, {"model.layers": MODEL.layers})
 
 
-def save(folder: Path, shape: Shape, rank: int, step: int, content: int, beside: bool = False) -> None:
+def save(
+    folder: Path, shape: Shape, rank: int, step: int, content: int, beside: bool = False
+) -> None:
     """Save as `step` the state whose values are those of `content`; `beside`: in the background."""
     cursor = {"content": content, "consumed_samples": content, "consumed_tokens": content}
     live, extras = state(MODEL, shape, rank, content), Extras(cursor)
@@ -65,7 +67,9 @@ def touches(folder: Path) -> Callable[[str, tuple[Any, ...]], bool]:
 
     def is_effect(event: str, arguments: tuple[Any, ...]) -> bool:
         named = [str(argument) for argument in arguments if isinstance(argument, str | Path)]
-        return (event == "open" or event.startswith(("os.", "shutil."))) and any(str(folder) in name for name in named)
+        return (event == "open" or event.startswith(("os.", "shutil."))) and any(
+            str(folder) in name for name in named
+        )
 
     return is_effect
 
@@ -140,9 +144,13 @@ def test_four_ranks_killed_at_random_points(memory: Path, tmp_path: Path) -> Non
     reached, left_behind = 0, set()
     for trial in range(10):
         victim = trial % SHAPE.world
-        event_number = 1 + chance.randrange(120 if victim == 0 else 20)  # rank 0 does more, the others' files are few
+        event_number = 1 + chance.randrange(
+            120 if victim == 0 else 20
+        )  # rank 0 does more, the others' files are few
         arguments = (memory, reached + 1, victim, event_number)
-        processes = world.start(tmp_path / f"meeting{trial}", SHAPE.world, save_until_killed, *arguments)
+        processes = world.start(
+            tmp_path / f"meeting{trial}", SHAPE.world, save_until_killed, *arguments
+        )
         processes[victim].join(world.DEADLINE)
         exitcode = processes[victim].exitcode
         for process in chance.sample(processes, len(processes)):
@@ -151,7 +159,9 @@ def test_four_ranks_killed_at_random_points(memory: Path, tmp_path: Path) -> Non
         world.stop(processes)
         assert exitcode == -signal.SIGKILL
         assert {process.exitcode for process in processes} <= {-signal.SIGKILL, HEARD}
-        left_behind.add(tuple(sorted(path.name.split("-")[0] for path in memory.glob(".global_step*"))))
+        left_behind.add(
+            tuple(sorted(path.name.split("-")[0] for path in memory.glob(".global_step*")))
+        )
         found = survivor(memory)
         if found is None:
             assert reached == 0
@@ -162,7 +172,9 @@ def test_four_ranks_killed_at_random_points(memory: Path, tmp_path: Path) -> Non
     assert len(left_behind) > 2, "kills fell inside saves"
 
 
-def test_eight_ranks_killed_while_they_save_beside_the_training(memory: Path, tmp_path: Path) -> None:
+def test_eight_ranks_killed_while_they_save_beside_the_training(
+    memory: Path, tmp_path: Path
+) -> None:
     tally = lives.many_lives(6, memory, tmp_path, seed=5)
     assert tally.gains >= 2, "saves ended between the kills"
     assert len(tally.moments) >= 2, "kills fell at different moments"

@@ -15,16 +15,25 @@ GIB = 1 << 30
 def test_ranks_of_one_host_share_its_memory() -> None:
     one, other = MemoryNeed("n1", 4 * GIB, 10 * GIB), MemoryNeed("n2", 4 * GIB, 10 * GIB)
     assert shortage([one, one, other, other]) is None
-    assert shortage([one, one, one, other]) == "n1 would need 12.0 GiB of memory for copies and can spare 8.0 GiB"
-    assert shortage([one, MemoryNeed("n1", GIB, 5 * GIB)]) is not None, "the least that any rank saw counts"
-    assert shortage([MemoryNeed("n1", 0, 0)]) is None, "nothing more is needed where the memory is held already"
+    assert (
+        shortage([one, one, one, other])
+        == "n1 would need 12.0 GiB of memory for copies and can spare 8.0 GiB"
+    )
+    assert shortage([one, MemoryNeed("n1", GIB, 5 * GIB)]) is not None, (
+        "the least that any rank saw counts"
+    )
+    assert shortage([MemoryNeed("n1", 0, 0)]) is None, (
+        "nothing more is needed where the memory is held already"
+    )
 
 
 def machine(root: Path, group: str) -> tuple[Path, Path]:
     """A node with 10 GiB free; its cgroups are still to be made."""
     proc, cgroups = root / "proc", root / "cgroup"
     (proc / "self").mkdir(parents=True)
-    (proc / "meminfo").write_text(f"MemTotal:  99 kB\nMemAvailable:  {10 * GIB >> 10} kB\nHugePages_Total: 0\n")
+    (proc / "meminfo").write_text(
+        f"MemTotal:  99 kB\nMemAvailable:  {10 * GIB >> 10} kB\nHugePages_Total: 0\n"
+    )
     (proc / "self" / "cgroup").write_text(f"{group}\n")
     cgroups.mkdir()
     return proc, cgroups

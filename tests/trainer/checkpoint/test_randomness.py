@@ -12,13 +12,20 @@ from trainer.checkpoint import randomness
 
 
 def draw(generator: torch.Generator) -> list[float]:
-    mine = [random.random(), random.gauss(0, 1), float(numpy.random.rand()), float(numpy.random.randn())]
+    mine = [
+        random.random(),
+        random.gauss(0, 1),
+        float(numpy.random.rand()),
+        float(numpy.random.randn()),
+    ]
     return [*mine, float(torch.rand(1)), float(torch.rand(1, generator=generator))]
 
 
 def test_every_stream_goes_on_where_it_was() -> None:
     generator = torch.Generator().manual_seed(5)
-    for warm in range(3):  # an odd number of normal deviates leaves one cached in Python and in NumPy
+    for warm in range(
+        3
+    ):  # an odd number of normal deviates leaves one cached in Python and in NumPy
         draw(generator)
         buffer = io.BytesIO()
         torch.save(randomness.capture({"dropout": generator}), buffer)

@@ -33,7 +33,9 @@ EXTRAS = Extras({"iteration": STEP, "consumed_samples": 240, "consumed_tokens": 
 
 def save_rank(rank: int, folder: Path) -> None:
     extras = Extras(EXTRAS.cursor, randomness.capture())
-    store.save(folder, STEP, state(MODEL, SHAPE, rank, STEP), extras, CheckpointInfo(SHAPE.topology, FACTS))
+    store.save(
+        folder, STEP, state(MODEL, SHAPE, rank, STEP), extras, CheckpointInfo(SHAPE.topology, FACTS)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +95,13 @@ def test_any_rectangle(saved: Path, generator: random.Random) -> None:
     part, key = generator.choice(sorted(wanted()))
     value = wanted()[part, key]
     offsets = [generator.randrange(size) for size in value.shape]
-    sizes = [generator.randint(0, size - offset) for offset, size in zip(offsets, value.shape, strict=True)]
-    region = tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
+    sizes = [
+        generator.randint(0, size - offset)
+        for offset, size in zip(offsets, value.shape, strict=True)
+    ]
+    region = tuple(
+        slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)
+    )
     assert torch.equal(source.read(part, key, offsets, sizes), value[region])
 
 
@@ -125,7 +132,9 @@ def bytes_read() -> int:
 
 
 def test_only_the_wanted_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = write_checkpoint(tmp_path, Large(), 1, Extras(Large.facts.cursor), CheckpointInfo({}, {}))
+    place = write_checkpoint(
+        tmp_path, Large(), 1, Extras(Large.facts.cursor), CheckpointInfo({}, {})
+    )
     source = open_checkpoint(place)
     source.read("weights", "big.weight", (0, 0), (1, 1))
     before = bytes_read()
@@ -142,12 +151,17 @@ def test_a_weights_only_copy(copy: Path) -> None:
     source = open_checkpoint(copy)
     assert source.tensors("optimizer") == {}
     assert source.facts.optimizer_step == 0
-    assert torch.equal(whole(source, "weights", "layer.1.qkv.weight"), wanted()["weights", "layer.1.qkv.weight"])
+    assert torch.equal(
+        whole(source, "weights", "layer.1.qkv.weight"), wanted()["weights", "layer.1.qkv.weight"]
+    )
 
 
 # ----------------------------------------------------------------------------- faults
 def largest(folder: Path) -> Path:
-    return max((path for path in folder.iterdir() if path.suffix == ".distcp"), key=lambda path: path.stat().st_size)
+    return max(
+        (path for path in folder.iterdir() if path.suffix == ".distcp"),
+        key=lambda path: path.stat().st_size,
+    )
 
 
 def truncate(place: Path) -> Path:
@@ -186,7 +200,9 @@ def remove_weights(place: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "damage", [truncate, remove, garble_index, garble_cursor, garble_manifest, remove_weights], ids=lambda f: f.__name__
+    "damage",
+    [truncate, remove, garble_index, garble_cursor, garble_manifest, remove_weights],
+    ids=lambda f: f.__name__,
 )
 def test_faults_are_named_when_it_is_opened(copy: Path, damage: Callable[[Path], Path]) -> None:
     path = damage(copy)
@@ -239,7 +255,9 @@ def test_no_checkpoint_at_all(tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------- rewriting
-def load_rank(rank: int, folder: Path, shape: Shape) -> tuple[list[str], int, bool, tuple[str, ...]]:
+def load_rank(
+    rank: int, folder: Path, shape: Shape
+) -> tuple[list[str], int, bool, tuple[str, ...]]:
     empty = state(MODEL, shape, rank, None)
     loaded = store.load(folder, STEP, empty, CheckpointInfo(shape.topology, FACTS))
     return (
@@ -250,7 +268,9 @@ def load_rank(rank: int, folder: Path, shape: Shape) -> tuple[list[str], int, bo
     )
 
 
-def test_a_rewritten_checkpoint_is_the_same(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewritten_checkpoint_is_the_same(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Small chunks and files: many of each. Ranks of another shape load it, torch's own tools read it, and so do we."""
     monkeypatch.setattr(rewrite, "CHUNK_BYTES", 200)
     monkeypatch.setattr(rewrite, "FILE_BYTES", 3000)
@@ -274,7 +294,9 @@ def test_a_rewritten_checkpoint_is_the_same(saved: Path, tmp_path: Path, monkeyp
     assert torch.equal(theirs[name], value)
 
     for shape in (Shape(), Shape(pipeline=2)):
-        for different, steps, no_rng, remarks in world.run(shape.world, load_rank, tmp_path / "new", shape):
+        for different, steps, no_rng, remarks in world.run(
+            shape.world, load_rank, tmp_path / "new", shape
+        ):
             assert (different, steps, no_rng) == ([], 1000 + STEP, True)
             assert "derived again" in remarks[0]
 
@@ -294,7 +316,9 @@ def test_weights_alone_are_rewritten(copy: Path, tmp_path: Path) -> None:
 def test_an_existing_step_is_not_replaced(saved: Path) -> None:
     before = sorted(saved.parent.iterdir())
     with pytest.raises(CheckpointError, match="exists already"):
-        write_checkpoint(saved.parent, open_checkpoint(saved), STEP, EXTRAS, CheckpointInfo({}, FACTS))
+        write_checkpoint(
+            saved.parent, open_checkpoint(saved), STEP, EXTRAS, CheckpointInfo({}, FACTS)
+        )
     assert sorted(saved.parent.iterdir()) == before
 
 
@@ -337,5 +361,7 @@ def test_blocks_tile_the_tensor(shape: list[int], most_bytes: int) -> None:
     seen = torch.zeros(shape)
     for offsets, sizes in row_blocks(facts, most_bytes):
         assert 4 * math.prod(sizes) <= most_bytes or not shape or sizes[0] <= 1
-        seen[tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))] += 1
+        seen[
+            tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
+        ] += 1
     assert seen.eq(1).all()

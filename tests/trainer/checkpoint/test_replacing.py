@@ -47,9 +47,17 @@ def test_another_content_of_the_same_training_is_kept_and_said(tmp_path: Path) -
     (line,) = save(tmp_path, "other")
     save(tmp_path, "third")
     assert "global_step5.superseded" in line and "saved before with another content" in line
-    assert names(tmp_path) == ["global_step5", "global_step5.superseded", "global_step5.superseded-2", "latest"]
+    assert names(tmp_path) == [
+        "global_step5",
+        "global_step5.superseded",
+        "global_step5.superseded-2",
+        "latest",
+    ]
     found = [content(tmp_path, name) for name in names(tmp_path)[:3]]
-    assert found == ["third", "first", "other"] and find_resumable(tmp_path, "digests", True, print) == 5
+    assert (
+        found == ["third", "first", "other"]
+        and find_resumable(tmp_path, "digests", True, print) == 5
+    )
 
 
 def test_the_same_content_is_there_once(tmp_path: Path) -> None:

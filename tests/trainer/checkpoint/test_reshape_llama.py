@@ -29,12 +29,17 @@ def card(kind: str, pipeline: int, tensor: int) -> TrainerConfig:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shapes", [((2, 2), (1, 1)), ((1, 2), (2, 1))], ids=str)
 def test_a_reshaped_model_is_the_same(
-    kind: str, shapes: tuple[tuple[int, int], tuple[int, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    shapes: tuple[tuple[int, int], tuple[int, int]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """`shapes`: pipeline and tensor degrees that save and that load: the layout has none. The optimizer goes on too: `load_and_look` does a step."""
     (pipeline, tensor), (new_pipeline, new_tensor) = shapes
     tokens = samples(card(kind, 1, 1), 100, 4)
-    before = run_ranks(train_and_save, pipeline * tensor, card(kind, pipeline, tensor), tmp_path / "old", tokens)
+    before = run_ranks(
+        train_and_save, pipeline * tensor, card(kind, pipeline, tensor), tmp_path / "old", tokens
+    )
     source = tmp_path / "old" / f"global_step{STEP}"
     assert main(["reshape", "--json", str(source), "-o", str(tmp_path / "new")]) == 0
     assert json.loads(capsys.readouterr().out)["new_layout"] == "tr11"
@@ -43,5 +48,7 @@ def test_a_reshaped_model_is_the_same(
     assert manifest is not None and manifest_faults(place, manifest, read_digests=True) == []
 
     config = card(kind, new_pipeline, new_tensor)
-    for losses, _ in run_ranks(load_and_look, new_pipeline * new_tensor, config, tmp_path / "new", STEP, tokens):
+    for losses, _ in run_ranks(
+        load_and_look, new_pipeline * new_tensor, config, tmp_path / "new", STEP, tokens
+    ):
         torch.testing.assert_close(losses, before[0], atol=SAME, rtol=0)

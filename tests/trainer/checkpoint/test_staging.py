@@ -190,7 +190,9 @@ def test_an_update_waits_for_the_copies_and_the_host_does_not(late: Driver, memo
     stale(live, 99.0)
     assert saved(saver, memory, 1) == []
     begin, waits = late.events.index("forward and backward"), late.events.index("update")
-    if "the host waits for the copies" not in late.events[:begin]:  # the writer may come first: it waits for them too
+    if (
+        "the host waits for the copies" not in late.events[:begin]
+    ):  # the writer may come first: it waits for them too
         assert "copy" not in late.events[:begin]
     assert "copy" not in late.events[waits:]
     saver.close()
@@ -237,7 +239,9 @@ def test_memory_is_reserved_once_before_the_first_save(late: Driver, memory: Pat
     assert list(late.locked) == [memory_of]
 
 
-def test_memory_that_could_not_be_reserved_is_tried_again_and_told(late: Driver, memory: Path) -> None:
+def test_memory_that_could_not_be_reserved_is_tried_again_and_told(
+    late: Driver, memory: Path
+) -> None:
     late.status = 2
     said: list[str] = []
     saver = AsyncSaver(memory, said.append)
@@ -272,7 +276,10 @@ def update_of_an_engine(dtype: str) -> list[str]:
     seen: list[str] = []
 
     def look() -> None:
-        same = all(torch.equal(weight.tensor, old) for weight, old in zip(held.weights, before, strict=True))
+        same = all(
+            torch.equal(weight.tensor, old)
+            for weight, old in zip(held.weights, before, strict=True)
+        )
         seen.append("as before the step" if same else "changed")
 
     engine.before_update(look)

@@ -23,16 +23,27 @@ MODEL = Model()
 
 def info(shape: Shape, model: Model = MODEL) -> CheckpointInfo:
     facts = {"model.layers": model.layers, "model.hidden_size": model.hidden}
-    return CheckpointInfo(shape.topology, facts, run_card_hash="abc", versions={"torch": torch.__version__}, job_id="7")
+    return CheckpointInfo(
+        shape.topology,
+        facts,
+        run_card_hash="abc",
+        versions={"torch": torch.__version__},
+        job_id="7",
+    )
 
 
 def extras(step: int, rank: int = 0) -> Extras:
     torch.manual_seed(100 * step + rank)
-    return Extras({"iteration": step, "consumed_samples": 8 * step, "consumed_tokens": 64 * step}, randomness.capture())
+    return Extras(
+        {"iteration": step, "consumed_samples": 8 * step, "consumed_tokens": 64 * step},
+        randomness.capture(),
+    )
 
 
 def save_rank(rank: int, folder: Path, shape: Shape, step: int) -> int:
-    return store.save(folder, step, state(MODEL, shape, rank, step), extras(step, rank), info(shape)).bytes
+    return store.save(
+        folder, step, state(MODEL, shape, rank, step), extras(step, rank), info(shape)
+    ).bytes
 
 
 def load_rank(
@@ -72,18 +83,24 @@ def save_each_load_some(rank: int, folder: Path, apart: tuple[int, ...]) -> None
     for step, saved in enumerate(SHAPES):
         if rank < saved.world:
             mine = state(MODEL, saved, rank, step)
-            store.save(folder, step, mine, extras(step, rank), info(saved), group=groups[saved.world])
+            store.save(
+                folder, step, mine, extras(step, rank), info(saved), group=groups[saved.world]
+            )
         dist.barrier()
         for shape in [SHAPES[(step + further) % len(SHAPES)] for further in apart]:
             if rank < shape.world:
-                different, count, restored, remarks = load_rank(rank, folder, shape, step, groups[shape.world])
+                different, count, restored, remarks = load_rank(
+                    rank, folder, shape, step, groups[shape.world]
+                )
                 assert (different, count) == ([], 1000 + step), (saved, shape)
                 assert restored == (shape == saved), (saved, shape)
                 assert bool(remarks) == (shape != saved), (saved, shape)
         dist.barrier()
 
 
-@pytest.mark.parametrize("apart", [(0, 1, 4, 7), pytest.param(tuple(range(len(SHAPES))), marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "apart", [(0, 1, 4, 7), pytest.param(tuple(range(len(SHAPES))), marks=pytest.mark.soak)]
+)
 def test_every_topology_loads_what_others_saved(memory: Path, apart: tuple[int, ...]) -> None:
     """Each loads its own and those of three others: of fewer ranks, of as many and of more; all pairs as soak."""
     world.run(4, save_each_load_some, memory, apart)
@@ -104,7 +121,11 @@ def test_eight_ranks_save_twice(memory: Path) -> None:
     assert manifest is not None
     assert manifest_faults(memory / "global_step2", manifest, read_digests=True) == []
     assert read_latest(memory) == 2
-    assert sorted(path.name for path in memory.iterdir()) == ["global_step1", "global_step2", "latest"]
+    assert sorted(path.name for path in memory.iterdir()) == [
+        "global_step1",
+        "global_step2",
+        "latest",
+    ]
     for path in (memory / "global_step2").rglob("*"):
         assert path.stat().st_mode & 0o020, f"{path} is not group-writable"
 
@@ -113,13 +134,19 @@ def test_what_a_checkpoint_holds(memory: Path) -> None:
     result = store.save(memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
     manifest = Manifest.read(result.folder)
     assert manifest is not None
-    on_disk = {str(path.relative_to(result.folder)) for path in result.folder.rglob("*") if path.is_file()}
+    on_disk = {
+        str(path.relative_to(result.folder)) for path in result.folder.rglob("*") if path.is_file()
+    }
     assert {entry.path for entry in manifest.files} == on_disk - {"manifest.json"}
     assert {"cursor.json", "rng/rank_0.pt", "weights/.metadata", "optimizer/.metadata"} <= on_disk
     size = sum((result.folder / entry.path).stat().st_size for entry in manifest.files)
     assert result.bytes == manifest.total_bytes == size
     assert (manifest.step, manifest.consumed_samples, manifest.consumed_tokens) == (3, 24, 192)
-    assert (manifest.topology, manifest.job_id, manifest.run_card_hash) == (Shape().topology, "7", "abc")
+    assert (manifest.topology, manifest.job_id, manifest.run_card_hash) == (
+        Shape().topology,
+        "7",
+        "abc",
+    )
     assert json.loads((result.folder / "cursor.json").read_text()) == {
         "step": 3,
         "iteration": 3,
@@ -151,19 +178,32 @@ def test_weights_alone_are_enough_for_evaluation(memory: Path) -> None:
 
 def test_a_checkpoint_may_be_weights_alone(memory: Path) -> None:
     mine = state(MODEL, Shape(), 0, 3, dtype=torch.float16)
-    result = store.save(memory, 3, mine, extras(3), info(Shape()), save_optimizer=False, save_random_state=False)
-    assert sorted(path.name for path in result.folder.iterdir()) == ["cursor.json", "manifest.json", "rng", "weights"]
+    result = store.save(
+        memory, 3, mine, extras(3), info(Shape()), save_optimizer=False, save_random_state=False
+    )
+    assert sorted(path.name for path in result.folder.iterdir()) == [
+        "cursor.json",
+        "manifest.json",
+        "rng",
+        "weights",
+    ]
     empty = state(MODEL, Shape(), 0, None, dtype=torch.float32)
     loaded = store.load(memory, 3, empty, info(Shape()), weights_only=True)
-    assert loaded.rng is None and loaded.remarks == ()  # nothing draws random numbers that a training would go on with
+    assert (
+        loaded.rng is None and loaded.remarks == ()
+    )  # nothing draws random numbers that a training would go on with
     pairs = zip(empty.weights, mine.weights, strict=True)
     assert all(torch.equal(wide.tensor, narrow.tensor.float()) for wide, narrow in pairs)
-    with pytest.raises(CheckpointError, match=r"holds weights alone.*checkpoint\.load_optimizer = false"):
+    with pytest.raises(
+        CheckpointError, match=r"holds weights alone.*checkpoint\.load_optimizer = false"
+    ):
         store.load(memory, 3, state(MODEL, Shape(), 0, None, dtype=torch.float16), info(Shape()))
 
 
 def test_a_training_is_told_of_random_state_that_was_not_saved(memory: Path) -> None:
-    store.save(memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()), save_random_state=False)
+    store.save(
+        memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()), save_random_state=False
+    )
     loaded = store.load(memory, 3, state(MODEL, Shape(), 0, None), info(Shape()))
     assert loaded.rng is None
     assert any("random-number" in remark for remark in loaded.remarks)
@@ -177,20 +217,42 @@ def test_a_save_over_the_same_step_deletes_nothing_else(memory: Path) -> None:
     assert store.load(memory, 3, empty, info(Shape())).cursor["iteration"] == 4
     assert differences(empty, state(MODEL, Shape(), 0, 4)) == []
     store.save(memory, 3, state(MODEL, Shape(), 0, 4), extras(4), info(Shape()))  # nothing new
-    assert sorted(path.name for path in memory.iterdir()) == ["global_step3", "global_step3.superseded", "latest"]
+    assert sorted(path.name for path in memory.iterdir()) == [
+        "global_step3",
+        "global_step3.superseded",
+        "latest",
+    ]
 
 
 @pytest.mark.parametrize(
     ("model", "facts", "said"),
     [
-        (Model(layers=6), True, "model.layers is 4 in the checkpoint and 6 in the run card; set model.layers = 4"),
+        (
+            Model(layers=6),
+            True,
+            "model.layers is 4 in the checkpoint and 6 in the run card; set model.layers = 4",
+        ),
         (Model(layers=6), False, "its weights lack layer.4.norm.weight"),
-        (Model(layers=2), False, "its weights hold layer.2.norm.weight (and 7 more), which this run's model lacks"),
-        (Model(vocabulary=24), False, "embedding.weight has shape (20, 12) in the checkpoint and (24, 12) in this run"),
-        (Model(hidden=16), False, "embedding.weight has shape (20, 12) in the checkpoint and (20, 16) in this run"),
+        (
+            Model(layers=2),
+            False,
+            "its weights hold layer.2.norm.weight (and 7 more), which this run's model lacks",
+        ),
+        (
+            Model(vocabulary=24),
+            False,
+            "embedding.weight has shape (20, 12) in the checkpoint and (24, 12) in this run",
+        ),
+        (
+            Model(hidden=16),
+            False,
+            "embedding.weight has shape (20, 12) in the checkpoint and (20, 16) in this run",
+        ),
     ],
 )
-def test_another_model_is_refused_before_anything_is_loaded(memory: Path, model: Model, facts: bool, said: str) -> None:
+def test_another_model_is_refused_before_anything_is_loaded(
+    memory: Path, model: Model, facts: bool, said: str
+) -> None:
     store.save(memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
     empty = state(model, Shape(), 0, None)
     with pytest.raises(CheckpointError, match=re.escape(said)) as caught:
@@ -229,7 +291,9 @@ def test_one_ranks_refusal_is_everyones(memory: Path) -> None:
 def misfit_rank(rank: int, folder: Path) -> str:
     """Two ranks, each of which believes that it is the whole world of another size."""
     with pytest.raises(CheckpointError) as caught:
-        store.save(folder, 1, state(MODEL, Shape(tensor=4), rank, 1), extras(1), info(Shape(tensor=4)))
+        store.save(
+            folder, 1, state(MODEL, Shape(tensor=4), rank, 1), extras(1), info(Shape(tensor=4))
+        )
     return str(caught.value)
 
 
@@ -276,6 +340,9 @@ def search_together(rank: int, folder: Path) -> tuple[int | None, list[str], str
 def test_the_search_is_one_decision_of_all_ranks(memory: Path) -> None:
     first, *others = world.run(4, search_together, memory)
     assert first[0] == 1
-    assert first[1][0] == "global_step2 is not usable: weights/__0_0.distcp: its digest differs from the manifest's"
+    assert (
+        first[1][0]
+        == "global_step2 is not usable: weights/__0_0.distcp: its digest differs from the manifest's"
+    )
     assert "none is resumable" in first[2]
     assert others == [(1, [], first[2])] * 3, "only rank 0 reports; all get the same answer"

@@ -68,12 +68,18 @@ def save_while_the_tensors_change(rank: int, folder: Path) -> None:
     saver = AsyncSaver(folder, pytest.fail)
     for step in (1, 2, 3):
         overwrite(live, state(MODEL, SHAPE, rank, step))
-        saver.start(step, ShardedState(live.weights, live.fragments, 1000 + step), extras(step), INFO)
+        saver.start(
+            step, ShardedState(live.weights, live.fragments, 1000 + step), extras(step), INFO
+        )
         overwrite(live, state(MODEL, SHAPE, rank, 99))
         assert saver.in_flight == step
         outcome = outcome_of(saver)
         assert isinstance(outcome, Finished)
-        assert (outcome.step, outcome.folder, saver.in_flight) == (step, folder / f"global_step{step}", None)
+        assert (outcome.step, outcome.folder, saver.in_flight) == (
+            step,
+            folder / f"global_step{step}",
+            None,
+        )
         assert 0 < outcome.stall <= outcome.seconds
         assert loaded(folder, step, rank) == []
     saver.close()
@@ -82,10 +88,14 @@ def save_while_the_tensors_change(rank: int, folder: Path) -> None:
 
 def test_what_is_saved_is_what_was_when_it_began(memory: Path) -> None:
     world.run(SHAPE.world, save_while_the_tensors_change, memory)
-    mine, other = (Manifest.read(place / "global_step3") for place in (memory, memory / "synchronous"))
+    mine, other = (
+        Manifest.read(place / "global_step3") for place in (memory, memory / "synchronous")
+    )
     assert mine is not None
     assert other is not None
-    assert mine.files == other.files, "the same files, bit by bit, as a save that the training waits for"
+    assert mine.files == other.files, (
+        "the same files, bit by bit, as a save that the training waits for"
+    )
     assert read_latest(memory) == 3
 
 
@@ -141,7 +151,14 @@ def poll_on_one_rank(rank: int, folder: Path) -> int:
 def test_weights_alone_and_no_random_state(memory: Path) -> None:
     saver = AsyncSaver(memory, pytest.fail)
     saver.start(1, state(MODEL, Shape(), 0, 1), extras(1), ALONE)
-    saver.start(2, state(MODEL, Shape(), 0, 2), extras(2), ALONE, save_optimizer=False, save_random_state=False)
+    saver.start(
+        2,
+        state(MODEL, Shape(), 0, 2),
+        extras(2),
+        ALONE,
+        save_optimizer=False,
+        save_random_state=False,
+    )
     saver.start(3, state(MODEL, Shape(), 0, 3), extras(3), ALONE)
     assert [outcome.step for outcome in saver.wait()] == [1, 2, 3]
     assert [loaded(memory, step, 0, Shape()) for step in (1, 3)] == [[], []]
@@ -248,8 +265,12 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_goes_on(memory: Path) ->
     messages = world.run(SHAPE.world, one_rank_cannot_write, memory / "checkpoints")
     assert len(set(messages)) == 1
     written, prepared = messages[0]
-    assert re.search(r"step 2 was not saved in .*: rank 2 on \S+: File too large: .*/__2_0.distcp", written)
-    assert re.search(r"step 3 was not saved in .*: rank 0 on \S+: (File exists|Not a directory)", prepared)
+    assert re.search(
+        r"step 2 was not saved in .*: rank 2 on \S+: File too large: .*/__2_0.distcp", written
+    )
+    assert re.search(
+        r"step 3 was not saved in .*: rank 0 on \S+: (File exists|Not a directory)", prepared
+    )
     assert "\n" not in written + prepared
 
 
@@ -259,7 +280,10 @@ def test_a_copy_that_fails_is_a_failed_save(memory: Path) -> None:
     saver.start(1, good, extras(1), ALONE)
     saver.wait()
     first = good.weights[0]
-    broken = [replace(first, tensor=torch.empty_like(first.tensor, device="meta")), *good.weights[1:]]
+    broken = [
+        replace(first, tensor=torch.empty_like(first.tensor, device="meta")),
+        *good.weights[1:],
+    ]
     saver.start(2, ShardedState(broken, good.fragments, 1002), extras(2), ALONE)
     [outcome] = saver.wait()
     assert isinstance(outcome, Failed)

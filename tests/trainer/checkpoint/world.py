@@ -25,7 +25,9 @@ def _with_rank(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     return function(dist.get_rank() if dist.is_initialized() else 0, *arguments)
 
 
-def start(meeting: Path, size: int, function: Callable[..., Any], *arguments: Any) -> list[BaseProcess]:
+def start(
+    meeting: Path, size: int, function: Callable[..., Any], *arguments: Any
+) -> list[BaseProcess]:
     """Start `size` ranks of `function(rank, *arguments)`, to be killed later; `meeting` is the path of a new file."""
     context = fork_server()
     processes = [
@@ -44,8 +46,12 @@ def stop(processes: list[BaseProcess]) -> None:
         process.join()
 
 
-def _main(rank: int, size: int, meeting: Path, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _main(
+    rank: int, size: int, meeting: Path, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
     torch.set_num_threads(1)
     method = f"file://{meeting}"
-    dist.init_process_group("gloo", init_method=method, rank=rank, world_size=size, timeout=timedelta(seconds=DEADLINE))
+    dist.init_process_group(
+        "gloo", init_method=method, rank=rank, world_size=size, timeout=timedelta(seconds=DEADLINE)
+    )
     function(rank, *arguments)

@@ -44,7 +44,9 @@ def opened(config: TrainerConfig) -> Samples:
 
 def differences(saved: dict[str, Any], config: TrainerConfig) -> str:
     """What is said when the data is switched on purpose."""
-    switching = config.model_copy(update={"data": config.data.model_copy(update={"on_resume": "switch"})})
+    switching = config.model_copy(
+        update={"data": config.data.model_copy(update={"on_resume": "switch"})}
+    )
     return "\n".join(match_data(switching, opened(config), saved, "step", True))
 
 
@@ -58,14 +60,21 @@ def saved(tmp_path: Path) -> dict[str, Any]:
 
 def test_the_same_data_says_nothing(tmp_path: Path, saved: dict[str, Any]) -> None:
     assert differences(saved, card(tmp_path)) == ""
-    assert differences(saved, card(tmp_path, batch={"train_samples": 140})) == "", "within the same pass"
+    assert differences(saved, card(tmp_path, batch={"train_samples": 140})) == "", (
+        "within the same pass"
+    )
 
 
 def test_data_that_was_moved_is_the_same(tmp_path: Path, saved: dict[str, Any]) -> None:
     for end in (".bin", ".idx"):
         (tmp_path / "elsewhere").mkdir(exist_ok=True)
         shutil.copy(f"{tmp_path / 'tokens'}{end}", f"{tmp_path / 'elsewhere' / 'named-anew'}{end}")
-    assert differences(saved, card(tmp_path, data={"prefixes": [str(tmp_path / "elsewhere" / "named-anew")]})) == ""
+    assert (
+        differences(
+            saved, card(tmp_path, data={"prefixes": [str(tmp_path / "elsewhere" / "named-anew")]})
+        )
+        == ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,13 +99,18 @@ def test_other_data_is_refused_and_named(
     config = card(tmp_path, **changes)
     assert words in differences(saved, config)
     with pytest.raises(
-        DataMismatch, match=r'was trained on other data: .*; restore it, or set data\.on_resume = "switch"'
+        DataMismatch,
+        match=r'was trained on other data: .*; restore it, or set data\.on_resume = "switch"',
     ):
         match_data(config, opened(config), saved, "step", True)
-    assert match_data(config, opened(config), saved, "step", False), "another run's checkpoint is only told of"
+    assert match_data(config, opened(config), saved, "step", False), (
+        "another run's checkpoint is only told of"
+    )
 
 
-def test_files_made_again_with_other_contents_are_other_data(tmp_path: Path, saved: dict[str, Any]) -> None:
+def test_files_made_again_with_other_contents_are_other_data(
+    tmp_path: Path, saved: dict[str, Any]
+) -> None:
     for end in (".bin", ".idx"):
         shutil.copy(f"{tmp_path / 'others'}{end}", f"{tmp_path / 'tokens'}{end}")
     assert "samples that were compared hold other tokens" in differences(saved, card(tmp_path))
@@ -116,7 +130,9 @@ def mixture(folder: Path) -> TrainerConfig:
     [(99, 20, "holds other tokens"), (5, 19, "had 800 tokens, has 760")],
     ids=["tokens", "count"],
 )
-def test_one_set_of_many_that_was_made_again_is_named(tmp_path: Path, seed: int, documents: int, words: str) -> None:
+def test_one_set_of_many_that_was_made_again_is_named(
+    tmp_path: Path, seed: int, documents: int, words: str
+) -> None:
     """Sixteen samples of the whole cannot tell of each of 28 sets."""
     config = mixture(tmp_path)
     saved = {"iteration": 1, "data": record_of(config, opened(config)).document()}
@@ -127,7 +143,9 @@ def test_one_set_of_many_that_was_made_again_is_named(tmp_path: Path, seed: int,
         write(tmp_path / f"set{number}", seed=number, documents=20)
 
 
-def test_other_lengths_of_as_many_tokens_are_other_data(tmp_path: Path, saved: dict[str, Any]) -> None:
+def test_other_lengths_of_as_many_tokens_are_other_data(
+    tmp_path: Path, saved: dict[str, Any]
+) -> None:
     tokens = np.random.default_rng(3).integers(0, VOCABULARY, 60 * 40).astype(np.uint16)
     with IndexedWriter(tmp_path / "tokens", "uint16") as writer:
         writer.add_documents(tokens, np.array([20, 60] * 30, dtype=np.int32))
@@ -159,11 +177,15 @@ def test_many_other_sets_are_counted(tmp_path: Path) -> None:
     for number in range(9):
         write(tmp_path / f"set{number}", seed=50 + number, documents=20)
     assert "6 more of 28 data sets differ" in differences(saved, config)
-    fewer = card(tmp_path, data={"prefixes": [str(tmp_path / f"set{number}") for number in range(27)]})
+    fewer = card(
+        tmp_path, data={"prefixes": [str(tmp_path / f"set{number}") for number in range(27)]}
+    )
     assert "the mixture had 28 data sets, has 27" in differences(saved, fewer)
 
 
-def test_a_record_without_its_sets_is_compared_by_its_samples(tmp_path: Path, saved: dict[str, Any]) -> None:
+def test_a_record_without_its_sets_is_compared_by_its_samples(
+    tmp_path: Path, saved: dict[str, Any]
+) -> None:
     del saved["data"]["sets"]
     assert differences(saved, card(tmp_path)) == ""
     write(tmp_path / "tokens", seed=9)
@@ -173,11 +195,15 @@ def test_a_record_without_its_sets_is_compared_by_its_samples(tmp_path: Path, sa
 def test_an_older_cursor_is_said_and_not_compared(tmp_path: Path, saved: dict[str, Any]) -> None:
     for cursor in ({}, {"data": None}, {"data": {"facts": 3}}, {"data": "what"}):
         lines = match_data(card(tmp_path), opened(card(tmp_path)), cursor, "global_step5", True)
-        assert len(lines) == 1 and lines[0].startswith("global_step5 does not say what data it was trained on")
+        assert len(lines) == 1 and lines[0].startswith(
+            "global_step5 does not say what data it was trained on"
+        )
 
 
 def test_a_record_survives_json_and_its_probes_cover_the_whole() -> None:
-    record = DataRecord({"run.seed": 1}, ((0, "a"), (5, "b")), (DataSetIdentity("x", 2, 3, "c", "d", "e"),))
+    record = DataRecord(
+        {"run.seed": 1}, ((0, "a"), (5, "b")), (DataSetIdentity("x", 2, 3, "c", "d", "e"),)
+    )
     assert DataRecord.of({"data": record.document()}) == record
     assert probe_numbers(0) == [] and probe_numbers(3) == [0, 1, 2]
     assert len(probe_numbers(10**6)) == 16 and probe_numbers(10**6)[-1] > 900_000

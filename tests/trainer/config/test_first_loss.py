@@ -25,11 +25,18 @@ def wide(vocabulary: int = VOCABULARY, **model: Any) -> TrainerConfig:
 
 def begins_at(config: TrainerConfig) -> float:
     """The loss of a model with initial weights on random tokens."""
-    engine = Engine.build(config, Mesh.create(config.parallel, torch.device("cpu")), for_training=False)
-    tokens = torch.randint(
-        0, VOCABULARY, (4, config.model.sequence_length + 1), generator=torch.Generator().manual_seed(1)
+    engine = Engine.build(
+        config, Mesh.create(config.parallel, torch.device("cpu")), for_training=False
     )
-    return float(engine.measure(iter([(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())]), 1).loss)
+    tokens = torch.randint(
+        0,
+        VOCABULARY,
+        (4, config.model.sequence_length + 1),
+        generator=torch.Generator().manual_seed(1),
+    )
+    return float(
+        engine.measure(iter([(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())]), 1).loss
+    )
 
 
 def test_a_real_model_begins_where_it_is_said_to() -> None:
@@ -46,12 +53,21 @@ def test_a_real_model_begins_where_it_is_said_to() -> None:
 
 @pytest.mark.parametrize(
     ("size", "vocabulary", "std", "measured"),
-    [(512, 4096, 0.02, 10.38), (1024, 4096, 0.02, 19.11), (2048, 16384, 0.02, 31.97), (1024, 4096, 0.01804, 17.63)],
+    [
+        (512, 4096, 0.02, 10.38),
+        (1024, 4096, 0.02, 19.11),
+        (2048, 16384, 0.02, 31.97),
+        (1024, 4096, 0.01804, 17.63),
+    ],
 )
-def test_models_of_two_blocks_that_were_measured(size: int, vocabulary: int, std: float, measured: float) -> None:
+def test_models_of_two_blocks_that_were_measured(
+    size: int, vocabulary: int, std: float, measured: float
+) -> None:
     expected = first_loss(wide(vocabulary, hidden_size=size, init_std=std))
     assert expected is not None and expected.expected == pytest.approx(measured, rel=0.05)
-    assert f"near {expected.expected:.0f}, not ln(vocabulary) = {math.log(vocabulary):.1f}" in str(expected)
+    assert f"near {expected.expected:.0f}, not ln(vocabulary) = {math.log(vocabulary):.1f}" in str(
+        expected
+    )
 
 
 @pytest.mark.parametrize(

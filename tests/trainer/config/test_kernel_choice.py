@@ -20,14 +20,21 @@ from trainer.model.documents import DocumentRules
 from trainer.model.kernels import CausalKernel, DenseKernel, FlexKernel, build_kernel
 from trainer.parallel.mesh import Mesh
 
-CPU_, V100, A100, H100 = Device("cpu"), Device("cuda", (7, 0)), Device("cuda", (8, 0)), Device("cuda", (9, 0))
+CPU_, V100, A100, H100 = (
+    Device("cpu"),
+    Device("cuda", (7, 0)),
+    Device("cuda", (8, 0)),
+    Device("cuda", (9, 0)),
+)
 MI300 = Device("cuda", (9, 4), maker="amd")
 NO_TRITON = Device("cuda", (8, 0), has_triton=False)
 GPU_MESH = Mesh(1, 1, 1, 0, torch.device("cuda", 0))
 RULES = DocumentRules(0, True, True)
 
 
-def chosen(device: Device, dtype: str = "bf16", resets: bool = False, **model: Any) -> tuple[str, str]:
+def chosen(
+    device: Device, dtype: str = "bf16", resets: bool = False, **model: Any
+) -> tuple[str, str]:
     """Name and reason for a model with heads of 64."""
     found = choose_kernel(tiny(hidden_size=256, **model).model, resets, dtype, device)
     assert found.refusal is None
@@ -57,9 +64,19 @@ def chosen(device: Device, dtype: str = "bf16", resets: bool = False, **model: A
         (H100, {"position_embedding": "rotary", "kv_channels": 60}, "causal", ""),
         (MI300, {"position_embedding": "rotary"}, "causal", ""),
         (A100, {"position_embedding": "rotary", "resets": True}, "flex", ""),
-        (A100, {"position_embedding": "rotary", "resets": True, "attention_dropout": 0.1}, "flex", ""),
+        (
+            A100,
+            {"position_embedding": "rotary", "resets": True, "attention_dropout": 0.1},
+            "flex",
+            "",
+        ),
         (A100, {"position_embedding": "rotary", "kv_channels": 300, "dtype": "fp32"}, "causal", ""),
-        (A100, {"position_embedding": "rotary", "kv_channels": 300}, "math", "heads of 256 or less"),
+        (
+            A100,
+            {"position_embedding": "rotary", "kv_channels": 300},
+            "math",
+            "heads of 256 or less",
+        ),
         (CPU_, {}, "dense", ""),
         (CPU_, {"position_embedding": "absolute"}, "causal", ""),
         (CPU_, {"attention_dropout": 0.1}, "math", "on CPUs no fused kernel knows dropout"),
@@ -102,7 +119,9 @@ def test_each_shipped_card(card: str, name: str) -> None:
     choice = attention_of(loaded)
     assert (choice.name, choice.refusal) == (name, None)
     told = Level.WARNING if gpu_is_unknown(loaded) else Level.OK  # a rehearsal is of no kind of GPU
-    assert [check.level for check in attention_checks(loaded)] == [told] * (loaded.slurm.gpus_per_node > 0)
+    assert [check.level for check in attention_checks(loaded)] == [told] * (
+        loaded.slurm.gpus_per_node > 0
+    )
 
 
 def test_what_a_node_would_refuse_is_refused_at_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,14 +129,18 @@ def test_what_a_node_would_refuse_is_refused_at_launch(monkeypatch: pytest.Monke
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 0))
     card = shipped("tr11-176B-ml", "slurm.gpu_kind=V100")
     (check,) = attention_checks(card)
-    assert check.level is Level.REFUSED and check.exit_code == 2 and check.name == "model.require_fused_attention"
+    assert (
+        check.level is Level.REFUSED
+        and check.exit_code == 2
+        and check.name == "model.require_fused_attention"
+    )
     with pytest.raises(CardError) as caught:
         build_kernel(card.model, GPU_MESH, None, card.precision.dtype)
     assert check.text in str(caught.value) and check.fix in str(caught.value)
     dropped = shipped("tr11-176B-ml", "slurm.gpu_kind=V100", "model.require_fused_attention=false")
-    assert [(check.level, "all scores in memory" in check.text) for check in attention_checks(dropped)] == [
-        (Level.WARNING, True)
-    ]
+    assert [
+        (check.level, "all scores in memory" in check.text) for check in attention_checks(dropped)
+    ] == [(Level.WARNING, True)]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +177,9 @@ def test_kernels_built_for_a_gpu(
     """On a mocked GPU; slopes and masks are made on the CPU in place of it."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setattr("trainer.model.kernels.local_alibi_slopes", lambda heads, mesh: torch.ones(heads))
+    monkeypatch.setattr(
+        "trainer.model.kernels.local_alibi_slopes", lambda heads, mesh: torch.ones(heads)
+    )
     monkeypatch.setattr("torch.compile", lambda function: function)
     built = build_kernel(tiny(hidden_size=256, **options).model, GPU_MESH, documents, dtype)
     assert type(built) is kind
@@ -169,19 +194,27 @@ def test_torch_may_take_no_kernel_but_the_chosen(monkeypatch: pytest.MonkeyPatch
 
     def watched(*tensors: Tensor, **options: Any) -> Tensor:
         flags = torch.backends.cuda
-        seen.append((flags.mem_efficient_sdp_enabled(), flags.flash_sdp_enabled(), flags.math_sdp_enabled()))
-        with torch.nn.attention.sdpa_kernel(SDPBackend.MATH):  # a CPU has no memory-efficient kernel
+        seen.append(
+            (flags.mem_efficient_sdp_enabled(), flags.flash_sdp_enabled(), flags.math_sdp_enabled())
+        )
+        with torch.nn.attention.sdpa_kernel(
+            SDPBackend.MATH
+        ):  # a CPU has no memory-efficient kernel
             return attend(*tensors, **options)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
     heads = [torch.randn(1, 2, 8, 4) for _ in range(3)]
-    kernel = DenseKernel(torch.ones(2), False, torch.device("cpu"), (SDPBackend.EFFICIENT_ATTENTION,))
+    kernel = DenseKernel(
+        torch.ones(2), False, torch.device("cpu"), (SDPBackend.EFFICIENT_ATTENTION,)
+    )
     kernel(heads[0], heads[1], heads[2], kernel.mask(heads[0], 8, None), 0.0)
     assert seen == [(True, False, False)] and torch.backends.cuda.math_sdp_enabled()
 
 
 def test_torch_refuses_where_the_chosen_kernel_is_not_there() -> None:
-    kernel = DenseKernel(torch.ones(2), False, torch.device("cpu"), (SDPBackend.EFFICIENT_ATTENTION,))
+    kernel = DenseKernel(
+        torch.ones(2), False, torch.device("cpu"), (SDPBackend.EFFICIENT_ATTENTION,)
+    )
     with pytest.raises(RuntimeError, match="No viable backend"):
         head = torch.randn(1, 2, 8, 4)
         kernel(head, head, head, kernel.mask(head, 8, None), 0.0)
@@ -205,8 +238,16 @@ def test_a_processor_attends_in_strips_of_queries(
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
     kernel = DenseKernel(torch.tensor([0.1, 0.5]), False, torch.device("cpu"))
-    query, key, value = (torch.randn(1, 2, 640, 8, generator=torch.Generator().manual_seed(n)) for n in range(3))
-    found = kernel(query.to(dtype), key.to(dtype), value.to(dtype), kernel.mask(query.to(dtype), 640, None), 0.0)
+    query, key, value = (
+        torch.randn(1, 2, 640, 8, generator=torch.Generator().manual_seed(n)) for n in range(3)
+    )
+    found = kernel(
+        query.to(dtype),
+        key.to(dtype),
+        value.to(dtype),
+        kernel.mask(query.to(dtype), 640, None),
+        0.0,
+    )
     assert [height for height, _ in seen] == heights
     assert [end for _, end in seen] == [sum(heights[: n + 1]) for n in range(len(heights))]
     whole = attend(query, key, value, attn_mask=kernel.bias(640, torch.float32))

@@ -44,8 +44,14 @@ def test_the_ways_of_taking_norms_can_be_chosen() -> None:
             'type = "mylamb2" means lamb_variant = "layer-noise", not "paper"; leave lamb_variant out, or write '
             'type = "lamb"',
         ),
-        ({"type": "mylamb4"}, "optimizer.type = 'mylamb4': must be 'adamw', 'adam8bit' or 'lamb'; choose one of these"),
-        ({"type": ["mylamb"]}, "optimizer.type = ['mylamb']: must be 'adamw', 'adam8bit' or 'lamb'"),
+        (
+            {"type": "mylamb4"},
+            "optimizer.type = 'mylamb4': must be 'adamw', 'adam8bit' or 'lamb'; choose one of these",
+        ),
+        (
+            {"type": ["mylamb"]},
+            "optimizer.type = ['mylamb']: must be 'adamw', 'adam8bit' or 'lamb'",
+        ),
     ],
 )
 def test_what_contradicts_a_name_is_refused(keys: dict[str, Any], line: str) -> None:

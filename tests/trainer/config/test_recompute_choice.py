@@ -34,7 +34,9 @@ def test_blocks_are_dealt_evenly(layers: int, blocks: int, stages: int) -> None:
 
 def test_none_and_all_are_what_the_switch_alone_says() -> None:
     assert {recomputed_part(model(5), block) for block in range(5)} == {"nothing"}
-    assert {recomputed_part(model(5, activation_checkpointing=True), block) for block in range(5)} == {"block"}
+    assert {
+        recomputed_part(model(5, activation_checkpointing=True), block) for block in range(5)
+    } == {"block"}
     selective = model(5, activation_checkpointing=True, recompute_granularity="selective")
     assert {recomputed_part(selective, block) for block in range(5)} == {"attention"}
 
@@ -43,9 +45,13 @@ def test_the_operations_are_those_of_what_is_recomputed() -> None:
     plain, whole = model(4), model(4, activation_checkpointing=True)
     some = model(4, activation_checkpointing=True, recompute_blocks=1)
     scores = model(4, activation_checkpointing=True, recompute_granularity="selective")
-    base, full, part, inner = (flops.hardware_flops(card, 100, 3) for card in (plain, whole, some, scores))
+    base, full, part, inner = (
+        flops.hardware_flops(card, 100, 3) for card in (plain, whole, some, scores)
+    )
     assert (full - base) == 4 * (part - base)
-    assert inner - base == 3 * 4 * 4 * 16 * 16 * 64  # samples, blocks, operations of 16 x 16 scores of width 64
+    assert (
+        inner - base == 3 * 4 * 4 * 16 * 16 * 64
+    )  # samples, blocks, operations of 16 x 16 scores of width 64
     assert [flops.passes(card) for card in (plain, some, whole)] == [3.0, 3.25, 4.0]
     assert 3.0 < flops.passes(scores) < 3.25
 
@@ -57,7 +63,11 @@ def test_the_operations_are_those_of_what_is_recomputed() -> None:
         ({"recompute_blocks": 3, "activation_checkpointing": True}, "model.recompute_blocks"),
         ({"recompute_granularity": "selective"}, "model.recompute_granularity"),
         (
-            {"recompute_granularity": "selective", "activation_checkpointing": True, "partition_activations": True},
+            {
+                "recompute_granularity": "selective",
+                "activation_checkpointing": True,
+                "partition_activations": True,
+            },
             "model.recompute_granularity",
         ),
     ],
@@ -65,4 +75,6 @@ def test_the_operations_are_those_of_what_is_recomputed() -> None:
 def test_contradictions_are_refused(keys: dict[str, object], named: str) -> None:
     value = tiny().model_dump(mode="json")
     value["model"] |= keys
-    assert named in {problem.key for problem in cross_problems(TrainerConfig.model_validate(value), 1)}
+    assert named in {
+        problem.key for problem in cross_problems(TrainerConfig.model_validate(value), 1)
+    }

@@ -42,11 +42,20 @@ def describe(place: Path, step: int, *missing: str, **changes: Any) -> None:
         for name in names
         if name not in missing
     )
-    values = {"consumed_samples": 8 * step, "consumed_tokens": 64 * step, "topology": {}, "model": {}}
-    Manifest(**{"step": step, "files": files, "run_card_hash": "", "created": 0.0, **values, **changes}).write(place)
+    values = {
+        "consumed_samples": 8 * step,
+        "consumed_tokens": 64 * step,
+        "topology": {},
+        "model": {},
+    }
+    Manifest(
+        **{"step": step, "files": files, "run_card_hash": "", "created": 0.0, **values, **changes}
+    ).write(place)
 
 
-def search(folder: Path, verify: str = "digests", expect_resume: bool = False) -> tuple[int | None, list[str]]:
+def search(
+    folder: Path, verify: str = "digests", expect_resume: bool = False
+) -> tuple[int | None, list[str]]:
     said: list[str] = []
     return find_resumable(folder, verify, expect_resume, said.append), said  # type: ignore[arg-type]
 
@@ -60,7 +69,9 @@ def test_a_first_start(tmp_path: Path) -> None:
     assert search(tmp_path / "nowhere") == (None, [])
     (tmp_path / ".global_step5.partial-abc").mkdir()
     assert search(tmp_path) == (None, [])
-    with pytest.raises(CheckpointError, match=r"holds no checkpoint, and run\.expect_resume = true refuses random"):
+    with pytest.raises(
+        CheckpointError, match=r"holds no checkpoint, and run\.expect_resume = true refuses random"
+    ):
         search(tmp_path, expect_resume=True)
 
 
@@ -68,7 +79,10 @@ def test_latest_missing(tmp_path: Path) -> None:
     make(tmp_path, 9, 10, 100, latest="")
     step, said = search(tmp_path)
     assert step == 100
-    assert said == [f"{tmp_path}/latest is missing", "resuming from global_step100, the newest resumable checkpoint"]
+    assert said == [
+        f"{tmp_path}/latest is missing",
+        "resuming from global_step100, the newest resumable checkpoint",
+    ]
 
 
 @pytest.mark.parametrize("text", ["global_step", "100", "global_step-1", "../global_step9", "\n"])
@@ -159,7 +173,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("damage", "fault"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("damage", "fault"), FAULTS, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_a_damaged_one_is_named_and_passed_over(tmp_path: Path, damage: object, fault: str) -> None:
     make(tmp_path, 9, 10)
     damage(tmp_path / "global_step10")  # type: ignore[operator]
@@ -178,7 +194,9 @@ def test_a_damaged_one_is_named_and_passed_over(tmp_path: Path, damage: object, 
         ("cursor.json", "it holds no cursor, without which no training resumes"),
     ],
 )
-def test_a_checkpoint_with_parts_missing_gives_way_to_a_whole(tmp_path: Path, missing: str, said: str) -> None:
+def test_a_checkpoint_with_parts_missing_gives_way_to_a_whole(
+    tmp_path: Path, missing: str, said: str
+) -> None:
     make(tmp_path, 9, 10)
     describe(tmp_path / "global_step10", 10, missing)
     assert search(tmp_path) == (
@@ -191,12 +209,19 @@ OTHER_HASH = {"digest_algorithm": "blake3"}
 OTHER_MODEL = {"model": {"model.layers": 70}}
 
 
-@pytest.mark.parametrize("change", [NEWER, OTHER_HASH, OTHER_MODEL], ids=["newer", "other-digests", "other-model"])
-def test_one_that_is_not_ours_to_judge_is_not_trained_over(tmp_path: Path, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change", [NEWER, OTHER_HASH, OTHER_MODEL], ids=["newer", "other-digests", "other-model"]
+)
+def test_one_that_is_not_ours_to_judge_is_not_trained_over(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
     make(tmp_path, 9, 10)
     describe(tmp_path / "global_step10", 10, **change)
     need = ResumeNeed({"model.layers": 4})
-    with pytest.raises(CheckpointError, match="global_step10 is newer than global_step9 and not for this run to judge"):
+    with pytest.raises(
+        CheckpointError,
+        match="global_step10 is newer than global_step9 and not for this run to judge",
+    ):
         find_resumable(tmp_path, "digests", False, print, need=need)
     (tmp_path / "latest").write_text("global_step9")
     assert find_resumable(tmp_path, "digests", False, print, need=need) == 9
@@ -206,7 +231,10 @@ def test_damage_found_by_reading_counts_where_sizes_would_do(tmp_path: Path) -> 
     folder = tmp_path / "run" / "checkpoints" / "main"
     make(folder, 9, 10)
     manifest = (folder / "global_step10" / "manifest.json").read_bytes()
-    record = {"identity": hashlib.sha256(manifest).hexdigest(), "bad": ["weights/__0_0.distcp: its digest differs"]}
+    record = {
+        "identity": hashlib.sha256(manifest).hexdigest(),
+        "bad": ["weights/__0_0.distcp: its digest differs"],
+    }
     path = tmp_path / "run" / "state" / "checkpoints" / "main" / "digests" / "global_step10.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(record))
@@ -237,7 +265,9 @@ def test_none_resumable_is_refused(tmp_path: Path) -> None:
 
 def test_latest_without_any_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("global_step5")
-    with pytest.raises(CheckpointError, match=r"exists but .* holds no checkpoint; restore one, or remove latest"):
+    with pytest.raises(
+        CheckpointError, match=r"exists but .* holds no checkpoint; restore one, or remove latest"
+    ):
         search(tmp_path)
 
 
@@ -255,7 +285,11 @@ def test_a_replacement_killed_half_way_is_undone_or_finished(tmp_path: Path) -> 
     assert "put global_step10 back" in said[0]
     (tmp_path / ".global_step10.replaced-def").mkdir()
     assert search(tmp_path)[0] == 10
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step10", "global_step9", "latest"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "global_step10",
+        "global_step9",
+        "latest",
+    ]
 
 
 @settings(max_examples=60, deadline=None)
@@ -280,5 +314,7 @@ def test_a_missing_step_is_named(tmp_path: Path) -> None:
 
 def test_the_catalogue_needs_no_torch() -> None:
     code = "import sys, trainer.contract.checkpoints; print([m for m in ('torch', 'numpy') if m in sys.modules])"
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert output.strip() == "[]"

@@ -115,7 +115,10 @@ def test_every_line_reads_back_to_what_it_prints(record, prefix):
 
 def test_validation_lines():
     lines = format_validation("valid", 45000, 2.3270906).split("\n")
-    assert lines[1] == " valid loss at iteration 45000 | lm loss value: 2.327091E+00 | lm loss PPL: 1.024808E+01 | "
+    assert (
+        lines[1]
+        == " valid loss at iteration 45000 | lm loss value: 2.327091E+00 | lm loss PPL: 1.024808E+01 | "
+    )
     assert lines[0] == lines[2] == "-" * (len(lines[1]) + 1)
 
 
@@ -160,7 +163,10 @@ def test_manifest_reads_back_and_names_every_fault(tmp_path):
     (tmp_path / "weights").mkdir()
     for name in ("a", "b", "c"):
         (tmp_path / "weights" / name).write_bytes(name.encode() * 100)
-    entries = tuple(FileEntry(f"weights/{name}", 100, file_digest(tmp_path / "weights" / name)) for name in "abc")
+    entries = tuple(
+        FileEntry(f"weights/{name}", 100, file_digest(tmp_path / "weights" / name))
+        for name in "abc"
+    )
     manifest = Manifest(5, 40, 320, entries, {"tensor": 1}, {"layers": 2}, "hash", 1.0)
     manifest.write(tmp_path)
     assert Manifest.read(tmp_path) == manifest
@@ -169,13 +175,15 @@ def test_manifest_reads_back_and_names_every_fault(tmp_path):
     (tmp_path / "weights" / "a").unlink()
     (tmp_path / "weights" / "b").write_bytes(b"short")
     (tmp_path / "weights" / "c").write_bytes(b"d" * 100)
-    assert [fault.split(":")[0] for fault in manifest_faults(tmp_path, manifest, read_digests=True)] == [
-        f"weights/{n}" for n in "abc"
-    ]
+    assert [
+        fault.split(":")[0] for fault in manifest_faults(tmp_path, manifest, read_digests=True)
+    ] == [f"weights/{n}" for n in "abc"]
     assert len(manifest_faults(tmp_path, manifest, read_digests=False)) == 2
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": [1]}', '{"schema": 99, "files": []}', "\x00\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"files": [1]}', '{"schema": 99, "files": []}', "\x00\xff"]
+)
 def test_a_damaged_manifest_is_a_value_error(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ValueError, match=r"manifest|newer"):

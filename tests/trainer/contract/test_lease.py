@@ -18,7 +18,15 @@ from msgspec.structs import replace
 from trainer.checkpoint.publishing import CheckpointInfo, Extras, make_manifest, publish
 from trainer.contract.checkpoints import fence_off, partial_path
 from trainer.contract.errors import LeaseLost
-from trainer.contract.lease import WATCH_SECONDS, HolderWatch, Lease, LeaseClaim, LeaseFolder, read_lease, trained_into
+from trainer.contract.lease import (
+    WATCH_SECONDS,
+    HolderWatch,
+    Lease,
+    LeaseClaim,
+    LeaseFolder,
+    read_lease,
+    trained_into,
+)
 from trainer.contract.manifest import FileEntry, file_digest
 from trainer.contract.paths import RunPaths
 
@@ -56,7 +64,13 @@ def test_the_first_one_takes_it_and_the_file_says_who(tmp_path: Path) -> None:
     mine.check()
     held = read_lease(paths_of(tmp_path))
     assert held is not None
-    assert (held.epoch, held.job_id, held.host, held.pid, held.held) == (1, "1", "node-1", os.getpid(), True)
+    assert (held.epoch, held.job_id, held.host, held.pid, held.held) == (
+        1,
+        "1",
+        "node-1",
+        os.getpid(),
+        True,
+    )
     shown = json.loads((tmp_path / "state" / "lease.json").read_text())
     assert {"epoch", "job_id", "launch", "host", "pid", "user", "renewed"} <= set(shown)
     mine.release()
@@ -96,8 +110,12 @@ def test_a_silent_holder_is_superseded_and_fenced(tmp_path: Path) -> None:
     new.release()
 
 
-@pytest.mark.parametrize(("job", "launch", "waits"), [("1", 2, False), ("1", 1, True), ("2", 2, True)])
-def test_only_a_later_launch_of_the_same_job_need_not_watch(tmp_path: Path, job: str, launch: int, waits: bool) -> None:
+@pytest.mark.parametrize(
+    ("job", "launch", "waits"), [("1", 2, False), ("1", 1, True), ("2", 2, True)]
+)
+def test_only_a_later_launch_of_the_same_job_need_not_watch(
+    tmp_path: Path, job: str, launch: int, waits: bool
+) -> None:
     hands, folder = Hands(), LeaseFolder(paths_of(tmp_path))
     assert folder.claim(1, replace(claim("1"), epoch=1))
     new = lease(tmp_path, job, hands, launch)
@@ -114,7 +132,9 @@ def test_a_folder_that_was_emptied_by_hand_fences_everyone(tmp_path: Path) -> No
     assert mine.take() is None
     for path in (tmp_path / "state" / "lease").iterdir():
         path.unlink()
-    with pytest.raises(LeaseLost, match=r"is not in .*/state/lease any more \(unmounted, or removed by hand\)"):
+    with pytest.raises(
+        LeaseLost, match=r"is not in .*/state/lease any more \(unmounted, or removed by hand\)"
+    ):
         mine.check()
     mine.release()
 
@@ -139,18 +159,24 @@ def test_an_unfinished_claim_counts_as_a_silent_holder(tmp_path: Path) -> None:
     new.release()
 
 
-def test_links_that_the_file_system_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_that_the_file_system_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise OSError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
     folder = LeaseFolder(paths_of(tmp_path))
-    assert folder.claim(1, replace(claim("1"), epoch=1)) and not folder.claim(1, replace(claim("2"), epoch=1))
+    assert folder.claim(1, replace(claim("1"), epoch=1)) and not folder.claim(
+        1, replace(claim("2"), epoch=1)
+    )
     held = read_lease(paths_of(tmp_path))
     assert held is not None and held.job_id == "1"
 
 
-def test_an_answer_that_was_lost_is_not_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_was_lost_is_not_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     link = os.link
 
     def lose_the_answer(source: Any, target: Any) -> None:
@@ -195,7 +221,11 @@ def test_a_refused_publication_leaves_latest_and_no_draft_of_it(tmp_path: Path) 
     with pytest.raises(LeaseLost):
         publish(tmp_path, partial, manifest, fence=refuse)
     assert (tmp_path / "latest").read_text() == "global_step5"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [partial.name, "global_step5", "latest"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        partial.name,
+        "global_step5",
+        "latest",
+    ]
 
 
 FOREIGN = {
@@ -209,7 +239,10 @@ FOREIGN = {
 
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_what_is_of_another_training_is_set_aside_not_replaced(tmp_path: Path, kind: str) -> None:
-    info, extras = CheckpointInfo({}, {"model.layers": 4}), Extras({"consumed_samples": 0, "consumed_tokens": 0})
+    info, extras = (
+        CheckpointInfo({}, {"model.layers": 4}),
+        Extras({"consumed_samples": 0, "consumed_tokens": 0}),
+    )
     publish(tmp_path, *whole_checkpoint(tmp_path, 5, "theirs"))
     path = tmp_path / "global_step5" / "manifest.json"
     theirs = FOREIGN[kind](json.loads(path.read_text()))
@@ -237,7 +270,10 @@ class Contenders(RuleBasedStateMachine):
         self.leases = [Lease(self.paths, claim(str(job))) for job in range(4)]
         self.watches: list[HolderWatch | None] = [None] * 4
         self.counts, self.partials = [0] * 4, [Path()] * 4
-        self.newest, self.found = -1, (frozenset[str](), "")  # the newest holder, and what it read when it began
+        self.newest, self.found = (
+            -1,
+            (frozenset[str](), ""),
+        )  # the newest holder, and what it read when it began
 
     @rule(seconds=st.floats(0.1, 4.0))
     def time_passes(self, seconds: float) -> None:
@@ -330,7 +366,9 @@ class Contenders(RuleBasedStateMachine):
     def what_the_newest_holder_found_is_changed_by_itself_alone(self) -> None:
         names, latest = self.published()
         fresh = names - self.found[0]
-        assert {(self.checkpoints / name / "owner").read_text() for name in fresh} <= {str(self.newest)}
+        assert {(self.checkpoints / name / "owner").read_text() for name in fresh} <= {
+            str(self.newest)
+        }
         assert latest == self.found[1] or latest in fresh
 
     def teardown(self) -> None:
@@ -345,7 +383,9 @@ TestContenders.settings = settings(max_examples=60, stateful_step_count=30, dead
 def test_a_wrong_clock_of_this_host_ends_no_life(tmp_path: Path, hours: float) -> None:
     paths = paths_of(tmp_path)
     assert LeaseFolder(paths).claim(1, replace(claim("1"), epoch=1))
-    assert "is being trained by job 1" in trained_into(paths.checkpoints, time.time() + hours * 3600)
+    assert "is being trained by job 1" in trained_into(
+        paths.checkpoints, time.time() + hours * 3600
+    )
 
 
 def test_a_checkpoint_folder_behind_a_link_is_still_its_runs(tmp_path: Path) -> None:

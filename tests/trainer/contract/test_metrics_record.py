@@ -31,7 +31,9 @@ def test_a_step_is_read_back_whole(others: tuple[tuple[str, float], ...]) -> Non
     assert (record.step(), record.time, record.job_id) == (full, 50.0, "12")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "7", "null", line()[:-1], "[" * 5000, '{"kind": 5}', '{"kind": null}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "7", "null", line()[:-1], "[" * 5000, '{"kind": 5}', '{"kind": null}']
+)
 def test_a_cut_line_and_what_is_no_table_are_no_record(text: str) -> None:
     assert parse_record(text) is None
     assert parse_record(text.encode()) is None
@@ -48,7 +50,9 @@ def test_without_a_kind_it_is_a_step() -> None:
     assert record.step() is None, "the trainer's counters are not there"
 
 
-@pytest.mark.parametrize("value", ["null", "NaN", "Infinity", "-Infinity", "1e400", "1" + "0" * 400])
+@pytest.mark.parametrize(
+    "value", ["null", "NaN", "Infinity", "-Infinity", "1e400", "1" + "0" * 400]
+)
 def test_what_is_not_finite_is_nan_and_no_count(value: str) -> None:
     record = parse_record(line(lm_loss="@", time="@", iteration="@").replace('"@"', value))
     assert record is not None
@@ -76,7 +80,9 @@ def test_a_file_gives_its_whole_lines_in_order(tmp_path: Path) -> None:
     rows = [line(iteration=5), "torn {", line(iteration=6), line(iteration=5, lm_loss=2.0)]
     path.write_bytes(b"\xff\xfe\n" + "\n".join(rows).encode() + b"\n" + line(iteration=6).encode())
     found = [(record.iteration, record.number("lm_loss")) for record in records(path)]
-    assert found == [(5, 2.5), (6, 2.5), (5, 2.0)], "in the order of training; the last line is being written"
+    assert found == [(5, 2.5), (6, 2.5), (5, 2.0)], (
+        "in the order of training; the last line is being written"
+    )
 
 
 def test_a_line_without_an_end_costs_no_memory(tmp_path: Path) -> None:

@@ -62,9 +62,14 @@ def test_an_answer_that_was_lost_is_no_refusal(
     assert take(tmp_path, 1)
 
 
-@pytest.mark.parametrize(("take", "is_taken"), [(lease, True), (periodic, True), (message, True), (version, False)])
+@pytest.mark.parametrize(
+    ("take", "is_taken"), [(lease, True), (periodic, True), (message, True), (version, False)]
+)
 def test_without_hard_links_a_claim_is_made_a_version_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[[Path, int], bool], is_taken: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    take: Callable[[Path, int], bool],
+    is_taken: bool,
 ) -> None:
     """A version that is seen unfinished would count as damaged, and the one before it again."""
 
@@ -82,7 +87,9 @@ def test_without_hard_links_a_claim_is_made_a_version_is_not(
 
 
 @pytest.mark.parametrize("take", [periodic, version])
-def test_who_slept_while_others_went_on_has_nothing(tmp_path: Path, take: Callable[[Path, int], bool]) -> None:
+def test_who_slept_while_others_went_on_has_nothing(
+    tmp_path: Path, take: Callable[[Path, int], bool]
+) -> None:
     """Its number was used and removed since: it is free again, and far behind."""
     for number in range(1, 9):
         assert take(tmp_path, number)
@@ -107,7 +114,9 @@ def test_numbers_of_others_do_not_count(tmp_path: Path) -> None:
     assert NumberedFiles(tmp_path / "none").newest() == (0, b"")
 
 
-def test_age_is_told_by_the_file_servers_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_age_is_told_by_the_file_servers_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = NumberedFiles(tmp_path)
     assert files.make(1, b"x")
     past = time.time() - 100.0

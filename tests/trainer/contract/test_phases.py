@@ -22,7 +22,13 @@ def test_rank_zero_records_each_change_once_and_no_other_does(tmp_path):
     paths, now = RunPaths(tmp_path, "run", "main"), [100.0]
     for rank in (0, 1):
         beats = HeartbeatWriter(paths, rank, f"job-{rank}", clock=lambda: now[0], launch=3)
-        for phase, iteration in (("starting", 0), ("training", 7), ("training", 8), ("saving", 8), ("training", 8)):
+        for phase, iteration in (
+            ("starting", 0),
+            ("training", 7),
+            ("training", 8),
+            ("saving", 8),
+            ("training", 8),
+        ):
             now[0] += 2.0  # beyond the second within which a heartbeat is not repeated
             beats.beat(phase, iteration)
         beats.end_now(0)

@@ -28,14 +28,18 @@ HARMLESS = planted_secrets.HARMLESS + secrets_in_context.HARMLESS
 def published(line: str) -> str:
     """A line of a log as `tr11 sync` sends it."""
     data = line.encode() + b"\n"
-    masks = MaskSearch(is_events=False).until(lambda offset, length: data[offset : offset + length], len(data))
+    masks = MaskSearch(is_events=False).until(
+        lambda offset, length: data[offset : offset + length], len(data)
+    )
     return Masks(masks).over(data, 0).decode()
 
 
 @pytest.mark.parametrize(("line", "secret"), PLANTED)
 def test_a_secret_is_never_published_nor_said(line: str, secret: str) -> None:
     for shown in (published(line), redact(line)):
-        assert not [secret[at : at + 8] for at in range(len(secret) - 7) if secret[at : at + 8] in shown]
+        assert not [
+            secret[at : at + 8] for at in range(len(secret) - 7) if secret[at : at + 8] in shown
+        ]
 
 
 @pytest.mark.parametrize(("line", "secret"), PLANTED)
@@ -70,24 +74,42 @@ HARMLESS_NAMES = (
 @pytest.mark.parametrize("name", SECRET_NAMES)
 def test_a_name_is_judged_by_its_words(name: str) -> None:
     assert is_secret_name(name) and is_secret(name, "hunter2") and is_secret(name, "x")
-    assert not any(is_secret(name, value) for value in ("", "0", "true", "/gpfs/home/it", "~/it", "$OTHER", "${OTHER}"))
+    assert not any(
+        is_secret(name, value)
+        for value in ("", "0", "true", "/gpfs/home/it", "~/it", "$OTHER", "${OTHER}")
+    )
 
 
 @pytest.mark.parametrize("name", HARMLESS_NAMES)
 def test_a_name_of_other_words_is_no_secrets(name: str) -> None:
     assert not is_secret_name(name) and not is_secret(name, "hunter2")
-    assert is_secret(name, "https://me:hunter2@host/") and is_secret(name, "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9t")
+    assert is_secret(name, "https://me:hunter2@host/") and is_secret(
+        name, "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9t"
+    )
 
 
 def test_a_name_that_is_found_in_a_value_is_looked_at_too() -> None:
-    assert published('arguments=\'{"hf_token": "xaB3dE5fG7h", "a": 1}\'').count("*") == len("xaB3dE5fG7h")
-    assert published("token='hello', password=hunter2, api_key=x1y2z3a4").count("*") == len("hunter2" + "x1y2z3a4")
-    assert published("password=token=hunter2, eos_token=</s>") == "password=" + "*" * 13 + ", eos_token=</s>\n"
+    assert published('arguments=\'{"hf_token": "xaB3dE5fG7h", "a": 1}\'').count("*") == len(
+        "xaB3dE5fG7h"
+    )
+    assert published("token='hello', password=hunter2, api_key=x1y2z3a4").count("*") == len(
+        "hunter2" + "x1y2z3a4"
+    )
+    assert (
+        published("password=token=hunter2, eos_token=</s>")
+        == "password=" + "*" * 13 + ", eos_token=</s>\n"
+    )
 
 
 def test_what_can_be_no_secret_and_what_refers_to_one() -> None:
-    assert is_secret("ALERT_WEBHOOK_URL", "https://chat.example/a1") and not is_secret("TOKEN_URL", "https://host/a1")
-    assert is_plain("<|endoftext|>") and is_plain("https://host/path") and not is_plain("https://host/path?sig=1")
+    assert is_secret("ALERT_WEBHOOK_URL", "https://chat.example/a1") and not is_secret(
+        "TOKEN_URL", "https://host/a1"
+    )
+    assert (
+        is_plain("<|endoftext|>")
+        and is_plain("https://host/path")
+        and not is_plain("https://host/path?sig=1")
+    )
     assert reference_of("$A_B") == reference_of("${A_B}") == "A_B"
     assert not any(map(reference_of, ("", "$", "$A-B", "$A$B", "x$A", "${A", "$1A", "$$A")))
 
@@ -116,7 +138,9 @@ def repeats_without_a_bound(items: Iterable[Any], is_last: bool = True) -> Itera
             yield from repeats_without_a_bound(argument[1], False)
 
 
-@pytest.mark.parametrize("pattern", [r"://\S*[?&]sig=", r"(?:a+)+$", r"[a-z]*b", r"(?=a*)b", r"(?:a*|b)c"])
+@pytest.mark.parametrize(
+    "pattern", [r"://\S*[?&]sig=", r"(?:a+)+$", r"[a-z]*b", r"(?=a*)b", r"(?:a*|b)c"]
+)
 def test_the_count_sees_what_is_quadratic(pattern: str) -> None:
     assert list(repeats_without_a_bound(parser.parse(pattern)))
 
@@ -128,7 +152,11 @@ def test_no_search_for_a_secret_takes_more_steps_than_the_text_has_places(shape:
 
 
 def test_nor_the_look_at_what_stands_beside_a_name() -> None:
-    for shape in secret_shapes._VALUE.replace(secret_shapes._SIGN, "a"), secret_names._SAID, secret_names._WORDY:
+    for shape in (
+        secret_shapes._VALUE.replace(secret_shapes._SIGN, "a"),
+        secret_names._SAID,
+        secret_names._WORDY,
+    ):
         assert list(repeats_without_a_bound(parser.parse(shape, re.ASCII))) == []
 
 
@@ -139,5 +167,7 @@ def test_nor_one_in_a_message(name: str) -> None:
 
 def test_the_data_names_where_it_is_from() -> None:
     value = json.loads(RULES_FILE.read_text(encoding="utf-8"))
-    assert "gitleaks" in value["about"] and value["licence"].startswith("MIT License. Copyright (c)")
+    assert "gitleaks" in value["about"] and value["licence"].startswith(
+        "MIT License. Copyright (c)"
+    )
     assert len({rule["id"] for rule in value["rules"]}) == len(value["rules"]) > 200

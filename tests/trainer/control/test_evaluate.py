@@ -21,7 +21,9 @@ from trainer.schedule.rules import cross_problems
 
 def losses_of(config: TrainerConfig, file: Path) -> tuple[list[float], list[int]]:
     """Of every window, with the initial weights, and what was reported on the way."""
-    one = config.model_copy(update={"batch": config.batch.model_copy(update={"micro_batch_size": 1})})
+    one = config.model_copy(
+        update={"batch": config.batch.model_copy(update={"micro_batch_size": 1})}
+    )
     mesh = Mesh.create(one.parallel, CPU)
     engine = Engine.build(one, mesh, for_training=False)
     windows = read_windows(file, one.model.sequence_length, VOCABULARY)
@@ -41,7 +43,9 @@ def test_every_window_on_every_topology(tmp_path: Path, windows: int) -> None:
     assert all(np.isfinite(reference))
     for shape in ((2, 2, 1), (1, 2, 2), (2, 1, 2)):
         pipeline, tensor, data = shape
-        ranks = run_ranks(losses_of, pipeline * tensor * data, tiny(pipeline, tensor), tmp_path / "windows.npy")
+        ranks = run_ranks(
+            losses_of, pipeline * tensor * data, tiny(pipeline, tensor), tmp_path / "windows.npy"
+        )
         for found, _ in ranks:
             assert found == ranks[0][0]
             assert torch.allclose(torch.tensor(found), torch.tensor(reference), rtol=0, atol=2e-6)

@@ -33,7 +33,11 @@ class Attempt:
     def leaves_at(self, now: float) -> bool:
         self.now = now
         decision = self.signals.agree(5, trained=True).decision
-        assert decision is None or (decision.reason, decision.restart, decision.save) == ("exit-duration", True, True)
+        assert decision is None or (decision.reason, decision.restart, decision.save) == (
+            "exit-duration",
+            True,
+            True,
+        )
         return decision is not None
 
     def tell(self, time: float | None) -> None:

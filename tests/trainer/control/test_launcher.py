@@ -22,7 +22,9 @@ def test_a_store_that_left_first_is_no_traceback(
         raise DistNetworkError("failed to recv, got 0 bytes")
 
     agent: Any = SimpleNamespace(
-        _worker_group=SimpleNamespace(state="SUCCEEDED", group_world_size=2), _exit_barrier_timeout=300, _store=None
+        _worker_group=SimpleNamespace(state="SUCCEEDED", group_world_size=2),
+        _exit_barrier_timeout=300,
+        _store=None,
     )
     monkeypatch.setattr(api.store_util, "barrier", barrier)
     monkeypatch.setattr(launcher, "main", lambda _: api.SimpleElasticAgent._exit_barrier(agent))
@@ -47,5 +49,8 @@ def test_a_taken_port_is_one_line_and_no_traceback(
         assert launcher.run([*places, port, "--max-restarts=0", "-m", "trainer"]) == 1
     said = capsys.readouterr().err
     [line] = [line for line in said.splitlines() if line.startswith("tr11: ")]
-    assert line.startswith("tr11: the launcher on iam01 failed: DistNetworkError: ") and "EADDRINUSE" in line
+    assert (
+        line.startswith("tr11: the launcher on iam01 failed: DistNetworkError: ")
+        and "EADDRINUSE" in line
+    )
     assert "Traceback" not in said

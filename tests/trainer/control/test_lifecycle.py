@@ -28,7 +28,9 @@ from trainer.control.lifecycle import (
 NO_SIGNS = (0, 0, 0)
 
 
-def limits(tmp_path: Path, minutes: float | None = None, interval: int | None = None) -> StopConditions:
+def limits(
+    tmp_path: Path, minutes: float | None = None, interval: int | None = None
+) -> StopConditions:
     return StopConditions(tmp_path / "kill-switch", minutes, interval, start_time=1000.0)
 
 
@@ -63,12 +65,17 @@ def test_a_stop_request_counts_as_a_signal_and_is_kept(tmp_path):
     request_stop(request, "USR1 to the batch script")
     request_stop(request, "another")
     assert json.loads(request.read_text())["by"] == "USR1 to the batch script"
-    assert decide(seen(tmp_path, limits(tmp_path)), limits(tmp_path), 7, True, 1000.0).reason == "signal"
+    assert (
+        decide(seen(tmp_path, limits(tmp_path)), limits(tmp_path), 7, True, 1000.0).reason
+        == "signal"
+    )
 
 
 def test_lines_are_the_originals(tmp_path):
     kill = decide([1, 0, 1], limits(tmp_path), 5, True, 1000.0)
-    assert kill.line.startswith(f"[Detected kill switch at {tmp_path}/kill-switch. Exiting] datetime: ")
+    assert kill.line.startswith(
+        f"[Detected kill switch at {tmp_path}/kill-switch. Exiting] datetime: "
+    )
     assert kill.restart is False
     over = decide([0, 0, 1], limits(tmp_path, minutes=1.0), 5, True, 1000.0 + 90)
     assert over.line.startswith("[exiting program after 1.5 minutes] datetime: ")
@@ -89,7 +96,14 @@ def test_a_resume_at_a_multiple_of_the_exit_interval_trains_on(tmp_path):
 
 @pytest.mark.parametrize(
     ("reason", "code"),
-    [("finished", 0), ("kill-switch", 0), ("signal", 0), ("refused", 2), ("superseded", 2), ("error", 1)],
+    [
+        ("finished", 0),
+        ("kill-switch", 0),
+        ("signal", 0),
+        ("refused", 2),
+        ("superseded", 2),
+        ("error", 1),
+    ],
 )
 def test_exit_codes(reason, code):
     assert exit_code(reason) == code
@@ -129,7 +143,12 @@ def test_marker_and_failure_files(tmp_path):
     attempt = AttemptIdentity("77", 2, paths.stop_request("77"))
     write_end_marker(paths, attempt, "signal", True, 12, 10, "words")
     value = json.loads(paths.end_marker("77").read_text())
-    assert (value["reason"], value["iteration"], value["checkpoint_step"], value["launch"]) == ("signal", 12, 10, 2)
+    assert (value["reason"], value["iteration"], value["checkpoint_step"], value["launch"]) == (
+        "signal",
+        12,
+        10,
+        2,
+    )
     write_failure(paths, attempt, 5, RuntimeError("boom"), 12)
     failure = json.loads((paths.attempt("77") / "failures" / "rank-5.json").read_text())
     assert failure["error"] == "RuntimeError: boom"
@@ -138,7 +157,9 @@ def test_marker_and_failure_files(tmp_path):
 
 def test_attempt_from_the_environment():
     paths = RunPaths(Path("/run"), "run", "main")
-    attempt = AttemptIdentity.from_environment({"TR11_JOB_ID": "8", "SLURM_JOB_ID": "9", "TR11_LAUNCH": "3"}, paths)
+    attempt = AttemptIdentity.from_environment(
+        {"TR11_JOB_ID": "8", "SLURM_JOB_ID": "9", "TR11_LAUNCH": "3"}, paths
+    )
     assert attempt == AttemptIdentity("8", 3, Path("/run/state/attempts/8/stop-request.json"))
     assert AttemptIdentity.from_environment({"SLURM_JOB_ID": "9"}, paths).job_id == "9"
     assert AttemptIdentity.from_environment({}, paths).job_id == f"pid-{os.getppid()}"
@@ -146,7 +167,10 @@ def test_attempt_from_the_environment():
 
 def run_python(body: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(body)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
+        [sys.executable, "-c", textwrap.dedent(body)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
     )
 
 

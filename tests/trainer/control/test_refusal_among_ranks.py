@@ -35,7 +35,9 @@ def write_foreign(folder: Path, foreign: int) -> None:
     ends = np.full(60, 40, dtype=np.int32)
     with IndexedWriter(folder / "numbered", "uint16") as writer:
         writer.add_documents(np.arange(60 * 40, dtype=np.uint16), ends)
-    (plan,) = plan_splits([(1.0, folder / "numbered")], "1", {"train": SAMPLES}, ReadOptions(16, SEED)).values()
+    (plan,) = plan_splits(
+        [(1.0, folder / "numbered")], "1", {"train": SAMPLES}, ReadOptions(16, SEED)
+    ).values()
     tokens[plan.open()[foreign][8]] = VOCABULARY
     with IndexedWriter(folder / "tokens", "uint16") as writer:
         writer.add_documents(tokens, ends)
@@ -66,7 +68,10 @@ def run_two(folder: Path, **changes: Any) -> tuple[list[str], list[int | None], 
     path.write_text(config.model_dump_json())
     outputs = [folder / f"{rank}.out" for rank in range(2)]
     with claimed_ports(1, beside_twins=True) as port:
-        started = [fork_server().Process(target=_train, args=(rank, 2, port, path, outputs[rank])) for rank in range(2)]
+        started = [
+            fork_server().Process(target=_train, args=(rank, 2, port, path, outputs[rank]))
+            for rank in range(2)
+        ]
         try:
             for process in started:
                 process.start()
@@ -77,7 +82,11 @@ def run_two(folder: Path, **changes: Any) -> tuple[list[str], list[int | None], 
                 if process.is_alive():
                     process.kill()
                 process.join()
-    return [output.read_text() for output in outputs], [process.exitcode for process in started], config
+    return (
+        [output.read_text() for output in outputs],
+        [process.exitcode for process in started],
+        config,
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,15 +98,22 @@ def run_two(folder: Path, **changes: Any) -> tuple[list[str], list[int | None], 
         pytest.param(2, 0, 3, id="the first stage"),
     ],
 )
-def test_the_others_say_that_one_has_refused(tmp_path: Path, pipeline: int, workers: int, foreign: int) -> None:
+def test_the_others_say_that_one_has_refused(
+    tmp_path: Path, pipeline: int, workers: int, foreign: int
+) -> None:
     write_foreign(tmp_path, foreign)
     data = {"order": "single", "workers": workers}
     said, codes, config = run_two(tmp_path, data=data, parallel={"pipeline": pipeline})
     refuser = foreign // 8
     other = 1 - refuser
     refused = [line for line in said[refuser].splitlines() if line.startswith("tr11: refused: ")]
-    assert len(refused) == 1 and f"holds token {VOCABULARY} at its place" in refused[0], said[refuser]
-    assert f"tr11: ended with rank {refuser} on {host_name()}, which refused: its own line says why" in said[other]
+    assert len(refused) == 1 and f"holds token {VOCABULARY} at its place" in refused[0], said[
+        refuser
+    ]
+    assert (
+        f"tr11: ended with rank {refuser} on {host_name()}, which refused: its own line says why"
+        in said[other]
+    )
     for text in said:
         assert "Traceback" not in text and "Error" not in text and "gloo" not in text, text
     assert codes == [EXIT_REFUSED, EXIT_REFUSED]
@@ -114,7 +130,9 @@ def test_after_steps_it_is_a_failure_in_one_line_all_the_same(tmp_path: Path) ->
     assert " iteration        1/" in said[1]
     stopped = [line for line in said[1].splitlines() if line.startswith("tr11: stopped: ")]
     assert len(stopped) == 1 and f"holds token {VOCABULARY} at its place" in stopped[0], said[1]
-    assert f"tr11: ended with rank 1 on {host_name()}, which stopped: its own line says why" in said[0]
+    assert (
+        f"tr11: ended with rank 1 on {host_name()}, which stopped: its own line says why" in said[0]
+    )
     for text in said:
         assert "Traceback" not in text and "gloo" not in text, text
     assert codes == [EXIT_ERROR, EXIT_ERROR]

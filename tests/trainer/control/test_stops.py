@@ -45,7 +45,9 @@ def test_of_two_trainers_at_once_exactly_one_trains(tmp_path: Path, processes: P
     assert jobs_of_checkpoints(config)[left.iteration] == winner
 
 
-def test_a_frozen_trainer_that_was_superseded_publishes_nothing(tmp_path: Path, processes: Processes) -> None:
+def test_a_frozen_trainer_that_was_superseded_publishes_nothing(
+    tmp_path: Path, processes: Processes
+) -> None:
     config = card(tmp_path, checkpoint={"interval": 1})  # it saves all the time
     old = processes.start(config, "1")
     processes.wait(lambda: at(config, "1", 6))
@@ -65,7 +67,10 @@ def test_a_frozen_trainer_that_was_superseded_publishes_nothing(tmp_path: Path, 
     assert (jobs_of_checkpoints(config), read_latest(config.paths.checkpoints)) == before
     marker = ended(config, "1")
     assert (marker.reason, marker.restart) == ("superseded", False)
-    assert "job 2 (launch 1)" in marker.message and "has taken over (epoch 2, ours was 1)" in marker.message
+    assert (
+        "job 2 (launch 1)" in marker.message
+        and "has taken over (epoch 2, ours was 1)" in marker.message
+    )
 
 
 class Overtaken(Trainer):
@@ -74,7 +79,9 @@ class Overtaken(Trainer):
     def _step(self) -> StepResult:
         result = super()._step()
         if self.progress.iteration == 3 and self.mesh.rank == 0:
-            assert LeaseFolder(self.config.paths).claim(2, LeaseClaim("9", 1, "elsewhere", 1, "ana", 0.0, "token", 2))
+            assert LeaseFolder(self.config.paths).claim(
+                2, LeaseClaim("9", 1, "elsewhere", 1, "ana", 0.0, "token", 2)
+            )
         return result
 
 
@@ -92,7 +99,9 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_no_way_of_saving_publishes_without_the_lease(tmp_path: Path, way: str) -> None:
     config = card(tmp_path, checkpoint={"interval": 2, **WAYS[way]})
-    assert {reason for reason, _ in run_ranks(attend, 2, Overtaken, config, "1", launch=False)} == {"superseded"}
+    assert {reason for reason, _ in run_ranks(attend, 2, Overtaken, config, "1", launch=False)} == {
+        "superseded"
+    }
     steps = checkpoint_steps(config.paths.checkpoints)
     # A save in the background may have been published before the third step had ended.
     assert steps in ([[], [2]] if way == "asynchronous" else [[2]])
@@ -153,7 +162,9 @@ def asked_twice(config: TrainerConfig, requests: dict[int, Request]) -> tuple[st
 
 def test_each_request_hears_of_its_own_save_however_late(tmp_path: Path) -> None:
     config = card(tmp_path, checkpoint={"interval": 100_000}, run={"exit_interval": 9})
-    wanted = {step: new_request("checkpoint", "ana", f"at {step}", config.paths.root) for step in (3, 5)}
+    wanted = {
+        step: new_request("checkpoint", "ana", f"at {step}", config.paths.root) for step in (3, 5)
+    }
     assert run_ranks(asked_twice, 2, config, wanted, launch=False) == [("exit-interval", 9)] * 2
     assert checkpoint_steps(config.paths.checkpoints) == [3, 5, 9]
     for step, request in wanted.items():
@@ -183,11 +194,15 @@ def test_a_stop_while_data_do_not_come_saves(tmp_path: Path, processes: Processe
     assert manifest is not None and manifest.job_id == "1"
 
 
-def test_an_end_at_once_is_honoured_while_data_do_not_come(tmp_path: Path, processes: Processes) -> None:
+def test_an_end_at_once_is_honoured_while_data_do_not_come(
+    tmp_path: Path, processes: Processes
+) -> None:
     config = card(tmp_path, data={"workers": 1}, checkpoint={"interval": 100_000})
     trainer = processes.start(config, "1")
     processes.wait(lambda: at(config, "1", 3))
-    os.kill(trainer.pid, signal.SIGSTOP)  # wherever it is, it must not be faster than the request is read
+    os.kill(
+        trainer.pid, signal.SIGSTOP
+    )  # wherever it is, it must not be faster than the request is read
     request = new_request("kill-now", "ana", "wrong card", config.paths.root)
     request.write(config.kill_switch)
     os.kill(trainer.pid, signal.SIGCONT)

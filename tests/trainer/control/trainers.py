@@ -29,7 +29,12 @@ def card(folder: Path, **changes: Any) -> TrainerConfig:
     value = tiny().model_dump(mode="json")
     value["run"]["directory"] = str(folder / "run")
     value["batch"]["train_samples"] = 16 * 100_000
-    value["data"] |= {"prefixes": [str(folder / "tokens")], "workers": 0, "order": "cyclic", "split": "1000,0,0"}
+    value["data"] |= {
+        "prefixes": [str(folder / "tokens")],
+        "workers": 0,
+        "order": "cyclic",
+        "split": "1000,0,0",
+    }
     value["logging"]["tensorboard"] = False
     value["evaluation"]["iterations"] = 0
     for section, keys in changes.items():
@@ -102,7 +107,11 @@ class Processes:
 
     def wait(self, condition: Callable[[], object], seconds: float = 600.0) -> None:
         logs = self.folder.glob("*.out")
-        until(condition, seconds=seconds, context=lambda: "\n".join(path.read_text()[-2000:] for path in logs))
+        until(
+            condition,
+            seconds=seconds,
+            context=lambda: "\n".join(path.read_text()[-2000:] for path in logs),
+        )
 
     def clear(self) -> None:
         for training in self.started:

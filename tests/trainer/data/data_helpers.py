@@ -18,7 +18,21 @@ from trainer.data.__main__ import main
 from trainer.data.indexed_write import IndexedWriter
 
 ROOT = Path(__file__).parents[3]
-WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu"]
+WORDS = [
+    "alpha",
+    "beta",
+    "gamma",
+    "delta",
+    "epsilon",
+    "zeta",
+    "eta",
+    "theta",
+    "iota",
+    "kappa",
+    "lambda",
+    "mu",
+    "nu",
+]
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
@@ -35,7 +49,9 @@ def write_lines(path: Path, items: Sequence[str]) -> Path:
 def write_pair(prefix: Path, documents: Sequence[Sequence[int]], dtype: str = "uint16") -> Path:
     with IndexedWriter(prefix, dtype) as writer:
         for document in documents:
-            writer.add_documents(np.array(document, dtype=dtype), np.array([len(document)], dtype=np.int32))
+            writer.add_documents(
+                np.array(document, dtype=dtype), np.array([len(document)], dtype=np.int32)
+            )
     return prefix
 
 
@@ -43,14 +59,21 @@ def numbered_documents(count: int, seed: int = 0, longest: int = 40) -> list[lis
     """Documents of random lengths whose tokens, put in order, count up from 0: every token says where it is from."""
     lengths = np.random.RandomState(seed).randint(1, longest + 1, count)
     ends = np.cumsum(lengths)
-    return [list(range(end - length, end)) for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
+    return [
+        list(range(end - length, end))
+        for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)
+    ]
 
 
 def run_data(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """`python -m trainer.data WORDS`, its `main` in this process: another Python would load for a second or two."""
     said, heard = io.StringIO(), io.StringIO()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(heard), pytest.MonkeyPatch.context() as patch:
+    with (
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(heard),
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setattr(sys, "argv", ["python -m trainer.data", *map(str, words)])
         patch.delenv("TOKENIZERS_PARALLELISM", raising=False)
         try:
@@ -71,7 +94,9 @@ def run_data_process(*words: str | Path, timeout: float = 300) -> subprocess.Com
     )  # fmt: skip
 
 
-def slow_sample_index(sizes: Sequence[int], order: Sequence[int], length: int) -> list[tuple[int, int]]:
+def slow_sample_index(
+    sizes: Sequence[int], order: Sequence[int], length: int
+) -> list[tuple[int, int]]:
     """The walk from sample to sample, one document at a time, as the definition has it."""
     rows = [(0, 0)]
     position, offset = 0, 0

@@ -66,5 +66,6 @@ def run_lives(root: Path, stories: list[list[int]], setup: str, work: str) -> Li
     assert done.returncode == 0, done.stderr
     lives = [json.loads(line) for line in done.stdout.splitlines()]
     return Lives(
-        max(count for step, count, _ in lives if step >= 0), [(count, told) for step, count, told in lives if step < 0]
+        max(count for step, count, _ in lives if step >= 0),
+        [(count, told) for step, count, told in lives if step < 0],
     )

@@ -12,12 +12,23 @@ from trainer.data.samples import Samples, plan_data, wanted_data
 LENGTH = 16
 
 
-def card(folder: Path, data: Mapping[str, Any], evaluations: int = 1, train_samples: int = 400) -> TrainerConfig:
+def card(
+    folder: Path, data: Mapping[str, Any], evaluations: int = 1, train_samples: int = 400
+) -> TrainerConfig:
     return TrainerConfig.model_validate(
         {
             "run": {"name": "tiny", "directory": str(folder), "seed": 5},
-            "model": {"layers": 1, "hidden_size": 8, "attention_heads": 1, "sequence_length": LENGTH},
-            "batch": {"micro_batch_size": 2, "global_batch_size": 8, "train_samples": train_samples},
+            "model": {
+                "layers": 1,
+                "hidden_size": 8,
+                "attention_heads": 1,
+                "sequence_length": LENGTH,
+            },
+            "batch": {
+                "micro_batch_size": 2,
+                "global_batch_size": 8,
+                "train_samples": train_samples,
+            },
             "schedule": {"learning_rate": 1e-3},
             "checkpoint": {"interval": 10},
             "evaluation": {"iterations": evaluations},

@@ -26,7 +26,9 @@ def slow_blend(weights: list[float], samples: int) -> list[int]:
     counts = [0] * len(weights)
     chosen = []
     for index in range(samples):
-        behind = [share * max(index, 1) - count for share, count in zip(shares, counts, strict=True)]
+        behind = [
+            share * max(index, 1) - count for share, count in zip(shares, counts, strict=True)
+        ]
         best = behind.index(max(behind))
         counts[best] += 1
         chosen.append(best)
@@ -61,9 +63,16 @@ def test_blend_is_the_greedy_rule(weights: list[float], samples: int) -> None:
     block=st.integers(300, 3000),
     segments=st.integers(1, 40),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_segments_side_by_side_make_the_sequential_choices(
-    *, monkeypatch: pytest.MonkeyPatch, weights: list[float], samples: int, block: int, segments: int
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    weights: list[float],
+    samples: int,
+    block: int,
+    segments: int,
 ) -> None:
     monkeypatch.setattr(blend, "BLEND_WARM_UP", 1)
     monkeypatch.setattr(blend, "BLEND_SEGMENTS", segments)
@@ -82,10 +91,14 @@ def test_wrong_guesses_are_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
     assert build_blend([0.2, 0.5, 0.3], 1500)[0].tolist() == slow_blend([0.2, 0.5, 0.3], 1500)
 
 
-def test_rare_members_are_found_whatever_the_segments_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rare_members_are_found_whatever_the_segments_guessed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     weights = [1e-4] * 4 + [0.31, 0.27, 0.2, 0.13, 0.05]
     expected = slow_blend(weights, 30_000)
-    assert expected.count(0) >= 2  # so that whole rows of segments begin before and after the moment it is taken
+    assert (
+        expected.count(0) >= 2
+    )  # so that whole rows of segments begin before and after the moment it is taken
     for segments in (3, 100, 1 << 14):
         monkeypatch.setattr(blend, "BLEND_SEGMENTS", segments)
         assert build_blend(weights, 30_000)[0].tolist() == expected
@@ -95,7 +108,10 @@ def test_rare_members_are_found_whatever_the_segments_guessed(monkeypatch: pytes
 @settings(max_examples=50, deadline=None)
 def test_a_longer_mixture_only_appends(weights: list[float], samples: int, more: int) -> None:
     short, long = build_blend(weights, samples), build_blend(weights, samples + more)
-    assert short[0].tolist() == long[0][:samples].tolist() and short[1].tolist() == long[1][:samples].tolist()
+    assert (
+        short[0].tolist() == long[0][:samples].tolist()
+        and short[1].tolist() == long[1][:samples].tolist()
+    )
 
 
 # Digests of the choices of megatron-core 0.16.1's compiled code, the members as int16: weights, samples.
@@ -132,7 +148,9 @@ def test_members_are_asked_for_their_share_and_a_little_more() -> None:
     assert member_samples([1.0, 999.0], 1000) == (2, 1004)
 
 
-@pytest.mark.parametrize("weights", [[], [1.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [float("inf"), 1.0]])
+@pytest.mark.parametrize(
+    "weights", [[], [1.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [float("inf"), 1.0]]
+)
 def test_weights_must_be_positive(weights: list[float]) -> None:
     with pytest.raises(DataError, match="positive"):
         normalised(weights)
@@ -146,14 +164,21 @@ def test_weights_must_be_positive(weights: list[float]) -> None:
         ("969, 30, 1", 100, (97, 100, 100)),
         ("1", 7, (7, 7, 7)),
         ("1,1,1", 4, (2, 3, 4)),
-        ("50,50", 3, (1, 3, 3)),  # both round 1.5 up to 2; the excess of 1 comes off all but the first boundary
+        (
+            "50,50",
+            3,
+            (1, 3, 3),
+        ),  # both round 1.5 up to 2; the excess of 1 comes off all but the first boundary
     ],
 )
 def test_split_rule(split: str, count: int, bounds: tuple[int, ...]) -> None:
     assert tuple(part.stop for part in split_documents(split, count)) == bounds
 
 
-@given(shares=st.lists(st.integers(0, 1000), min_size=1, max_size=3).filter(any), count=st.integers(0, 5000))
+@given(
+    shares=st.lists(st.integers(0, 1000), min_size=1, max_size=3).filter(any),
+    count=st.integers(0, 5000),
+)
 @settings(deadline=None)
 def test_splits_cover_everything_once(shares: list[int], count: int) -> None:
     parts = split_documents(",".join(map(str, shares)), count)

@@ -14,7 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.data.data_helpers import numbered_documents, run_data, texts, write_lines, write_pair
+from tests.trainer.data.data_helpers import (
+    numbered_documents,
+    run_data,
+    texts,
+    write_lines,
+    write_pair,
+)
 from trainer.contract.errors import DataError
 from trainer.data import check
 from trainer.data import check as room
@@ -31,7 +37,9 @@ def laid_out(documents: list[list[int]], dtype: str = "uint16") -> tuple[Any, An
     return whole, np.cumsum([0, *lengths[:-1]])
 
 
-def slow_storms(documents: list[list[int]], limits: DocumentLimits) -> dict[int, set[tuple[int, int, bool]]]:
+def slow_storms(
+    documents: list[list[int]], limits: DocumentLimits
+) -> dict[int, set[tuple[int, int, bool]]]:
     found: dict[int, set[tuple[int, int, bool]]] = {}
     for number, document in enumerate(documents):
         symbol, count = Counter(document).most_common(1)[0]
@@ -52,7 +60,9 @@ def slow_storms(documents: list[list[int]], limits: DocumentLimits) -> dict[int,
     dtype=st.sampled_from(["uint16", "int32", "uint8"]),
 )
 @settings(max_examples=200, deadline=None)
-def test_storms_equal_the_slow_search(documents: list[list[int]], length: int, run: int, dtype: str) -> None:
+def test_storms_equal_the_slow_search(
+    documents: list[list[int]], length: int, run: int, dtype: str
+) -> None:
     limits = DocumentLimits(length, run)
     expected = slow_storms(documents, limits)
     found = find_storms(*laid_out(documents, dtype), limits)
@@ -64,7 +74,11 @@ def test_storms_equal_the_slow_search(documents: list[list[int]], length: int, r
 @given(documents=DOCUMENTS, size=st.integers(1, 4))
 def test_outside_equals_the_slow_search(documents: list[list[int]], size: int) -> None:
     expected = [
-        (number, next(token for token in document if token >= size), sum(token >= size for token in document))
+        (
+            number,
+            next(token for token in document if token >= size),
+            sum(token >= size for token in document),
+        )
         for number, document in enumerate(documents)
         if max(document) >= size
     ]
@@ -75,7 +89,10 @@ def test_outside_equals_the_slow_search(documents: list[list[int]], size: int) -
     }
 
 
-@given(values=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20)), max_size=60), kept=st.sampled_from([1, 4096]))
+@given(
+    values=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20)), max_size=60),
+    kept=st.sampled_from([1, 4096]),
+)
 @settings(max_examples=60, deadline=None)
 def test_duplicates_equal_the_slow_search(values: list[tuple[int, int]], kept: int) -> None:
     """(source, content) in order; contents that are equal are copies of the first."""
@@ -114,7 +131,9 @@ def spoilt(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_each_kind_of_finding(spoilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+def test_each_kind_of_finding(
+    spoilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
     monkeypatch.setattr(room, "PIECE_TOKENS", 50)
     other = write_pair(tmp_path / "other", [[*numbered_documents(60)[3], 0], [1, 2, 3, 0]], "int32")
     heard: list[int] = []
@@ -143,7 +162,9 @@ def test_each_kind_of_finding(spoilt: Path, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_good_data_is_clean(tmp_path: Path) -> None:
-    report = check_pairs([str(write_pair(tmp_path / "good", numbered_documents(200)))], vocabulary_size=10_000)
+    report = check_pairs(
+        [str(write_pair(tmp_path / "good", numbered_documents(200)))], vocabulary_size=10_000
+    )
     assert report.clean and report.examples == () and report.documents == 200
 
 
@@ -154,10 +175,16 @@ def test_damaged_pairs_are_findings_and_the_rest_is_checked(tmp_path: Path) -> N
     report = check_pairs([str(cut), str(good), "/nowhere/x", str(floats)])
     assert report.counts == {"unreadable": 3} and report.documents == 20
     details = [example.detail for example in report.examples]
-    assert "truncated" in details[0] and "missing" in details[1] and "float32 numbers, not tokens" in details[2]
+    assert (
+        "truncated" in details[0]
+        and "missing" in details[1]
+        and "float32 numbers, not tokens" in details[2]
+    )
 
 
-def test_examples_are_few_and_counts_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_are_few_and_counts_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(room, "PIECE_TOKENS", 100)
     report = check_pairs([str(write_pair(tmp_path / "p", [[], *[[1, 2]] * 300, *[[]] * 49]))])
     assert report.counts == {"empty": 50, "duplicate": 299}
@@ -210,20 +237,34 @@ def test_the_command(tmp_path: Path, tokenizer_folder: Path) -> None:
     assert run_data("check", "--raw", "a", "b").returncode == 2
 
 
-def test_the_token_that_ends_a_document_inside_a_text(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_the_token_that_ends_a_document_inside_a_text(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     """In raw text, in a pair, and told at once when the pair is made."""
     end = "<|endoftext|>"
-    lines = ["alpha", f"beta {end} gamma {end}", "an old strike </s> tag", f"delta{end}", *[end] * 9]
+    lines = [
+        "alpha",
+        f"beta {end} gamma {end}",
+        "an old strike </s> tag",
+        f"delta{end}",
+        *[end] * 9,
+    ]
     path = write_lines(tmp_path / "in.jsonl", lines)
     report = check_raw(path, end_tokens=("</s>", end))
     assert report.counts["end_token_in_text"] == 12
-    found = [(example.place, example.detail) for example in report.examples if example.kind == "end_token_in_text"]
+    found = [
+        (example.place, example.detail)
+        for example in report.examples
+        if example.kind == "end_token_in_text"
+    ]
     assert found[:3] == [
         (2, f"{end!r} 2 times in the text"),
         (3, "'</s>' 1 times in the text"),
         (4, f"{end!r} 1 times in the text"),
     ]
-    done = run_data("check", "--raw", path, "--tokenizer", tokenizer_folder, "--workers", "1", "--json")
+    done = run_data(
+        "check", "--raw", path, "--tokenizer", tokenizer_folder, "--workers", "1", "--json"
+    )
     assert done.returncode == 1 and json.loads(done.stdout)["counts"]["end_token_in_text"] == 11, (
         "</s> is no token of it"
     )
@@ -232,9 +273,14 @@ def test_the_token_that_ends_a_document_inside_a_text(tmp_path: Path, tokenizer_
     result = json.loads(made.stdout)
     assert made.returncode == 0 and result["documents_with_end_token"] == 11
     assert (result["end_token"], result["end_token_lines"]) == (end, [2, 4, 5, 6, 7])
-    assert f"WARNING: {path}: 11 document(s) hold '{end}' in their text (line 2, 4, 5, 6, 7 ...)" in made.stderr
+    assert (
+        f"WARNING: {path}: 11 document(s) hold '{end}' in their text (line 2, 4, 5, 6, 7 ...)"
+        in made.stderr
+    )
     assert "data.reset_attention_mask" in made.stderr
-    looked = run_data("check", tmp_path / "p_text_document", "--tokenizer", tokenizer_folder, "--workers", "1")
+    looked = run_data(
+        "check", tmp_path / "p_text_document", "--tokenizer", tokenizer_folder, "--workers", "1"
+    )
     assert looked.returncode == 1 and "end token in text: 11" in looked.stdout
     assert "p_text_document, 1: token 0, which ends a document, 2 times" in looked.stdout
     assert "data.mask_end_of_document_loss" in looked.stdout

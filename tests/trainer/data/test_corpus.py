@@ -56,15 +56,23 @@ def test_what_cannot_be_read_is_counted(tmp_path: Path) -> None:
     (tmp_path / "nul.py").write_bytes(b"x = 1\x00\n")
     (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere.py")
     missed: list[int] = []
-    documents = list(library_documents(tmp_path, "lib", tests=False, on_unreadable=lambda: missed.append(1)))
-    assert documents == [Document("Words.", "lib/good.py#docstrings"), Document("x = 1\n", "lib/good.py#code")]
+    documents = list(
+        library_documents(tmp_path, "lib", tests=False, on_unreadable=lambda: missed.append(1))
+    )
+    assert documents == [
+        Document("Words.", "lib/good.py#docstrings"),
+        Document("x = 1\n", "lib/good.py#code"),
+    ]
     assert len(missed) == 4
 
 
 def test_a_real_corpus(tmp_path: Path) -> None:
     heard: list[int] = []
     report = build_corpus(tmp_path / "a.jsonl", SMALL, on_bytes=heard.append)
-    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "a.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    ]
     sizes = [len(line["text"].encode()) for line in lines]
     assert report.documents == len(lines) and report.text_bytes == sum(sizes) == sum(heard) >= SMALL
     assert sum(report.bytes_by_origin.values()) == report.text_bytes
@@ -101,14 +109,22 @@ def test_a_persons_file_is_not_replaced_and_a_half_made_one_is(tmp_path: Path) -
         build_corpus(output, 300_000)
     assert output.read_text() == "mine"
     record = tmp_path / "c.jsonl.report.json"
-    record.write_text(json.dumps({"request": {}, "report": None}))  # a command that was killed after it began to write
+    record.write_text(
+        json.dumps({"request": {}, "report": None})
+    )  # a command that was killed after it began to write
     assert not build_corpus(output, 300_000).already_complete
     assert output.read_text() != "mine"
 
 
 def test_more_than_there_is_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "all_documents", lambda on_unreadable: iter([Document("word " * 100, "lib/a.py#code")]))
-    with pytest.raises(DataError, match="carries 500 bytes of text, 501 were asked; use --min-bytes 500"):
+    monkeypatch.setattr(
+        corpus,
+        "all_documents",
+        lambda on_unreadable: iter([Document("word " * 100, "lib/a.py#code")]),
+    )
+    with pytest.raises(
+        DataError, match="carries 500 bytes of text, 501 were asked; use --min-bytes 500"
+    ):
         build_corpus(tmp_path / "c.jsonl", 501)
     assert list(tmp_path.iterdir()) == []
 

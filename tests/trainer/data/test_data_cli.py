@@ -32,24 +32,51 @@ def test_from_corpus_to_index_maps(tmp_path: Path) -> None:
     corpus, folder, prefix = tmp_path / "corpus.jsonl", tmp_path / "tokenizer", tmp_path / "demo"
     done = run_tr11("corpus", "--out", corpus, "--min-bytes", "600000", "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["text_bytes"] >= 600000 and "━" not in done.stderr, "no bar where no person looks"
+    assert json.loads(done.stdout)["text_bytes"] >= 600000 and "━" not in done.stderr, (
+        "no bar where no person looks"
+    )
     for kept in (False, True):
-        done = run_data("tokenizer", "--corpus", corpus, "--vocab-size", "512", "--out", folder, "--json")
+        done = run_data(
+            "tokenizer", "--corpus", corpus, "--vocab-size", "512", "--out", folder, "--json"
+        )
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["vocabulary_size"] == 512
         assert json.loads(done.stdout)["already_complete"] is kept
     done = run_tr11(
-        "preprocess", "--input", corpus, "--tokenizer", folder, "--output-prefix", prefix, "--workers", "2", "--json"
+        "preprocess",
+        "--input",
+        corpus,
+        "--tokenizer",
+        folder,
+        "--output-prefix",
+        prefix,
+        "--workers",
+        "2",
+        "--json",
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["tokens"] > 100000
     pair = f"{prefix}_text_document"
-    done = run_tr11("index", pair, "--seq-length", "64", "--train-samples", "500", "--vocab-size", "512", "--json")
+    done = run_tr11(
+        "index",
+        pair,
+        "--seq-length",
+        "64",
+        "--train-samples",
+        "500",
+        "--vocab-size",
+        "512",
+        "--json",
+    )
     assert json.loads(done.stdout)["samples"] == {"train": 500}
     done = run_data("inspect", pair, "--json", "--tokenizer", folder)
     facts = json.loads(done.stdout)
-    assert facts["tokens"] == summary["tokens"] and facts["dtype"] == "uint16" and facts["largest_token"] < 512
+    assert (
+        facts["tokens"] == summary["tokens"]
+        and facts["dtype"] == "uint16"
+        and facts["largest_token"] < 512
+    )
     first = json.loads(corpus.read_text(encoding="utf-8").split("\n")[0])["text"]
     assert first.startswith(facts["peeks"][0]["text"][:40])
     small = write_pair(tmp_path / "foreign", [[3, 4], [5, 1 << 14, 6]])
@@ -69,7 +96,13 @@ def made(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Pa
     folder = tmp_path_factory.mktemp("made")
     write_lines(folder / "in.jsonl", texts(50))
     done = run_data(
-        "preprocess", "--input", folder / "in.jsonl", "--tokenizer", tokenizer_folder, "--output-prefix", folder / "p"
+        "preprocess",
+        "--input",
+        folder / "in.jsonl",
+        "--tokenizer",
+        tokenizer_folder,
+        "--output-prefix",
+        folder / "p",
     )
     assert done.returncode == 0, done.stderr
     return folder
@@ -79,16 +112,48 @@ def made(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Pa
     ("words", "code", "message"),
     [
         (["inspect", "{}/nothing"], 1, "nothing.idx is missing"),
-        (["tokenizer", "--corpus", "{}/none.jsonl", "--out", "{}/t"], 1, "none.jsonl: there is no such file"),
-        (["tokenizer", "--corpus", "{}/in.jsonl", "--out", "{}/t", "--vocab-size", "20"], 2, "at least 258"),
-        (["tokenizer", "--corpus", "{}/in.jsonl", "--out", "{}/t", "--json-key", "k"], 1, "line 1: no key 'k'"),
-        (["index", "{}/p_text_document", "--seq-length", "99999", "--train-samples", "5"], 1, "one sample needs"),
-        (["index", "1", "{}/a", "2", "--seq-length", "9", "--train-samples", "5"], 2, "pairs WEIGHT PREFIX"),
-        (["index", "x", "{}/a", "--seq-length", "9", "--train-samples", "5"], 2, "weight of .*not a number"),
-        (["index", "{}/a", "--seq-length", "9", "--train-samples", "5", "--split", "x"], 2, "split 'x'"),
+        (
+            ["tokenizer", "--corpus", "{}/none.jsonl", "--out", "{}/t"],
+            1,
+            "none.jsonl: there is no such file",
+        ),
+        (
+            ["tokenizer", "--corpus", "{}/in.jsonl", "--out", "{}/t", "--vocab-size", "20"],
+            2,
+            "at least 258",
+        ),
+        (
+            ["tokenizer", "--corpus", "{}/in.jsonl", "--out", "{}/t", "--json-key", "k"],
+            1,
+            "line 1: no key 'k'",
+        ),
+        (
+            ["index", "{}/p_text_document", "--seq-length", "99999", "--train-samples", "5"],
+            1,
+            "one sample needs",
+        ),
+        (
+            ["index", "1", "{}/a", "2", "--seq-length", "9", "--train-samples", "5"],
+            2,
+            "pairs WEIGHT PREFIX",
+        ),
+        (
+            ["index", "x", "{}/a", "--seq-length", "9", "--train-samples", "5"],
+            2,
+            "weight of .*not a number",
+        ),
+        (
+            ["index", "{}/a", "--seq-length", "9", "--train-samples", "5", "--split", "x"],
+            2,
+            "split 'x'",
+        ),
         (["index", "{}/a", "--seq-length", "0", "--train-samples", "5"], 2, "at least 1"),
         (["inspect"], 2, "PREFIX"),
-        (["preprocess", "--input", "{}/in.jsonl", "--output-prefix", "{}/z"], 2, "give --tokenizer"),
+        (
+            ["preprocess", "--input", "{}/in.jsonl", "--output-prefix", "{}/z"],
+            2,
+            "give --tokenizer",
+        ),
         (
             ["check", "{}/a", "--tokenizer-type", "gpt2_bpe", "--vocab-file", "x"],
             2,
@@ -99,8 +164,24 @@ def made(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Pa
         (["text", "--card", "{}/none.json"], 2, "one of --samples and --iterations"),
         (["probabilities", "--alpha", "nan", "{}/p_text_document"], 1, "alpha nan"),
         ([], 2, "COMMAND"),
-        (["preprocess", "--input", "{}/in.jsonl", "--tokenizer", "{}", "--output-prefix", "{}/z"], 1, "does not exist"),
-        (["merge", "{}/p_text_document", "--output-prefix", "{}/p_text_document"], 1, "both an input and the output"),
+        (
+            [
+                "preprocess",
+                "--input",
+                "{}/in.jsonl",
+                "--tokenizer",
+                "{}",
+                "--output-prefix",
+                "{}/z",
+            ],
+            1,
+            "does not exist",
+        ),
+        (
+            ["merge", "{}/p_text_document", "--output-prefix", "{}/p_text_document"],
+            1,
+            "both an input and the output",
+        ),
     ],
 )
 def test_refusals(made: Path, words: list[str], code: int, message: str) -> None:
@@ -123,7 +204,9 @@ def test_both_command_lines_offer_the_same() -> None:
     commands = next(action.choices for action in build_parser()._actions if action.choices)
     assert set(group.commands) == set(commands)
     for name, command in group.commands.items():
-        if name == "text":  # its run is named differently: by a card here, by the resolved card there
+        if (
+            name == "text"
+        ):  # its run is named differently: by a card here, by the resolved card there
             continue
         ours = {
             word
@@ -133,21 +216,33 @@ def test_both_command_lines_offer_the_same() -> None:
         }
         theirs = {word for action in commands[name]._actions for word in action.option_strings}
         assert ours == theirs - {"-h", "--help"}, name
-        defaults = {parameter.opts[0]: parameter.default for parameter in command.params if parameter.opts[0][0] == "-"}
+        defaults = {
+            parameter.opts[0]: parameter.default
+            for parameter in command.params
+            if parameter.opts[0][0] == "-"
+        }
         for action in commands[name]._actions:
             word = action.option_strings[0] if action.option_strings else ""
-            if word in defaults and word not in ("--workers", "--special-token") and not action.required:
+            if (
+                word in defaults
+                and word not in ("--workers", "--special-token")
+                and not action.required
+            ):
                 assert defaults[word] == action.default, (name, word)
 
 
 def test_tr11_stays_free_of_the_heavy_libraries() -> None:
     heavy = "{'torch', 'numpy', 'tokenizers', 'trainer.data', 'transformers'}"
     code = f"import sys, tr11ops.cli.data; print(sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_preparing_data_needs_no_torch() -> None:
     code = "import sys, trainer.data.__main__; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "False"

@@ -16,7 +16,9 @@ from trainer.data.blend import advance
 Columns = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
 
 
-def plain(shares: list[float], counts: list[int], sample: int, steps: int) -> tuple[list[int], list[int]]:
+def plain(
+    shares: list[float], counts: list[int], sample: int, steps: int
+) -> tuple[list[int], list[int]]:
     """The rule of one column in Python's floats: members and how often each was taken before."""
     held, chosen, taken = list(counts), [], []
     for index in range(sample, sample + steps):
@@ -43,7 +45,9 @@ def test_every_column_follows_the_rule(weights: list[float], first: int, steps: 
     sets, numbers = np.empty((5, steps), np.uint8), np.empty((5, steps), np.int64)
     advance(shares, counts, positions, steps, sets, numbers)
     for column, position in enumerate(positions.tolist()):
-        chosen, taken = plain(shares.tolist(), begins[:, column].astype(int).tolist(), position, steps)
+        chosen, taken = plain(
+            shares.tolist(), begins[:, column].astype(int).tolist(), position, steps
+        )
         assert sets[column].tolist() == chosen and numbers[column].tolist() == taken
     added = [np.bincount(row, minlength=len(shares)) for row in sets]
     assert np.array_equal(counts, begins + np.stack(added, axis=1))
@@ -53,7 +57,9 @@ def test_every_column_follows_the_rule(weights: list[float], first: int, steps: 
     shift=st.lists(st.integers(-40, 40), min_size=4, max_size=4),
     position=st.integers(1000, 10**9),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_counts_far_from_any_plausible_ones(shift: list[int], position: int) -> None:
     shares = np.array([0.4, 0.3, 0.2, 0.1])
     counts = np.maximum(np.floor(shares * position) + shift, 0)[:, None]
@@ -77,5 +83,10 @@ def test_clear_choices_are_made_in_fixed_point_alone(monkeypatch: pytest.MonkeyP
     advance(shares, blend._guess(shares, positions), positions, 128)
     assert sum(made_exactly) < 20  # of 400 columns' tiles
     made_exactly.clear()
-    advance(np.array([0.5, 0.3, 0.2]), blend._guess(np.array([0.5, 0.3, 0.2]), positions), positions, 128)
+    advance(
+        np.array([0.5, 0.3, 0.2]),
+        blend._guess(np.array([0.5, 0.3, 0.2]), positions),
+        positions,
+        128,
+    )
     assert sum(made_exactly) == 400

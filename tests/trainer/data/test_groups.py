@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from tests.trainer.data.data_helpers import numbered_documents, write_pair
 from trainer.contract.errors import DataError
-from trainer.data.groups import DataGroup, Member, parse_group, parse_groups, parse_range, read_groups_file
+from trainer.data.groups import (
+    DataGroup,
+    Member,
+    parse_group,
+    parse_groups,
+    parse_range,
+    read_groups_file,
+)
 from trainer.data.sources import ReadOptions, plan_groups
 
 
@@ -25,7 +32,9 @@ def test_groups_as_the_original_spells_them() -> None:
         Member(0.75, "data/b_text_document", 0.5, 1.0),
     )
     # Half to even: 0.5 * 5 = 2.5 is 2, 0.5 * 7 = 3.5 is 4.
-    assert group.members[1].documents(5) == range(2, 5) and group.members[1].documents(7) == range(4, 7)
+    assert group.members[1].documents(5) == range(2, 5) and group.members[1].documents(7) == range(
+        4, 7
+    )
 
 
 MEMBERS = st.builds(
@@ -36,7 +45,10 @@ MEMBERS = st.builds(
 )
 
 
-@given(name=st.from_regex(r"[a-z][a-z0-9_-]{0,9}", fullmatch=True), members=st.lists(MEMBERS, min_size=1, max_size=4))
+@given(
+    name=st.from_regex(r"[a-z][a-z0-9_-]{0,9}", fullmatch=True),
+    members=st.lists(MEMBERS, min_size=1, max_size=4),
+)
 def test_a_group_is_read_as_it_is_written(name: str, members: list[Member]) -> None:
     group = DataGroup(name, tuple(members))
     assert parse_group(str(group)) == group
@@ -59,13 +71,19 @@ def test_ranges_that_meet_share_no_document(bounds: tuple[int, int], count: int)
         ("train 1 a", "has no name"),
         ("a/b: 1 0:1 p", "the name .* must be letters"),
         ("train: 0.5 a", "group train, part 1: '0.5 a' has 2 fields, expected 3"),
-        ("train: 1 0:1 a, 1 0:1 my data", "group train, part 2: .* has 4 fields, .* no space and no comma"),
+        (
+            "train: 1 0:1 a, 1 0:1 my data",
+            "group train, part 2: .* has 4 fields, .* no space and no comma",
+        ),
         ("train: 1 0:1 a,", "group train, part 2: '' has 0 fields"),
         ("train: x 0:1 a", "group train, part 1, weight of a: 'x' is not a number"),
         ("train: nan 0:1 a", "weight of a: 'nan' is not a number"),
         ("train: 1 0:1 a, 0 0:1 b", "group train, part 2, weight of b: 0 must be more than 0"),
         ("train: -1 0:1 a", "must be more than 0"),
-        ("train: 1 0.5:0.5 a", "group train, part 1, data range '0.5:0.5' must have 0 <= START < END <= 1"),
+        (
+            "train: 1 0.5:0.5 a",
+            "group train, part 1, data range '0.5:0.5' must have 0 <= START < END <= 1",
+        ),
         ("train: 1 0.9:0.5 a", "START < END"),
         ("train: 1 0:1.5 a", "START < END"),
         ("train: 1 0:x a", "range '0:x': 'x' is not a number"),
@@ -131,9 +149,15 @@ def test_members_are_planned_with_their_share_and_range(tmp_path: Path) -> None:
     }
     plans = plan_groups(groups, ReadOptions(8, 1, cache_folder=tmp_path / "cache"))
     train, valid = plans["train"], plans["valid_a"]
-    assert [member.key.samples for member in train.members] == [754, 252]  # ceil of 1,000 x share x 1.005
+    assert [member.key.samples for member in train.members] == [
+        754,
+        252,
+    ]  # ceil of 1,000 x share x 1.005
     assert [member.key.samples for member in valid.members] == [40] and valid.blend is None
-    assert [(member.key.first_document, member.key.end_document) for member in train.members] == [(0, 50), (30, 61)]
+    assert [(member.key.first_document, member.key.end_document) for member in train.members] == [
+        (0, 50),
+        (30, 61),
+    ]
     assert len(train.open()) == 1000 and len(valid.open()) == 40
 
 
@@ -142,8 +166,14 @@ def test_another_range_or_weight_never_reuses_a_map(tmp_path: Path) -> None:
     a = write_pair(tmp_path / "a", numbered_documents(100))
     b = write_pair(tmp_path / "b", numbered_documents(100, seed=1))
     seen = []
-    for text in (f"1 0:0.5 {a}, 1 0:1 {b}", f"1 0.5:1 {a}, 1 0:1 {b}", f"1 0:0.5 {a}, 1.00001 0:1 {b}"):
-        plan = plan_groups({parse_group(f"train: {text}"): 200}, ReadOptions(8, 1, cache_folder=tmp_path / "cache"))
+    for text in (
+        f"1 0:0.5 {a}, 1 0:1 {b}",
+        f"1 0.5:1 {a}, 1 0:1 {b}",
+        f"1 0:0.5 {a}, 1.00001 0:1 {b}",
+    ):
+        plan = plan_groups(
+            {parse_group(f"train: {text}"): 200}, ReadOptions(8, 1, cache_folder=tmp_path / "cache")
+        )
         source = plan["train"].open()
         rows = np.empty((200, 9), np.int64)
         for index in range(200):

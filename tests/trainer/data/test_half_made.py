@@ -26,7 +26,9 @@ PIECE = 2000
 
 
 def pair_of(prefix: Path) -> tuple[bytes, bytes]:
-    return bin_path(f"{prefix}_text_document").read_bytes(), idx_path(f"{prefix}_text_document").read_bytes()
+    return bin_path(f"{prefix}_text_document").read_bytes(), idx_path(
+        f"{prefix}_text_document"
+    ).read_bytes()
 
 
 def asked(
@@ -51,7 +53,13 @@ def interrupt(request: PreprocessRequest, pieces: int, save_seconds: float = 100
             raise Stop
 
     with pytest.raises(Stop):
-        preprocess(request, on_progress=count, piece_bytes=PIECE, tell=told.append, save_seconds=save_seconds)
+        preprocess(
+            request,
+            on_progress=count,
+            piece_bytes=PIECE,
+            tell=told.append,
+            save_seconds=save_seconds,
+        )
     return told
 
 
@@ -82,10 +90,19 @@ def test_killed_at_every_step(tmp_path: Path, tokenizer_folder: Path) -> None:
         folder = tmp_path / f"story{number}"
         assert pair_of(folder / "out") == wanted, stories[number]
         # A kill inside the writing of the record that stays may leave its temporary file, as everywhere.
-        left = {path.name for path in folder.iterdir() if not path.name.startswith(".out_text_document.report.json.")}
-        assert left == {f"out_text_document.{end}" for end in ("bin", "idx", "report.json")}, stories[number]
+        left = {
+            path.name
+            for path in folder.iterdir()
+            if not path.name.startswith(".out_text_document.report.json.")
+        }
+        assert left == {f"out_text_document.{end}" for end in ("bin", "idx", "report.json")}, (
+            stories[number]
+        )
         report = json.loads((folder / "out_text_document.report.json").read_text())["report"]
-        assert (report["documents"], report["input_bytes"]) == (60, (tmp_path / "in.jsonl").stat().st_size)
+        assert (report["documents"], report["input_bytes"]) == (
+            60,
+            (tmp_path / "in.jsonl").stat().st_size,
+        )
 
 
 @pytest.mark.parametrize("kind", ["plain", "gz"])
@@ -102,13 +119,28 @@ def test_only_the_rest_is_tokenized(tmp_path: Path, tokenizer_folder: Path, kind
     assert not bin_path(request.prefix).exists()
     told: list[str] = []
     heard: list[tuple[int, int, int]] = []
-    report = preprocess(request, piece_bytes=PIECE, tell=told.append, on_progress=lambda *counts: heard.append(counts))
+    report = preprocess(
+        request,
+        piece_bytes=PIECE,
+        tell=told.append,
+        on_progress=lambda *counts: heard.append(counts),
+    )
     done_before = heard[0][1]
-    assert done_before > 20 and told == [f"goes on behind line {done_before:,}, where an earlier run was interrupted"]
+    assert done_before > 20 and told == [
+        f"goes on behind line {done_before:,}, where an earlier run was interrupted"
+    ]
     assert sum(documents for _, documents, _ in heard) == report.documents == 102
     assert sum(size for size, _, _ in heard) == (tmp_path / source).stat().st_size
     assert pair_of(tmp_path / "out" / "out") == pair_of(tmp_path / "whole" / "out")
-    same = ("documents", "tokens", "input_bytes", "empty_texts", "bad_lines", "bad_line_reports", "end_token_lines")
+    same = (
+        "documents",
+        "tokens",
+        "input_bytes",
+        "empty_texts",
+        "bad_lines",
+        "bad_line_reports",
+        "end_token_lines",
+    )
     assert [getattr(report, name) for name in same] == [getattr(whole, name) for name in same]
     assert report.bad_lines == 1 and report.end_token_lines == (101,)
     assert preprocess(request).already_complete and hidden(tmp_path / "out") == []
@@ -169,13 +201,25 @@ def test_what_cannot_be_gone_on_with_starts_from_the_beginning(
     assert hidden(tmp_path / "out") == []
 
 
-def test_force_starts_from_the_beginning_and_says_nothing(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_force_starts_from_the_beginning_and_says_nothing(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     write_lines(tmp_path / "in.jsonl", texts(60))
     interrupt(asked(tmp_path, tokenizer_folder), 3)
     told: list[str] = []
     heard: list[int] = []
-    preprocess(asked(tmp_path, tokenizer_folder), True, lambda size, *_: heard.append(size), PIECE, tell=told.append)
-    assert told == [] and sum(heard) == (tmp_path / "in.jsonl").stat().st_size and hidden(tmp_path / "out") == []
+    preprocess(
+        asked(tmp_path, tokenizer_folder),
+        True,
+        lambda size, *_: heard.append(size),
+        PIECE,
+        tell=told.append,
+    )
+    assert (
+        told == []
+        and sum(heard) == (tmp_path / "in.jsonl").stat().st_size
+        and hidden(tmp_path / "out") == []
+    )
 
 
 def test_a_faulty_input_leaves_nothing(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -228,7 +272,10 @@ whole, room.preprocess = room.preprocess, interrupted
 sys.exit(command.main())
 """
     done = subprocess.run(
-        [sys.executable, "-c", stopped_at_the_second_piece, *map(str, words)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", stopped_at_the_second_piece, *map(str, words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     kept, stopped = done.stderr.splitlines()
@@ -240,9 +287,16 @@ sys.exit(command.main())
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ESTALE, "Stale file handle")])
-@pytest.mark.parametrize(("name", "call"), [("_crc_of", 1), ("_crc_of", 3), ("read_json", 1), ("read_json", 2)])
+@pytest.mark.parametrize(
+    ("name", "call"), [("_crc_of", 1), ("_crc_of", 3), ("read_json", 1), ("read_json", 2)]
+)
 def test_what_stops_the_look_at_what_is_left_takes_nothing_away(
-    tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, call: int, error: BaseException
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    call: int,
+    error: BaseException,
 ) -> None:
     write_lines(tmp_path / "in.jsonl", texts(60))
     request = asked(tmp_path, tokenizer_folder)
@@ -258,7 +312,9 @@ def test_what_stops_the_look_at_what_is_left_takes_nothing_away(
 
     with monkeypatch.context() as patched:
         patched.setattr(room, name, failing)
-        with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else DataError):
+        with pytest.raises(
+            KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else DataError
+        ):
             preprocess(request, piece_bytes=PIECE)
     assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == left
     told: list[str] = []

@@ -18,7 +18,13 @@ from trainer.contract.errors import DataError
 from trainer.data import index
 from trainer.data.array_cache import ArrayCache
 from trainer.data.blend import build_blend
-from trainer.data.index import IndexMaps, build_index_maps, build_sample_index, build_shuffle_index, plan_epochs
+from trainer.data.index import (
+    IndexMaps,
+    build_index_maps,
+    build_sample_index,
+    build_shuffle_index,
+    plan_epochs,
+)
 from trainer.data.index_cache import (
     BLEND_PARTS,
     PARTS,
@@ -52,7 +58,9 @@ def arrays(maps: IndexMaps) -> list[Any]:
 
 
 def test_sample_index_of_the_definition() -> None:
-    rows = build_sample_index(np.array([5, 7, 3, 10], dtype=np.int32), np.arange(4, dtype=np.int32), 4)
+    rows = build_sample_index(
+        np.array([5, 7, 3, 10], dtype=np.int32), np.arange(4, dtype=np.int32), 4
+    )
     assert rows.tolist() == [[0, 0], [0, 4], [1, 3], [2, 0], [3, 1], [3, 5], [3, 9]]
     assert rows.dtype == np.int32
 
@@ -79,11 +87,17 @@ def test_maps_equal_the_slow_walk(
         seed=seed,
         last_epoch_share=share,
     )
-    order, rows, shuffle = slow_maps(sizes, documents, samples=samples, length=length, seed=seed, share=share)
+    order, rows, shuffle = slow_maps(
+        sizes, documents, samples=samples, length=length, seed=seed, share=share
+    )
     assert maps.documents.tolist() == order
     assert [tuple(row) for row in maps.samples.tolist()] == rows
     assert maps.shuffle.tolist() == shuffle
-    assert (maps.documents.dtype, maps.samples.dtype, maps.shuffle.dtype) == (np.int32, np.int32, np.uint32)
+    assert (maps.documents.dtype, maps.samples.dtype, maps.shuffle.dtype) == (
+        np.int32,
+        np.int32,
+        np.uint32,
+    )
     # Enough samples, each used once; every epoch uses each document once.
     assert len(maps) >= samples and sorted(shuffle) == list(range(len(maps)))
     epochs = len(order) // len(documents)
@@ -98,7 +112,9 @@ def test_maps_equal_the_slow_walk(
     at_once=st.integers(1, 9),
     wide=st.booleans(),
 )
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_pieces_of_the_documents_make_the_same_index(
     *, monkeypatch: pytest.MonkeyPatch, sizes: list[int], length: int, at_once: int, wide: bool
 ) -> None:
@@ -106,7 +122,9 @@ def test_pieces_of_the_documents_make_the_same_index(
     order = np.arange(len(sizes), dtype=np.int32)
     whole = build_sample_index(np.array(sizes, dtype=np.int32), order, length)
     monkeypatch.setattr(index, "DOCUMENTS_AT_ONCE", at_once)
-    pieces = build_sample_index(np.array(sizes, dtype=np.int64 if wide else np.int32), order, length)
+    pieces = build_sample_index(
+        np.array(sizes, dtype=np.int64 if wide else np.int32), order, length
+    )
     assert pieces.tolist() == whole.tolist()
 
 
@@ -132,7 +150,12 @@ def test_maps_equal_megatron(case: tuple[int, ...], expected: str) -> None:
     count, low, high, first, end, samples, length, seed = case
     sizes = np.random.RandomState(count + samples).randint(low, high, count).astype(np.int32)
     maps = build_index_maps(
-        sizes, range(first, end), samples=samples, sequence_length=length, seed=seed, last_epoch_share=0.80
+        sizes,
+        range(first, end),
+        samples=samples,
+        sequence_length=length,
+        seed=seed,
+        last_epoch_share=0.80,
     )
     digest = hashlib.blake2b(digest_size=8)
     for array in (maps.documents, maps.samples, maps.shuffle):
@@ -143,16 +166,28 @@ def test_maps_equal_megatron(case: tuple[int, ...], expected: str) -> None:
 @pytest.mark.parametrize(
     ("samples", "epochs", "apart", "before"),
     # 1,001 tokens, sequence 10: 100 samples in one epoch, 200 in two, 300 in three.
-    [(100, 1, False, 0), (101, 2, True, 100), (194, 2, True, 100), (195, 2, False, 100), (200, 2, False, 100)],
+    [
+        (100, 1, False, 0),
+        (101, 2, True, 100),
+        (194, 2, True, 100),
+        (195, 2, False, 100),
+        (200, 2, False, 100),
+    ],
 )
-def test_last_epoch_is_kept_apart_below_the_share(samples: int, epochs: int, apart: bool, before: int) -> None:
+def test_last_epoch_is_kept_apart_below_the_share(
+    samples: int, epochs: int, apart: bool, before: int
+) -> None:
     plan = plan_epochs(1001, samples, 10)
     assert (plan.epochs, plan.separate_last, plan.samples_before_last) == (epochs, apart, before)
 
 
 def test_separated_epoch_comes_last() -> None:
     shuffle = build_shuffle_index(7, 10, np.random.RandomState(0))
-    assert sorted(shuffle[:7].tolist()) == list(range(7)) and sorted(shuffle[7:].tolist()) == [7, 8, 9]
+    assert sorted(shuffle[:7].tolist()) == list(range(7)) and sorted(shuffle[7:].tolist()) == [
+        7,
+        8,
+        9,
+    ]
 
 
 def test_too_little_data_is_refused() -> None:
@@ -185,7 +220,9 @@ def test_name_holds_everything() -> None:
 def test_digest_depends_on_the_range_alone() -> None:
     other = SIZES.copy()
     other[5] += 1
-    assert digest_sizes(other, range(10, 190)) == digest_sizes(SIZES.astype(np.int64), range(10, 190))
+    assert digest_sizes(other, range(10, 190)) == digest_sizes(
+        SIZES.astype(np.int64), range(10, 190)
+    )
     other[10] += 1
     assert digest_sizes(other, range(10, 190)) != digest_sizes(SIZES, range(10, 190))
 
@@ -197,7 +234,9 @@ def test_built_once_and_read_after(tmp_path: Path) -> None:
     times = {path.name: path.stat().st_mtime_ns for path in cache.files.folder.iterdir()}
     assert cache.ensure(key(), SIZES) is False
     assert {path.name: path.stat().st_mtime_ns for path in cache.files.folder.iterdir()} == times
-    assert sorted(times) == sorted([f"{key().stem}.json", *(f"{key().stem}_{part}_idx.npy" for part in PARTS)])
+    assert sorted(times) == sorted(
+        [f"{key().stem}.json", *(f"{key().stem}_{part}_idx.npy" for part in PARTS)]
+    )
     fresh = build_index_maps(SIZES, range(10, 190), samples=500, sequence_length=16, seed=1234)
     assert arrays(cache.wait(key())) == arrays(fresh)
 
@@ -218,7 +257,11 @@ def test_damage_is_found_and_repaired(tmp_path: Path, damage: Any, victim: str) 
     cache = IndexMapsCache(tmp_path)
     cache.ensure(key(), SIZES)
     sound = arrays(cache.wait(key()))
-    damage(cache.files.record_path(key()) if victim == "record" else cache.files.part_path(key(), victim))
+    damage(
+        cache.files.record_path(key())
+        if victim == "record"
+        else cache.files.part_path(key(), victim)
+    )
     assert cache.ensure(key(), SIZES) is True
     assert arrays(cache.wait(key())) == sound
 
@@ -239,7 +282,9 @@ def blend_key(**changes: Any) -> BlendKey:
 
 
 def test_the_order_of_a_mixture_is_kept_and_named_after_it(tmp_path: Path) -> None:
-    assert ensure_blend(tmp_path, blend_key()) is True and ensure_blend(tmp_path, blend_key()) is False
+    assert (
+        ensure_blend(tmp_path, blend_key()) is True and ensure_blend(tmp_path, blend_key()) is False
+    )
     sets, numbers = wait_for_blend(tmp_path, blend_key())
     fresh = build_blend([0.5, 0.3, 0.2], 100)
     assert sets.tolist() == fresh[0].tolist() and numbers.tolist() == fresh[1].tolist()

@@ -23,7 +23,9 @@ from trainer.data.indexed import IndexedDataset, bin_path, dtype_for_vocabulary,
 from trainer.data.indexed_write import IndexedWriter
 from trainer.data.sources import check_token_numbers
 
-RELAXED = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+RELAXED = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 WRITABLE = ["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"]
 
 
@@ -47,12 +49,16 @@ def put(prefix: Path, index: bytes, tokens: bytes) -> Path:
 
 @given(
     documents=st.lists(
-        st.lists(st.lists(st.integers(0, 127), max_size=9), min_size=1, max_size=3), min_size=1, max_size=9
+        st.lists(st.lists(st.integers(0, 127), max_size=9), min_size=1, max_size=3),
+        min_size=1,
+        max_size=9,
     ),
     dtype=st.sampled_from(WRITABLE),
 )
 @RELAXED
-def test_what_is_written_is_read(tmp_path: Path, documents: list[list[list[int]]], dtype: str) -> None:
+def test_what_is_written_is_read(
+    tmp_path: Path, documents: list[list[list[int]]], dtype: str
+) -> None:
     prefix = tmp_path / "pair"
     sequences = [sequence for document in documents for sequence in document]
     if not any(sequences):
@@ -86,12 +92,28 @@ def test_index_size_of_a_thousand_documents(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("code", "dtype"),
-    [(1, "u1"), (2, "i1"), (3, "<i2"), (4, "<i4"), (5, "<i8"), (6, "<f8"), (7, "<f8"), (7, "<f4"), (8, "<u2")],
+    [
+        (1, "u1"),
+        (2, "i1"),
+        (3, "<i2"),
+        (4, "<i4"),
+        (5, "<i8"),
+        (6, "<f8"),
+        (7, "<f8"),
+        (7, "<f4"),
+        (8, "<u2"),
+    ],
 )
 def test_every_type_code_is_read(tmp_path: Path, code: int, dtype: str) -> None:
     tokens = np.array([3, 1, 4, 1, 5, 9], dtype=dtype)
-    data = IndexedDataset(put(tmp_path / "p", mapped_index(code, [4, 2], tokens.itemsize), tokens.tobytes()))
-    assert data.dtype == np.dtype(dtype) and data.get(1).tolist() == [5, 9] and data.get(0, 1, 2).tolist() == [1, 4]
+    data = IndexedDataset(
+        put(tmp_path / "p", mapped_index(code, [4, 2], tokens.itemsize), tokens.tobytes())
+    )
+    assert (
+        data.dtype == np.dtype(dtype)
+        and data.get(1).tolist() == [5, 9]
+        and data.get(0, 1, 2).tolist() == [1, 4]
+    )
 
 
 def test_the_older_kind_is_read(tmp_path: Path) -> None:
@@ -121,7 +143,17 @@ def older_index(code: int, lengths: list[int], item: int) -> bytes:
 
 @pytest.mark.parametrize(
     ("code", "dtype"),
-    [(1, "u1"), (2, "i1"), (3, "<i2"), (4, "<i4"), (5, "<i8"), (6, "<f8"), (7, "<f8"), (7, "<f4"), (8, "<u2")],
+    [
+        (1, "u1"),
+        (2, "i1"),
+        (3, "<i2"),
+        (4, "<i4"),
+        (5, "<i8"),
+        (6, "<f8"),
+        (7, "<f8"),
+        (7, "<f4"),
+        (8, "<u2"),
+    ],
 )
 def test_every_type_code_of_the_older_kind_is_read(tmp_path: Path, code: int, dtype: str) -> None:
     tokens = np.array([3, 1, 4, 1, 5, 9], dtype=dtype)
@@ -136,12 +168,22 @@ def test_every_type_code_of_the_older_kind_is_read(tmp_path: Path, code: int, dt
 @pytest.mark.parametrize(
     ("older", "implementation", "words"),
     [
-        (True, "mmap", r"p\.idx is an older index \(TNTIDX\), which the implementation 'mmap' does not read"),
-        (False, "lazy", r"p\.idx is a memory-mapped index \(MMIDIDX\), which the implementation 'lazy' does not read"),
+        (
+            True,
+            "mmap",
+            r"p\.idx is an older index \(TNTIDX\), which the implementation 'mmap' does not read",
+        ),
+        (
+            False,
+            "lazy",
+            r"p\.idx is a memory-mapped index \(MMIDIDX\), which the implementation 'lazy' does not read",
+        ),
         (False, "cached", "set data.implementation to infer"),
     ],
 )
-def test_a_kind_that_was_not_asked_for_is_refused(tmp_path: Path, older: bool, implementation: str, words: str) -> None:
+def test_a_kind_that_was_not_asked_for_is_refused(
+    tmp_path: Path, older: bool, implementation: str, words: str
+) -> None:
     index = older_index(8, [2], 2) if older else mapped_index(8, [2], 2)
     prefix = put(tmp_path / "p", index, struct.pack("<2H", 1, 2))
     with pytest.raises(DataError, match=words):
@@ -151,7 +193,9 @@ def test_a_kind_that_was_not_asked_for_is_refused(tmp_path: Path, older: bool, i
 
 @pytest.mark.parametrize("token", [64, -1])
 @pytest.mark.parametrize("older", [False, True])
-def test_the_look_at_the_start_names_document_token_and_place(tmp_path: Path, older: bool, token: int) -> None:
+def test_the_look_at_the_start_names_document_token_and_place(
+    tmp_path: Path, older: bool, token: int
+) -> None:
     """The same words as where a token is read; documents of no tokens stand before and behind the one at fault."""
     lengths = [9, 0, 7, 0, 4]
     tokens = np.array([3] * 14 + [token] + [3] * 5, dtype="<i4")
@@ -188,12 +232,16 @@ MEGATRON_PAIRS = {
 
 @pytest.mark.parametrize("dtype", MEGATRON_PAIRS)
 def test_pairs_equal_megatron(tmp_path: Path, dtype: str) -> None:
-    prefix = write_pair(tmp_path / "p", [list(range(n % 9, n % 9 + n)) for n in range(1, 60)], dtype)
+    prefix = write_pair(
+        tmp_path / "p", [list(range(n % 9, n % 9 + n)) for n in range(1, 60)], dtype
+    )
     files = bin_path(prefix).read_bytes() + idx_path(prefix).read_bytes()
     assert hashlib.blake2b(files, digest_size=8).hexdigest() == MEGATRON_PAIRS[dtype]
 
 
-@pytest.mark.parametrize(("vocabulary", "dtype"), [(320, "<u2"), (65499, "<u2"), (65500, "<i4"), (250880, "<i4")])
+@pytest.mark.parametrize(
+    ("vocabulary", "dtype"), [(320, "<u2"), (65499, "<u2"), (65500, "<i4"), (250880, "<i4")]
+)
 def test_type_follows_the_vocabulary(vocabulary: int, dtype: str) -> None:
     assert dtype_for_vocabulary(vocabulary) == np.dtype(dtype)
 
@@ -220,7 +268,9 @@ def test_an_index_of_multimodal_data_is_called_what_it_is(tmp_path: Path) -> Non
 
 
 @given(position=st.integers(0, 34 + 12 * 3 + 8 * 4 - 1), change=st.integers(1, 255))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_a_flipped_byte_is_refused_or_harmless(tmp_path: Path, position: int, change: int) -> None:
     prefix = write_pair(tmp_path / "p", [[1, 2], [3], [4, 5, 6]])
     damaged = bytearray(idx_path(prefix).read_bytes())
@@ -245,7 +295,10 @@ def test_a_flipped_byte_is_refused_or_harmless(tmp_path: Path, position: int, ch
         (lambda prefix: bin_path(prefix).write_bytes(b""), "not a pair|no tokens"),
         (lambda prefix: bin_path(prefix).unlink(), r"p\.bin is missing \(p\.idx is there"),
         (lambda prefix: idx_path(prefix).unlink(), r"p\.idx is missing \(p\.bin is there"),
-        (lambda prefix: (bin_path(prefix).unlink(), idx_path(prefix).unlink()), "neither file exists"),
+        (
+            lambda prefix: (bin_path(prefix).unlink(), idx_path(prefix).unlink()),
+            "neither file exists",
+        ),
         (lambda prefix: idx_path(prefix).write_bytes(b""), "is empty"),
         (lambda prefix: idx_path(prefix).write_bytes(b"PK\x03\x04" * 40), "is not an index file"),
         (lambda prefix: idx_path(prefix).write_bytes(mapped_index(9, [1], 2)), "type code 9"),
@@ -307,7 +360,10 @@ def test_what_a_killed_writer_left_is_overwritten(tmp_path: Path) -> None:
         "print('ready', flush=True); sys.stdin.read()\n"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", script, str(prefix)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", script, str(prefix)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert child.stdout is not None and child.stdin is not None
     assert child.stdout.readline() == b"ready\n"
@@ -323,7 +379,9 @@ def test_what_a_killed_writer_left_is_overwritten(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_one_clear_line() -> None:
     with (
-        pytest.raises(DataError, match="writing /dev/full: the disk or the quota is full; free space"),
+        pytest.raises(
+            DataError, match="writing /dev/full: the disk or the quota is full; free space"
+        ),
         explain_os_errors("writing", "/dev/full"),
         Path("/dev/full").open("wb", buffering=0) as stream,
     ):
@@ -333,7 +391,9 @@ def test_a_full_disk_is_one_clear_line() -> None:
 def test_merge_joins_sequences_and_documents(tmp_path: Path) -> None:
     one = write_pair(tmp_path / "a", [[1, 2], [3]])
     with IndexedWriter(tmp_path / "b", "uint16") as writer:
-        writer.add_sequences(np.array([4, 5, 6], "uint16"), np.array([1, 2], "int32"), np.array([2]))
+        writer.add_sequences(
+            np.array([4, 5, 6], "uint16"), np.array([1, 2], "int32"), np.array([2])
+        )
     heard: list[int] = []
     assert merge([one, tmp_path / "b"], tmp_path / "sub" / "all", heard.append) == 6
     data = IndexedDataset(tmp_path / "sub" / "all")

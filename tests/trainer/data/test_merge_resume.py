@@ -32,7 +32,9 @@ def write_sources(folder: Path) -> list[Path]:
         ends = np.sort(random.integers(0, 40, 12))
         with IndexedWriter(folder / f"in{number}", "uint16") as writer:
             writer.add_sequences(
-                random.integers(0, 4000, int(lengths.sum())).astype(np.uint16), lengths, np.array([0, *ends, 40, 40])
+                random.integers(0, 4000, int(lengths.sum())).astype(np.uint16),
+                lengths,
+                np.array([0, *ends, 40, 40]),
             )
         prefixes.append(folder / f"in{number}")
     return prefixes
@@ -66,7 +68,9 @@ def test_a_merge_killed_at_every_step(tmp_path: Path) -> None:
     for number in range(len(stories)):
         folder = tmp_path / f"story{number}"
         assert pair_of(folder / "out") == pair_of(tmp_path / "whole"), stories[number]
-        left = {path.name for path in folder.iterdir() if not path.name.startswith(".out.report.json.")}
+        left = {
+            path.name for path in folder.iterdir() if not path.name.startswith(".out.report.json.")
+        }
         assert left == {"out.bin", "out.idx", "out.report.json"}, stories[number]
 
 
@@ -84,7 +88,11 @@ def test_a_full_disk_keeps_what_was_merged(tmp_path: Path) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (14_000, 14_000)),
     )  # fmt: skip
     kept, failed = done.stdout.splitlines()
-    assert kept.startswith("kept: ") and "tokens; the same command goes on" in kept and "writing" in failed, done.stderr
+    assert (
+        kept.startswith("kept: ")
+        and "tokens; the same command goes on" in kept
+        and "writing" in failed
+    ), done.stderr
     assert not bin_path(tmp_path / "all").exists()
     told: list[str] = []
     heard: list[int] = []
@@ -107,7 +115,9 @@ def test_a_full_disk_keeps_what_was_merged(tmp_path: Path) -> None:
     assert pair_of(tmp_path / "other") == pair_of(tmp_path / "all")
 
 
-def test_a_source_that_shrinks_or_changes_type_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_shrinks_or_changes_type_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prefixes = write_sources(tmp_path)
     with IndexedWriter(tmp_path / "wide", "int32") as writer:
         writer.add_documents(np.arange(3, dtype=np.int32), np.array([3], dtype=np.int32))
@@ -144,7 +154,10 @@ sys.exit(command.main())
 """
     words = ["merge", *prefixes, "--output-prefix", tmp_path / "all"]
     done = subprocess.run(
-        [sys.executable, "-c", stopped_at_the_second_block, *map(str, words)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", stopped_at_the_second_block, *map(str, words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     kept, stopped = done.stderr.splitlines()

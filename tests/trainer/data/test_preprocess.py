@@ -45,7 +45,11 @@ class Source:
 
 
 def request(folder: Path, tokenizer: Path, **changes: object) -> PreprocessRequest:
-    values = {"input": folder / "in.jsonl", "tokenizer": tokenizer, "output_prefix": str(folder / "out" / "demo")}
+    values = {
+        "input": folder / "in.jsonl",
+        "tokenizer": tokenizer,
+        "output_prefix": str(folder / "out" / "demo"),
+    }
     return PreprocessRequest(**(values | changes))  # type: ignore[arg-type]
 
 
@@ -65,7 +69,9 @@ def visible(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_documents_keep_the_order_of_the_lines(tmp_path: Path, tokenizer_folder: Path, workers: int) -> None:
+def test_documents_keep_the_order_of_the_lines(
+    tmp_path: Path, tokenizer_folder: Path, workers: int
+) -> None:
     items = texts(500)
     write_lines(tmp_path / "in.jsonl", items)
     asked = request(tmp_path, tokenizer_folder, workers=workers)
@@ -78,7 +84,9 @@ def test_documents_keep_the_order_of_the_lines(tmp_path: Path, tokenizer_folder:
     size = (tmp_path / "in.jsonl").stat().st_size
     assert [sum(column) for column in zip(*heard, strict=True)] == [size, 500, report.tokens]
     assert report.tokens == IndexedDataset(asked.prefix).token_count and report.input_bytes == size
-    assert visible(tmp_path / "out") == [f"demo_text_document.{end}" for end in ("bin", "idx", "report.json")]
+    assert visible(tmp_path / "out") == [
+        f"demo_text_document.{end}" for end in ("bin", "idx", "report.json")
+    ]
 
 
 def test_workers_and_pieces_change_no_byte(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -99,17 +107,32 @@ def test_pieces_are_the_file_in_whole_lines(data: bytes, size: int) -> None:
     for piece, following in itertools.pairwise(pieces):
         assert piece.data.endswith(b"\n")
         assert following.first_line == piece.first_line + piece.data.count(b"\n")
-        assert piece.end.lines == data[: piece.end.text_bytes].count(b"\n") == following.first_line - 1
+        assert (
+            piece.end.lines == data[: piece.end.text_bytes].count(b"\n") == following.first_line - 1
+        )
 
 
-@given(lengths=st.lists(st.integers(0, 30), max_size=12), size=st.integers(1, 40), limit=st.integers(1, 25))
+@given(
+    lengths=st.lists(st.integers(0, 30), max_size=12),
+    size=st.integers(1, 40),
+    limit=st.integers(1, 25),
+)
 @settings(deadline=None)
-def test_a_line_above_the_limit_is_no_part_of_any_piece(lengths: list[int], size: int, limit: int) -> None:
+def test_a_line_above_the_limit_is_no_part_of_any_piece(
+    lengths: list[int], size: int, limit: int
+) -> None:
     lines = [b"x" * length for length in lengths]
     pieces = list(read_pieces(Source(b"\n".join(lines)), size, limit))
     found = {piece.first_line: piece.too_long for piece in pieces if piece.too_long}
-    assert found == {n: len(line) + (n < len(lines)) for n, line in enumerate(lines, 1) if len(line) > limit}
-    kept = dict(line for piece in pieces for line in enumerate(piece.data.split(b"\n"), piece.first_line) if line[1])
+    assert found == {
+        n: len(line) + (n < len(lines)) for n, line in enumerate(lines, 1) if len(line) > limit
+    }
+    kept = dict(
+        line
+        for piece in pieces
+        for line in enumerate(piece.data.split(b"\n"), piece.first_line)
+        if line[1]
+    )
     assert kept == {n: line for n, line in enumerate(lines, 1) if 0 < len(line) <= limit}
     assert max((len(piece.data) for piece in pieces), default=0) <= limit + size
     if pieces:
@@ -117,7 +140,9 @@ def test_a_line_above_the_limit_is_no_part_of_any_piece(lengths: list[int], size
 
 
 def test_without_the_end_token_and_with_another_key(tmp_path: Path, tokenizer_folder: Path) -> None:
-    (tmp_path / "in.jsonl").write_text('{"body": "alpha", "text": "no"}\n\n  \n{"body": ""}\r\n{"body": "beta"}')
+    (tmp_path / "in.jsonl").write_text(
+        '{"body": "alpha", "text": "no"}\n\n  \n{"body": ""}\r\n{"body": "beta"}'
+    )
     asked = request(tmp_path, tokenizer_folder, append_eod=False, json_key="body")
     report = preprocess(asked)
     assert decoded(asked.prefix, tokenizer_folder) == ["alpha", "beta"]
@@ -137,7 +162,8 @@ BAD_LINES = [
 
 
 @pytest.mark.parametrize(
-    ("workers", "line", "words"), [*((1, *fault) for fault in BAD_LINES), (2, *BAD_LINES[0]), (2, *BAD_LINES[5])]
+    ("workers", "line", "words"),
+    [*((1, *fault) for fault in BAD_LINES), (2, *BAD_LINES[0]), (2, *BAD_LINES[5])],
 )
 def test_a_bad_line_is_named_and_nothing_is_written(
     tmp_path: Path, tokenizer_folder: Path, workers: int, line: bytes, words: str
@@ -200,14 +226,18 @@ def test_what_is_up_to_date_is_kept(tmp_path: Path, tokenizer_folder: Path) -> N
     assert IndexedDataset(asked.prefix).document_count == 51
 
 
-def test_a_pair_that_another_made_is_replaced_with_force_alone(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_pair_that_another_made_is_replaced_with_force_alone(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     write_lines(tmp_path / "in.jsonl", texts(50))
     asked = request(tmp_path, tokenizer_folder)
     preprocess(asked)
     Path(f"{asked.prefix}.report.json").unlink()  # as Megatron leaves a pair
     written = bin_path(asked.prefix).read_bytes()
     write_lines(tmp_path / "in.jsonl", texts(51))
-    with pytest.raises(DataError, match=r"demo_text_document.bin is there already, .* replace it with --force"):
+    with pytest.raises(
+        DataError, match=r"demo_text_document.bin is there already, .* replace it with --force"
+    ):
         preprocess(asked)
     with pytest.raises(DataError, match="replace it with --force"):
         merge([copied(asked.prefix, tmp_path / "copy")], asked.prefix)
@@ -245,7 +275,15 @@ def test_a_killed_worker_is_an_error(tmp_path: Path, tokenizer_folder: Path) -> 
 def test_workers_of_a_killed_parent_leave(tmp_path: Path, tokenizer_folder: Path) -> None:
     fifo = tmp_path / "in.jsonl"
     os.mkfifo(fifo)
-    command = ["preprocess", "--input", fifo, "--tokenizer", tokenizer_folder, "--output-prefix", tmp_path / "demo"]
+    command = [
+        "preprocess",
+        "--input",
+        fifo,
+        "--tokenizer",
+        tokenizer_folder,
+        "--output-prefix",
+        tmp_path / "demo",
+    ]
     parent = subprocess.Popen(
         [sys.executable, "-m", "trainer.data", *map(str, command), "--workers", "2"],
         cwd=ROOT,
@@ -259,7 +297,9 @@ def test_workers_of_a_killed_parent_leave(tmp_path: Path, tokenizer_folder: Path
         deadline = time.monotonic() + 300
         while len(children) < 2 and time.monotonic() < deadline:
             found = psutil.Process(parent.pid).children(recursive=True)
-            children = [child for child in found if any("spawn_main" in word for word in child.cmdline())]
+            children = [
+                child for child in found if any("spawn_main" in word for word in child.cmdline())
+            ]
             time.sleep(0.1)
         assert len(children) >= 2
         os.kill(parent.pid, signal.SIGKILL)
@@ -274,9 +314,24 @@ def test_workers_of_a_killed_parent_leave(tmp_path: Path, tokenizer_folder: Path
 
 def test_a_disk_that_takes_no_more_is_one_line(tmp_path: Path, tokenizer_folder: Path) -> None:
     write_lines(tmp_path / "in.jsonl", texts(3000))
-    command = ["preprocess", "--input", tmp_path / "in.jsonl", "--tokenizer", tokenizer_folder, "--workers", "1"]
+    command = [
+        "preprocess",
+        "--input",
+        tmp_path / "in.jsonl",
+        "--tokenizer",
+        tokenizer_folder,
+        "--workers",
+        "1",
+    ]
     done = subprocess.run(
-        [sys.executable, "-m", "trainer.data", *map(str, command), "--output-prefix", str(tmp_path / "out" / "demo")],
+        [
+            sys.executable,
+            "-m",
+            "trainer.data",
+            *map(str, command),
+            "--output-prefix",
+            str(tmp_path / "out" / "demo"),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -285,11 +340,15 @@ def test_a_disk_that_takes_no_more_is_one_line(tmp_path: Path, tokenizer_folder:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)),
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "tr11 data: " in done.stderr.splitlines()[-1] and "writing" in done.stderr.splitlines()[-1]
+    assert (
+        "tr11 data: " in done.stderr.splitlines()[-1] and "writing" in done.stderr.splitlines()[-1]
+    )
     assert visible(tmp_path / "out") == []
 
 
-def test_sentences_are_sequences_and_texts_are_documents(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_sentences_are_sequences_and_texts_are_documents(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     lines = ["Alpha beta. Gamma delta!\nEta?", "One sentence", " ", "Zeta.  Mu."]
     write_lines(tmp_path / "in.jsonl", lines)
     asked = request(tmp_path, tokenizer_folder, sentences=True)
@@ -310,7 +369,9 @@ def test_sentences_are_sequences_and_texts_are_documents(tmp_path: Path, tokeniz
 @settings(max_examples=200)
 def test_sentences_hold_all_of_a_text_in_order(text: str) -> None:
     parts = split_sentences(text)
-    assert "".join("".join(parts).split()) == "".join(text.split()) and all(part.strip() for part in parts)
+    assert "".join("".join(parts).split()) == "".join(text.split()) and all(
+        part.strip() for part in parts
+    )
 
 
 @pytest.mark.parametrize(
@@ -330,30 +391,48 @@ def test_where_sentences_end(text: str, parts: list[str]) -> None:
 def test_other_types_of_tokenizers(tmp_path: Path) -> None:
     write_lines(tmp_path / "in.jsonl", ["alpha beta", "Beta"])
     (tmp_path / "vocab.txt").write_text("[UNK]\n[SEP]\nalpha\nbeta\n")
-    words = ["--tokenizer-type", "bert_wordpiece_lower", "--vocab-file", tmp_path / "vocab.txt", "--workers", "2"]
-    done = run_data("preprocess", "--input", tmp_path / "in.jsonl", *words, "--output-prefix", tmp_path / "p")
+    words = [
+        "--tokenizer-type",
+        "bert_wordpiece_lower",
+        "--vocab-file",
+        tmp_path / "vocab.txt",
+        "--workers",
+        "2",
+    ]
+    done = run_data(
+        "preprocess", "--input", tmp_path / "in.jsonl", *words, "--output-prefix", tmp_path / "p"
+    )
     assert done.returncode == 0, done.stderr
     data = IndexedDataset(tmp_path / "p_text_document")
     assert [data.get(number).tolist() for number in range(2)] == [[2, 3, 1], [3, 1]]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL], ids=lambda n: n.name
+)
 def test_a_signal_to_the_command_alone_ends_its_workers(
     tmp_path: Path, tokenizer_folder: Path, number: signal.Signals
 ) -> None:
     """As `timeout`, a closed terminal, `kill` and `kill -9` do it; the child is started as `tr11 data` does it."""
-    os.mkfifo(tmp_path / "in.jsonl")  # an input that does not end: the workers are there when the signal comes
+    os.mkfifo(
+        tmp_path / "in.jsonl"
+    )  # an input that does not end: the workers are there when the signal comes
     words = ["preprocess", "--input", tmp_path / "in.jsonl", "--tokenizer", tokenizer_folder, "--workers", "2",
              "--output-prefix", tmp_path / "out" / "demo"]  # fmt: skip
     code = "import sys; from tr11ops.cli.trainer_child import run_trainer_module as r; sys.exit(r(sys.argv[1], sys.argv[2:]))"
     parent = subprocess.Popen(
-        [sys.executable, "-c", code, "trainer.data", *map(str, words)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, "trainer.data", *map(str, words)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     me = psutil.Process(parent.pid)
     with (tmp_path / "in.jsonl").open("w") as stream:
         stream.write((json.dumps({"text": "word " * 50}) + "\n") * 6000)  # several pieces
         stream.flush()
-        while sum("spawn_main" in " ".join(one.cmdline()) for one in me.children(recursive=True)) < 2:
+        while (
+            sum("spawn_main" in " ".join(one.cmdline()) for one in me.children(recursive=True)) < 2
+        ):
             assert parent.poll() is None
             time.sleep(0.1)
         family = me.children(recursive=True)

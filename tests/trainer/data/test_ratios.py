@@ -40,7 +40,10 @@ def ratios_file(folder: Path, entries: object) -> Path:
 
 
 def test_the_training_line_byte_for_byte(tmp_path: Path) -> None:
-    assert write_groups(read_ratios(ratios_file(tmp_path, ENTRIES)), "train", tmp_path / "out.txt") is True
+    assert (
+        write_groups(read_ratios(ratios_file(tmp_path, ENTRIES)), "train", tmp_path / "out.txt")
+        is True
+    )
     assert (tmp_path / "out.txt").read_bytes() == (
         b'"train: 0.25 0:0.950 /data/ar/tok_ar_text_document, '
         b"0.7499998309128709 0:0.950 /data/fr/tok_fr_text_document, "
@@ -107,7 +110,10 @@ def test_many_writers_and_a_reader_that_never_sees_a_part(tmp_path: Path) -> Non
         ([], "at least one entry"),
         ({"a": 1}, "must hold a list"),
         ([{"ratio": 1}], "entry 1 is not of the form"),
-        ([*ENTRIES, {"dataset_path": "/a/b", "ratio": "x"}], "entry 4: ratio 'x' of /a/b is not a number above 0"),
+        (
+            [*ENTRIES, {"dataset_path": "/a/b", "ratio": "x"}],
+            "entry 4: ratio 'x' of /a/b is not a number above 0",
+        ),
         ([{"dataset_path": "/a/b", "ratio": 0}], "not a number above 0"),
         ([{"dataset_path": "/a/b", "ratio": True}], "not a number above 0"),
         ([{"dataset_path": "/a/my data", "ratio": 1}], "holds a space"),
@@ -122,7 +128,9 @@ def test_faulty_ratios_are_named(tmp_path: Path, entries: object, words: str) ->
 
 def test_sums_are_checked(tmp_path: Path) -> None:
     assert sum_warning([Ratio("/a/b", 1.0000000000125007)]) is None
-    assert "2 ratios sum to 0.75, not to 1" in str(sum_warning([Ratio("/a/b", 0.5), Ratio("/c/d", 0.25)]))
+    assert "2 ratios sum to 0.75, not to 1" in str(
+        sum_warning([Ratio("/a/b", 0.5), Ratio("/c/d", 0.25)])
+    )
     with pytest.raises(DataError, match="group valid_ar is given 2 times"):
         groups_line([Ratio("/data/ar/one", 0.5), Ratio("/data/ar/two", 0.5)], "valid")
     with pytest.raises(DataError, match="has no folder"):
@@ -140,45 +148,72 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0 and "the 1 ratios sum to 0.25, not to 1" in done.stderr
     done = run_data(*words, "test")
     assert done.returncode == 0 and "make train and valid with --shares 949,50,1 too" in done.stderr
-    assert (tmp_path / "out.txt").read_text() == '"test: 0.25 0.999:1.0 /data/ar/tok_ar_text_document"\n'
+    assert (
+        tmp_path / "out.txt"
+    ).read_text() == '"test: 0.25 0.999:1.0 /data/ar/tok_ar_text_document"\n'
     done = run_data(*words, "train", "--shares", "949,50,1")
-    assert (tmp_path / "out.txt").read_text() == '"train: 0.25 0:0.949 /data/ar/tok_ar_text_document"\n'
+    assert (
+        tmp_path / "out.txt"
+    ).read_text() == '"train: 0.25 0:0.949 /data/ar/tok_ar_text_document"\n'
     before = (tmp_path / "out.txt").read_bytes()
     done = run_data(*words, "test", "--shares", "950,50,0")
-    assert done.returncode == 1 and "--shares 950,50,0 leaves test no part of the data" in done.stderr
+    assert (
+        done.returncode == 1 and "--shares 950,50,0 leaves test no part of the data" in done.stderr
+    )
     assert (tmp_path / "out.txt").read_bytes() == before
 
 
 @given(shares=st.tuples(*(st.integers(1, 999) for _ in "abc")))
 def test_ranges_meet_and_cover_everything(shares: tuple[int, int, int]) -> None:
-    ranges = [range_of(split, ",".join(map(str, shares))).split(":") for split in ("train", "valid", "test")]
+    ranges = [
+        range_of(split, ",".join(map(str, shares))).split(":")
+        for split in ("train", "valid", "test")
+    ]
     assert ranges[0][0] == "0" and float(ranges[2][1]) == 1
     assert ranges[0][1] == ranges[1][0] and ranges[1][1] == ranges[2][0]
 
 
 def test_two_commands_at_once(tmp_path: Path) -> None:
-    words = ["ratios", "--dataset-ratios-path", ratios_file(tmp_path, ENTRIES), "--split", "train", "--output"]
+    words = [
+        "ratios",
+        "--dataset-ratios-path",
+        ratios_file(tmp_path, ENTRIES),
+        "--split",
+        "train",
+        "--output",
+    ]
     command = [sys.executable, "-m", "trainer.data", *map(str, words), str(tmp_path / "out.txt")]
-    running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in "ab"]
+    running = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in "ab"
+    ]
     assert [process.wait(300) for process in running] == [0, 0]
     assert read_groups_file(tmp_path / "out.txt")[0].name == "train"
 
 
 def test_shares_by_size(tmp_path: Path) -> None:
     sizes = {"en": 4000, "fr": 1000, "ar": 10}
-    prefixes = [str(write_pair(tmp_path / name / "p", [[1] * count])) for name, count in sizes.items()]
+    prefixes = [
+        str(write_pair(tmp_path / name / "p", [[1] * count])) for name, count in sizes.items()
+    ]
     same = sampling_probabilities(prefixes, 1.0)
     assert [entry.ratio for entry in same] == pytest.approx([4000 / 5010, 1000 / 5010, 10 / 5010])
-    assert [entry.ratio for entry in sampling_probabilities(prefixes, 0.0)] == pytest.approx([1 / 3] * 3)
+    assert [entry.ratio for entry in sampling_probabilities(prefixes, 0.0)] == pytest.approx(
+        [1 / 3] * 3
+    )
     lifted = sampling_probabilities(prefixes, 0.3)
     powers = [count**0.3 for count in sizes.values()]
-    assert [entry.ratio for entry in lifted] == pytest.approx([power / sum(powers) for power in powers])
+    assert [entry.ratio for entry in lifted] == pytest.approx(
+        [power / sum(powers) for power in powers]
+    )
     assert math.fsum(entry.ratio for entry in lifted) == pytest.approx(1.0)
     write_ratios(lifted, tmp_path / "ratios.json")
     assert read_ratios(tmp_path / "ratios.json") == lifted
     with pytest.raises(DataError, match="alpha -1"):
         sampling_probabilities(prefixes, -1)
     done = run_data("probabilities", "--alpha", "0.3", *prefixes, "--json")
-    assert [entry["ratio"] for entry in json.loads(done.stdout)["ratios"]] == [entry.ratio for entry in lifted]
+    assert [entry["ratio"] for entry in json.loads(done.stdout)["ratios"]] == [
+        entry.ratio for entry in lifted
+    ]
     done = run_data("probabilities", "--alpha", "0.3", *prefixes)
     assert done.stdout.splitlines()[2].split()[1] == prefixes[2]

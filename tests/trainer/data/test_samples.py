@@ -26,17 +26,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def groups(folder: Path) -> dict[str, Any]:
     return {
         "train_group": f"train: 2 0:0.9 {folder}/a, 1 0:0.9 {folder}/b",
-        "valid_groups": [f"valid: 2 0.9:1 {folder}/a, 1 0.9:1 {folder}/b", f"valid_b: 1 0.9:0.95 {folder}/b"],
+        "valid_groups": [
+            f"valid: 2 0.9:1 {folder}/a, 1 0.9:1 {folder}/b",
+            f"valid_b: 1 0.9:0.95 {folder}/b",
+        ],
         "test_groups": [f"test_b: 1 0.95:1 {folder}/b"],
     }
 
 
 def test_groups_of_a_card(folder: Path) -> None:
-    with contextlib.closing(opened(card(folder, groups(folder) | {"workers": 2, "valid_workers": 1}))) as samples:
+    with contextlib.closing(
+        opened(card(folder, groups(folder) | {"workers": 2, "valid_workers": 1}))
+    ) as samples:
         assert samples.valid_groups() == ("valid", "valid_b") and samples.test_groups() == ()
         assert sum(1 for _ in samples.train(0)) == 200
         for name in samples.valid_groups():
-            first, again = ([tokens.tolist() for tokens, _ in samples.valid(name)] for _ in range(2))
+            first, again = (
+                [tokens.tolist() for tokens, _ in samples.valid(name)] for _ in range(2)
+            )
             assert len(first) == 4 and first == again
         assert {int(t.max()) for t, _ in samples.valid("valid_b")} <= set(
             range(numbered_documents(200, seed=1)[190][-1])
@@ -60,12 +67,19 @@ def test_workers_change_nothing(folder: Path) -> None:
 def test_groups_from_files_are_the_same_as_in_the_card(folder: Path, tmp_path: Path) -> None:
     written = groups(folder)
     (tmp_path / "train.txt").write_text(f'"{written["train_group"]}"\n')
-    (tmp_path / "valid.txt").write_text(" ".join(f'"{text}"' for text in written["valid_groups"]) + "\n")
-    files = {"train_groups_file": str(tmp_path / "train.txt"), "valid_groups_file": str(tmp_path / "valid.txt")}
+    (tmp_path / "valid.txt").write_text(
+        " ".join(f'"{text}"' for text in written["valid_groups"]) + "\n"
+    )
+    files = {
+        "train_groups_file": str(tmp_path / "train.txt"),
+        "valid_groups_file": str(tmp_path / "valid.txt"),
+    }
     written.pop("test_groups")
     assert wanted_data(card(folder, files)) == wanted_data(card(folder, written))
     (tmp_path / "train.txt").write_text(f'"{written["train_group"]}" "other: 1 0:1 {folder}/a"\n')
-    with pytest.raises(DataError, match=r"train.txt holds 2 groups, and the training reads exactly one"):
+    with pytest.raises(
+        DataError, match=r"train.txt holds 2 groups, and the training reads exactly one"
+    ):
         wanted_data(card(folder, files))
 
 
@@ -80,11 +94,17 @@ def test_test_data_on_demand(folder: Path) -> None:
 
 def test_prefixes_without_weights_are_mixed_by_size(folder: Path) -> None:
     config = card(folder, {"prefixes": [f"{folder}/a", f"{folder}/b"]})
-    tokens = [sum(map(len, numbered_documents(300))), sum(map(len, numbered_documents(200, seed=1)))]
+    tokens = [
+        sum(map(len, numbered_documents(300))),
+        sum(map(len, numbered_documents(200, seed=1))),
+    ]
     assert [weight for weight, _ in wanted_data(config).prefixes] == tokens
     with contextlib.closing(opened(config, workers=0)) as samples:
         assert len(samples.source("train")) == 400 and sum(1 for _ in samples.valid()) == 4
-    assert opened(card(folder, {"prefixes": [f"{folder}/a"]}, evaluations=0), workers=0).valid_groups() == ()
+    assert (
+        opened(card(folder, {"prefixes": [f"{folder}/a"]}, evaluations=0), workers=0).valid_groups()
+        == ()
+    )
 
 
 def test_one_name_for_two_purposes_is_refused(folder: Path) -> None:
@@ -117,16 +137,31 @@ def test_each_data_set_is_validated_apart_when_the_card_says_so(tmp_path: Path) 
     for name, count in (("fr", 300), ("en", 200)):
         write_pair(tmp_path / name / "text", numbered_documents(count, seed=count))
     prefixes = [str(tmp_path / name / "text") for name in ("fr", "en")]
-    data = {"prefixes": prefixes, "weights": [0.7, 0.3], "split": "80,10,10", "validate_each": True, "workers": 0}
+    data = {
+        "prefixes": prefixes,
+        "weights": [0.7, 0.3],
+        "split": "80,10,10",
+        "validate_each": True,
+        "workers": 0,
+    }
     each, plain = card(tmp_path, data), card(tmp_path, data | {"validate_each": False})
-    with contextlib.closing(opened(each, test=True)) as found, contextlib.closing(opened(plain, test=True)) as usual:
-        assert found.valid_groups() == ("valid", "valid_fr", "valid_en") and found.test_groups() == ("test",)
+    with (
+        contextlib.closing(opened(each, test=True)) as found,
+        contextlib.closing(opened(plain, test=True)) as usual,
+    ):
+        assert found.valid_groups() == (
+            "valid",
+            "valid_fr",
+            "valid_en",
+        ) and found.test_groups() == ("test",)
         assert [t.tolist() for t, _ in found.train(0)] == [t.tolist() for t, _ in usual.train(0)]
         assert [t.tolist() for t, _ in found.valid()] == [t.tolist() for t, _ in usual.valid()]
         assert [t.tolist() for t, _ in found.test()] == [t.tolist() for t, _ in usual.test()]
         english = numbered_documents(200, seed=200)
         own = {token for document in english[160:180] for token in document}
-        assert {int(token) for tokens, _ in found.valid("valid_en") for token in tokens.flatten()} <= own
+        assert {
+            int(token) for tokens, _ in found.valid("valid_en") for token in tokens.flatten()
+        } <= own
     assert missing_test_share(each) == "" and "test" in missing_test_share(
         card(tmp_path, data | {"split": "90,9.9,0.1"})
     )
@@ -135,11 +170,19 @@ def test_each_data_set_is_validated_apart_when_the_card_says_so(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"prefixes": ["/d/fr/a", "/d/fr/b"]}, "two are in folders called 'fr'; keep each data set in a folder"),
+        (
+            {"prefixes": ["/d/fr/a", "/d/fr/b"]},
+            "two are in folders called 'fr'; keep each data set in a folder",
+        ),
         ({"prefixes": ["/a"]}, "one of them has no such name"),
-        ({"train_group": "t: 1 0:1 /d/fr/a", "valid_groups": ["v: 1 0:1 /d/fr/a"]}, "belongs to data.prefixes"),
+        (
+            {"train_group": "t: 1 0:1 /d/fr/a", "valid_groups": ["v: 1 0:1 /d/fr/a"]},
+            "belongs to data.prefixes",
+        ),
     ],
 )
-def test_validation_sets_are_named_after_their_folders(tmp_path: Path, data: dict[str, Any], words: str) -> None:
+def test_validation_sets_are_named_after_their_folders(
+    tmp_path: Path, data: dict[str, Any], words: str
+) -> None:
     (problem,) = data_problems(card(tmp_path, data | {"validate_each": True}))
     assert problem.key == "data.validate_each" and words in str(problem)

@@ -53,7 +53,9 @@ def sample(source: SampleSource, index: int) -> list[int]:
 def test_samples_are_the_tokens_of_the_maps(train: SampleSource) -> None:
     documents = numbered_documents(300)
     sizes = [len(document) for document in documents]
-    order, rows, shuffle = slow_maps(sizes, range(285), samples=900, length=LENGTH, seed=7, share=0.95)
+    order, rows, shuffle = slow_maps(
+        sizes, range(285), samples=900, length=LENGTH, seed=7, share=0.95
+    )
     tokens = [token for document in order for token in documents[document]]
     assert len(order) > 285, "the case is meant to span epochs"
     for index in range(len(train)):
@@ -68,7 +70,9 @@ def test_samples_are_the_tokens_of_the_maps(train: SampleSource) -> None:
 def test_a_micro_batch_is_tokens_and_the_next_tokens(train: SampleSource) -> None:
     stream = SampleStream(train, 3, dp_rank=1, dp_size=2, consumed_samples=6)
     tokens, labels = next(stream)
-    assert tokens.shape == labels.shape == (3, LENGTH) and tokens.dtype == labels.dtype == torch.int64
+    assert (
+        tokens.shape == labels.shape == (3, LENGTH) and tokens.dtype == labels.dtype == torch.int64
+    )
     assert tokens.is_contiguous() and labels.is_contiguous()
     for row in range(3):
         expected = sample(train, 6 + 3 + row)
@@ -82,7 +86,9 @@ def test_a_micro_batch_is_tokens_and_the_next_tokens(train: SampleSource) -> Non
     steps=st.lists(st.integers(1, 6), min_size=1, max_size=8),
     start=st.integers(0, 50),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_global_order_depends_on_consumed_samples_alone(
     *, train: SampleSource, micro: int, replicas: int, steps: list[int], start: int
 ) -> None:
@@ -96,7 +102,12 @@ def test_global_order_depends_on_consumed_samples_alone(
         size = accumulation * micro * replicas
         if consumed + size > len(train):
             break
-        got = [row for _ in range(accumulation) for stream in streams for row in next(stream)[0].tolist()]
+        got = [
+            row
+            for _ in range(accumulation)
+            for stream in streams
+            for row in next(stream)[0].tolist()
+        ]
         assert got == [sample(train, index)[:-1] for index in range(consumed, consumed + size)]
         consumed += size
         assert {stream.state() for stream in streams} == {consumed}
@@ -123,7 +134,9 @@ def test_a_short_last_chunk_is_dropped_an_empty_stream_refused(train: SampleSour
 
 
 @given(jumps=st.lists(st.tuples(st.integers(0, 224), st.integers(0, 3)), min_size=1, max_size=12))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_jumps_go_anywhere(*, train: SampleSource, jumps: list[tuple[int, int]]) -> None:
     stream = SampleStream(train, 4)
     for chunk, taken in jumps:
@@ -155,7 +168,12 @@ def test_a_jump_reads_nothing_between() -> None:
     stream = SampleStream(Counting(), 2)
     next(stream)
     stream.skip_to(10**11)
-    assert next(stream)[0][1, 0] == 10**11 + 1 and Counting.read_numbers == [0, 1, 10**11, 10**11 + 1]
+    assert next(stream)[0][1, 0] == 10**11 + 1 and Counting.read_numbers == [
+        0,
+        1,
+        10**11,
+        10**11 + 1,
+    ]
 
 
 def test_the_stream_of_a_rank_without_data_keeps_count() -> None:
@@ -174,7 +192,8 @@ def cyclic_by_rule(samples: int, micro: int, replicas: int, epochs: int) -> list
         permutation = torch.randperm(bucket, generator=generator).tolist()
         for first in range(0, bucket, micro):
             batches += [
-                [rank * bucket + number for number in permutation[first : first + micro]] for rank in range(replicas)
+                [rank * bucket + number for number in permutation[first : first + micro]]
+                for rank in range(replicas)
             ]
     return batches
 
@@ -195,7 +214,12 @@ class _Numbers:
         out[:] = index
 
 
-@given(samples=st.integers(12, 60), micro=st.integers(1, 4), replicas=st.integers(1, 3), begin=st.integers(0, 30))
+@given(
+    samples=st.integers(12, 60),
+    micro=st.integers(1, 4),
+    replicas=st.integers(1, 3),
+    begin=st.integers(0, 30),
+)
 @settings(max_examples=60, deadline=None)
 def test_cyclic_order(*, samples: int, micro: int, replicas: int, begin: int) -> None:
     """Each epoch takes every sample of a replica's bucket once, in an order of its own, from any point on."""
@@ -203,7 +227,12 @@ def test_cyclic_order(*, samples: int, micro: int, replicas: int, begin: int) ->
     chunk = micro * replicas
     streams = [
         SampleStream(
-            _Numbers(samples), micro, dp_rank=rank, dp_size=replicas, consumed_samples=begin * chunk, order="cyclic"
+            _Numbers(samples),
+            micro,
+            dp_rank=rank,
+            dp_size=replicas,
+            consumed_samples=begin * chunk,
+            order="cyclic",
         )
         for rank in range(replicas)
     ]
@@ -248,11 +277,18 @@ def test_splits_share_no_document(prefix: Path, tmp_path: Path) -> None:
     for name, source in splits.items():
         allowed = {token for document in documents[slice(*bounds[name])] for token in document}
         assert {token for index in range(len(source)) for token in sample(source, index)} <= allowed
-    assert {name: len(source) for name, source in splits.items()} == {"train": 200, "valid": 40, "test": 10}
+    assert {name: len(source) for name, source in splits.items()} == {
+        "train": 200,
+        "valid": 40,
+        "test": 10,
+    }
 
 
 def test_groups_with_ranges(prefix: Path, tmp_path: Path) -> None:
-    groups = {parse_group(f"valid_{name}: 1 {span} {prefix}"): 30 for name, span in (("a", "0:0.5"), ("b", "0.5:1"))}
+    groups = {
+        parse_group(f"valid_{name}: 1 {span} {prefix}"): 30
+        for name, span in (("a", "0:0.5"), ("b", "0.5:1"))
+    }
     plans = plan_groups(groups, ReadOptions(LENGTH, 1, cache_folder=tmp_path))
     opened = {name: plan.open() for name, plan in plans.items()}
     middle = numbered_documents(300)[150][0]
@@ -296,7 +332,10 @@ def test_all_ranks_open_with_one_builder_and_one_barrier(prefix: Path, tmp_path:
         ({"prefixes": [(1.0, "/nowhere/data")]}, "/nowhere/data.idx is missing"),
         ({"prefixes": "two", "weights": (1.0, -1.0)}, "positive"),
         ({"sequence_length": 10**6}, "train data of .*one sample needs"),
-        ({"vocabulary_size": 50}, "document [0-9]+ holds token [0-9]+ at its place [0-9]+, the vocabulary has 50"),
+        (
+            {"vocabulary_size": 50},
+            "document [0-9]+ holds token [0-9]+ at its place [0-9]+, the vocabulary has 50",
+        ),
         ({"split": "1,x"}, "split"),
         ({"split": "1,0,0", "samples": {"valid": 4}}, "valid data: the split gives it none"),
     ],
@@ -304,7 +343,13 @@ def test_all_ranks_open_with_one_builder_and_one_barrier(prefix: Path, tmp_path:
 def test_refusals_reach_the_barrier_and_name_the_fault(
     prefix: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    options = {"prefixes": [(1.0, prefix)], "split": "949,50,1", "sequence_length": LENGTH, "samples": {}, **changes}
+    options = {
+        "prefixes": [(1.0, prefix)],
+        "split": "949,50,1",
+        "sequence_length": LENGTH,
+        "samples": {},
+        **changes,
+    }
     if options["prefixes"] == "two":
         options["prefixes"] = [(weight, prefix) for weight in options["weights"]]
     reached: list[int] = []

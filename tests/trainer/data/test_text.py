@@ -31,14 +31,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> 
 
 
 def mixture(folder: Path) -> dict[str, object]:
-    return {"train_group": f"train: 2 0:0.9 {folder}/a_text_document, 1 0:0.9 {folder}/b_text_document", "workers": 0}
+    return {
+        "train_group": f"train: 2 0:0.9 {folder}/a_text_document, 1 0:0.9 {folder}/b_text_document",
+        "workers": 0,
+    }
 
 
-@pytest.mark.parametrize(("order", "replicas"), [("single", 1), ("single", 2), ("cyclic", 1), ("cyclic", 2)])
+@pytest.mark.parametrize(
+    ("order", "replicas"), [("single", 1), ("single", 2), ("cyclic", 1), ("cyclic", 2)]
+)
 def test_the_samples_are_those_of_the_streams(folder: Path, order: str, replicas: int) -> None:
     config = card(folder, mixture(folder) | {"order": order}, evaluations=0, train_samples=80)
     streams = [opened(config, replica=rank, replicas=replicas).train(0) for rank in range(replicas)]
-    drawn = [row for _ in range(40 // replicas) for stream in streams for row in torch.cat(next(stream), 1).tolist()]
+    drawn = [
+        row
+        for _ in range(40 // replicas)
+        for stream in streams
+        for row in torch.cat(next(stream), 1).tolist()
+    ]
     source = opened(config).source("train")
     found = list(read_samples(config, source, 0, 79, replicas=replicas))
     assert [sample.consumed for sample in found] == list(range(80))
@@ -53,7 +63,11 @@ def test_places_and_text(folder: Path, tokenizer_folder: Path) -> None:
     for sample in read_samples(config, source, 0, 40, tokenizer=load_tokenizer(tokenizer_folder)):
         data = IndexedDataset(sample.data_set)
         joined = [int(token) for document in sample.documents for token in data.get(document)]
-        starts = [at for at in range(len(joined)) if tuple(joined[at : at + len(sample.tokens)]) == sample.tokens]
+        starts = [
+            at
+            for at in range(len(joined))
+            if tuple(joined[at : at + len(sample.tokens)]) == sample.tokens
+        ]
         assert starts, "the tokens are not in the documents that are named"
         assert sample.text == load_tokenizer(tokenizer_folder).decode(sample.tokens)
 
@@ -68,7 +82,10 @@ def test_iterations_of_a_ramp(folder: Path) -> None:
         }
     )
     assert samples_of_iterations(config, 2, 3) == (8, 23)
-    assert samples_of_iterations(ramp, 1, 2) == (0, 7) and samples_of_iterations(ramp, 1, 1) == (0, 3)
+    assert samples_of_iterations(ramp, 1, 2) == (0, 7) and samples_of_iterations(ramp, 1, 1) == (
+        0,
+        3,
+    )
     with pytest.raises(DataError, match=r"which has 1-10"):
         samples_of_iterations(config, 10, 11)
 
@@ -120,9 +137,24 @@ time_limit = "1:00:00"
     environment = {name: value for name, value in os.environ.items() if name != "TR11_RUN"}
 
     def tr11(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", code, "data", "text", "--run", str(tmp_path / "tr11.toml"), *words]
+        command = [
+            sys.executable,
+            "-c",
+            code,
+            "data",
+            "text",
+            "--run",
+            str(tmp_path / "tr11.toml"),
+            *words,
+        ]
         return subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+            command,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
 
     done = tr11("--iterations", "3-3", "--json")

@@ -43,7 +43,9 @@ def pair_bytes(tmp_path: Path, source: Path, tokenizer: Path, name: str) -> tupl
 
 
 @pytest.mark.parametrize("kind", PACK)
-def test_compressed_input_gives_the_same_everywhere(tmp_path: Path, tokenizer_folder: Path, kind: str) -> None:
+def test_compressed_input_gives_the_same_everywhere(
+    tmp_path: Path, tokenizer_folder: Path, kind: str
+) -> None:
     plain = write_lines(tmp_path / "in.jsonl", texts(900))
     lines = plain.read_bytes().splitlines(keepends=True)
     packed = tmp_path / f"in.jsonl.{kind}"
@@ -67,7 +69,14 @@ def test_a_tokenizer_learns_the_same_from_compressed_text(tmp_path: Path) -> Non
     made = [
         json.loads(
             run_data(
-                "tokenizer", "--vocab-size", "300", "--json", "--corpus", path, "--out", path.with_suffix(".t")
+                "tokenizer",
+                "--vocab-size",
+                "300",
+                "--json",
+                "--corpus",
+                path,
+                "--out",
+                path.with_suffix(".t"),
             ).stdout
         )
         for path in (plain, packed)
@@ -82,7 +91,9 @@ def test_no_cut_and_no_flipped_bit_gives_other_text(tmp_path: Path, kind: str) -
     path = tmp_path / f"in.jsonl.{kind}"
     for length in range(len(sound)):
         path.write_bytes(sound[:length])
-        with pytest.raises(InputFault, match=r"in\.jsonl\.\w+ (is cut off|is empty|does not begin)") as caught:
+        with pytest.raises(
+            InputFault, match=r"in\.jsonl\.\w+ (is cut off|is empty|does not begin)"
+        ) as caught:
             read_all(path)
         assert "\n" not in str(caught.value)
     faults = 0
@@ -109,11 +120,14 @@ def test_the_place_of_the_damage_is_named(tmp_path: Path, kind: str) -> None:
         read_all(path)
     path.write_bytes(first + b"{}\n")
     with pytest.raises(
-        InputFault, match=rf"what begins at byte {len(first)} is no .* 5 whole lines .*head -c {len(first)}"
+        InputFault,
+        match=rf"what begins at byte {len(first)} is no .* 5 whole lines .*head -c {len(first)}",
     ):
         read_all(path)
     path.write_bytes(first + second[:-9] + bytes([second[-9] ^ 255]) + second[-8:])
-    with pytest.raises(InputFault, match=rf"damaged before byte .* begins at byte {len(first)}, after"):
+    with pytest.raises(
+        InputFault, match=rf"damaged before byte .* begins at byte {len(first)}, after"
+    ):
         read_all(path)
 
 
@@ -121,13 +135,23 @@ def test_damage_is_no_line_to_be_skipped(tmp_path: Path, tokenizer_folder: Path)
     plain = write_lines(tmp_path / "in.jsonl", texts(2000))
     (tmp_path / "in.gz").write_bytes(gzip.compress(plain.read_bytes())[:-100])
     for command in (
-        ["preprocess", "--skip-bad-lines", "--output-prefix", tmp_path / "out", "--workers", "1", "--input"],
+        [
+            "preprocess",
+            "--skip-bad-lines",
+            "--output-prefix",
+            tmp_path / "out",
+            "--workers",
+            "1",
+            "--input",
+        ],
         ["check", "--raw", "--workers", "1"],
         ["tokenizer", "--out", tmp_path / "t", "--corpus"],
     ):
         words = ["--tokenizer", tokenizer_folder] if command[0] == "preprocess" else []
         done = run_data(*command, tmp_path / "in.gz", *words)
-        assert done.returncode == 1 and "in.gz is cut off" in done.stderr.splitlines()[-1], done.stderr
+        assert done.returncode == 1 and "in.gz is cut off" in done.stderr.splitlines()[-1], (
+            done.stderr
+        )
         assert done.stdout == "" and "Traceback" not in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gz", "in.jsonl"]
 
@@ -135,7 +159,11 @@ def test_damage_is_no_line_to_be_skipped(tmp_path: Path, tokenizer_folder: Path)
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("in.jsonl.gz", b'{"text": "a"}\n', "does not begin as gzip does, though its name says gzip"),
+        (
+            "in.jsonl.gz",
+            b'{"text": "a"}\n',
+            "does not begin as gzip does, though its name says gzip",
+        ),
         ("in.zst", b"", "is empty, though its name says zstd"),
         ("in.jsonl", b"BZh91AY&SY", "is a bzip2 file"),
         ("in.jsonl", b"PK\x03\x04....", "is a zip archive"),
@@ -153,21 +181,27 @@ def test_a_name_that_says_another_compression_does_not_matter(tmp_path: Path) ->
     assert read_all(tmp_path / "in.gz") == b"text\n"
 
 
-@pytest.mark.parametrize("codec", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize(
+    "codec", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"]
+)
 @pytest.mark.parametrize("kind", ["", "gz"])
 def test_another_encoding_is_named_and_its_fix_works(tmp_path: Path, codec: str, kind: str) -> None:
     text = '{"text": "Grüße, 世界"}\r\n' * 3
     data = text.encode(codec)
     path = tmp_path / f"my in.jsonl{kind and '.' + kind}"
     path.write_bytes(PACK[kind](data) if kind else data)
-    with pytest.raises(InputFault, match=f"is {codec[:6].upper()}, .*-endian.* convert it: ") as caught:
+    with pytest.raises(
+        InputFault, match=f"is {codec[:6].upper()}, .*-endian.* convert it: "
+    ) as caught:
         read_all(path)
     command = str(caught.value).partition("convert it: ")[2]
     subprocess.run(command, shell=True, check=True)
     assert (tmp_path / "utf8-my in.jsonl").read_text("utf-8-sig") == text.replace("\r\n", "\n")
 
 
-def test_a_mark_of_utf_8_is_read_and_broken_utf_8_is_named(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_mark_of_utf_8_is_read_and_broken_utf_8_is_named(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     path = tmp_path / "in.jsonl"
     line = '{"text": "Grüße"}\n'
     path.write_bytes(b"\xef\xbb\xbf" + line.encode())
@@ -183,18 +217,36 @@ def test_a_mark_of_utf_8_is_read_and_broken_utf_8_is_named(tmp_path: Path, token
         preprocess(PreprocessRequest(path, tokenizer_folder, str(tmp_path / "three")))
 
 
-def test_a_line_above_the_limit_is_named_and_can_be_left_out(tmp_path: Path, tokenizer_folder: Path) -> None:
-    lines = ['{"text": "alpha"}\n', '{"text": "' + "beta " * 300_000 + '"}\n', '{"text": "gamma"}\n']
+def test_a_line_above_the_limit_is_named_and_can_be_left_out(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    lines = [
+        '{"text": "alpha"}\n',
+        '{"text": "' + "beta " * 300_000 + '"}\n',
+        '{"text": "gamma"}\n',
+    ]
     (tmp_path / "in.jsonl").write_text("".join(lines))
-    asked = PreprocessRequest(tmp_path / "in.jsonl", tokenizer_folder, str(tmp_path / "out"), max_line_mib=1)
-    with pytest.raises(InputFault, match=r"in.jsonl, line 2: 1,500,013 bytes long, .* --max-line-mib to 2;") as caught:
+    asked = PreprocessRequest(
+        tmp_path / "in.jsonl", tokenizer_folder, str(tmp_path / "out"), max_line_mib=1
+    )
+    with pytest.raises(
+        InputFault, match=r"in.jsonl, line 2: 1,500,013 bytes long, .* --max-line-mib to 2;"
+    ) as caught:
         preprocess(asked)
     assert "\n" not in str(caught.value)
     report = preprocess(replace(asked, skip_bad_lines=True))
     assert (report.documents, report.bad_lines, report.input_bytes) == (2, 1, sum(map(len, lines)))
     found = check_raw(tmp_path / "in.jsonl", max_line_mib=1)
     assert found.counts == {"bad_line": 1} and found.examples[0].place == 2
-    done = run_data("tokenizer", "--corpus", tmp_path / "in.jsonl", "--out", tmp_path / "t", "--max-line-mib", "1")
+    done = run_data(
+        "tokenizer",
+        "--corpus",
+        tmp_path / "in.jsonl",
+        "--out",
+        tmp_path / "t",
+        "--max-line-mib",
+        "1",
+    )
     assert done.returncode == 1 and "line 2: 1,500,013 bytes long" in done.stderr.splitlines()[-1]
 
 
@@ -227,7 +279,14 @@ def test_large_pieces_wait_until_there_is_room(tmp_path: Path) -> None:
             yield drawn[-1]
 
     results = map_in_order(
-        _upper, pieces(), set_up=str, arguments=(), workers=2, doing="testing", size_of=len, most_bytes=10
+        _upper,
+        pieces(),
+        set_up=str,
+        arguments=(),
+        workers=2,
+        doing="testing",
+        size_of=len,
+        most_bytes=10,
     )
     ahead = []
     for done, result in enumerate(results):

@@ -16,7 +16,9 @@ from trainer.data.tokenizer import TokenizerSpec, load_tokenizer
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=200))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_any_text_comes_back(tokenizer_folder: Path, text: str) -> None:
     tokenizer = load_tokenizer(tokenizer_folder)
     ids = tokenizer.encode_batch([text])[0]
@@ -80,14 +82,20 @@ def test_an_end_token_that_the_tokenizer_lacks_is_not_replaced_by_another(
 ) -> None:
     (tmp_path / "tokenizer.json").write_bytes((tokenizer_folder / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": named}))
-    with pytest.raises(DataError, match=r"names '</stop>' as eos_token, .* does not have, it has <\|endoftext\|>"):
+    with pytest.raises(
+        DataError, match=r"names '</stop>' as eos_token, .* does not have, it has <\|endoftext\|>"
+    ):
         load_tokenizer(tmp_path)
 
 
-def test_a_config_that_cannot_be_read_is_not_passed_over(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_a_config_that_cannot_be_read_is_not_passed_over(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "tokenizer.json").write_bytes((tokenizer_folder / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endofte')
-    with pytest.raises(DataError, match=r"tokenizer_config\.json cannot be read: .*; copy it again") as caught:
+    with pytest.raises(
+        DataError, match=r"tokenizer_config\.json cannot be read: .*; copy it again"
+    ) as caught:
         load_tokenizer(tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -98,7 +106,9 @@ def test_end_of_document_of_foreign_tokenizers(tokenizer_folder: Path, tmp_path:
     (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match="no token that ends a document"):
         load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<stop>"}}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": "<stop>"}})
+    )
     assert load_tokenizer(tmp_path).end_token == "<stop>"
     (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "tokenizer.json").write_text(text.replace("<stop>", "</s>"), encoding="utf-8")
@@ -149,7 +159,9 @@ def bert_file(folder: Path) -> str:
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=80))
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_gpt2_files_are_the_same_tokenizer(
     tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, text: str
 ) -> None:
@@ -159,11 +171,14 @@ def test_gpt2_files_are_the_same_tokenizer(
     theirs = load_tokenizer(tokenizer_folder)
     assert (ours.vocabulary_size, ours.eod_id, ours.end_token) == (320, 0, "<|endoftext|>")
     assert (
-        ours.encode_batch([text]) == theirs.encode_batch([text]) and ours.decode(ours.encode_batch([text])[0]) == text
+        ours.encode_batch([text]) == theirs.encode_batch([text])
+        and ours.decode(ours.encode_batch([text])[0]) == text
     )
 
 
-def test_a_text_cannot_spell_the_end_of_a_gpt2_document(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_a_text_cannot_spell_the_end_of_a_gpt2_document(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     ours = load_tokenizer(gpt2_files(tmp_path, tokenizer_folder))
     ids = ours.encode_batch(["alpha<|endoftext|>beta"])[0]
     assert ours.eod_id not in ids and ours.decode(ids) == "alpha<|endoftext|>beta"
@@ -174,11 +189,15 @@ def test_wordpiece_equals_transformers(tmp_path: Path, lower: bool) -> None:
     from transformers import BertTokenizerFast
 
     file = bert_file(tmp_path)
-    ours = load_tokenizer(TokenizerSpec("bert_wordpiece_lower" if lower else "bert_wordpiece", None, file))
+    ours = load_tokenizer(
+        TokenizerSpec("bert_wordpiece_lower" if lower else "bert_wordpiece", None, file)
+    )
     vocabulary = {piece: number for number, piece in enumerate(PIECES)}
     theirs = BertTokenizerFast(vocab=vocabulary, do_lower_case=lower)
     for text in ("Alpha beta, gamma.", "ALPHA café", "beta\u4e2dbeta", "  unknownword alpha"):
-        assert ours.encode_batch([text])[0] == theirs(text, add_special_tokens=False)["input_ids"], text
+        assert (
+            ours.encode_batch([text])[0] == theirs(text, add_special_tokens=False)["input_ids"]
+        ), text
     assert (ours.vocabulary_size, ours.end_token, ours.eod_id) == (16, "[SEP]", 3)
     assert ours.encode_batch(["Alpha"]) == [[6 if lower else 5]]
 
@@ -218,11 +237,18 @@ def test_anothers_tokenizer_is_replaced_with_force_alone(tmp_path: Path) -> None
     folder.mkdir()
     (folder / "tokenizer.json").write_text("theirs")
     words = ["a few words of text"] * 10
-    with pytest.raises(DataError, match=r"theirs/tokenizer.json is there already, .* replace it with --force"):
+    with pytest.raises(
+        DataError, match=r"theirs/tokenizer.json is there already, .* replace it with --force"
+    ):
         train_tokenizer(iter(words), 260, folder, request=request)
     assert [path.name for path in folder.iterdir()] == ["tokenizer.json"]
-    assert train_tokenizer(iter(words), 260, folder, request=request, force=True).vocabulary_size == 260
-    assert train_tokenizer(iter(words), 261, folder, request={"corpus": "d"}).vocabulary_size == 261, "its own"
+    assert (
+        train_tokenizer(iter(words), 260, folder, request=request, force=True).vocabulary_size
+        == 260
+    )
+    assert (
+        train_tokenizer(iter(words), 261, folder, request={"corpus": "d"}).vocabulary_size == 261
+    ), "its own"
     (folder / "tokenizer.json").write_text("edited")
     with pytest.raises(DataError, match="replace it with --force"):
         train_tokenizer(iter(words), 260, folder, request=request)
@@ -243,7 +269,9 @@ def test_wordpiece_is_learnt_and_read_by_transformers(kind: LearntType, tmp_path
     theirs = BertTokenizerFast(str(tmp_path / "vocab.txt"), do_lower_case=kind.endswith("lower"))
     for text in lines[::50]:
         assert ours.encode_batch([text])[0] == theirs(text, add_special_tokens=False)["input_ids"]
-    assert is_trained(tmp_path, request, kind) and not is_trained(tmp_path, {**request, "corpus": "y"}, kind)
+    assert is_trained(tmp_path, request, kind) and not is_trained(
+        tmp_path, {**request, "corpus": "y"}, kind
+    )
 
 
 def test_wordpiece_has_room_for_every_character(tmp_path: Path) -> None:

@@ -63,7 +63,9 @@ def pool(plans: Mapping[str, PlannedSource]) -> Iterator[WorkerPool]:
     order=st.sampled_from(["single", "cyclic"]),
     moves=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 12)), min_size=1, max_size=5),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_any_number_of_workers_reads_what_one_process_reads(
     *,
     plans: Mapping[str, PlannedSource],
@@ -90,7 +92,9 @@ def test_any_number_of_workers_reads_what_one_process_reads(
     theirs.close()
 
 
-def test_the_end_of_the_samples_is_the_same(plans: Mapping[str, PlannedSource], pool: WorkerPool) -> None:
+def test_the_end_of_the_samples_is_the_same(
+    plans: Mapping[str, PlannedSource], pool: WorkerPool
+) -> None:
     whole = [tokens.tolist() for tokens, _ in SampleStream(plans["train"].open(), 7)]
     stream = SampleStream(pool.reader("train"), 7)
     assert [tokens.tolist() for tokens, _ in stream] == whole and len(whole) == 900 // 7
@@ -99,15 +103,22 @@ def test_the_end_of_the_samples_is_the_same(plans: Mapping[str, PlannedSource], 
         SampleStream(pool.reader("train"), 7, consumed_samples=895)
 
 
-def test_evaluation_between_training_steps_hundreds_of_times(plans: Mapping[str, PlannedSource]) -> None:
+def test_evaluation_between_training_steps_hundreds_of_times(
+    plans: Mapping[str, PlannedSource],
+) -> None:
     """Workers for both, threads of all kinds in the rank, every set from its beginning each time: never a hang."""
     stop = threading.Event()
     threads = [threading.Thread(target=stop.wait) for _ in range(4)]
     for thread in threads:
         thread.start()
-    expected = {name: [t.tolist() for t, _ in SampleStream(plans[name].open(), 2)] for name in plans}
+    expected = {
+        name: [t.tolist() for t, _ in SampleStream(plans[name].open(), 2)] for name in plans
+    }
     try:
-        with contextlib.closing(WorkerPool(plans, 2)) as train, contextlib.closing(WorkerPool(plans, 2)) as valid:
+        with (
+            contextlib.closing(WorkerPool(plans, 2)) as train,
+            contextlib.closing(WorkerPool(plans, 2)) as valid,
+        ):
             stream = SampleStream(train.reader("train"), 2, order="cyclic")
             reference = SampleStream(plans["train"].open(), 2, order="cyclic")
             for step in range(400):
@@ -115,7 +126,9 @@ def test_evaluation_between_training_steps_hundreds_of_times(plans: Mapping[str,
                 for name in ("valid", "valid_b"):
                     evaluation = SampleStream(valid.reader(name), 2)
                     count = 12 if step % 40 == 0 else step % 4  # some are broken off, as by a stop
-                    assert [next(evaluation)[0].tolist() for _ in range(count)] == expected[name][:count]
+                    assert [next(evaluation)[0].tolist() for _ in range(count)] == expected[name][
+                        :count
+                    ]
                     evaluation.close()
             ids = train.process_ids + valid.process_ids
             assert not any(is_gone(number) for number in ids)
@@ -155,12 +168,16 @@ def test_a_stopped_worker_is_an_error_and_can_be_closed(plans: Mapping[str, Plan
     assert is_gone(pool.process_ids[0])
 
 
-def test_a_rank_can_wait_for_a_steps_data_a_moment_at_a_time(plans: Mapping[str, PlannedSource]) -> None:
+def test_a_rank_can_wait_for_a_steps_data_a_moment_at_a_time(
+    plans: Mapping[str, PlannedSource],
+) -> None:
     with contextlib.closing(WorkerPool(plans, 1)) as pool:
         stream = SampleStream(pool.reader("train"), 2)
         until(lambda: stream.wait(20, 0.1))  # more than is read ahead otherwise
         taken = [next(stream)[0].tolist() for _ in range(20)]
-        assert taken == [tokens.tolist() for tokens, _ in SampleStream(plans["train"].open(), 2)][:20]
+        assert (
+            taken == [tokens.tolist() for tokens, _ in SampleStream(plans["train"].open(), 2)][:20]
+        )
         until(lambda: stream.wait(1000, 0.1))  # as far as there are so many
         stream.skip_to(0)
         os.kill(pool.process_ids[0], signal.SIGSTOP)
@@ -180,7 +197,13 @@ def test_a_stop_signal_to_the_group_leaves_workers_to_the_rank(pool: WorkerPool)
     """The rank saves first, and may evaluate. Also at the very start of a worker."""
     for _ in range(2):
         for number in pool.process_ids:
-            for name in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+            for name in (
+                signal.SIGTERM,
+                signal.SIGINT,
+                signal.SIGUSR1,
+                signal.SIGUSR2,
+                signal.SIGHUP,
+            ):
                 os.kill(number, name)
         assert sum(1 for _ in SampleStream(pool.reader("train"), 2)) == 450
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
@@ -192,7 +215,9 @@ def test_data_that_vanishes_or_is_cut_off_is_named(tmp_path: Path) -> None:
     os.truncate(f"{prefix}.bin", 10)
     with contextlib.closing(WorkerPool(plans, 2)) as pool:
         for _ in range(2):  # the worker lives on, and says it each time
-            with pytest.raises(DataError, match=r"train data: .*a\.bin has 10: .*truncated") as caught:
+            with pytest.raises(
+                DataError, match=r"train data: .*a\.bin has 10: .*truncated"
+            ) as caught:
                 next(SampleStream(pool.reader("train"), 2))
             assert "\n" not in str(caught.value)
         assert not any(is_gone(number) for number in pool.process_ids)
@@ -267,4 +292,6 @@ def test_workers_load_nothing_heavy(pool: WorkerPool) -> None:
 def test_no_shared_memory_is_used(pool: WorkerPool) -> None:
     next(SampleStream(pool.reader("train"), 2))
     for number in pool.process_ids:
-        assert not any(entry.path.startswith("/dev/shm") for entry in psutil.Process(number).memory_maps())
+        assert not any(
+            entry.path.startswith("/dev/shm") for entry in psutil.Process(number).memory_maps()
+        )

@@ -27,12 +27,17 @@ STAGES = {"embedding.word.weight": (0, 1), "blocks.1.mlp.up.weight": (1,), "fina
 
 def whole(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator).to(dtype) for name, (shape, _) in SHAPES.items()}
+    return {
+        name: torch.randn(shape, generator=generator).to(dtype)
+        for name, (shape, _) in SHAPES.items()
+    }
 
 
 def reader(tensor: Tensor) -> Reader:
     def read(offsets: Any, sizes: Any) -> Tensor:
-        return tensor[tuple(slice(low, low + size) for low, size in zip(offsets, sizes, strict=True))]
+        return tensor[
+            tuple(slice(low, low + size) for low, size in zip(offsets, sizes, strict=True))
+        ]
 
     return read
 
@@ -84,7 +89,9 @@ def dumped(
         topology={"pipeline": pipeline, "data": data, "tensor": tensor},
         facts={rank: dict(facts or {}) for rank in range(len(ranks)) if rank not in missing},
         random_state={rank: {"torch": "0"} for rank in range(len(ranks))},
-        copies=tuple(copy for copy in copies if copy.place is not None and copy.place.rank not in missing),
+        copies=tuple(
+            copy for copy in copies if copy.place is not None and copy.place.rank not in missing
+        ),
         model={},
         is_checkpoint=False,
         missing=missing,

@@ -64,7 +64,10 @@ def everything_decays(named: Any, weight_decay: float) -> list[dict[str, Any]]:
     pairs = list(named)
     decayed = [item for name, item in pairs if item.dim() > 1 or name.startswith(NORM)]
     kept = [item for name, item in pairs if item.dim() == 1 and not name.startswith(NORM)]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    return [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": kept, "weight_decay": 0.0},
+    ]
 
 
 def leave_out(engine: Engine, parameters: set[int]) -> None:
@@ -72,7 +75,9 @@ def leave_out(engine: Engine, parameters: set[int]) -> None:
     module = engine._pipeline.module
     every, replicated = module.get_tied_weights_and_groups, module.replicated
     module.replicated = lambda: [item for item in replicated() if id(item) not in parameters]
-    module.get_tied_weights_and_groups = lambda: [pair for pair in every() if id(pair[0]) not in parameters]
+    module.get_tied_weights_and_groups = lambda: [
+        pair for pair in every() if id(pair[0]) not in parameters
+    ]
 
 
 @contextmanager
@@ -92,7 +97,9 @@ class FirstStageSaves(Engine):
     @classmethod
     def build(cls, config: TrainerConfig, mesh: Mesh, for_training: bool = True) -> Engine:
         engine = super().build(config, mesh, for_training)
-        if not mesh.is_first_stage:  # it never gets a gradient there, so there is nothing to sum over tensor ranks
+        if (
+            not mesh.is_first_stage
+        ):  # it never gets a gradient there, so there is nothing to sum over tensor ranks
             unused = {id(item) for name, item in engine.named_parameters() if name.startswith(NORM)}
             leave_out(engine, unused)
         return engine
@@ -115,7 +122,9 @@ class UnreducedHead(Engine):
     @classmethod
     def build(cls, config: TrainerConfig, mesh: Mesh, for_training: bool = True) -> Engine:
         engine = super().build(config, mesh, for_training)
-        leave_out(engine, {id(item) for name, item in engine.named_parameters() if name == gpt.TIED_NAME})
+        leave_out(
+            engine, {id(item) for name, item in engine.named_parameters() if name == gpt.TIED_NAME}
+        )
         return engine
 
 
@@ -124,7 +133,11 @@ class UnclippedDuplicate(Engine):
     """Tensor ranks other than the first make a larger update of one LayerNorm, as without clipping."""
 
     def train_step(self, *arguments: Any, **options: Any) -> Any:
-        masters = [item.tensors["fp32"] for item in self.sharded_state().fragments if item.name == DUPLICATE]
+        masters = [
+            item.tensors["fp32"]
+            for item in self.sharded_state().fragments
+            if item.name == DUPLICATE
+        ]
         before = [master.clone() for master in masters]
         result = super().train_step(*arguments, **options)
         if self.mesh.tensor_rank > 0:
@@ -164,14 +177,18 @@ class Run:
     def facts(self, step: int) -> StepFacts:
         samples = (step + self.fault.shift) * SIZE
         length = self.config.model.sequence_length
-        return StepFacts(self.engine.optimizer_step(), rate(step) * self.fault.rate, samples, samples * length)
+        return StepFacts(
+            self.engine.optimizer_step(), rate(step) * self.fault.rate, samples, samples * length
+        )
 
     def step(self, step: int) -> None:
         """Train step number `step`, counted from 1."""
         named = self.engine.named_parameters()
         self.engine.set_learning_rate(rate(step - 1) * self.fault.rate)
         self.dumps.before_step(step, named, self.facts(step - 1))
-        stream = self.dumps.watch(batches(self.config, self.mesh, step - 1 + self.fault.shift, SIZE))
+        stream = self.dumps.watch(
+            batches(self.config, self.mesh, step - 1 + self.fault.shift, SIZE)
+        )
         self.engine.train_step(stream, SIZE, step - 1)  # type: ignore[arg-type]
         self.dumps.after_step(step, named, self.facts(step))
 
@@ -200,8 +217,18 @@ def restarted(config: TrainerConfig, folder: Path, name: str) -> None:
     state = engine.sharded_state()
     run.dumps.on_save(SAVED, engine.named_parameters(), run.facts(SAVED))
     length = config.model.sequence_length
-    cursor = {"iteration": SAVED, "consumed_samples": SAVED * SIZE, "consumed_tokens": SAVED * SIZE * length}
-    store.save(place, SAVED, state, Extras(cursor, randomness.capture()), CheckpointInfo(mesh.degrees(), {}))
+    cursor = {
+        "iteration": SAVED,
+        "consumed_samples": SAVED * SIZE,
+        "consumed_tokens": SAVED * SIZE * length,
+    }
+    store.save(
+        place,
+        SAVED,
+        state,
+        Extras(cursor, randomness.capture()),
+        CheckpointInfo(mesh.degrees(), {}),
+    )
     run.step(LAST)
     second_attempt(config, mesh, place, place / "b", fault)
 
@@ -211,7 +238,9 @@ def resumed(config: TrainerConfig, place: Path, dumps: Path) -> None:
     second_attempt(config, Mesh.create(config.parallel, CPU), place, dumps, FAULTS["none"])
 
 
-def second_attempt(config: TrainerConfig, mesh: Mesh, place: Path, dumps: Path, fault: Fault) -> None:
+def second_attempt(
+    config: TrainerConfig, mesh: Mesh, place: Path, dumps: Path, fault: Fault
+) -> None:
     with fault.around():
         engine = fault.engine.build(config, mesh)
     run = Run(engine, config, mesh, DebugDumps(config.debug, mesh, dumps, engine.family), fault)

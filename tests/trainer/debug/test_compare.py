@@ -19,7 +19,13 @@ NAMES = sorted(SHAPES)
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.sampled_from(GRIDS), st.sampled_from(GRIDS), st.sampled_from(NAMES), st.integers(0, 99), st.booleans())
+@given(
+    st.sampled_from(GRIDS),
+    st.sampled_from(GRIDS),
+    st.sampled_from(NAMES),
+    st.integers(0, 99),
+    st.booleans(),
+)
 def test_the_largest_difference_is_that_of_the_whole_tensors(
     one: tuple[int, int, int], other: tuple[int, int, int], name: str, seed: int, checkpoint: bool
 ) -> None:
@@ -39,7 +45,9 @@ def test_the_largest_difference_is_that_of_the_whole_tensors(
     assert worst.largest == gaps.max() and worst.at is not None
     assert gaps[worst.at] == gaps.max()
     assert (worst.a, worst.b) == (a[name][worst.at].item(), b[name][worst.at].item())
-    once = {item.place.tensor: item for item in items if item.place is not None and item.place.data == 0}
+    once = {
+        item.place.tensor: item for item in items if item.place is not None and item.place.data == 0
+    }
     cut = SHAPES[name][1] is not None
     counts = [item.delta.different or 0 for item in once.values() if item.delta is not None]
     assert (sum(counts) if cut else max(counts)) == numpy.count_nonzero(gaps)
@@ -81,7 +89,9 @@ def test_numbers_that_are_not_finite(a: float, b: float, largest: float | None) 
     one, other = whole(), whole()
     one["final_norm.bias"][2], other["final_norm.bias"][2] = a, b
     items = found(dumped(one, (1, 1, 1)), dumped(other, (1, 1, 1)), tolerance=0.0)
-    assert [item.delta and item.delta.largest for item in items] == ([] if largest is None else [largest])
+    assert [item.delta and item.delta.largest for item in items] == (
+        [] if largest is None else [largest]
+    )
     if largest is not None:
         assert items[0].delta is not None and items[0].delta.at == (2,)
     if largest == math.inf:
@@ -126,7 +136,11 @@ def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = found(saved(a), saved(b))
     monkeypatch.setattr(compare, "PIECE_ELEMENTS", 5)
     assert found(saved(a), saved(b)) == expected
-    assert expected[0].delta is not None and expected[0].delta.at == (5, 3) and expected[0].delta.different == 2
+    assert (
+        expected[0].delta is not None
+        and expected[0].delta.at == (5, 3)
+        and expected[0].delta.different == 2
+    )
 
 
 def spoilt(tensor: torch.Tensor) -> torch.Tensor:
@@ -143,7 +157,9 @@ def spoilt(tensor: torch.Tensor) -> torch.Tensor:
         ("blocks.0.mlp.down.weight", 3, {("data", 3)}),
     ],
 )
-def test_copies_inside_one_state(name: str, rank: int, axes: set[tuple[str, int]], full: bool) -> None:
+def test_copies_inside_one_state(
+    name: str, rank: int, axes: set[tuple[str, int]], full: bool
+) -> None:
     assert violations(dumped(whole(), full=full), nobody) == []
     broken = violations(dumped(whole(), spoil={(name, rank): spoilt}, full=full), nobody)
     assert {(item.axis, item.place.rank) for item in broken} == axes

@@ -29,7 +29,10 @@ def parameters() -> list[tuple[str, nn.Parameter]]:
     return [
         ("blocks.1.input_norm.weight", declare(nn.Parameter(torch.ones(8)), Sharding(None, 1))),
         ("blocks.1.mlp.up.weight", declare(nn.Parameter(torch.randn(6, 8)), Sharding(0, 2))),
-        ("embedding.word.weight", declare(nn.Parameter(torch.randn(10, 8, dtype=torch.bfloat16)), Sharding(0, 2))),
+        (
+            "embedding.word.weight",
+            declare(nn.Parameter(torch.randn(10, 8, dtype=torch.bfloat16)), Sharding(0, 2)),
+        ),
     ]
 
 
@@ -47,9 +50,13 @@ def test_full_form(tmp_path: Path) -> None:
     named = parameters()
     dumps(tmp_path, "full").after_step(805, named, FACTS)
     stem = f"debug-805-pp1-tp1-dp0-global5-after-iteration-{os.getpid()}"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{stem}.{end}" for end in ("json", "pt", "txt")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"{stem}.{end}" for end in ("json", "pt", "txt")
+    ]
     text = (tmp_path / f"{stem}.txt").read_text()
-    assert [line.split("=")[0] for line in text.splitlines() if "=tensor" in line] == [name for name, _ in named]
+    assert [line.split("=")[0] for line in text.splitlines() if "=tensor" in line] == [
+        name for name, _ in named
+    ]
     assert "blocks.1.input_norm.weight=tensor([1., 1., 1., 1., 1., 1., 1., 1.])" in text
     saved = torch.load(tmp_path / f"{stem}.pt", weights_only=True)
     assert all(torch.equal(saved[name], parameter) for name, parameter in named)
@@ -78,7 +85,12 @@ def test_companion_says_what_the_diff_needs(tmp_path: Path) -> None:
     assert record.facts == replace(FACTS, samples_digest=samples_digest(batch))
     assert records["before-iteration"].facts == FACTS
     assert record.topology == {"pipeline": 2, "data": 2, "tensor": 2}
-    assert (record.place.rank, record.place.stage, record.place.tensor, record.place.data) == (5, 1, 1, 0)
+    assert (record.place.rank, record.place.stage, record.place.tensor, record.place.data) == (
+        5,
+        1,
+        1,
+        0,
+    )
     assert record.random_state.keys() >= {"torch", "python", "numpy"}
     norm, up, word = record.parameters
     assert (norm.replicated, norm.sharding_dim, norm.tied) == (True, None, False)
@@ -95,13 +107,26 @@ def test_companion_says_what_the_diff_needs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ranges", "expected"),
     [
-        ((), {("before", 4), ("after", 4), ("before", 5), ("after", 5), ("save", 5), ("before", 6), ("load", 2)}),
+        (
+            (),
+            {
+                ("before", 4),
+                ("after", 4),
+                ("before", 5),
+                ("after", 5),
+                ("save", 5),
+                ("before", 6),
+                ("load", 2),
+            },
+        ),
         (("5-5",), {("before", 5), ("after", 5), ("save", 5)}),
         (("3-3", "6-7"), {("save", 5), ("before", 6), ("load", 2)}),
         (("9-10",), set()),
     ],
 )
-def test_what_is_dumped_when(tmp_path: Path, ranges: tuple[str, ...], expected: set[tuple[str, int]]) -> None:
+def test_what_is_dumped_when(
+    tmp_path: Path, ranges: tuple[str, ...], expected: set[tuple[str, int]]
+) -> None:
     """A save and a load belong to the steps on both sides of them."""
     hook = dumps(tmp_path, "fingerprint", *ranges)
     named = parameters()
@@ -111,7 +136,12 @@ def test_what_is_dumped_when(tmp_path: Path, ranges: tuple[str, ...], expected: 
         hook.after_step(step, named, FACTS)
     hook.on_save(5, named, FACTS)
     hook.before_step(6, named, FACTS)
-    words = {"before-iteration": "before", "after-iteration": "after", "on-save": "save", "on-load": "load"}
+    words = {
+        "before-iteration": "before",
+        "after-iteration": "after",
+        "on-save": "save",
+        "on-load": "load",
+    }
     assert {(words[moment], iteration) for moment, iteration, _ in moments(tmp_path)} == expected
 
 
@@ -127,7 +157,9 @@ def test_off_does_nothing_at_all(tmp_path: Path) -> None:
 def test_samples_digest_tells_samples_not_their_order() -> None:
     tokens = torch.arange(40).view(4, 10)
     assert samples_digest(tokens) == samples_digest(tokens.flip(0))
-    assert samples_digest(tokens) == (samples_digest(tokens[:1]) + samples_digest(tokens[1:])) % 2**64
+    assert (
+        samples_digest(tokens) == (samples_digest(tokens[:1]) + samples_digest(tokens[1:])) % 2**64
+    )
     assert samples_digest(tokens) != samples_digest(tokens.flip(1))
     assert samples_digest(tokens[[0, 1, 2, 2]]) != samples_digest(tokens)
 
@@ -145,11 +177,16 @@ def test_random_digests_follow_the_generators() -> None:
     [
         (lambda value: {**value, "schema": 99}, "newer tr11"),
         (lambda value: {**value, "parameters": 3}, "not a dump's companion"),
-        (lambda value: {key: item for key, item in value.items() if key != "facts"}, "not a dump's companion"),
+        (
+            lambda value: {key: item for key, item in value.items() if key != "facts"},
+            "not a dump's companion",
+        ),
         (lambda value: [value], "not a dump's companion"),
     ],
 )
-def test_a_damaged_companion_is_refused_by_name(tmp_path: Path, change: object, message: str) -> None:
+def test_a_damaged_companion_is_refused_by_name(
+    tmp_path: Path, change: object, message: str
+) -> None:
     dumps(tmp_path, "fingerprint").on_save(3, parameters(), FACTS)
     [path] = companions(tmp_path)
     assert callable(change)

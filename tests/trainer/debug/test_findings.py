@@ -14,7 +14,12 @@ from trainer.debug.record import Moment
 from trainer.debug.report import describe, document
 from trainer.debug.snapshot import StateSnapshot
 
-COUNTERS = {"optimizer_step": 5, "learning_rate": 1e-4, "consumed_samples": 80, "consumed_tokens": 1280}
+COUNTERS = {
+    "optimizer_step": 5,
+    "learning_rate": 1e-4,
+    "consumed_samples": 80,
+    "consumed_tokens": 1280,
+}
 
 
 def pair(**facts: Any) -> tuple[StateSnapshot, StateSnapshot]:
@@ -23,7 +28,9 @@ def pair(**facts: Any) -> tuple[StateSnapshot, StateSnapshot]:
 
 def test_equal_states() -> None:
     result = verdict(*([state] for state in pair()))
-    assert result.findings == () and result.numbers >= 2 * sum(tensor.numel() for tensor in whole().values())
+    assert result.findings == () and result.numbers >= 2 * sum(
+        tensor.numel() for tensor in whole().values()
+    )
     assert document(result)["equal"] is True
 
 
@@ -60,19 +67,29 @@ def test_facts_after_the_same_steps(name: str, value: Any, kind: str) -> None:
         (15, 60, ["data-order", "weight"]),
     ],
 )
-def test_counters_move_on_with_the_steps_between(step: int, samples: int, expected: list[str]) -> None:
+def test_counters_move_on_with_the_steps_between(
+    step: int, samples: int, expected: list[str]
+) -> None:
     facts = {"optimizer_step": step, "consumed_samples": samples, "consumed_tokens": samples * 16}
     a = saved(whole(), facts=COUNTERS)
-    b = saved(whole(1) if "weight" in expected else whole(), facts=COUNTERS | facts, completed=15, label="B")
+    b = saved(
+        whole(1) if "weight" in expected else whole(),
+        facts=COUNTERS | facts,
+        completed=15,
+        label="B",
+    )
     forward, backward = verdict([a], [b]), verdict([b], [a])
     assert kinds(forward.findings) == expected == kinds(backward.findings)
-    assert [line[:20] for line in (*forward.remarks, *backward.remarks)] == ["10 steps lie between"] * 2
+    assert [line[:20] for line in (*forward.remarks, *backward.remarks)] == [
+        "10 steps lie between"
+    ] * 2
 
 
 def test_random_state_is_compared_on_one_shape_only() -> None:
     a = dumped(whole())
     b = replace(
-        dumped(whole(), label="B"), random_state={rank: {"torch": "1" if rank == 3 else "0"} for rank in range(8)}
+        dumped(whole(), label="B"),
+        random_state={rank: {"torch": "1" if rank == 3 else "0"} for rank in range(8)},
     )
     [finding] = verdict([a], [b]).findings
     assert finding.kind == "random-state" and "rank 3" in finding.detail[0]
@@ -89,7 +106,10 @@ def add(tensor: torch.Tensor) -> torch.Tensor:
     ("spoil", "kind"),
     [
         ({("embedding.word.weight", 4): add, ("embedding.word.weight", 6): add}, "tied-copy"),
-        ({("blocks.0.input_norm.weight", 1): add, ("blocks.0.input_norm.weight", 3): add}, "tensor-duplicate"),
+        (
+            {("blocks.0.input_norm.weight", 1): add, ("blocks.0.input_norm.weight", 3): add},
+            "tensor-duplicate",
+        ),
         ({("blocks.0.mlp.down.weight", 3): add}, "data-replica"),
         ({("blocks.0.mlp.down.weight", 1): add, ("blocks.0.mlp.down.weight", 3): add}, "weight"),
     ],
@@ -102,7 +122,9 @@ def test_a_copy_that_drifted_on_either_side(spoil: dict[Any, Any], kind: str, fu
     [(name, _), *_] = spoil
     assert result.findings[0].names == (name,)
     assert {place.rank for place in result.findings[0].places} == {rank for _, rank in spoil}
-    assert kinds(verdict([replace(broken, label="A")], [replace(sound, label="B")]).findings) == [kind]
+    assert kinds(verdict([replace(broken, label="A")], [replace(sound, label="B")]).findings) == [
+        kind
+    ]
     if kind != "weight":  # equal to each other, and both corrupt
         both = verdict([broken], [replace(broken, label="C")])
         assert kinds(both.findings) == [kind] and len(both.findings[0].between) == 1
@@ -112,7 +134,9 @@ def test_moments_and_masters() -> None:
     moments = {"exp_avg": whole(1), "exp_avg_sq": whole(2), "fp32": whole()}
     a = saved(whole(), moments)  # type: ignore[arg-type]
     changed = {kind: {**held} for kind, held in moments.items()}
-    changed["exp_avg"]["blocks.0.mlp.down.weight"] = moments["exp_avg"]["blocks.0.mlp.down.weight"] * 1.001
+    changed["exp_avg"]["blocks.0.mlp.down.weight"] = (
+        moments["exp_avg"]["blocks.0.mlp.down.weight"] * 1.001
+    )
     [finding] = verdict([a], [saved(whole(), changed, label="B")]).findings  # type: ignore[arg-type]
     assert (finding.kind, finding.names) == ("moment", ("blocks.0.mlp.down.weight/exp_avg",))
     changed["fp32"]["final_norm.bias"] = whole()["final_norm.bias"] + 1e-6
@@ -123,7 +147,10 @@ def test_moments_and_masters() -> None:
 
 
 def test_another_model_is_named() -> None:
-    a, b = saved(whole(), model={"model.layers": 2}), saved(whole(), model={"model.layers": 3}, label="B")
+    a, b = (
+        saved(whole(), model={"model.layers": 2}),
+        saved(whole(), model={"model.layers": 3}, label="B"),
+    )
     [finding] = verdict([a], [b]).findings
     assert finding.kind == "model" and finding.detail == ("model.layers is 2 in A and 3 in B",)
 
@@ -137,7 +164,9 @@ def test_a_rank_without_a_dump_is_not_called_equal() -> None:
 def test_ranks_that_disagree_on_a_counter() -> None:
     a = dumped(whole(), facts=COUNTERS)
     b = dumped(whole(), facts=COUNTERS, label="B")
-    facts = {rank: {**known, "optimizer_step": 4 if rank == 6 else 5} for rank, known in b.facts.items()}
+    facts = {
+        rank: {**known, "optimizer_step": 4 if rank == 6 else 5} for rank, known in b.facts.items()
+    }
     [finding] = verdict([a], [replace(b, facts=facts)]).findings
     assert finding.kind == "optimizer-step" and finding.detail == (
         "the ranks disagree on optimizer_step: 5 on ranks 0, 1, 2, 3 and 3 more; 4 on rank 6",
@@ -175,7 +204,13 @@ def test_everything_between_two_steps_must_be_equal() -> None:
 
 
 def test_nothing_in_common_is_no_comparison() -> None:
-    assert pair_up([at("A", "after-iteration", 5), at("A", "before-iteration", 5)], [at("B", "on-load", 9)] * 2) == []
+    assert (
+        pair_up(
+            [at("A", "after-iteration", 5), at("A", "before-iteration", 5)],
+            [at("B", "on-load", 9)] * 2,
+        )
+        == []
+    )
     one, other = [at("A", "after-iteration", 5)], [at("B", "after-iteration", 9)]
     assert pair_up(one, other) == [(one[0], other[0])]
 
@@ -192,7 +227,10 @@ def test_the_text_fits_in_80_columns_and_says_what_to_look_at() -> None:
         "A: /run/a", "B: /run/b", f"DIFFERENT: {result['numbers']} numbers in one comparison",
         "first: embedding.word.weight",
     ]  # fmt: skip
-    assert "1. OPTIMIZER STEP: optimizer_step" in lines and "2. COPY ON ANOTHER STAGE: embedding.word.weight" in lines
+    assert (
+        "1. OPTIMIZER STEP: optimizer_step" in lines
+        and "2. COPY ON ANOTHER STAGE: embedding.word.weight" in lines
+    )
     assert text.count("means:") == text.count("look at:") == 2
     assert "16 of 16 numbers differ, by up to 0.5" in text
     equal = describe({"a": "x", "b": "y", **document(verdict([b], [replace(b, label="C")]))})

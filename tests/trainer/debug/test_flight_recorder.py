@@ -71,17 +71,27 @@ def late(folder: Path) -> Any:
 def test_a_time_out_leaves_what_the_rank_waited_for(tmp_path: Path) -> None:
     found, _ = run_ranks(late, 2, tmp_path, launch=False)
     last = found["entries"][-1]
-    assert (last["profiling_name"], last["input_sizes"], last["timeout_ms"]) == ("gloo:all_reduce", [[5]], 2000)
-    failure = json.loads((tmp_path / "state" / "attempts" / "7" / "failures" / "rank-0.json").read_text())
+    assert (last["profiling_name"], last["input_sizes"], last["timeout_ms"]) == (
+        "gloo:all_reduce",
+        [[5]],
+        2000,
+    )
+    failure = json.loads(
+        (tmp_path / "state" / "attempts" / "7" / "failures" / "rank-0.json").read_text()
+    )
     assert failure["launch"] == 2 and "imed out" in failure["error"]
 
 
-def test_nothing_is_written_where_nothing_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_where_nothing_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: b'{"entries":[]}')
     assert not write_record(tmp_path / "x" / "y.json") and not (tmp_path / "x").exists()
 
 
-def test_a_request_is_honoured_once_by_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_is_honoured_once_by_each_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = b'{"entries":[{"record_id":1}]}'
     monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: kept)
     paths = RunPaths(tmp_path, "run", "main", "")

@@ -26,13 +26,21 @@ def card(folder: Path, directory: str, leave_at: int) -> TrainerConfig:
 
 
 def attend(config: TrainerConfig, job: str) -> str:
-    random.seed(7)  # Python seeds its generator again in each process; nothing in the training draws from it
+    random.seed(
+        7
+    )  # Python seeds its generator again in each process; nothing in the training draws from it
     return trained(trainer_of(Trainer, config, job))[0]
 
 
-def test_a_restart_is_the_same_as_going_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_restart_is_the_same_as_going_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_tokens(tmp_path, 200)
-    for directory, job, leave_at in (("stopped", "7", 4), ("stopped", "8", 6), ("straight", "9", 6)):
+    for directory, job, leave_at in (
+        ("stopped", "7", 4),
+        ("stopped", "8", 6),
+        ("straight", "9", 6),
+    ):
         config = card(tmp_path, directory, leave_at)
         assert run_ranks(attend, 2, config, job, launch=False) == ["exit-interval"] * 2
     places = {
@@ -40,7 +48,9 @@ def test_a_restart_is_the_same_as_going_on(tmp_path: Path, capsys: pytest.Captur
         for directory, job in (("stopped", "7"), ("stopped", "8"), ("straight", "9"))
     }
     after = next(
-        path for path in companions(Path(places["9"])) if path.name.endswith("6-pp0-tp0-dp0-after-iteration.json")
+        path
+        for path in companions(Path(places["9"]))
+        if path.name.endswith("6-pp0-tp0-dp0-after-iteration.json")
     )
     record = DumpRecord.read(after)
     assert (record.facts.optimizer_step, record.facts.consumed_samples) == (6, 96)
@@ -48,4 +58,6 @@ def test_a_restart_is_the_same_as_going_on(tmp_path: Path, capsys: pytest.Captur
     for one, other in (("7", "8"), ("9", "8")):
         code = main(["diff", places[one], places[other]])
         assert code == 0, capsys.readouterr().out
-    assert main(["diff", f"{places['9']}:6:after-iteration", f"{places['9']}:5:after-iteration"]) == 1
+    assert (
+        main(["diff", f"{places['9']}:6:after-iteration", f"{places['9']}:5:after-iteration"]) == 1
+    )

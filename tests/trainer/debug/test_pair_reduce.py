@@ -28,7 +28,9 @@ def test_each_turn_pairs_everyone_with_another_one(size: int) -> None:
             if other is not None:
                 assert other != rank and pairs[other] == rank and other not in met[rank]
                 met[rank].add(other)
-    assert all(len(others) == size - 1 for others in met.values()), "in all turns everyone meets everyone"
+    assert all(len(others) == size - 1 for others in met.values()), (
+        "in all turns everyone meets everyone"
+    )
 
 
 def test_three_nodes_measure_and_talk(tmp_path: Path) -> None:
@@ -67,7 +69,12 @@ def test_samples_of_one_node(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     hardware, *lines = capfd.readouterr().out.splitlines()
     assert hardware.startswith("hardware ")
     found = [tuple(line.split()) for line in lines]
-    assert [name for name, _, _ in found] == 3 * ["cpu-fp32", "cpu-bf16", "cpu-copy", "disk-write"], "in turns"
+    assert [name for name, _, _ in found] == 3 * [
+        "cpu-fp32",
+        "cpu-bf16",
+        "cpu-copy",
+        "disk-write",
+    ], "in turns"
     assert len(found) == 12 and all(float(value) > 0 for _, value, _ in found)
     assert list(tmp_path.iterdir()) == []
 
@@ -77,7 +84,9 @@ def test_a_wrong_number_or_a_missing_folder_is_said(
 ) -> None:
     threads = torch.get_num_threads()
     try:
-        assert node_bench.main(["--repeats=1", "--seconds=0.001", f"--disk={tmp_path / 'none'}"]) == 1
+        assert (
+            node_bench.main(["--repeats=1", "--seconds=0.001", f"--disk={tmp_path / 'none'}"]) == 1
+        )
         assert "No such file" in capfd.readouterr().out.splitlines()[-1]
         monkeypatch.setattr(torch, "equal", lambda *_: False)
         assert node_bench.main([]) == 1

@@ -49,7 +49,10 @@ def test_a_running_training_is_traced_and_goes_on(processes: Processes, tmp_path
     (trace,) = paths.profiles("7").iterdir()
     assert answer.message.startswith(f"{trace} (") and "iB)" in answer.message
     assert trace.name == f"launch-1-iterations-{answer.step - 1}-{answer.step}-rank-0.trace.json.gz"
-    names = {event.get("name") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
+    names = {
+        event.get("name")
+        for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    }
     assert any("scaled_dot_product" in str(name) for name in names)
     assert not paths.profile_request.exists() and "profiling iterations" in processes.output("7")
     goes_on = answer.step + 2
@@ -57,12 +60,16 @@ def test_a_running_training_is_traced_and_goes_on(processes: Processes, tmp_path
     assert trainer.exit_code is None
     own = json.loads(paths.compute("7", 0).read_text())
     assert own["steps"] >= 1 and set(own["seconds"]) == {"forward", "backward", "optimizer"}
-    assert all(0 < seconds < 60 for seconds in own["seconds"].values()) and 0 < own["processor"] < 60
+    assert (
+        all(0 < seconds < 60 for seconds in own["seconds"].values()) and 0 < own["processor"] < 60
+    )
 
 
 def profiler(folder: Path, rank: int = 0, workers: int = 2) -> StepProfiler:
     paths = RunPaths(folder, "run", "main", "")
-    return StepProfiler(paths, AttemptIdentity("7", 1, paths.stop_request("7")), (rank, workers), CPU)
+    return StepProfiler(
+        paths, AttemptIdentity("7", 1, paths.stop_request("7")), (rank, workers), CPU
+    )
 
 
 def answer_of(folder: Path, number: int) -> RequestAnswer | None:
@@ -71,7 +78,10 @@ def answer_of(folder: Path, number: int) -> RequestAnswer | None:
 
 @pytest.mark.parametrize(
     ("said", "why"),
-    [('"steps": 3, "rank": null', "there are 2 ranks"), ('"steps": "3"', "a profile has 1 to 10 steps")],
+    [
+        ('"steps": 3, "rank": null', "there are 2 ranks"),
+        ('"steps": "3"', "a profile has 1 to 10 steps"),
+    ],
 )
 def test_a_malformed_request_is_refused_in_words(tmp_path: Path, said: str, why: str) -> None:
     paths = RunPaths(tmp_path, "run", "main", "")
@@ -90,7 +100,9 @@ def test_a_malformed_request_is_refused_in_words(tmp_path: Path, said: str, why:
     assert answer is not None and answer.message == f"nothing was profiled: {why}"
 
 
-def test_what_cannot_be_profiled_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_profiled_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     profiler(tmp_path).start(profile_request(1, steps=3, rank=2), 5)
     assert answer_of(tmp_path, 1) == RequestAnswer(
         1, None, "nothing was profiled: there are 2 ranks", pytest.approx(time.time(), abs=60), "7"
@@ -115,7 +127,9 @@ def test_what_cannot_be_profiled_is_answered(tmp_path: Path, monkeypatch: pytest
     assert list(RunPaths(tmp_path, "run", "main", "").profiles("7").iterdir()) == []
 
 
-def test_a_profiler_that_fails_does_not_end_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profiler_that_fails_does_not_end_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(**_: Any) -> None:
         raise RuntimeError("CUPTI is busy")
 
@@ -214,7 +228,9 @@ def test_on_a_gpu_events_are_read_once_all_is_done(monkeypatch: pytest.MonkeyPat
 def test_the_record_is_the_mean_of_ten_steps_at_every_tenth(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path, "run", "main", "")
     record, place = (
-        ComputeRecord(paths, AttemptIdentity("7", 2, paths.stop_request("7")), 3, RankPosition(1, 0)),
+        ComputeRecord(
+            paths, AttemptIdentity("7", 2, paths.stop_request("7")), 3, RankPosition(1, 0)
+        ),
         paths.compute("7", 3),
     )
     seen: list[tuple[int, int]] = []
@@ -232,10 +248,18 @@ def test_the_record_is_the_mean_of_ten_steps_at_every_tenth(tmp_path: Path) -> N
         assert found is not None
         seen.append((found.iteration, found.steps))
         if iteration == 30:
-            assert (found.rank, found.launch, found.stage, found.part, found.longest) == (3, 2, 1, 0, 11.0)
+            assert (found.rank, found.launch, found.stage, found.part, found.longest) == (
+                3,
+                2,
+                1,
+                0,
+                11.0,
+            )
             assert found.seconds == {"forward": 1.8, "backward": 2.0} and found.processor == 0.0
             assert found.total == pytest.approx(3.8) and found.without_longest == pytest.approx(3.0)
-            assert found.recent == (3.0,) * 14 + (11.0,) + (3.0,) * 5, "the last twenty, oldest first"
+            assert found.recent == (3.0,) * 14 + (11.0,) + (3.0,) * 5, (
+                "the last twenty, oldest first"
+            )
     assert list(dict.fromkeys(seen)) == [(3, 1), (10, 8), (20, 10), (30, 10), (40, 5)]
     assert found.recent == (3.0,) * 5, "none from before the trace"
 
@@ -245,7 +269,9 @@ def test_a_slow_rank_is_named_within_twenty_steps(tmp_path: Path) -> None:
     for begins in range(100, 110):
         paths = RunPaths(tmp_path / str(begins), "run", "main", "")
         attempt = AttemptIdentity("7", 1, paths.stop_request("7"))
-        records = [ComputeRecord(paths, attempt, rank, RankPosition.of(rank, 8, 2, 2)) for rank in range(8)]
+        records = [
+            ComputeRecord(paths, attempt, rank, RankPosition.of(rank, 8, 2, 2)) for rank in range(8)
+        ]
         named: list[tuple[int, list[int]]] = []
         for iteration in range(81, begins + 21):
             usual = 2.0 if iteration >= 95 else 1.0
@@ -262,10 +288,22 @@ def test_a_slow_rank_is_named_within_twenty_steps(tmp_path: Path) -> None:
 
 def test_an_older_record_is_read_and_a_broken_one_named(tmp_path: Path) -> None:
     place = tmp_path / "rank-3.json"
-    old = {"rank": 3, "host": "n01", "launch": 1, "time": 5.0, "iteration": 9, "steps": 2, "seconds": {"forward": 2.0}}
+    old = {
+        "rank": 3,
+        "host": "n01",
+        "launch": 1,
+        "time": 5.0,
+        "iteration": 9,
+        "steps": 2,
+        "seconds": {"forward": 2.0},
+    }
     place.write_text(json.dumps(old))
     found = ComputeTimes.read(place)
-    assert found is not None and (found.stage, found.part, found.without_longest) == (None, None, 2.0)
+    assert found is not None and (found.stage, found.part, found.without_longest) == (
+        None,
+        None,
+        2.0,
+    )
     assert found.processor is None and found.recent == ()
     for change in (
         {"seconds": [1]},

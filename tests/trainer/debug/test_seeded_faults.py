@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.debug.seeded import DUPLICATE, FAULTS, IN_THE_ENGINE, LAST, NORM, SAVED, all_faults, card, resumed
+from tests.trainer.debug.seeded import (
+    DUPLICATE,
+    FAULTS,
+    IN_THE_ENGINE,
+    LAST,
+    NORM,
+    SAVED,
+    all_faults,
+    card,
+    resumed,
+)
 from tests.trainer.spawn import run_ranks
 from trainer.checkpoint.__main__ import main
 from trainer.contract.record import Record
@@ -25,7 +35,9 @@ DEADLINE = 600.0
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Every fault with fingerprints in bf16 on 2 stages x 2 tensor ranks; three of them whole in fp32 on 2 stages."""
     folder = tmp_path_factory.mktemp("seeded")
-    run_ranks(all_faults, 4, card(2, 2, "bf16", "fingerprint"), folder, list(FAULTS), timeout=DEADLINE)
+    run_ranks(
+        all_faults, 4, card(2, 2, "bf16", "fingerprint"), folder, list(FAULTS), timeout=DEADLINE
+    )
     whole = ["none", "unused-norm", "unreduced-head"]
     run_ranks(all_faults, 2, card(2, 1, "fp32", "full"), folder / "full", whole, timeout=DEADLINE)
     yield folder
@@ -82,12 +94,17 @@ def test_a_sound_restart_is_equal(trained: Path, diff: Diff) -> None:
         ("doubled-rate", "schedule", "learning_rate"),
     ],
 )
-def test_each_fault_is_found_and_named_first(trained: Path, diff: Diff, fault: str, kind: str, name: str) -> None:
+def test_each_fault_is_found_and_named_first(
+    trained: Path, diff: Diff, fault: str, kind: str, name: str
+) -> None:
     first = fault if fault in IN_THE_ENGINE else "none"
     answer = diff(trained / first / "a", trained / fault / "b")
     assert answer.code == 1
     assert answer.kinds[0] == kind and answer.value["findings"][0]["names"][0] == name
-    assert set(answer.kinds) <= {kind, "weight"}  # later weights differ because of it, nothing else does
+    assert set(answer.kinds) <= {
+        kind,
+        "weight",
+    }  # later weights differ because of it, nothing else does
 
 
 def test_an_unused_copy_drifts_and_comes_back_as_it_was(trained: Path, diff: Diff) -> None:
@@ -95,7 +112,9 @@ def test_an_unused_copy_drifts_and_comes_back_as_it_was(trained: Path, diff: Dif
     place = trained / "unused-norm"
     saved = json.loads((place / "a" / "debug-bf16-4-pp1-tp0-dp0-on-save.json").read_text())
     numbers = next(item["numbers"] for item in saved["parameters"] if item["name"] == NORM_WEIGHT)
-    assert numbers["min"] == numbers["max"] == 1.0 - 2.0**-8  # what was seen in the large run: one step of bf16
+    assert (
+        numbers["min"] == numbers["max"] == 1.0 - 2.0**-8
+    )  # what was seen in the large run: one step of bf16
     answer = diff(f"{place / 'a'}:{SAVED}:on-save", f"{place / 'b'}:{SAVED}:on-load")
     assert answer.kinds == ["tied-copy"]
     [finding] = answer.value["findings"]
@@ -106,17 +125,23 @@ def test_an_unused_copy_drifts_and_comes_back_as_it_was(trained: Path, diff: Dif
 
 def test_a_tied_copy_that_drifted_is_made_equal_by_the_load(trained: Path, diff: Diff) -> None:
     for place in (trained / "unreduced-head", trained / "full" / "unreduced-head"):
-        answer = diff(f"{place / 'a'}:{SAVED}:after-iteration", f"{place / 'b'}:{LAST}:before-iteration")
+        answer = diff(
+            f"{place / 'a'}:{SAVED}:after-iteration", f"{place / 'b'}:{LAST}:before-iteration"
+        )
         assert answer.kinds == ["tied-copy"]
         [finding] = answer.value["findings"]
         assert finding["names"] == [HEAD] and {held["stage"] for held in finding["places"]} == {1}
-        assert any("differ from each other in A and agree in B" in line for line in finding["detail"])
+        assert any(
+            "differ from each other in A and agree in B" in line for line in finding["detail"]
+        )
         assert answer.value["first_divergence"]["place"]["stage"] == 1
 
 
 def test_the_first_divergence_is_where_torch_sees_it(trained: Path, diff: Diff) -> None:
     place = trained / "full" / "unreduced-head"
-    delta = diff(f"{place / 'a'}:{SAVED}:on-save", f"{place / 'b'}:{SAVED}:on-load").value["first_divergence"]["delta"]
+    delta = diff(f"{place / 'a'}:{SAVED}:on-save", f"{place / 'b'}:{SAVED}:on-load").value[
+        "first_divergence"
+    ]["delta"]
     [before], [after] = (
         list((place / side).glob(f"debug-{SAVED}-pp1-tp0-dp0-global1-{moment}-*.pt"))
         for side, moment in (("a", "on-save"), ("b", "on-load"))
@@ -139,7 +164,13 @@ def test_a_larger_difference_is_allowed_when_asked_for(trained: Path, diff: Diff
 def test_other_shapes_load_the_same_weights(trained: Path, diff: Diff, tmp_path: Path) -> None:
     """Saved on 2 stages x 2 tensor ranks, loaded on one rank and on two: fingerprints are of whole tensors."""
     for tensor in (1, 2):
-        run_ranks(resumed, tensor, card(1, tensor, "bf16", "fingerprint"), trained / "none", tmp_path / str(tensor))
+        run_ranks(
+            resumed,
+            tensor,
+            card(1, tensor, "bf16", "fingerprint"),
+            trained / "none",
+            tmp_path / str(tensor),
+        )
     one, two = (f"{tmp_path / name}:{SAVED}:on-load" for name in "12")
     for left, right in ((f"{trained / 'none' / 'a'}:{SAVED}:on-save", one), (one, two)):
         answer = diff(left, right)
@@ -181,12 +212,16 @@ def test_the_original_layout_is_the_same_state_with_duplicates(
     answer = diff(place, other)
     assert (answer.code, answer.kinds) == (0, [])
     path = next(
-        path for path in sorted(other.glob("layer_*-model_01-model_states.pt")) if "input_layernorm" in names(path)
+        path
+        for path in sorted(other.glob("layer_*-model_01-model_states.pt"))
+        if "input_layernorm" in names(path)
     )
     states = torch.load(path, weights_only=False)
     states["input_layernorm.weight"] += 0.25
     torch.save(states, path)
-    (other / "manifest.json").unlink(missing_ok=True)  # else the changed file is refused before it is read
+    (other / "manifest.json").unlink(
+        missing_ok=True
+    )  # else the changed file is refused before it is read
     answer = diff(place, other)
     assert answer.code == 1 and "tensor-duplicate" in answer.kinds
     assert "blocks.0.input_norm.weight" in answer.finding("tensor-duplicate")["detail"][0]
@@ -201,10 +236,16 @@ def test_a_lost_dump_is_no_equality(trained: Path, diff: Diff, tmp_path: Path) -
     for path in (tmp_path / "b").glob(f"*-{SAVED}-pp1-tp1-*-on-load.json"):
         path.unlink()
     answer = diff(trained / "none" / "a", tmp_path / "b")
-    assert answer.code == 1 and "missing" in answer.kinds and "rank 3" in answer.finding("missing")["detail"][0]
+    assert (
+        answer.code == 1
+        and "missing" in answer.kinds
+        and "rank 3" in answer.finding("missing")["detail"][0]
+    )
 
 
-def test_a_damaged_file_of_tensors_is_named(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_file_of_tensors_is_named(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for side in "ab":
         shutil.copytree(trained / "full" / "unreduced-head" / side, tmp_path / side)
     [path] = (tmp_path / "b").glob(f"debug-{SAVED}-pp1-*-on-load-*.pt")

@@ -20,7 +20,9 @@ AROUND = StepContext(1, 16, 5.0, 0.5, {"optimizer": 0.25})
 
 
 def record(iteration: int, loss: float = 2.0, nan: int = 0) -> StepRecord:
-    return StepRecord(iteration, 10, 16, 256, 0.5, 1e-3, 16, loss, 1.0, 32.0, 0.1, nan_iterations=nan)
+    return StepRecord(
+        iteration, 10, 16, 256, 0.5, 1e-3, 16, loss, 1.0, 32.0, 0.1, nan_iterations=nan
+    )
 
 
 def writer(folder: Path, tensorboard: bool = False, **logging: Any) -> MetricsWriter:
@@ -71,7 +73,10 @@ def test_each_part_of_a_loss_is_shown(tmp_path, capsys):
     metrics.validation("valid", Progress(2, 32, 512), 4.25, 5.0, parts=found)
     shown = capsys.readouterr().out
     assert " | lm loss: 4.500000E+00 | sop loss: 5.000000E-01 | grad norm" in shown
-    assert "| lm loss value: 4.000000E+00 | lm loss PPL: 5.459815E+01 | sop loss value: 2.500000E-01 |" in shown
+    assert (
+        "| lm loss value: 4.000000E+00 | lm loss PPL: 5.459815E+01 | sop loss value: 2.500000E-01 |"
+        in shown
+    )
     assert "| lm accuracy: 0.5000 | sop accuracy: 0.7500 | \n" in shown
     step, validation = (json.loads(line) for line in metrics.paths.metrics.read_text().splitlines())
     assert (step["lm_loss"], step["sop_loss"]) == (4.5, 0.5) and "other_losses" not in step
@@ -102,7 +107,10 @@ def tags(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
     events = EventAccumulator(str(folder))
     events.Reload()
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
 
 
 def test_tensorboard_holds_the_originals_tags(tmp_path):
@@ -118,7 +126,9 @@ def test_tensorboard_holds_the_originals_tags(tmp_path):
     assert found["iteration-time/world_size"] == [(2, 1.0), (4, 0.0)]  # the restart marker
     assert found["time/optimizer-time"] == [(2, 0.25), (4, 0.25)]
     assert found["lm-loss-validation/valid_fr/lm loss validation vs samples"] == [(64, 2.0)]
-    assert found["lm-loss-validation/valid_fr/lm loss validation ppl"][0][1] == pytest.approx(math.e**2)
+    assert found["lm-loss-validation/valid_fr/lm loss validation ppl"][0][1] == pytest.approx(
+        math.e**2
+    )
     assert "num-zeros/num-zeros" not in found
     assert "loss-scale/loss-scale" not in found
 
@@ -133,6 +143,10 @@ def test_switched_off_tags_are_not_written(tmp_path):
     metrics.close()
     found = tags(metrics.paths.tensorboard)
     assert "num-zeros/num-zeros" in found
-    absent = ("learning-rate/learning-rate", "batch-size/batch-size", "lm-loss-validation/valid/lm loss validation ppl")
+    absent = (
+        "learning-rate/learning-rate",
+        "batch-size/batch-size",
+        "lm-loss-validation/valid/lm loss validation ppl",
+    )
     assert not set(absent) & set(found)
     assert not any(tag.startswith("time/") for tag in found)

@@ -42,7 +42,9 @@ def lowbias32(bits: np.ndarray) -> np.ndarray:
     return bits ^ (bits >> np.uint32(16))
 
 
-def plain_mask(seed: Tensor, heads: range, dropout: float, batch: int = BATCH, length: int = LENGTH) -> Tensor:
+def plain_mask(
+    seed: Tensor, heads: range, dropout: float, batch: int = BATCH, length: int = LENGTH
+) -> Tensor:
     """The definition, in unsigned numbers: True where a weight stays, [batch, heads, length, length]."""
     first, second = seed.numpy().view(np.uint32)
     rows = [np.arange(batch), np.asarray(heads), np.arange(length), np.arange(length)]
@@ -57,8 +59,12 @@ def plain_mask(seed: Tensor, heads: range, dropout: float, batch: int = BATCH, l
     return torch.from_numpy(signed >= round(dropout * 2**32) - 2**31)
 
 
-def drawn_mask(seed: Tensor, dropout: float, batch: int = BATCH, heads: int = HEADS, length: int = LENGTH) -> Tensor:
-    sample, head, query, key = torch.meshgrid(*(torch.arange(n) for n in (batch, heads, length, length)), indexing="ij")
+def drawn_mask(
+    seed: Tensor, dropout: float, batch: int = BATCH, heads: int = HEADS, length: int = LENGTH
+) -> Tensor:
+    sample, head, query, key = torch.meshgrid(
+        *(torch.arange(n) for n in (batch, heads, length, length)), indexing="ij"
+    )
     return is_kept(seed, least_kept(dropout), batch=sample, head=head, query=query, key=key)
 
 
@@ -84,13 +90,21 @@ def test_as_many_are_dropped_as_the_card_says_and_no_two_of_them_together(dropou
         for distance in (1, 2, 3, 7, 64):
             if distance >= masks.shape[axis]:
                 continue
-            one, other = masks.narrow(axis, 0, masks.shape[axis] - distance), masks.roll(-distance, axis)
+            one, other = (
+                masks.narrow(axis, 0, masks.shape[axis] - distance),
+                masks.roll(-distance, axis),
+            )
             other = other.narrow(axis, 0, masks.shape[axis] - distance)
-            assert abs(float((one * other).mean())) < 5 * spread**2 / math.sqrt(one.numel()), (axis, distance)
+            assert abs(float((one * other).mean())) < 5 * spread**2 / math.sqrt(one.numel()), (
+                axis,
+                distance,
+            )
 
 
 # ----------------------------------------------------------------------------- attention under it
-def plain(heads: list[Tensor], slopes: Tensor | None, hidden: Tensor, kept: Tensor, dropout: float) -> Tensor:
+def plain(
+    heads: list[Tensor], slopes: Tensor | None, hidden: Tensor, kept: Tensor, dropout: float
+) -> Tensor:
     """Soft-max, then dropout, then the values, in fp64."""
     query, key, value = (each.double() for each in heads)
     shared = query.shape[1] // key.shape[1]
@@ -105,10 +119,14 @@ def plain(heads: list[Tensor], slopes: Tensor | None, hidden: Tensor, kept: Tens
 
 @pytest.mark.parametrize("dropout", [0.1, 0.9])
 @pytest.mark.parametrize("case", ["alibi", "documents", "groups"])
-def test_it_computes_what_plain_attention_does_under_the_same_mask(case: str, dropout: float) -> None:
+def test_it_computes_what_plain_attention_does_under_the_same_mask(
+    case: str, dropout: float
+) -> None:
     """Also of the first tokens, all of whose few weights are dropped at times."""
     slopes = torch.tensor(alibi_slopes(HEADS)) if case == "alibi" else None
-    documents = torch.arange(LENGTH).div(15, rounding_mode="floor").expand(BATCH, LENGTH).contiguous()
+    documents = (
+        torch.arange(LENGTH).div(15, rounding_mode="floor").expand(BATCH, LENGTH).contiguous()
+    )
     kernel = FlexKernel(slopes, case == "documents", compiled=False)
     heads = [torch.randn(BATCH, HEADS, LENGTH, SIZE) for _ in "qkv"]
     if case == "groups":
@@ -122,11 +140,16 @@ def test_it_computes_what_plain_attention_does_under_the_same_mask(case: str, dr
     hidden = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
     if case == "documents":
         hidden = hidden | (documents[0][None, :] != documents[0][:, None])
-    assert (kept & ~hidden).any(dim=3).logical_not().any(), "no row without a weight: the case is not looked at"
+    assert (kept & ~hidden).any(dim=3).logical_not().any(), (
+        "no row without a weight: the case is not looked at"
+    )
     grain = torch.randn_like(found)
     expected = plain(heads, slopes, hidden, kept, dropout)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=2e-6)
-    ours, theirs = torch.autograd.grad(found, heads, grain), torch.autograd.grad(expected, heads, grain.double())
+    ours, theirs = (
+        torch.autograd.grad(found, heads, grain),
+        torch.autograd.grad(expected, heads, grain.double()),
+    )
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
@@ -168,7 +191,9 @@ def test_a_worker_knows_its_first_head(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in (0, 1):
         mesh = Mesh(1, 1, 2, rank, torch.device("cuda", 0))
         built = kernels.build_kernel(model, mesh, None, "bf16")
-        assert isinstance(built, FlexKernel) and built.first_head == rank * model.attention_heads // 2
+        assert (
+            isinstance(built, FlexKernel) and built.first_head == rank * model.attention_heads // 2
+        )
         attention = SelfAttention(model, Mesh(1, 1, 2, rank, CPU), built, None).train()
         assert not attention.draws_apart
 

@@ -43,7 +43,10 @@ UNFUSED = pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_numbers_positions_and_labels(rows: list[list[int]]) -> None:
     tokens = torch.tensor(rows)
     documents = document_numbers(tokens, END)
-    positions, labels = positions_in_documents(documents), labels_without_ends(tokens, tokens + 1, END)
+    positions, labels = (
+        positions_in_documents(documents),
+        labels_without_ends(tokens, tokens + 1, END),
+    )
     assert documents.dtype == torch.int32
     for sample, row in enumerate(rows):
         number = position = 0
@@ -64,7 +67,9 @@ def numbers() -> Tensor:
     return document_numbers(tokens, END)
 
 
-def naive(query: Tensor, key: Tensor, value: Tensor, slopes: list[float], documents: Tensor | None) -> Tensor:
+def naive(
+    query: Tensor, key: Tensor, value: Tensor, slopes: list[float], documents: Tensor | None
+) -> Tensor:
     answer = torch.zeros_like(query)
     for sample in range(query.shape[0]):
         for head in range(query.shape[1]):
@@ -74,7 +79,9 @@ def naive(query: Tensor, key: Tensor, value: Tensor, slopes: list[float], docume
                     for other in range(place + 1)
                     if documents is None or documents[sample, other] == documents[sample, place]
                 ]
-                scores = key[sample, head, seen] @ query[sample, head, place] / query.shape[3] ** 0.5
+                scores = (
+                    key[sample, head, seen] @ query[sample, head, place] / query.shape[3] ** 0.5
+                )
                 scores += slopes[head] * (torch.tensor(seen) - place)
                 answer[sample, head, place] = scores.softmax(0) @ value[sample, head, seen]
     return answer
@@ -125,7 +132,9 @@ def test_kernels_on_this_machine() -> None:
     assert isinstance(build_kernel(absolute, ALONE, positions_only, "fp32"), CausalKernel)
     assert isinstance(build_kernel(absolute, ALONE, rules, "fp32"), DenseKernel)
     dropping = tiny(require_fused_attention=True, attention_dropout=0.1).model
-    with pytest.raises(CardError, match=r"model.require_fused_attention.*no kernel serves.*on CPUs no fused kernel"):
+    with pytest.raises(
+        CardError, match=r"model.require_fused_attention.*no kernel serves.*on CPUs no fused kernel"
+    ):
         build_kernel(dropping, ALONE, None, "fp32")
 
 
@@ -136,12 +145,16 @@ def test_one_bias_serves_all_lengths() -> None:
         bias = kernel.bias(length, torch.float32)
         fresh = DenseKernel(local_alibi_slopes(3, ALONE), False, CPU).bias(length, torch.float32)
         assert torch.equal(bias, fresh) and bias.shape == (1, 3, length, length)
-    assert torch.equal(kernel.bias(16, torch.float32), kernel.bias(64, torch.float32)[..., :16, :16])
+    assert torch.equal(
+        kernel.bias(16, torch.float32), kernel.bias(64, torch.float32)[..., :16, :16]
+    )
     assert [made.numel() for made in kernel._made.values()] == [3 * 64 * 64]
 
 
 # ----------------------------------------------------------------------------- the whole model
-def marked(pipeline: int, tensor: int, sequence_parallel: bool = False, **settings: Any) -> TrainerConfig:
+def marked(
+    pipeline: int, tensor: int, sequence_parallel: bool = False, **settings: Any
+) -> TrainerConfig:
     """The tiny card with documents that end with token END."""
     data = {key: settings.pop(key) for key in list(settings) if key.startswith(("reset_", "mask_"))}
     card = tiny(pipeline, tensor, **settings)
@@ -167,7 +180,9 @@ def train(config: TrainerConfig, steps: int) -> tuple[list[float], list[str]]:
     losses = []
     for step in range(steps):
         rows = with_ends(config, step).split(config.batch.micro_batch_size)
-        losses.append(engine.train_step(iter([(row[:, :-1], row[:, 1:]) for row in rows]), SIZE, step).loss)
+        losses.append(
+            engine.train_step(iter([(row[:, :-1], row[:, 1:]) for row in rows]), SIZE, step).loss
+        )
     differing = engine.disagreeing_parameters()
     engine.close()
     return losses, differing
@@ -244,5 +259,7 @@ def nothing_counts(config: TrainerConfig) -> list[tuple[float, float | None]]:
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_a_micro_batch_without_labels_counts_nothing(tensor: int) -> None:
     for (some, some_norm), (none, none_norm) in run_ranks(nothing_counts, tensor, tiny(1, tensor)):
-        assert 0.7 * 4.1 < some < 0.78 * 4.3 and some_norm is not None and some_norm > 0.01  # 3 of 4 micro batches
+        assert (
+            0.7 * 4.1 < some < 0.78 * 4.3 and some_norm is not None and some_norm > 0.01
+        )  # 3 of 4 micro batches
         assert none == 0.0 and none_norm == 0.0

@@ -26,7 +26,9 @@ UNSEEN = (STRIPS * STRIP - SAMPLES * LENGTH) * WORDS  # what fills the last stri
 SMALL = 50 * SAMPLES * LENGTH * 8  # statistics, labels: some numbers for each token
 
 
-def counted(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, parts: int = 1, way: Softmax = COUNTED) -> Counts:
+def counted(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, parts: int = 1, way: Softmax = COUNTED
+) -> Counts:
     """One micro batch's loss, forward and backward, in the pieces of a GPU, on one of `parts` tensor ranks.
 
     What these exchange is left out: some numbers for each token, and the hidden states' gradient.
@@ -41,7 +43,9 @@ def counted(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, parts: int = 1,
     head = LanguageModelHead(mesh)
     if parts > 1:
         head.group = cast(ProcessGroup, object())  # asked for nothing below
-        monkeypatch.setattr(loss, "_exchange", lambda normaliser, target, _: (normaliser + 1.0, target))
+        monkeypatch.setattr(
+            loss, "_exchange", lambda normaliser, target, _: (normaliser + 1.0, target)
+        )
         monkeypatch.setattr(comm, "start_all_reduce", lambda gradient, _: lambda: gradient)
     with Counts() as counts:
         head.loss(head.attach(embedding, hidden), labels).backward()
@@ -58,7 +62,9 @@ def test_each_logit_is_read_once_and_written_once_in_bf16(monkeypatch: pytest.Mo
     assert counts.host_syncs == 0
 
 
-def test_each_logit_moves_twenty_bytes_in_bf16_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_logit_moves_twenty_bytes_in_bf16_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """bf16 to fp32 (2 + 4), soft-max (4 + 4), gradient (4 + 2)."""
     counts = counted(torch.bfloat16, monkeypatch, way=FUSED)
     assert 0 <= counts.total_bytes - 20 * LOGITS - 4 * TABLE < 16 * STREAM + SMALL
@@ -68,7 +74,9 @@ def test_each_logit_moves_twenty_bytes_in_bf16_without_a_compiler(monkeypatch: p
     assert counts.host_syncs == 0
 
 
-def test_in_fp32_each_logit_moves_eight_bytes_and_sixteen_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_fp32_each_logit_moves_eight_bytes_and_sixteen_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for way, each in ((COUNTED, 8 * (LOGITS + UNSEEN)), (FUSED, 16 * LOGITS)):
         counts = counted(torch.float32, monkeypatch, way=way)
         assert 0 <= counts.total_bytes - each - 8 * TABLE < 32 * STREAM + SMALL
@@ -76,13 +84,22 @@ def test_in_fp32_each_logit_moves_eight_bytes_and_sixteen_without_a_compiler(mon
 
 
 @pytest.mark.parametrize("parts", [2, 4, 8])
-def test_a_tensor_rank_moves_its_part_of_the_same_bytes(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_rank_moves_its_part_of_the_same_bytes(
+    parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No pass more over its logits than one rank alone makes, and no third product more."""
     counts = counted(torch.bfloat16, monkeypatch, parts, FUSED)
     assert 0 <= counts.total_bytes - (20 * LOGITS + 4 * TABLE) // parts < 34 * STREAM + 2 * SMALL
-    assert counts.total_bytes < 141.1e9 / 3 / parts or parts > 2  # of eight, the hidden states weigh as much
+    assert (
+        counts.total_bytes < 141.1e9 / 3 / parts or parts > 2
+    )  # of eight, the hidden states weigh as much
     assert (counts.operations["mm"], counts.host_syncs) == (3, 0)
-    most = (2 * LOGITS + 2 * TABLE) // parts + 2 * 4 * pieces.SOFTMAX_ELEMENTS["cuda"] + 3 * 2 * STREAM + 2 * SMALL
+    most = (
+        (2 * LOGITS + 2 * TABLE) // parts
+        + 2 * 4 * pieces.SOFTMAX_ELEMENTS["cuda"]
+        + 3 * 2 * STREAM
+        + 2 * SMALL
+    )
     assert counts.peak < most
 
 
@@ -92,7 +109,11 @@ def test_the_logits_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
     most = held + 2 * UNSEEN + 3 * 2 * STREAM + SMALL
     assert held < counted(torch.bfloat16, monkeypatch).peak < most
     strips = 2 * 4 * pieces.SOFTMAX_ELEMENTS["cuda"]
-    assert held < counted(torch.bfloat16, monkeypatch, way=FUSED).peak < held + strips + 3 * 2 * STREAM + SMALL
+    assert (
+        held
+        < counted(torch.bfloat16, monkeypatch, way=FUSED).peak
+        < held + strips + 3 * 2 * STREAM + SMALL
+    )
 
 
 def test_two_devices_in_one_operation_are_refused() -> None:

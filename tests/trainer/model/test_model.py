@@ -52,7 +52,11 @@ def test_alibi_slopes_of_eight_heads() -> None:
 def test_alibi_slopes_of_112_heads() -> None:
     slopes = alibi_slopes(112)
     assert len(slopes) == 112
-    assert (round(slopes[0], 6), round(slopes[64], 6), round(slopes[-1], 6)) == (0.917004, 0.957603, 0.016317)
+    assert (round(slopes[0], 6), round(slopes[64], 6), round(slopes[-1], 6)) == (
+        0.917004,
+        0.957603,
+        0.016317,
+    )
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3])
@@ -100,7 +104,9 @@ def test_undeclared_parameter_is_refused() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from([1, 2, 4]), st.sampled_from([0, 1]), st.integers(1, 300), st.booleans())
-def test_initial_weights_are_slices_of_one_tensor(degree: int, dim: int, block: int, is_xavier: bool) -> None:
+def test_initial_weights_are_slices_of_one_tensor(
+    degree: int, dim: int, block: int, is_xavier: bool
+) -> None:
     shape, kept = (24, 8), initial.BLOCK_ELEMENTS
     initial.BLOCK_ELEMENTS = block
     try:
@@ -129,7 +135,9 @@ def begun(tensor: int) -> dict[str, Tensor]:
         engine = Engine.build(config.model_copy(update=changes), mesh)
         for key, parameter in engine.named_parameters():
             if parameter.dim() == 2:
-                found[f"{name} {key}"] = parameter.detach().abs().max() if tensor == 1 else parameter.detach().clone()
+                found[f"{name} {key}"] = (
+                    parameter.detach().abs().max() if tensor == 1 else parameter.detach().clone()
+                )
         found[name] = dict(engine.named_parameters())["embedding.word.weight"].detach().clone()
         engine._pipeline.destroy()
     return found
@@ -140,11 +148,17 @@ def test_a_card_chooses_how_matrices_begin() -> None:
     for name in ("stable", "every"):
         assert torch.equal(torch.cat([half[name] for half in halves]), alone[name])
     assert torch.equal(alone["stable"], alone["every"])
-    bounds = {"embedding.word": 64 + 32, "blocks.0.attention.query_key_value": 96 + 32, "blocks.1.mlp.down": 32 + 128}
+    bounds = {
+        "embedding.word": 64 + 32,
+        "blocks.0.attention.query_key_value": 96 + 32,
+        "blocks.1.mlp.down": 32 + 128,
+    }
     for name, sides in bounds.items():
         bound = math.sqrt(6 / sides)
         assert 0.95 * bound < alone[f"every {name}.weight"] <= bound
-        assert ("word" in name) == bool(alone[f"stable {name}.weight"] == alone[f"every {name}.weight"])
+        assert ("word" in name) == bool(
+            alone[f"stable {name}.weight"] == alone[f"every {name}.weight"]
+        )
 
 
 # ----------------------------------------------------------------------------- collectives and loss
@@ -154,7 +168,9 @@ def collectives() -> dict[str, Tensor]:
     for name in ("copy_to", "reduce_from"):
         given_ = (torch.arange(8.0).view(2, 4) + 10 * rank).requires_grad_()
         result = getattr(comm, f"{name}_tensor_region")(given_ * 1.0, group)
-        (result * torch.arange(1.0, result.numel() + 1).view_as(result) * (rank + 1)).sum().backward()
+        (
+            result * torch.arange(1.0, result.numel() + 1).view_as(result) * (rank + 1)
+        ).sum().backward()
         assert given_.grad is not None
         answers |= {name: result.detach(), f"{name}.grad": given_.grad}
     return answers
@@ -164,8 +180,12 @@ def test_collectives_and_their_gradients() -> None:
     first, second = run_ranks(collectives, 2)
     base, weights = torch.arange(8.0).view(2, 4), torch.arange(1.0, 9.0).view(2, 4)
     assert torch.equal(second["copy_to"], base + 10)
-    assert torch.equal(first["copy_to.grad"], 3 * weights) and torch.equal(second["copy_to.grad"], 3 * weights)
-    assert torch.equal(first["reduce_from"], 2 * base + 10) and torch.equal(second["reduce_from"], 2 * base + 10)
+    assert torch.equal(first["copy_to.grad"], 3 * weights) and torch.equal(
+        second["copy_to.grad"], 3 * weights
+    )
+    assert torch.equal(first["reduce_from"], 2 * base + 10) and torch.equal(
+        second["reduce_from"], 2 * base + 10
+    )
     assert torch.equal(second["reduce_from.grad"], 2 * weights)
 
 
@@ -179,7 +199,10 @@ def head_case(mesh: Mesh, dtype: torch.dtype, pieces: int) -> tuple[float, Tenso
     embedding = embedding.to(dtype)
     head = LanguageModelHead(mesh)
     kept = loss.PIECE_ELEMENTS["cpu"], loss.SOFTMAX_ELEMENTS["cpu"]
-    loss.PIECE_ELEMENTS["cpu"], loss.SOFTMAX_ELEMENTS["cpu"] = embedding.weight.shape[0] * -(-24 // pieces), 60
+    loss.PIECE_ELEMENTS["cpu"], loss.SOFTMAX_ELEMENTS["cpu"] = (
+        embedding.weight.shape[0] * -(-24 // pieces),
+        60,
+    )
     try:
         value = head.loss(head.attach(embedding, hidden), labels)
         (3.0 * value).backward()
@@ -213,7 +236,9 @@ def plain_head(dtype: torch.dtype) -> tuple[float, Tensor, Tensor]:
 @pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)]
+)
 def test_loss_and_gradients_equal_plain_cross_entropy(
     dtype: torch.dtype,
     tolerance: float,
@@ -244,7 +269,10 @@ def test_small_probabilities_have_gradients_in_fp16(monkeypatch: pytest.MonkeyPa
     (scale * value).backward()
     assert embedding.weight.grad is not None
     torch.testing.assert_close(
-        embedding.weight.grad[1:].float(), torch.full((words - 1, 4), scale / words), atol=0, rtol=2e-3
+        embedding.weight.grad[1:].float(),
+        torch.full((words - 1, 4), scale / words),
+        atol=0,
+        rtol=2e-3,
     )
 
 
@@ -258,7 +286,9 @@ def test_loss_scales_beyond_fp16_are_multiplied_in_fp32(monkeypatch: pytest.Monk
     value = head.loss(head.attach(embedding, hidden), torch.zeros(1, 4096, dtype=torch.long))
     (value * torch.tensor(2.0**16) * 2.0**-8).backward()
     assert embedding.weight.grad is not None
-    torch.testing.assert_close(embedding.weight.grad[0].float(), torch.full((2,), -0.75 * 32 * 256), rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        embedding.weight.grad[0].float(), torch.full((2,), -0.75 * 32 * 256), rtol=1e-3, atol=0
+    )
 
 
 @pytest.mark.parametrize(("pieces", "way"), [(1, "in-cache"), (3, "fused"), (3, "at-once")])
@@ -295,7 +325,9 @@ STEPS, SIZE, CLIP = 12, 8, 0.3
 
 def bloom_card(pipeline: int, tensor: int, dtype: str = "fp32") -> TrainerConfig:
     """Six heads: not a power of two, three for each of two tensor ranks."""
-    return tiny(pipeline, tensor, dtype, CLIP, hidden_size=48, attention_heads=6, sequence_length=24)
+    return tiny(
+        pipeline, tensor, dtype, CLIP, hidden_size=48, attention_heads=6, sequence_length=24
+    )
 
 
 def bloom() -> Any:
@@ -338,7 +370,9 @@ def bloom_curve(config: TrainerConfig) -> tuple[list[float], list[float], list[f
         [item for item in model.parameters() if item.dim() == 1],
     ]
     optimizer = torch.optim.AdamW(
-        [{"params": groups[0], "weight_decay": 0.1}, {"params": groups[1], "weight_decay": 0.0}], lr=1e-3, foreach=True
+        [{"params": groups[0], "weight_decay": 0.1}, {"params": groups[1], "weight_decay": 0.0}],
+        lr=1e-3,
+        foreach=True,
     )
 
     def value(tokens: Tensor) -> Tensor:
@@ -358,7 +392,9 @@ def bloom_curve(config: TrainerConfig) -> tuple[list[float], list[float], list[f
     return losses, norms, singles
 
 
-def our_curve(config: TrainerConfig, tensors: Logical) -> tuple[list[float], list[float], list[float]]:
+def our_curve(
+    config: TrainerConfig, tensors: Logical
+) -> tuple[list[float], list[float], list[float]]:
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
     fill(engine, tensors, 0)
@@ -417,7 +453,9 @@ def test_logits_equal_transformers_bloom(dtype: str, tolerance: float) -> None:
 # ----------------------------------------------------------------------------- z-loss
 @pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize("z", [1e-4, 1e-2])
-def test_a_z_loss_is_the_plain_formula(pieces: int, z: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_z_loss_is_the_plain_formula(
+    pieces: int, z: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Loss, its parts, and all gradients, where one label does not count and one is all but certain."""
     words, size, tokens = 11, 6, 6
     monkeypatch.setitem(loss.PIECE_ELEMENTS, "cpu", words * (tokens // pieces))

@@ -74,13 +74,21 @@ def losses_of_samples(config: TrainerConfig, tensors: Logical) -> list[float]:
 @pytest.mark.parametrize(("tensor", "activation"), [(1, "gelu"), (1, "gelu_tanh"), (2, "gelu")])
 def test_losses_equal_transformers_gpt_neox(tensor: int, activation: str) -> None:
     config = tiny(
-        1, tensor, position_embedding="rotary", rotary_base=500.0, activation=activation, embedding_layernorm=False
+        1,
+        tensor,
+        position_embedding="rotary",
+        rotary_base=500.0,
+        activation=activation,
+        embedding_layernorm=False,
     )
     model = neox(activation)
     with torch.no_grad():
         logits = model(samples(config, 0, 4)[:, :-1]).logits
     labels = samples(config, 0, 4)[:, 1:]
-    expected = [nn.functional.cross_entropy(rows, wanted).item() for rows, wanted in zip(logits, labels, strict=True)]
+    expected = [
+        nn.functional.cross_entropy(rows, wanted).item()
+        for rows, wanted in zip(logits, labels, strict=True)
+    ]
     assert max(expected) - min(expected) > 0.1
     for ours in run_ranks(losses_of_samples, tensor, config, logical(model)):
         torch.testing.assert_close(ours, expected, atol=5e-6, rtol=0)
@@ -88,10 +96,15 @@ def test_losses_equal_transformers_gpt_neox(tensor: int, activation: str) -> Non
 
 def test_rotation_equals_transformers() -> None:
     from transformers import GPTNeoXConfig
-    from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding, apply_rotary_pos_emb
+    from transformers.models.gpt_neox.modeling_gpt_neox import (
+        GPTNeoXRotaryEmbedding,
+        apply_rotary_pos_emb,
+    )
 
     parameters = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}
-    theirs = GPTNeoXRotaryEmbedding(GPTNeoXConfig(hidden_size=48, num_attention_heads=3, rope_parameters=parameters))
+    theirs = GPTNeoXRotaryEmbedding(
+        GPTNeoXConfig(hidden_size=48, num_attention_heads=3, rope_parameters=parameters)
+    )
     query, key = torch.randn(2, 2, 3, 300, 16, generator=torch.Generator().manual_seed(0))
     cosine, sine = theirs(query, torch.arange(300)[None])
     expected = apply_rotary_pos_emb(query, key, cosine, sine)
@@ -103,7 +116,9 @@ def test_rotation_equals_transformers() -> None:
         torch.testing.assert_close(turned.norm(dim=-1), ours.norm(dim=-1))  # a rotation
 
 
-@pytest.mark.parametrize(("factor", "low", "high"), [(8.0, 1.0, 4.0), (32.0, 1.0, 4.0), (4.0, 2.0, 3.0)])
+@pytest.mark.parametrize(
+    ("factor", "low", "high"), [(8.0, 1.0, 4.0), (32.0, 1.0, 4.0), (4.0, 2.0, 3.0)]
+)
 def test_stretched_frequencies_equal_transformers(factor: float, low: float, high: float) -> None:
     """Llama 3.1's: of 64 waves some stay, some are stretched, some lie between."""
     from transformers import LlamaConfig
@@ -130,7 +145,9 @@ def test_scores_depend_on_distances_alone() -> None:
     documents = torch.tensor([[0] * 6 + [1] * 6], dtype=torch.int32)
     reset, _ = rotary.rotate(tensor, tensor, *rotary.angles(12, documents))
     plain, _ = rotary.rotate(tensor, tensor, *rotary.angles(12, None))
-    assert rotary.angles(12, documents) is rotary.angles(12, documents), "once for all blocks of a micro batch"
+    assert rotary.angles(12, documents) is rotary.angles(12, documents), (
+        "once for all blocks of a micro batch"
+    )
     assert torch.equal(reset[:, 6:], reset[:, :6]) and torch.equal(reset[:, :6], plain[:, :6])
     assert not torch.allclose(plain[:, 6:], plain[:, :6], atol=1e-2)
     scores = torch.einsum("bqhd,bkhd->bhqk", plain, plain)
@@ -155,7 +172,9 @@ def test_compiled_the_rotation_is_one_pass_each_way() -> None:
     with torch._inductor.config.patch(compile_threads=1):
         _, codes = run_fw_bw_and_get_code(lambda: both(rotary.rotate))
     both(rotated).backward()
-    assert [len(re.findall(r"cpp_fused\w*\(", code.rpartition("def call(")[2])) for code in codes] == [1, 1]
+    assert [
+        len(re.findall(r"cpp_fused\w*\(", code.rpartition("def call(")[2])) for code in codes
+    ] == [1, 1]
     (turned, source), (wanted, plain) = found
     assert torch.equal(turned, wanted)
     torch.testing.assert_close(source.grad, plain.grad, rtol=2.0**-7, atol=1e-6)
@@ -182,10 +201,14 @@ def plain_attention(hidden: Tensor, layer: SelfAttention, heads: int, size: int)
 
 
 def test_heads_of_any_width() -> None:
-    model = tiny(kv_channels=12, hidden_size=20, attention_heads=3, position_embedding="absolute").model
+    model = tiny(
+        kv_channels=12, hidden_size=20, attention_heads=3, position_embedding="absolute"
+    ).model
     layer = SelfAttention(model, ALONE, CausalKernel(), None)
     assert layer.query_key_value.weight.shape == (108, 20) and layer.dense.weight.shape == (20, 36)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.3)
     hidden = torch.randn(2, 5, 20)
-    torch.testing.assert_close(layer(hidden), plain_attention(hidden, layer, 3, 12), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        layer(hidden), plain_attention(hidden, layer, 3, 12), atol=1e-5, rtol=1e-5
+    )

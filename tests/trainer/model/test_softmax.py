@@ -22,7 +22,9 @@ def small_strips(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(pieces.SOFTMAX_ELEMENTS, "cpu", HEIGHT * WIDTH)
     torch._dynamo.reset()
     loss.compiled_softening.cache_clear()
-    with torch._inductor.config.patch(compile_threads=1):  # a pool's processes would each load torch anew
+    with torch._inductor.config.patch(
+        compile_threads=1
+    ):  # a pool's processes would each load torch anew
         yield
     loss.compiled_softening.cache_clear()
     torch._dynamo.reset()
@@ -45,11 +47,15 @@ def test_one_kernel_and_a_row_depends_on_itself_alone() -> None:
     body = code[0].rpartition("def call(")[2]
     assert len(re.findall(r"cpp_fused\w*\(", body)) == 1
     made = re.findall(r"empty_strided\w*\(\((\d+), (\d+)\)", body)
-    assert made and all(shape == (str(HEIGHT), "1") for shape in made), "nothing of a strip's size is made"
+    assert made and all(shape == (str(HEIGHT), "1") for shape in made), (
+        "nothing of a strip's size is made"
+    )
 
     sums, left = softened(loss.COMPILED, logits)
     exact = logits.double()
-    torch.testing.assert_close(sums.double(), exact.logsumexp(1, keepdim=True), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        sums.double(), exact.logsumexp(1, keepdim=True), rtol=1e-6, atol=1e-6
+    )
     torch.testing.assert_close(left.double(), exact.softmax(1), rtol=2.0**-8, atol=1e-30)
     for begin, end in ((0, 5), (5, 19), (18, 19)):
         some_sums, some_left = softened(loss.COMPILED, logits[begin:end])

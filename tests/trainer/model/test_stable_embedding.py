@@ -38,7 +38,10 @@ def looked_up(tensor: int, theirs: dict[str, Tensor]) -> tuple[Tensor, Tensor, T
     """Of the recorded weights: the result, and the gradients of this rank's rows and of the LayerNorm."""
     mesh = Mesh.create(tiny(1, tensor).parallel, CPU)
     rows, columns = theirs["at_weight"].shape
-    embedding, norm = VocabularyParallelEmbedding(rows, columns, 1.0, mesh), LayerNorm(columns, 1e-5, mesh)
+    embedding, norm = (
+        VocabularyParallelEmbedding(rows, columns, 1.0, mesh),
+        LayerNorm(columns, 1e-5, mesh),
+    )
     with torch.no_grad():
         embedding.weight.copy_(theirs["at_weight"].chunk(tensor)[mesh.tensor_rank])
         norm.weight.copy_(theirs["at_norm.weight"])
@@ -51,13 +54,17 @@ def looked_up(tensor: int, theirs: dict[str, Tensor]) -> tuple[Tensor, Tensor, T
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
-def test_it_is_bitsandbytes_on_every_number_of_ranks(tensor: int, theirs: dict[str, Tensor]) -> None:
+def test_it_is_bitsandbytes_on_every_number_of_ranks(
+    tensor: int, theirs: dict[str, Tensor]
+) -> None:
     ranks = run_ranks(looked_up, tensor, tensor, theirs)
     for result, *_ in ranks:
         torch.testing.assert_close(result, theirs["result"], rtol=0, atol=1e-6)
     _, weights, scales, shifts = zip(*ranks, strict=True)
     torch.testing.assert_close(torch.cat(weights), theirs["grad_weight"], rtol=0, atol=1e-5)
-    torch.testing.assert_close(sum(scales), theirs["grad_norm.weight"], rtol=0, atol=1e-5)  # each has a share
+    torch.testing.assert_close(
+        sum(scales), theirs["grad_norm.weight"], rtol=0, atol=1e-5
+    )  # each has a share
     torch.testing.assert_close(sum(shifts), theirs["grad_norm.bias"], rtol=0, atol=1e-5)
 
 
@@ -67,13 +74,20 @@ def test_it_begins_as_bitsandbytes_does(theirs: dict[str, Tensor]) -> None:
     bound, weight = xavier_bound(*WIDE), embedding.weight.detach()
     for largest in (float(weight.abs().max()), float(theirs["largest"])):
         assert 0.999 * bound < largest <= bound
-    assert float(weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.01) and abs(float(weight.mean())) < 1e-3
+    assert (
+        float(weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.01)
+        and abs(float(weight.mean())) < 1e-3
+    )
 
 
 def test_its_moments_are_in_fp32(theirs: dict[str, Tensor]) -> None:
     assert int(theirs["state_bytes"]) == 4
     config = tiny(hidden_size=64)
-    changes = {"optimizer": config.optimizer.model_copy(update={"type": "adam8bit", "embedding_init": "xavier"})}
+    changes = {
+        "optimizer": config.optimizer.model_copy(
+            update={"type": "adam8bit", "embedding_init": "xavier"}
+        )
+    }
     ((kind, largest),) = run_ranks(of_embedding, 1, config.model_copy(update=changes))
     bound = xavier_bound(64, 64)
     assert kind is FullMoment and 0.99 * bound < largest <= bound

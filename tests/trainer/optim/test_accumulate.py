@@ -14,7 +14,9 @@ from trainer.optim.accumulate import add_to_accumulated, clear_forgotten, forget
 def made(count: int) -> tuple[Any, list[nn.Parameter]]:
     """What the functions know of DeepSpeed's optimizer: a flat buffer, in parts of three."""
     flat = torch.zeros(3 * count)
-    held = SimpleNamespace(fp32_groups_gradients=[list(flat.split(3))], fp32_groups_has_gradients=[[False] * count])
+    held = SimpleNamespace(
+        fp32_groups_gradients=[list(flat.split(3))], fp32_groups_has_gradients=[[False] * count]
+    )
     return held, [nn.Parameter(torch.zeros(3, dtype=torch.bfloat16)) for _ in range(count)]
 
 

@@ -45,7 +45,10 @@ from trainer.optim.interface import MOMENTS, PartitionShare
 CPU = torch.device("cpu")
 RECORDED = Path(__file__).parents[2] / "data" / "adam8bit" / "bitsandbytes.npz"
 CODES = {signed: DynamicCode.build(signed, CPU) for signed in (True, False)}
-HALF_GAP = {True: 0.9 / 64 / 2, False: 0.9 / 128 / 2}  # of a block's scale: half of the widest gap between two codes
+HALF_GAP = {
+    True: 0.9 / 64 / 2,
+    False: 0.9 / 128 / 2,
+}  # of a block's scale: half of the widest gap between two codes
 
 
 # ----------------------------------------------------------------------------- the code
@@ -56,7 +59,9 @@ def test_the_code_is_that_of_bitsandbytes() -> None:
         assert len(set(ours.tolist())) == 256
         assert np.abs(ours - theirs).max() <= 2.0**-24  # theirs are computed in fp32
     assert CODES[True].values[CODES[True].zero] == 0 and CODES[False].values[CODES[False].zero] == 0
-    assert code_values(True).min() > -1.0 and code_values(True).max() == 1.0  # hence scales with a sign
+    assert (
+        code_values(True).min() > -1.0 and code_values(True).max() == 1.0
+    )  # hence scales with a sign
 
 
 @st.composite
@@ -65,9 +70,13 @@ def blocks(draw: st.DrawFn) -> Tensor:
     width, count = draw(st.sampled_from([1, 7, BLOCK])), draw(st.integers(1, 5))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     numbers = torch.randn(count, width, generator=generator)
-    numbers *= 10.0 ** (torch.rand(count, width, generator=generator) * draw(st.integers(0, 20)) - 10)
+    numbers *= 10.0 ** (
+        torch.rand(count, width, generator=generator) * draw(st.integers(0, 20)) - 10
+    )
     numbers *= 2.0 ** draw(st.integers(-140, 90))  # down to denormal numbers
-    numbers[torch.rand(count, width, generator=generator) < draw(st.sampled_from([0.0, 0.5, 1.0]))] = 0.0
+    numbers[
+        torch.rand(count, width, generator=generator) < draw(st.sampled_from([0.0, 0.5, 1.0]))
+    ] = 0.0
     if draw(st.booleans()):
         numbers[0, 0] = draw(st.sampled_from([1e38, -1e38, 3e-45, -3e-45]))
     return numbers
@@ -88,7 +97,9 @@ def test_what_was_decoded_is_encoded_to_itself(numbers: Tensor, signed: bool) ->
     bound = largest.double() * (HALF_GAP[signed] + 2**-22) + SMALLEST_SCALE
     assert ((decoded.double() - numbers.double()).abs() <= bound).all()
     exact = largest.squeeze(1) >= SMALLEST_SCALE
-    assert torch.equal(decoded.abs().amax(1)[exact], largest.squeeze(1)[exact])  # a block's largest number is kept
+    assert torch.equal(
+        decoded.abs().amax(1)[exact], largest.squeeze(1)[exact]
+    )  # a block's largest number is kept
 
 
 @given(blocks(), st.booleans())
@@ -114,7 +125,11 @@ def test_blocks_lie_on_the_parameters_own_grid(first: int, numel: int, chunk: in
     spans = list(spans_of(first, numel, chunk))
     ends = [0]
     for span in spans:
-        assert span.start == ends[-1] and span.block == len(ends) - 1 and span.blocks * span.width <= chunk
+        assert (
+            span.start == ends[-1]
+            and span.block == len(ends) - 1
+            and span.blocks * span.width <= chunk
+        )
         ends += [span.start + (number + 1) * span.width for number in range(span.blocks)]
         assert span.stop == ends[-1]
     grid = [place for place in range(1, numel) if (first + place) % BLOCK == 0]
@@ -122,7 +137,9 @@ def test_blocks_lie_on_the_parameters_own_grid(first: int, numel: int, chunk: in
 
 
 def stepping(
-    pieces: list[tuple[Tensor, list[Tensor]]], shares: list[PartitionShare], in_full: tuple[str, ...] = ()
+    pieces: list[tuple[Tensor, list[Tensor]]],
+    shares: list[PartitionShare],
+    in_full: tuple[str, ...] = (),
 ) -> tuple[Adam8bit, list[torch.nn.Parameter]]:
     """An optimizer over partitions (one group each) after one step for every gradient of its."""
     partitions = [torch.nn.Parameter(start.clone()) for start, _ in pieces]
@@ -173,12 +190,15 @@ def test_a_partition_that_is_cut_steps_as_the_whole_one_does(cut: int) -> None:
 def test_tensor_ranks_of_whole_row_blocks_step_as_one_does(dim: int) -> None:
     start, gradients = random_course((6, 1024))
     _, (expected,) = stepping(
-        [(start.flatten(), [item.flatten() for item in gradients])], [PartitionShare("w", 0, 0, 6144, 0, (6, 1024))]
+        [(start.flatten(), [item.flatten() for item in gradients])],
+        [PartitionShare("w", 0, 0, 6144, 0, (6, 1024))],
     )
     halves = []
     for index in range(2):
         local = [item.chunk(2, dim)[index].flatten() for item in (start, *gradients)]
-        _, (half,) = stepping([(local[0], local[1:])], [PartitionShare("w", 0, 0, 3072, 0, (6, 1024))])
+        _, (half,) = stepping(
+            [(local[0], local[1:])], [PartitionShare("w", 0, 0, 3072, 0, (6, 1024))]
+        )
         halves.append(half.detach().view(start.chunk(2, dim)[index].shape))
     assert torch.equal(torch.cat(halves, dim), expected.detach().view(6, 1024))
 
@@ -189,9 +209,13 @@ def test_small_tensors_and_the_embedding_keep_fp32() -> None:
     for name, size in sizes.items():
         shares.append(PartitionShare(name, 0, start, size, 0, (size,)))
         start += size
-    half = PartitionShare("half", 0, start, 2048, 0, (2, 2048))  # 8 bits: it is a part of a larger parameter
+    half = PartitionShare(
+        "half", 0, start, 2048, 0, (2, 2048)
+    )  # 8 bits: it is a part of a larger parameter
     partition, gradients = random_course((start + 2048,))
-    optimizer, (found,) = stepping([(partition, gradients)], [*shares, half], in_full=("embedding",))
+    optimizer, (found,) = stepping(
+        [(partition, gradients)], [*shares, half], in_full=("embedding",)
+    )
     runs = optimizer.state[found]["runs"]
     kinds = {name: {type(moment) for moment in run.moments} for name, run in runs.items()}
     assert kinds == {
@@ -206,7 +230,9 @@ def test_small_tensors_and_the_embedding_keep_fp32() -> None:
         run = slice(share.start, share.start + share.numel)
         torch.testing.assert_close(found.detach()[run], reference.detach()[run], rtol=0, atol=1e-6)
         for name, moment in optimizer.moments(share).items():
-            torch.testing.assert_close(moment, plain.state[reference][name][run], rtol=1e-5, atol=1e-8)
+            torch.testing.assert_close(
+                moment, plain.state[reference][name][run], rtol=1e-5, atol=1e-8
+            )
 
 
 # ----------------------------------------------------------------------------- beside others
@@ -250,7 +276,9 @@ def test_first_step_equals_bitsandbytes_and_torch() -> None:
     assert (ours["weights"] - torch_course()[1]).abs().max() <= 1.2e-7
     codes, scales = ours["exp_avg"]
     theirs = torch.from_numpy(recorded["exp_avg_codes_1"])
-    torch.testing.assert_close(scales.abs(), torch.from_numpy(recorded["exp_avg_scales_1"]), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        scales.abs(), torch.from_numpy(recorded["exp_avg_scales_1"]), rtol=1e-6, atol=0
+    )
     mirrored = (scales < 0).repeat_interleave(BLOCK)[:ELEMENTS]
     assert 0 < mirrored.sum() < ELEMENTS
     same = torch.where(mirrored, 254 - codes.int(), codes.int()) == theirs.int()
@@ -295,7 +323,9 @@ def test_two_bytes_an_element_and_no_large_temporary(monkeypatch: pytest.MonkeyP
     start, gradients = random_course((size,), steps=1)
     partition = torch.nn.Parameter(start)
     partition.grad = gradients[0]
-    optimizer = Adam8bit([{"params": [partition], "weight_decay": 0.1}], LEARNING_RATE, BETAS, EPSILON)
+    optimizer = Adam8bit(
+        [{"params": [partition], "weight_decay": 0.1}], LEARNING_RATE, BETAS, EPSILON
+    )
     optimizer.materialise([PartitionShare("weight", 0, 0, size, 0, (size,))])
     with Largest() as largest:
         optimizer.step()
@@ -312,7 +342,12 @@ def test_moments_given_back_change_nothing() -> None:
         PartitionShare("bias", 0, 15_000, 3000, 0, (3000,)),
     ]
     optimizer, (partition,) = stepping([(start, gradients)], shares)
-    other = Adam8bit([{"params": [torch.nn.Parameter(start)], "weight_decay": 0.1}], LEARNING_RATE, BETAS, EPSILON)
+    other = Adam8bit(
+        [{"params": [torch.nn.Parameter(start)], "weight_decay": 0.1}],
+        LEARNING_RATE,
+        BETAS,
+        EPSILON,
+    )
     other.materialise(shares)
     for share in shares:
         moments = optimizer.moments(share)
@@ -331,6 +366,8 @@ def test_moments_given_back_change_nothing() -> None:
 
 def test_a_partition_without_a_gradient_is_left_alone() -> None:
     start, _ = random_course((5000,))
-    optimizer, (partition,) = stepping([(start, [])], [PartitionShare("weight", 0, 0, 5000, 0, (5000,))])
+    optimizer, (partition,) = stepping(
+        [(start, [])], [PartitionShare("weight", 0, 0, 5000, 0, (5000,))]
+    )
     optimizer.step()
     assert torch.equal(partition.detach(), start) and optimizer.steps_done() == 0

@@ -30,11 +30,15 @@ def card(
 ) -> TrainerConfig:
     """64 wide, so that every matrix of a block has moments in 8 bits, and no bias."""
     config = tiny(pipeline, tensor, dtype, hidden_size=64, **model)
-    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"type": type})})
+    return config.model_copy(
+        update={"optimizer": config.optimizer.model_copy(update={"type": type})}
+    )
 
 
 @cache
-def curves(topology: tuple[int, int, int], dtype: str = "fp32", type: str = "adam8bit") -> list[Curve]:
+def curves(
+    topology: tuple[int, int, int], dtype: str = "fp32", type: str = "adam8bit"
+) -> list[Curve]:
     pipeline, tensor, data = topology
     return run_ranks(train, pipeline * tensor * data, card(pipeline, tensor, dtype, type))
 
@@ -49,14 +53,20 @@ SAME_BLOCKS, OTHER_BLOCKS, BF16 = 1e-5, 4e-4, 2.0**-9 * 4.2 / 8
 
 def check_replicas(ranks: list[Curve]) -> None:
     for rank in ranks:
-        assert (rank.losses, rank.norms, rank.disagreements) == (ranks[0].losses, ranks[0].norms, [])
+        assert (rank.losses, rank.norms, rank.disagreements) == (
+            ranks[0].losses,
+            ranks[0].norms,
+            [],
+        )
 
 
 @pytest.mark.parametrize("topology", [(2, 1, 2), (2, 2, 2)], ids=str)
 def test_fp32_equals_one_process(topology: tuple[int, int, int]) -> None:
     reference, ranks = curves((1, 1, 1))[0], curves(topology)
     check_replicas(ranks)
-    assert gap(ranks[0].losses, reference.losses) <= (SAME_BLOCKS if topology[1] == 1 else OTHER_BLOCKS)
+    assert gap(ranks[0].losses, reference.losses) <= (
+        SAME_BLOCKS if topology[1] == 1 else OTHER_BLOCKS
+    )
 
 
 def test_bf16_stays_within_rounding() -> None:
@@ -68,16 +78,23 @@ def test_bf16_stays_within_rounding() -> None:
 
 
 def test_eight_bits_learn_as_fp32_moments_do() -> None:
-    coded, full = (run_ranks(train, 1, card(type=type), LEARNS)[0] for type in ("adam8bit", "adamw"))
+    coded, full = (
+        run_ranks(train, 1, card(type=type), LEARNS)[0] for type in ("adam8bit", "adamw")
+    )
     assert 0 < gap(coded.losses, full.losses) <= OTHER_BLOCKS
-    assert full.losses[-1] < full.losses[0] - 1.5 and abs(coded.evaluation - full.evaluation) <= OTHER_BLOCKS
+    assert (
+        full.losses[-1] < full.losses[0] - 1.5
+        and abs(coded.evaluation - full.evaluation) <= OTHER_BLOCKS
+    )
 
 
 def test_tensor_ranks_that_hold_whole_blocks_change_nothing() -> None:
     """512 wide over two tensor ranks: every rank's rows are multiples of 256 elements."""
     wide = {"hidden_size": 512, "sequence_length": 8}
     alone, cut = (
-        run_ranks(train, ranks, card(1, ranks).model_copy(update={"model": tiny(**wide).model}), (8,) * 5)
+        run_ranks(
+            train, ranks, card(1, ranks).model_copy(update={"model": tiny(**wide).model}), (8,) * 5
+        )
         for ranks in (1, 2)
     )
     check_replicas(cut)
@@ -126,7 +143,9 @@ def held(config: TrainerConfig) -> tuple[dict[str, type], int, int]:
             kinds[name] = type(first)
             if isinstance(first, CodedMoment) and isinstance(second, CodedMoment):
                 elements += first.codes.numel()
-                size += sum(item.nbytes for item in (first.codes, first.scales, second.codes, second.scales))
+                size += sum(
+                    item.nbytes for item in (first.codes, first.scales, second.codes, second.scales)
+                )
     engine.close()
     return kinds, elements, size
 
@@ -135,8 +154,16 @@ def test_two_bytes_a_parameter_under_zero() -> None:
     ranks = run_ranks(held, 4, card(1, 2))
     kinds = {name: kind for rank in ranks for name, kind in rank[0].items()}
     for name, kind in kinds.items():
-        matrix = name.endswith(("query_key_value.weight", "dense.weight", "up.weight", "down.weight"))
+        matrix = name.endswith(
+            ("query_key_value.weight", "dense.weight", "up.weight", "down.weight")
+        )
         assert kind is (CodedMoment if matrix else FullMoment), name
-    assert kinds["embedding.word.weight"] is FullMoment  # 64 x 64 = 4096 elements: it would be large enough
-    assert sum(elements for _, elements, _ in ranks) == 2 * 12 * 64 * 64  # each of the two blocks' four matrices, once
-    assert sum(size for _, _, size in ranks) == pytest.approx(2 * (1 + 4 / BLOCK) * 2 * 12 * 64 * 64, rel=0.01)
+    assert (
+        kinds["embedding.word.weight"] is FullMoment
+    )  # 64 x 64 = 4096 elements: it would be large enough
+    assert (
+        sum(elements for _, elements, _ in ranks) == 2 * 12 * 64 * 64
+    )  # each of the two blocks' four matrices, once
+    assert sum(size for _, _, size in ranks) == pytest.approx(
+        2 * (1 + 4 / BLOCK) * 2 * 12 * 64 * 64, rel=0.01
+    )

@@ -14,7 +14,9 @@ RATE, BETAS, EPSILON, DECAY, STEPS = 1e-2, (0.9, 0.95), 1e-8, 0.1, 40
 
 def course(size: int) -> tuple[Tensor, list[Tensor]]:
     generator = torch.Generator().manual_seed(3)
-    return torch.randn(size, generator=generator), [torch.randn(size, generator=generator) for _ in range(STEPS)]
+    return torch.randn(size, generator=generator), [
+        torch.randn(size, generator=generator) for _ in range(STEPS)
+    ]
 
 
 def stepped(start: Tensor, gradients: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -35,7 +37,8 @@ def test_a_partition_that_is_cut_steps_as_the_whole_one_does(cut: int) -> None:
     start, gradients = course(997)
     whole, moments = stepped(start, gradients)
     parts = [
-        stepped(start[part], [gradient[part] for gradient in gradients]) for part in (slice(cut), slice(cut, None))
+        stepped(start[part], [gradient[part] for gradient in gradients])
+        for part in (slice(cut), slice(cut, None))
     ]
     assert torch.equal(torch.cat([weights for weights, _ in parts]), whole)
     for name in MOMENTS:

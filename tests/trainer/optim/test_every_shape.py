@@ -34,12 +34,21 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 Shape = tuple[int, int, int]  # pipeline, tensor, data
 SHAPES = [("gpt", (1, 2, 2)), ("bert", (2, 2, 1))]
 OTHERS: list[tuple[str, Shape]] = [
-    *(("gpt", shape) for shape in [(1, 1, 2), (1, 2, 1), (1, 4, 1), (1, 4, 2), (2, 1, 2), (2, 2, 2)]),
-    *(("bert", shape) for shape in itertools.product((1, 2), (1, 2, 4), (1, 2)) if shape not in {(1, 1, 1), (2, 2, 1)}),
+    *(
+        ("gpt", shape)
+        for shape in [(1, 1, 2), (1, 2, 1), (1, 4, 1), (1, 4, 2), (2, 1, 2), (2, 2, 2)]
+    ),
+    *(
+        ("bert", shape)
+        for shape in itertools.product((1, 2), (1, 2, 4), (1, 2))
+        if shape not in {(1, 1, 1), (2, 2, 1)}
+    ),
 ]
 
 
-def train_with_each(family: str, pipeline: int, tensor: int) -> dict[str, tuple[list[float], list[str]]]:
+def train_with_each(
+    family: str, pipeline: int, tensor: int
+) -> dict[str, tuple[list[float], list[str]]]:
     """By the optimizer: the losses of each step, and the weights whose copies differ; to be run by `run_ranks`."""
     card = (tiny if family == "gpt" else tiny_bert)(pipeline, tensor)
     draw = batches if family == "gpt" else bert_batches
@@ -71,7 +80,9 @@ def curves(family: str, shape: Shape) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("family", "shape"), [*SHAPES, *(pytest.param(*other, marks=pytest.mark.soak) for other in OTHERS)], ids=str
+    ("family", "shape"),
+    [*SHAPES, *(pytest.param(*other, marks=pytest.mark.soak) for other in OTHERS)],
+    ids=str,
 )
 def test_every_optimizer_has_one_curve(family: str, shape: Shape) -> None:
     reference, found = curves(family, (1, 1, 1)), curves(family, shape)

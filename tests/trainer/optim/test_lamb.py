@@ -32,7 +32,10 @@ def course() -> tuple[dict[str, list[Tensor]], list[dict[str, list[Tensor]]]]:
     generator = torch.Generator().manual_seed(5)
 
     def random() -> dict[str, list[Tensor]]:
-        return {group: [torch.randn(shape, generator=generator) for shape in SHAPES[group]] for group in SHAPES}
+        return {
+            group: [torch.randn(shape, generator=generator) for shape in SHAPES[group]]
+            for group in SHAPES
+        }
 
     start = random()
     start["kept"][1].zero_()
@@ -40,7 +43,9 @@ def course() -> tuple[dict[str, list[Tensor]], list[dict[str, list[Tensor]]]]:
 
 
 def section(variant: str, **keys: Any) -> OptimizerSection:
-    return OptimizerSection.model_validate({"type": "lamb", "lamb_variant": variant, "epsilon": EPSILON, **keys})
+    return OptimizerSection.model_validate(
+        {"type": "lamb", "lamb_variant": variant, "epsilon": EPSILON, **keys}
+    )
 
 
 def cut(tensors: list[Tensor], first: int, last: int) -> Tensor:
@@ -55,7 +60,9 @@ def shares_in(group: int, first: int, last: int) -> Iterator[PartitionShare]:
         end = begin + math.prod(shape)
         low, high = max(begin, first), min(end, last)
         if low < high:
-            yield PartitionShare(f"{group}.{number}", group, low - first, high - low, low - begin, shape)
+            yield PartitionShare(
+                f"{group}.{number}", group, low - first, high - low, low - begin, shape
+            )
         begin = end
 
 
@@ -68,14 +75,19 @@ def stepped(
     """
     start, gradients = course()
     sizes = [sum(math.prod(shape) for shape in shapes) for shapes in SHAPES.values()]
-    partitions = [torch.nn.Parameter(cut(start[name], 0, size)) for name, size in zip(SHAPES, sizes, strict=True)]
+    partitions = [
+        torch.nn.Parameter(cut(start[name], 0, size))
+        for name, size in zip(SHAPES, sizes, strict=True)
+    ]
     groups = [
         {"params": [partition], "weight_decay": decay}
         for partition, decay in zip(partitions, (DECAY, 0.0), strict=True)
     ]
     mesh = Mesh.single(torch.device("cpu"))
     optimizer = build_optimizer(groups, section(variant, **keys), RATE, (), mesh)
-    optimizer.materialise([share for group, size in enumerate(sizes) for share in shares_in(group, 0, size)])
+    optimizer.materialise(
+        [share for group, size in enumerate(sizes) for share in shares_in(group, 0, size)]
+    )
     every = optimizer.param_groups
     for each in gradients[:steps]:
         for name, partition in zip(SHAPES, partitions, strict=True):
@@ -94,11 +106,17 @@ def clipped(gradients: list[Tensor], most: float) -> list[Tensor]:
     return [gradient / torch.clamp(norm / most, min=1.0) for gradient in gradients]
 
 
-@pytest.mark.parametrize("variant, adapts_all", [("paper", True), ("nvlamb", True), ("apex", False)])
+@pytest.mark.parametrize(
+    "variant, adapts_all", [("paper", True), ("nvlamb", True), ("apex", False)]
+)
 @pytest.mark.parametrize("clip", [None, 1.0])
-def test_it_is_timms(monkeypatch: pytest.MonkeyPatch, variant: str, adapts_all: bool, clip: float | None) -> None:
+def test_it_is_timms(
+    monkeypatch: pytest.MonkeyPatch, variant: str, adapts_all: bool, clip: float | None
+) -> None:
     start, gradients = course()
-    theirs = {name: [torch.nn.Parameter(tensor.clone()) for tensor in start[name]] for name in SHAPES}
+    theirs = {
+        name: [torch.nn.Parameter(tensor.clone()) for tensor in start[name]] for name in SHAPES
+    }
     lamb = timm_lamb()(
         [{"params": theirs["decayed"], "weight_decay": DECAY}, {"params": theirs["kept"], "weight_decay": 0.0}],
         lr=RATE, betas=BETAS, eps=EPSILON, max_grad_norm=clip, always_adapt=adapts_all,
@@ -158,7 +176,8 @@ def by_formula(variant: str, alpha: float) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    "variant, alpha", [("floored", 1.0), ("embedding-lr", 1.0), ("embedding-lr", 2.5), ("layer-noise", 1.0)]
+    "variant, alpha",
+    [("floored", 1.0), ("embedding-lr", 1.0), ("embedding-lr", 2.5), ("layer-noise", 1.0)],
 )
 def test_it_is_the_formula(variant: str, alpha: float) -> None:
     keys = {"embedding_alpha": alpha} if variant == "embedding-lr" else {}
@@ -183,7 +202,9 @@ def gone_on(variant: str, with_sums: bool, **keys: Any) -> list[Tensor]:
     for group, size in enumerate(sizes):
         second.partition(group).data.copy_(first.partition(group).data)
         for share in shares_in(group, 0, size):
-            second.set_moments(share, {name: values.clone() for name, values in first.moments(share).items()})
+            second.set_moments(
+                share, {name: values.clone() for name, values in first.moments(share).items()}
+            )
     second.set_steps_done(first.steps_done())
     second.set_tensor_sums(json.loads(json.dumps(first.tensor_sums())) if with_sums else {})
     for each in gradients[STEPS // 2 :]:
@@ -231,12 +252,19 @@ def test_a_step_is_no_longer_than_the_rate_says() -> None:
 
 
 def test_the_gradient_is_left_as_it_was() -> None:
-    numbers = LambStep.of({"betas": BETAS, "eps": EPSILON, "weight_decay": DECAY, "lr": RATE}, 1, True)
+    numbers = LambStep.of(
+        {"betas": BETAS, "eps": EPSILON, "weight_decay": DECAY, "lr": RATE}, 1, True
+    )
     _, optimizer = stepped("layer-noise", 1)
     assert isinstance(optimizer, LayerNoiseLamb)
     gradient = torch.arange(1.0, 6.0)
     state = {name: torch.zeros(5) for name in optimizer.state_names}
     chunk = Chunk(torch.ones(5), gradient.clone(), state)
     optimizer.advance(chunk, numbers)
-    optimizer.move(chunk, numbers, optimizer.directions_of(chunk, numbers), [torch.tensor(0.1), torch.tensor(0.1)])
+    optimizer.move(
+        chunk,
+        numbers,
+        optimizer.directions_of(chunk, numbers),
+        [torch.tensor(0.1), torch.tensor(0.1)],
+    )
     assert torch.equal(chunk.gradient, gradient)

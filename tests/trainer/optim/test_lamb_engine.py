@@ -15,7 +15,11 @@ from tests.trainer.saved_layouts import saved_and_loaded
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 
-KINDS = {"paper": {}, "layer-noise": {"lamb_variant": "layer-noise"}, "stale": {"lamb_norms": "stale"}}
+KINDS = {
+    "paper": {},
+    "layer-noise": {"lamb_variant": "layer-noise"},
+    "stale": {"lamb_norms": "stale"},
+}
 
 
 def card(pipeline: int, tensor: int, kind: str, dtype: str = "fp32") -> TrainerConfig:
@@ -34,14 +38,18 @@ def test_it_learns() -> None:
     assert curve.losses[-1] < curve.losses[0] - 0.05
 
 
-@pytest.mark.parametrize(("kind", "tensor", "dtype"), [("layer-noise", 1, "bf16"), ("stale", 2, "fp32")])
+@pytest.mark.parametrize(
+    ("kind", "tensor", "dtype"), [("layer-noise", 1, "bf16"), ("stale", 2, "fp32")]
+)
 def test_resume_on_the_same_topology_is_bitwise(kind: str, tensor: int, dtype: str) -> None:
     config = card(2 // tensor, tensor, kind, dtype)
     whole = straight(config, 2)
     rest = resumed(config, whole.half, 2, whole.sums)
     assert rest.losses == whole.losses[HALF:] and equal(rest.final, whole.final)
     assert bool(whole.sums) == (kind == "stale")
-    assert all(("exp_noise_sq" in kinds) == (kind == "layer-noise") for kinds in whole.final.values())
+    assert all(
+        ("exp_noise_sq" in kinds) == (kind == "layer-noise") for kinds in whole.final.values()
+    )
 
 
 @pytest.mark.parametrize("kind", ["layer-noise", "stale"])

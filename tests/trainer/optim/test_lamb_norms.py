@@ -16,7 +16,10 @@ from trainer.optim.interface import PartitionShare
 from trainer.parallel.mesh import Mesh
 
 RATE, BETAS, EPSILON, DECAY, STEPS = 1e-2, (0.9, 0.999), 1e-6, 0.1, 8
-SHAPES = {"cut": (12, 10), "alike": (7,)}  # of the first each tensor rank has half of the rows, the second all hold
+SHAPES = {
+    "cut": (12, 10),
+    "alike": (7,),
+}  # of the first each tensor rank has half of the rows, the second all hold
 NORMS = ("exact", "local", "mean-weight", "stale")
 
 
@@ -25,7 +28,8 @@ def course() -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(7)
     spread = torch.linspace(0.2, 2.0, 12).unsqueeze(1)  # slices whose norms differ
     drawn = [
-        {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()} for _ in range(1 + STEPS)
+        {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+        for _ in range(1 + STEPS)
     ]
     return [{"cut": each["cut"] * spread, "alike": each["alike"]} for each in drawn]
 
@@ -37,12 +41,18 @@ def by_formula(norms: str, tensor: int) -> Tensor:
     for name in SHAPES:
         pieces = tensor if name == "cut" else 1
         whole = start[name].double()
-        w, m, v = (list(one.chunk(pieces)) for one in (whole, torch.zeros_like(whole), torch.zeros_like(whole)))
+        w, m, v = (
+            list(one.chunk(pieces))
+            for one in (whole, torch.zeros_like(whole), torch.zeros_like(whole))
+        )
         before = 0.0  # the whole direction's norm, one step ago
         for t, each in enumerate(gradients, 1):
             u = []
             for rank, g in enumerate(each[name].double().chunk(pieces)):
-                m[rank], v[rank] = beta1 * m[rank] + (1 - beta1) * g, beta2 * v[rank] + (1 - beta2) * g * g
+                m[rank], v[rank] = (
+                    beta1 * m[rank] + (1 - beta1) * g,
+                    beta2 * v[rank] + (1 - beta2) * g * g,
+                )
                 root = (v[rank] / (1 - beta2**t)).sqrt() + EPSILON
                 u.append(m[rank] / (1 - beta1**t) / root + DECAY * w[rank])
             sizes, lengths = ([float(one.norm()) for one in several] for several in (w, u))
@@ -72,13 +82,19 @@ def stepped(tensor: int) -> dict[str, tuple[int, int, list[Tensor]]]:
 
 def _stepped(norms: str, mesh: Mesh) -> list[Tensor]:
     def mine(whole: dict[str, Tensor]) -> Tensor:
-        flat = torch.cat([whole["cut"].chunk(mesh.tensor)[mesh.tensor_rank].flatten(), whole["alike"]])
+        flat = torch.cat(
+            [whole["cut"].chunk(mesh.tensor)[mesh.tensor_rank].flatten(), whole["alike"]]
+        )
         return flat.tensor_split(mesh.data)[mesh.data_rank].clone()
 
     start, *gradients = course()
     partition = torch.nn.Parameter(mine(start))
-    section = OptimizerSection.model_validate({"type": "lamb", "lamb_norms": norms, "epsilon": EPSILON})
-    optimizer = build_optimizer([{"params": [partition], "weight_decay": DECAY}], section, RATE, (), mesh)
+    section = OptimizerSection.model_validate(
+        {"type": "lamb", "lamb_norms": norms, "epsilon": EPSILON}
+    )
+    optimizer = build_optimizer(
+        [{"params": [partition], "weight_decay": DECAY}], section, RATE, (), mesh
+    )
     rows = math.prod(SHAPES["cut"]) // mesh.tensor
     places = torch.arange(rows + SHAPES["alike"][0]).tensor_split(mesh.data)[mesh.data_rank]
     first, last = int(places[0]), int(places[-1]) + 1
@@ -86,7 +102,11 @@ def _stepped(norms: str, mesh: Mesh) -> list[Tensor]:
     for name, numel in (("cut", rows), ("alike", SHAPES["alike"][0])):
         low, high = max(begin, first), min(begin + numel, last)
         if low < high:
-            shares.append(PartitionShare(name, 0, low - first, high - low, low - begin, SHAPES[name], name == "cut"))
+            shares.append(
+                PartitionShare(
+                    name, 0, low - first, high - low, low - begin, SHAPES[name], name == "cut"
+                )
+            )
         begin += numel
     optimizer.materialise(shares)
     for each in gradients:

@@ -57,14 +57,18 @@ def test_gradients_are_summed_in_fp32() -> None:
     over_replicas = [entry for entry in sums if "data" in entry.group]
     assert sum(entry.elements for entry in over_replicas) > 8 * 7000
     assert {entry.dtype for entry in over_replicas} == {torch.float32}
-    assert {entry.dtype for entry in sums if entry.group == "pipeline"} == {torch.float32}  # the tied weight
+    assert {entry.dtype for entry in sums if entry.group == "pipeline"} == {
+        torch.float32
+    }  # the tied weight
 
 
 def test_nccl_takes_every_tensor() -> None:
     """A dtype that it knows, in the device's memory; what lies in host memory goes over the CPU group."""
     entries = [entry for seen in ranks() for entry in seen.entries]
     assert [entry for entry in entries if entry.group != "cpu" and entry.is_host] == []
-    assert [entry for entry in entries if entry.group != "cpu" and entry.dtype not in NCCL_DTYPES] == []
+    assert [
+        entry for entry in entries if entry.group != "cpu" and entry.dtype not in NCCL_DTYPES
+    ] == []
     assert any(entry.is_host for entry in entries)  # the record can tell
 
 

@@ -16,7 +16,9 @@ def test_copies_stay_equal_over_three_replicas(dtype: str) -> None:
     card = tiny(2, 1, dtype, hidden_size=36)
     sizes = (12,) * 6
     batch = card.batch.model_copy(update={"global_batch_size": 12})
-    (reference,) = run_ranks(train, 1, tiny(dtype=dtype, hidden_size=36).model_copy(update={"batch": batch}), sizes)
+    (reference,) = run_ranks(
+        train, 1, tiny(dtype=dtype, hidden_size=36).model_copy(update={"batch": batch}), sizes
+    )
     for rank in run_ranks(train, 6, card.model_copy(update={"batch": batch}), sizes):
         assert rank.disagreements == []
         assert rank.losses == pytest.approx(reference.losses, abs=2e-6 if dtype == "fp32" else 2e-3)

@@ -22,7 +22,9 @@ from trainer.schedule.progress import Progress
 
 PIECE = 1 << 14  # elements, in these tests; tensors here are 64 times as large
 KIB = 1 << 10
-BOUND = 3 * 8 * PIECE + 16 * KIB  # at most three pieces of 8 bytes an element live at once, and small change
+BOUND = (
+    3 * 8 * PIECE + 16 * KIB
+)  # at most three pieces of 8 bytes an element live at once, and small change
 
 INTEGERS = {torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
 
@@ -33,7 +35,9 @@ def tensor(dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
-def test_checks_of_a_large_tensor_take_a_few_pieces(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_of_a_large_tensor_take_a_few_pieces(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(replica_check, "PIECE_ELEMENTS", PIECE)
     values = tensor(dtype)
     grown = values.clone()
@@ -52,7 +56,9 @@ def test_checks_of_a_large_tensor_take_a_few_pieces(dtype: torch.dtype, monkeypa
 
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
-def test_pieces_give_the_numbers_of_the_whole(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_give_the_numbers_of_the_whole(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Digests to the last bit: integers add alike in any order. What comes before a piece's end and after it counts."""
     monkeypatch.setattr(replica_check, "PIECE_ELEMENTS", PIECE)
     values = tensor(dtype)
@@ -86,7 +92,12 @@ def saved(config: TrainerConfig) -> tuple[int, int, int, int]:
         saver.save(Progress(iteration=next(steps)), plan, 0.0)
         assert saver.wait() is None
 
-    found = held, most_bytes(engine.params_norm), most_bytes(lambda: engine.not_finite(state)), most_bytes(save)
+    found = (
+        held,
+        most_bytes(engine.params_norm),
+        most_bytes(lambda: engine.not_finite(state)),
+        most_bytes(save),
+    )
     engine.close()
     return found
 

@@ -30,7 +30,9 @@ DROPOUT = {"hidden_dropout": 0.2, "attention_dropout": 0.2}
 def cut(pipeline: int, tensor: int, dtype: str = "fp32", **model: Any) -> TrainerConfig:
     """The tiny card with sequence parallelism."""
     card = tiny(pipeline, tensor, dtype, **model)
-    return card.model_copy(update={"parallel": card.parallel.model_copy(update={"sequence_parallel": True})})
+    return card.model_copy(
+        update={"parallel": card.parallel.model_copy(update={"sequence_parallel": True})}
+    )
 
 
 @cache
@@ -61,9 +63,13 @@ def check_copies(ranks: list[Curve]) -> None:
     ],
     ids=str,
 )
-def test_fp32_equals_one_process(topology: tuple[int, int, int], recompute_blocks: bool, positions: str) -> None:
+def test_fp32_equals_one_process(
+    topology: tuple[int, int, int], recompute_blocks: bool, positions: str
+) -> None:
     pipeline, tensor, data = topology
-    card = cut(pipeline, tensor, activation_checkpointing=recompute_blocks, position_embedding=positions)
+    card = cut(
+        pipeline, tensor, activation_checkpointing=recompute_blocks, position_embedding=positions
+    )
     ranks = run_ranks(train, pipeline * tensor * data, card)
     check_copies(ranks)
     reference = alone(positions=positions)
@@ -72,7 +78,9 @@ def test_fp32_equals_one_process(topology: tuple[int, int, int], recompute_block
         assert ours == pytest.approx(theirs, rel=1e-5)
     assert abs(ranks[0].evaluation - reference.evaluation) <= 2e-6
     for name in ("final_norm.weight", "blocks.1.mlp.down.bias", "blocks.1.input_norm.bias"):
-        torch.testing.assert_close(ranks[-1].weights[name], reference.weights[name], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            ranks[-1].weights[name], reference.weights[name], atol=1e-5, rtol=1e-5
+        )
 
 
 def test_bf16_stays_within_rounding() -> None:
@@ -109,17 +117,24 @@ def uneven(config: TrainerConfig) -> None:
 
 
 def test_a_length_that_cannot_be_cut_is_refused() -> None:
-    with pytest.raises(RanksFailed, match="a sequence of 7 tokens cannot be cut over 2 tensor ranks"):
+    with pytest.raises(
+        RanksFailed, match="a sequence of 7 tokens cannot be cut over 2 tensor ranks"
+    ):
         run_ranks(uneven, 2, cut(1, 2))
 
 
 def collectives() -> dict[str, Tensor]:
     group, rank = torch.distributed.group.WORLD, torch.distributed.get_rank()
     answers = {}
-    for name, collective in (("gather", gather_sequence), ("reduce_scatter", reduce_scatter_sequence)):
+    for name, collective in (
+        ("gather", gather_sequence),
+        ("reduce_scatter", reduce_scatter_sequence),
+    ):
         given = (torch.arange(24.0).view(2, 4, 3) + 100 * rank).requires_grad_()
         result = collective(given * 1.0, group)
-        (result * torch.arange(1.0, result.numel() + 1).view_as(result) * (rank + 1)).sum().backward()
+        (
+            result * torch.arange(1.0, result.numel() + 1).view_as(result) * (rank + 1)
+        ).sum().backward()
         assert given.grad is not None
         answers |= {name: result.detach(), f"{name}.grad": given.grad}
     return answers
@@ -174,7 +189,11 @@ def test_tensor_ranks_drop_independently_everywhere() -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_resume_with_dropout_is_bitwise_and_copies_stay_equal(dtype: str) -> None:
     card = cut(2, 2, dtype, **DROPOUT)
-    others = [cut(2, 2, activation_checkpointing=True, **DROPOUT), tiny(2, 2, **DROPOUT)] if dtype == "fp32" else []
+    others = (
+        [cut(2, 2, activation_checkpointing=True, **DROPOUT), tiny(2, 2, **DROPOUT)]
+        if dtype == "fp32"
+        else []
+    )
     whole, *compared = stretches([card, *others], 1, 0, END, None)
     rest = resumed(card, whole.half)
     assert rest.losses == whole.losses[HALF:] and equal(rest.final, whole.final)
@@ -213,7 +232,9 @@ def shares(config: TrainerConfig) -> tuple[list[Tensor], list[Tensor]]:
     module = engine._pipeline.module
     tokens, labels = next(batches(config, mesh, 0, SIZE))
     module.loss_fn(module(tokens), labels).backward()
-    gradients = [item.grad.clone() for item in replicated_parameters([module]) if item.grad is not None]
+    gradients = [
+        item.grad.clone() for item in replicated_parameters([module]) if item.grad is not None
+    ]
     sums = [gradient.clone() for gradient in gradients]
     for gradient in sums:
         torch.distributed.all_reduce(gradient)
@@ -224,7 +245,9 @@ def shares(config: TrainerConfig) -> tuple[list[Tensor], list[Tensor]]:
 def test_shares_of_replicated_gradients_add_up_to_the_whole() -> None:
     (whole, _), *_ = run_ranks(shares, 1, tiny())
     uncut, stretches = run_ranks(shares, 2, tiny(1, 2)), run_ranks(shares, 2, cut(1, 2))
-    assert len(whole) == 16  # embedding and final norm; in each of two blocks two norms and two biases
+    assert (
+        len(whole) == 16
+    )  # embedding and final norm; in each of two blocks two norms and two biases
     assert all(not gradient.any() for gradient in uncut[1][0])
     assert all(gradient.any() for gradient in stretches[1][0])
     for _, sums in (*uncut, *stretches):
@@ -233,10 +256,19 @@ def test_shares_of_replicated_gradients_add_up_to_the_whole() -> None:
 
 
 # ----------------------------------------------------------------------------- inputs kept in parts
-@pytest.mark.parametrize(("pipeline", "tensor", "dtype"), [(1, 2, "fp32"), (2, 2, "fp32"), (1, 4, "bf16")])
+@pytest.mark.parametrize(
+    ("pipeline", "tensor", "dtype"), [(1, 2, "fp32"), (2, 2, "fp32"), (1, 4, "bf16")]
+)
 def test_partitioned_activations_change_no_bit(pipeline: int, tensor: int, dtype: str) -> None:
     plain = tiny(pipeline, tensor, dtype, activation_checkpointing=True, **DROPOUT)
-    parts = tiny(pipeline, tensor, dtype, activation_checkpointing=True, partition_activations=True, **DROPOUT)
+    parts = tiny(
+        pipeline,
+        tensor,
+        dtype,
+        activation_checkpointing=True,
+        partition_activations=True,
+        **DROPOUT,
+    )
     one, other = stretches([plain, parts], 1, 0, HALF, None)
     assert other.losses == one.losses and equal(other.final, one.final)
 

@@ -29,7 +29,9 @@ def test_blocks_tile_the_run_in_order(run: tuple[tuple[int, ...], int, int]) -> 
     whole, held = flat.view(shape), flat[start : start + numel]
     seen = []
     for found in rectangles(shape, start, numel):
-        region = whole[tuple(slice(o, o + s) for o, s in zip(found.offsets, found.sizes, strict=True))]
+        region = whole[
+            tuple(slice(o, o + s) for o, s in zip(found.offsets, found.sizes, strict=True))
+        ]
         block = held[found.start : found.start + math.prod(found.sizes)].view(found.sizes)
         assert torch.equal(region, block)
         seen += block.flatten().tolist()
@@ -54,7 +56,11 @@ def test_no_cut_has_fewer_blocks(run: tuple[tuple[int, ...], int, int]) -> None:
     def fewest(begin: int) -> int:
         if begin == end:
             return 0
-        return 1 + min(fewest(stop) for stop in range(begin + 1, end + 1) if is_contiguous_block(shape, begin, stop))
+        return 1 + min(
+            fewest(stop)
+            for stop in range(begin + 1, end + 1)
+            if is_contiguous_block(shape, begin, stop)
+        )
 
     assert len(rectangles(shape, start, numel)) == fewest(start)
 

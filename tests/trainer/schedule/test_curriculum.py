@@ -18,7 +18,16 @@ TR8B = CurriculumSection(kind="linear", start_length=64, step=8, total_steps=36_
 
 @pytest.mark.parametrize(
     ("iteration", "length"),
-    [(1, 64), (145, 64), (146, 72), (290, 72), (291, 80), (35_999, 2040), (36_000, 2048), (10**9, 2048)],
+    [
+        (1, 64),
+        (145, 64),
+        (146, 72),
+        (290, 72),
+        (291, 80),
+        (35_999, 2040),
+        (36_000, 2048),
+        (10**9, 2048),
+    ],
 )
 def test_lengths_of_the_104b_training(iteration: int, length: int) -> None:
     assert sequence_length_at(iteration, TR8B, 2048) == length
@@ -50,7 +59,9 @@ STEPS = 8
 def curricula(draw: st.DrawFn) -> tuple[CurriculumSection, int]:
     if draw(st.booleans()):
         lengths = sorted(draw(st.sets(st.integers(1, 5000), min_size=2, max_size=6)))
-        until = sorted(draw(st.sets(st.integers(1, 900), min_size=len(lengths) - 1, max_size=len(lengths) - 1)))
+        until = sorted(
+            draw(st.sets(st.integers(1, 900), min_size=len(lengths) - 1, max_size=len(lengths) - 1))
+        )
         return CurriculumSection(kind="discrete", lengths=lengths, until_steps=until), lengths[-1]
     start = STEPS * draw(st.integers(1, 40))
     full = start + STEPS * draw(st.integers(1, 200))
@@ -68,14 +79,22 @@ def curricula(draw: st.DrawFn) -> tuple[CurriculumSection, int]:
 
 
 def theirs(scheduler: Any, section: CurriculumSection, full: int) -> Any:
-    name, limits = f"fixed_{section.kind}", {"min_difficulty": section.start_length, "max_difficulty": full}
-    settings: dict[str, Any] = {"total_curriculum_step": section.total_steps, "difficulty_step": section.step}
+    name, limits = (
+        f"fixed_{section.kind}",
+        {"min_difficulty": section.start_length, "max_difficulty": full},
+    )
+    settings: dict[str, Any] = {
+        "total_curriculum_step": section.total_steps,
+        "difficulty_step": section.step,
+    }
     if section.kind == "root":
         settings["root_degree"] = section.root_degree
     if section.kind == "discrete":
         limits = {"min_difficulty": section.lengths[0], "max_difficulty": full}
         settings = {"difficulty": section.lengths, "max_step": section.until_steps}
-    return scheduler({"curriculum_type": "seqlen", "schedule_type": name, "schedule_config": settings, **limits})
+    return scheduler(
+        {"curriculum_type": "seqlen", "schedule_type": name, "schedule_config": settings, **limits}
+    )
 
 
 @settings(deadline=None, derandomize=True)
@@ -116,23 +135,42 @@ def test_curricula_without_fault() -> None:
         ({**LINEAR, "until_steps": [64]}, "until_steps", "is for discrete"),
         ({**LINEAR, "step": 3}, "step", "must divide model.sequence_length"),
         ({**LINEAR, "start_length": 4096}, "start_length", "must not exceed"),
-        ({**LINEAR, "start_length": 68}, "start_length", "must be a multiple of curriculum.step (8)"),
+        (
+            {**LINEAR, "start_length": 68},
+            "start_length",
+            "must be a multiple of curriculum.step (8)",
+        ),
         ({**DISCRETE, "start_length": 64}, "start_length", "not for discrete"),
         ({**DISCRETE, "total_steps": 64}, "total_steps", "not for discrete"),
         ({**DISCRETE, "until_steps": []}, "until_steps", "one entry for each"),
         ({**DISCRETE, "lengths": []}, "until_steps", "one entry for each"),
-        ({**DISCRETE, "lengths": [128, 1024]}, "lengths", "must end with model.sequence_length (2048)"),
-        ({**DISCRETE, "lengths": [2048, 128], "until_steps": [5]}, "lengths", "must be above zero and rise"),
-        ({**DISCRETE, "lengths": [1, 2, 2048], "until_steps": [9, 5]}, "until_steps", "must be above zero and rise"),
+        (
+            {**DISCRETE, "lengths": [128, 1024]},
+            "lengths",
+            "must end with model.sequence_length (2048)",
+        ),
+        (
+            {**DISCRETE, "lengths": [2048, 128], "until_steps": [5]},
+            "lengths",
+            "must be above zero and rise",
+        ),
+        (
+            {**DISCRETE, "lengths": [1, 2, 2048], "until_steps": [9, 5]},
+            "until_steps",
+            "must be above zero and rise",
+        ),
     ],
 )
 def test_curricula_that_are_refused(curriculum: dict[str, Any], key: str, rule: str) -> None:
     problems = curriculum_problems(card(curriculum=curriculum))
-    assert any(problem.key == f"curriculum.{key}" and rule in problem.rule for problem in problems), problems
+    assert any(
+        problem.key == f"curriculum.{key}" and rule in problem.rule for problem in problems
+    ), problems
 
 
 @pytest.mark.parametrize(
-    ("curriculum", "key"), [({**LINEAR, "step": 4}, "step"), ({**DISCRETE, "lengths": [129, 2048]}, "lengths")]
+    ("curriculum", "key"),
+    [({**LINEAR, "step": 4}, "step"), ({**DISCRETE, "lengths": [129, 2048]}, "lengths")],
 )
 def test_lengths_that_sequence_parallelism_cannot_cut(curriculum: dict[str, Any], key: str) -> None:
     plain = card(curriculum=curriculum, parallel={"tensor": 8})
@@ -142,5 +180,7 @@ def test_lengths_that_sequence_parallelism_cannot_cut(curriculum: dict[str, Any]
 
 
 def test_too_many_lengths() -> None:
-    many = card(model={"sequence_length": 20_001}, curriculum={**LINEAR, "step": 1, "start_length": 1})
+    many = card(
+        model={"sequence_length": 20_001}, curriculum={**LINEAR, "step": 1, "start_length": 1}
+    )
     assert "more than 10000 lengths" in curriculum_problems(many)[0].rule

@@ -34,27 +34,47 @@ def test_parameters_of_176b() -> None:
     assert count.position_embedding == 0
 
 
-@given(layers=st.integers(1, 100), heads=st.integers(1, 64), size=st.integers(1, 128), length=st.integers(1, 4096))
+@given(
+    layers=st.integers(1, 100),
+    heads=st.integers(1, 64),
+    size=st.integers(1, 128),
+    length=st.integers(1, 4096),
+)
 def test_parameters_of_a_gpt(layers: int, heads: int, size: int, length: int) -> None:
     hidden = heads * size
     model = ModelSection(
-        layers=layers, hidden_size=hidden, attention_heads=heads, sequence_length=length, position_embedding="absolute"
+        layers=layers,
+        hidden_size=hidden,
+        attention_heads=heads,
+        sequence_length=length,
+        position_embedding="absolute",
     )
-    expected = layers * (12 * hidden**2 + 13 * hidden) + 1000 * hidden + length * hidden + 2 * hidden
+    expected = (
+        layers * (12 * hidden**2 + 13 * hidden) + 1000 * hidden + length * hidden + 2 * hidden
+    )
     assert flops.count_parameters(model, 1000).total == expected
 
 
 @pytest.mark.parametrize(
     ("batch", "seconds", "world", "expected"),
-    [(2048, 105.22, 384, 149.02), (2048, 104.70, 384, 149.76), (16, 15.23, 384, 8.04), (2048, 215.82, 192, 145.31)],
+    [
+        (2048, 105.22, 384, 149.02),
+        (2048, 104.70, 384, 149.76),
+        (16, 15.23, 384, 8.04),
+        (2048, 215.82, 192, 145.31),
+    ],
 )
-def test_tflops_of_the_original_log(batch: int, seconds: float, world: int, expected: float) -> None:
+def test_tflops_of_the_original_log(
+    batch: int, seconds: float, world: int, expected: float
+) -> None:
     assert round(flops.tflops_per_gpu(BLOOM, VOCABULARY, batch, seconds, world), 2) == expected
 
 
 def test_hardware_flops_follow_the_formula_under_checkpointing() -> None:
     operations = flops.hardware_flops(BLOOM, VOCABULARY, 2048)
-    assert math.isclose(operations / 1e12, flops.tflops_per_gpu(BLOOM, VOCABULARY, 2048, 1.0, 1), rel_tol=1e-12)
+    assert math.isclose(
+        operations / 1e12, flops.tflops_per_gpu(BLOOM, VOCABULARY, 2048, 1.0, 1), rel_tol=1e-12
+    )
 
 
 def test_model_flops_are_six_per_parameter_and_token() -> None:
@@ -67,7 +87,10 @@ def test_model_flops_are_six_per_parameter_and_token() -> None:
 
 def test_the_counter_of_the_tensorboard_axis() -> None:
     count = flops.count_parameters(BLOOM, VOCABULARY)
-    assert flops.counted_gigaflops(BLOOM, VOCABULARY, 2048) == 6 * 2048 * 2048 * count.without_embeddings / 1e9
+    assert (
+        flops.counted_gigaflops(BLOOM, VOCABULARY, 2048)
+        == 6 * 2048 * 2048 * count.without_embeddings / 1e9
+    )
 
 
 def test_utilization_of_the_176b_training() -> None:
@@ -97,9 +120,21 @@ def test_shorter_samples_cost_less_than_their_share_of_tokens() -> None:
 
 def test_heads_of_another_width_than_the_stream() -> None:
     """Checked against the shapes of the matrices themselves."""
-    model = ModelSection(layers=3, hidden_size=64, attention_heads=4, kv_channels=24, sequence_length=16)
+    model = ModelSection(
+        layers=3, hidden_size=64, attention_heads=4, kv_channels=24, sequence_length=16
+    )
     wide = 4 * 24
-    shapes = [(3 * wide, 64), (3 * wide,), (64, wide), (64,), (256, 64), (256,), (64, 256), (64,), *[(64,)] * 4]
+    shapes = [
+        (3 * wide, 64),
+        (3 * wide,),
+        (64, wide),
+        (64,),
+        (256, 64),
+        (256,),
+        (64, 256),
+        (64,),
+        *[(64,)] * 4,
+    ]
     assert flops.count_parameters(model, 100).block == sum(math.prod(shape) for shape in shapes)
     matrices = sum(math.prod(shape) for shape in shapes if len(shape) == 2)
     scores = 2 * 2 * 16 * wide
@@ -119,7 +154,9 @@ def test_no_checkpointing_recomputes_nothing() -> None:
 
 def test_bytes() -> None:
     gibibyte = 2**30
-    assert round(flops.checkpoint_bytes(176 * 10**9, BF16, OptimizerSection()) / gibibyte, 1) == 2294.8
+    assert (
+        round(flops.checkpoint_bytes(176 * 10**9, BF16, OptimizerSection()) / gibibyte, 1) == 2294.8
+    )
     assert round(flops.weight_bytes(176 * 10**9, BF16) / gibibyte, 1) == 327.8
     assert flops.training_bytes(10, BF16, ADAMW, 3) == 180
     assert flops.weight_bytes(10, FP32) == 40
@@ -148,19 +185,33 @@ def test_stages_of_176b() -> None:
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 6])
 def test_stage_parameters_add_up(stages: int) -> None:
-    model = ModelSection(layers=4, hidden_size=8, attention_heads=2, sequence_length=16, embedding_layernorm=True)
+    model = ModelSection(
+        layers=4, hidden_size=8, attention_heads=2, sequence_length=16, embedding_layernorm=True
+    )
     layout = flops.stage_layout(model, ParallelSection(pipeline=stages), 64)
     assert layout is not None
     tied_copy = 64 * 8 if stages > 1 else 0
-    assert sum(stage.parameters_per_worker for stage in layout) == flops.count_parameters(model, 64).total + tied_copy
+    assert (
+        sum(stage.parameters_per_worker for stage in layout)
+        == flops.count_parameters(model, 64).total + tied_copy
+    )
 
 
 def test_partition_by_blocks_alone_and_unknown_partitions() -> None:
     model = BLOOM.model_copy(update={"layers": 24})
-    layout = flops.stage_layout(model, ParallelSection(pipeline=4, partition="type:transformer"), VOCABULARY)
+    layout = flops.stage_layout(
+        model, ParallelSection(pipeline=4, partition="type:transformer"), VOCABULARY
+    )
     assert layout is not None and [stage.blocks for stage in layout] == [6, 6, 6, 6]
-    for unknown in ("parameters", "type:layer", "type:embedding"):  # the second counts LayerNorms, the third no block
-        assert flops.stage_layout(model, ParallelSection(pipeline=4, partition=unknown), VOCABULARY) is None
+    for unknown in (
+        "parameters",
+        "type:layer",
+        "type:embedding",
+    ):  # the second counts LayerNorms, the third no block
+        assert (
+            flops.stage_layout(model, ParallelSection(pipeline=4, partition=unknown), VOCABULARY)
+            is None
+        )
     short = ParallelSection(pipeline=4, partition="type:Transformer|EMBED")
     assert flops.stage_layout(model, short, VOCABULARY) is None  # 26 layers that count
 
@@ -169,7 +220,9 @@ def test_bubble() -> None:
     assert flops.bubble_share(1, 1) == 0
     assert flops.bubble_share(128, 12) == pytest.approx(11 / 139)
     assert flops.bubble_share(128, 12, 2) == pytest.approx(11 / 267)
-    assert flops.bubble_share(10, 12, 2) == pytest.approx(13 / 33)  # the two that lack for a round are waited for
+    assert flops.bubble_share(10, 12, 2) == pytest.approx(
+        13 / 33
+    )  # the two that lack for a round are waited for
 
 
 @pytest.mark.parametrize(
@@ -196,7 +249,9 @@ def test_bubble() -> None:
         ("AMD Instinct MI300X", 1307.4, 1307.4, 163.4),
     ],
 )
-def test_peaks_by_the_names_that_drivers_give(device: str, bf16: float | None, fp16: float, fp32: float) -> None:
+def test_peaks_by_the_names_that_drivers_give(
+    device: str, bf16: float | None, fp16: float, fp32: float
+) -> None:
     assert [peak_tflops(device, dtype) for dtype in ("bf16", "fp16", "fp32")] == [bf16, fp16, fp32]
 
 

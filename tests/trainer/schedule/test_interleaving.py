@@ -76,12 +76,16 @@ class Played:
         if not queue:
             return None
         message, arrived = queue[0]
-        assert message == (current.part, current.micro_batch), "messages come in another order than they are needed"
+        assert message == (current.part, current.micro_batch), (
+            "messages come in another order than they are needed"
+        )
         queue.popleft()
         self.taken[self.senders[stage, current.is_forward, message]] = arrived
         return max(settled, arrived)
 
-    def send(self, stage: int, place: int, current: Pass, at: float, stages: int, parts: int) -> None:
+    def send(
+        self, stage: int, place: int, current: Pass, at: float, stages: int, parts: int
+    ) -> None:
         target = taker(stage, current, stages, parts)
         if target is not None:
             to, message = target
@@ -95,12 +99,16 @@ def test_every_pass_once_and_never_in_a_circle(count: int, stages: int, parts: i
     for stage in range(stages):
         order = passes(count, stages, parts, stage)
         assert (
-            len({(item.is_forward, item.part, item.micro_batch) for item in order}) == len(order) == 2 * count * parts
+            len({(item.is_forward, item.part, item.micro_batch) for item in order})
+            == len(order)
+            == 2 * count * parts
         )
         alone = passes(count, stages, parts, stage, trains=False)
         assert [item for item in order if item.is_forward] == [
             Pass(True, item.part, item.micro_batch, order[place].taken)
-            for item, place in zip(alone, (n for n, item in enumerate(order) if item.is_forward), strict=True)
+            for item, place in zip(
+                alone, (n for n, item in enumerate(order) if item.is_forward), strict=True
+            )
         ]
     for seed in range(2):
         Played(count, stages, parts, seed)

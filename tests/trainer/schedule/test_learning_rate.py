@@ -43,9 +43,13 @@ def test_learning_rates_of_the_logs(schedule: dict[str, Any], samples: int, logg
     assert f"{rate(samples, card(schedule=schedule)):.3E}" == logged
 
 
-def plan(warmup: float = 100, style: str = "cosine", decay: int = 1000, **changes: Any) -> LearningRatePlan:
+def plan(
+    warmup: float = 100, style: str = "cosine", decay: int = 1000, **changes: Any
+) -> LearningRatePlan:
     values: dict[str, Any] = {"warmup_tokens": warmup * 8, "decay_tokens": None} | changes
-    return LearningRatePlan(6e-5, 6e-6, style, warmup, values["warmup_tokens"], decay, values["decay_tokens"])
+    return LearningRatePlan(
+        6e-5, 6e-6, style, warmup, values["warmup_tokens"], decay, values["decay_tokens"]
+    )
 
 
 def test_edges_of_the_schedule() -> None:
@@ -58,8 +62,15 @@ def test_edges_of_the_schedule() -> None:
     assert plan(warmup=0).at(0, 0) == pytest.approx(6e-5)
 
 
-@given(st.integers(0, 3000), st.integers(0, 900), st.sampled_from(["cosine", "linear", "constant"]), st.booleans())
-def test_the_rate_stays_between_floor_and_peak(samples: int, warmup: int, style: str, by_tokens: bool) -> None:
+@given(
+    st.integers(0, 3000),
+    st.integers(0, 900),
+    st.sampled_from(["cosine", "linear", "constant"]),
+    st.booleans(),
+)
+def test_the_rate_stays_between_floor_and_peak(
+    samples: int, warmup: int, style: str, by_tokens: bool
+) -> None:
     found = plan(warmup, style, decay_tokens=8000 if by_tokens else None).at(samples, samples * 8)
     assert 0 <= found <= 6e-5 * (1 + 1e-12)
     if samples > warmup:
@@ -68,7 +79,9 @@ def test_the_rate_stays_between_floor_and_peak(samples: int, warmup: int, style:
 
 @given(st.integers(0, 3000), st.sampled_from(["cosine", "linear"]))
 def test_decay_by_tokens_is_by_samples_where_lengths_are_fixed(samples: int, style: str) -> None:
-    assert plan(style=style).at(samples, 0) == plan(style=style, decay_tokens=8000).at(samples, samples * 8)
+    assert plan(style=style).at(samples, 0) == plan(style=style, decay_tokens=8000).at(
+        samples, samples * 8
+    )
 
 
 def test_updates_that_fp16_dropped_do_not_move_the_schedule() -> None:
@@ -87,17 +100,25 @@ def test_token_decay_starts_exactly_where_the_warmup_ends() -> None:
     config = card(schedule={"decay_tokens": 260_000_000_000}, curriculum=CURRICULUM)
     found, path = plan_of(config), path_of(config)
     behind = path.after_samples(183_105)
-    assert behind.consumed_samples < 183_105 < path.after_iteration(behind.iteration + 1).consumed_samples
-    length = (path.after_iteration(behind.iteration + 1).consumed_tokens - behind.consumed_tokens) // (
-        path.after_iteration(behind.iteration + 1).consumed_samples - behind.consumed_samples
+    assert (
+        behind.consumed_samples
+        < 183_105
+        < path.after_iteration(behind.iteration + 1).consumed_samples
     )
-    assert found.warmup_tokens == behind.consumed_tokens + (183_105 - behind.consumed_samples) * length
+    length = (
+        path.after_iteration(behind.iteration + 1).consumed_tokens - behind.consumed_tokens
+    ) // (path.after_iteration(behind.iteration + 1).consumed_samples - behind.consumed_samples)
+    assert (
+        found.warmup_tokens == behind.consumed_tokens + (183_105 - behind.consumed_samples) * length
+    )
     rates = [
         found.at(position.consumed_samples, position.consumed_tokens)
         for position in map(path.after_iteration, range(behind.iteration - 3, behind.iteration + 4))
     ]
     steps = [abs(later - earlier) for earlier, later in pairwise(rates)]
-    assert max(steps[4:]) < 1e-9 < steps[0] < 2e-7  # warm-up steps, then hardly any decay: no jump between
+    assert (
+        max(steps[4:]) < 1e-9 < steps[0] < 2e-7
+    )  # warm-up steps, then hardly any decay: no jump between
 
 
 def test_token_decay_ends_at_its_tokens() -> None:
@@ -112,9 +133,16 @@ def test_token_decay_ends_at_its_tokens() -> None:
 def test_lengths_by_fraction_and_by_iterations() -> None:
     by_fraction = plan_of(card(schedule={"warmup_samples": None, "warmup_fraction": 0.01}))
     assert by_fraction.warmup_samples == 2_000_000
-    batch = {"train_iterations": 1000, "train_samples": None, "global_batch_size": 512, "ramp": None}
+    batch = {
+        "train_iterations": 1000,
+        "train_samples": None,
+        "global_batch_size": 512,
+        "ramp": None,
+    }
     lengths = {"warmup_samples": None, "decay_samples": None}
-    steps = plan_of(card(batch=batch, schedule={**lengths, "warmup_iterations": 10, "decay_iterations": 800}))
+    steps = plan_of(
+        card(batch=batch, schedule={**lengths, "warmup_iterations": 10, "decay_iterations": 800})
+    )
     assert (steps.warmup_samples, steps.decay_samples) == (5120, 800 * 512)
     whole = plan_of(card(batch=batch, schedule={**lengths, "warmup_fraction": 0.1}))
     assert (whole.warmup_samples, whole.decay_samples) == (51_200, 512_000)
@@ -128,13 +156,43 @@ NONE = {"warmup_samples": None, "decay_samples": None}
     ("batch", "schedule", "key", "rule"),
     [
         ({}, {"min_learning_rate": 1.0}, "schedule.min_learning_rate", "must not exceed"),
-        ({}, {"warmup_samples": 200_000_000}, "schedule.warmup_samples", "below schedule.decay_samples (200000000)"),
+        (
+            {},
+            {"warmup_samples": 200_000_000},
+            "schedule.warmup_samples",
+            "below schedule.decay_samples (200000000)",
+        ),
         ({}, {"warmup_fraction": 0.1}, "schedule.warmup_fraction", "excludes"),
-        ({}, {"warmup_iterations": 5}, "schedule.warmup_iterations", "counted by batch.train_iterations"),
-        ({}, {"decay_iterations": 5}, "schedule.decay_iterations", "counted by batch.train_iterations"),
-        ({}, {"decay_tokens": 183_105 * 2048}, "schedule.warmup_samples", "ends after 374999040 tokens"),
-        (ITERATIONS, {"decay_samples": None}, "schedule.warmup_samples", "counted by batch.train_samples"),
-        (ITERATIONS, {"warmup_samples": None}, "schedule.decay_samples", "counted by batch.train_samples"),
+        (
+            {},
+            {"warmup_iterations": 5},
+            "schedule.warmup_iterations",
+            "counted by batch.train_iterations",
+        ),
+        (
+            {},
+            {"decay_iterations": 5},
+            "schedule.decay_iterations",
+            "counted by batch.train_iterations",
+        ),
+        (
+            {},
+            {"decay_tokens": 183_105 * 2048},
+            "schedule.warmup_samples",
+            "ends after 374999040 tokens",
+        ),
+        (
+            ITERATIONS,
+            {"decay_samples": None},
+            "schedule.warmup_samples",
+            "counted by batch.train_samples",
+        ),
+        (
+            ITERATIONS,
+            {"warmup_samples": None},
+            "schedule.decay_samples",
+            "counted by batch.train_samples",
+        ),
         ({"train_iterations": 1000, "train_samples": None}, NONE, "batch.ramp", "counts samples"),
         ({"train_iterations": 1000, "ramp": None}, NONE, "batch.train_samples", "(2048000)"),
         (
@@ -145,7 +203,9 @@ NONE = {"warmup_samples": None, "decay_samples": None}
         ),
     ],
 )
-def test_schedules_that_are_refused(batch: dict[str, Any], schedule: dict[str, Any], key: str, rule: str) -> None:
+def test_schedules_that_are_refused(
+    batch: dict[str, Any], schedule: dict[str, Any], key: str, rule: str
+) -> None:
     problems = cross_problems(card(batch=batch, schedule=schedule), 1)
     assert any(problem.key == key and rule in problem.rule for problem in problems), problems
 
@@ -181,14 +241,32 @@ def test_a_cooldown_ends_the_decay() -> None:
     [
         ({"decay_style": "wsd"}, "cooldown_samples", 'is needed by schedule.decay_style = "wsd"'),
         ({"cooldown_samples": 100}, "cooldown_samples", 'needs schedule.decay_style = "wsd"'),
-        ({"decay_style": "wsd", "cooldown_samples": 9, "cooldown_tokens": 9}, "cooldown_samples", "excludes schedule"),
-        ({"decay_style": "wsd", "cooldown_tokens": 9}, "cooldown_tokens", "is not counted as the decay is, in samples"),
-        ({"decay_style": "wsd", "cooldown_iterations": 9}, "cooldown_iterations", "counted by batch.train_iterations"),
-        ({"decay_style": "wsd", "cooldown_samples": 10**9}, "cooldown_samples", "at most what the decay has behind"),
+        (
+            {"decay_style": "wsd", "cooldown_samples": 9, "cooldown_tokens": 9},
+            "cooldown_samples",
+            "excludes schedule",
+        ),
+        (
+            {"decay_style": "wsd", "cooldown_tokens": 9},
+            "cooldown_tokens",
+            "is not counted as the decay is, in samples",
+        ),
+        (
+            {"decay_style": "wsd", "cooldown_iterations": 9},
+            "cooldown_iterations",
+            "counted by batch.train_iterations",
+        ),
+        (
+            {"decay_style": "wsd", "cooldown_samples": 10**9},
+            "cooldown_samples",
+            "at most what the decay has behind",
+        ),
     ],
     ids=str,
 )
-def test_a_cooldown_that_is_none_is_one_line(schedule: dict[str, Any], key: str, words: str) -> None:
+def test_a_cooldown_that_is_none_is_one_line(
+    schedule: dict[str, Any], key: str, words: str
+) -> None:
     found = [str(problem) for problem in cross_problems(card(schedule=schedule), 384)]
     assert [line for line in found if f"schedule.{key}" in line and words in line], found
     assert not any("\n" in line for line in found)
@@ -197,6 +275,10 @@ def test_a_cooldown_that_is_none_is_one_line(schedule: dict[str, Any], key: str,
 def test_a_branch_cools_down_from_a_stable_training() -> None:
     """The branch's card differs in the end of its decay alone: to that end both have one rate, and then it leaves."""
     trunk = card(schedule={"decay_style": "wsd", "cooldown_samples": 10_000})
-    branch = card(schedule={"decay_style": "wsd", "cooldown_samples": 10_000, "decay_samples": 1_000_000})
-    assert all(rate(samples, trunk) == rate(samples, branch) for samples in (1000, 500_000, 990_000))
+    branch = card(
+        schedule={"decay_style": "wsd", "cooldown_samples": 10_000, "decay_samples": 1_000_000}
+    )
+    assert all(
+        rate(samples, trunk) == rate(samples, branch) for samples in (1000, 500_000, 990_000)
+    )
     assert rate(1_000_000, branch) == branch.schedule.min_learning_rate < rate(1_000_000, trunk)

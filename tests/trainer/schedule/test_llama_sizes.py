@@ -72,8 +72,14 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
 def section(config: dict[str, Any], length: int = 4096, **more: Any) -> ModelSection:
     """The card's section of a published model."""
     facts = facts_of_config(SHARED | config, "config.json")
-    values = {key.removeprefix("model."): value for key, value in facts.items() if key.startswith("model.")}
-    return ModelSection(sequence_length=length, attention_dropout=0.0, hidden_dropout=0.0, **values | more)
+    values = {
+        key.removeprefix("model."): value
+        for key, value in facts.items()
+        if key.startswith("model.")
+    }
+    return ModelSection(
+        sequence_length=length, attention_dropout=0.0, hidden_dropout=0.0, **values | more
+    )
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -82,7 +88,11 @@ def test_parameters_are_those_of_the_published_model(name: str) -> None:
     config, published = PUBLISHED[name]
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHARED | config))
-    assert flops.count_parameters(section(config), config["vocab_size"]).total == published == theirs.num_parameters()
+    assert (
+        flops.count_parameters(section(config), config["vocab_size"]).total
+        == published
+        == theirs.num_parameters()
+    )
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -101,7 +111,9 @@ def test_stages_hold_all_parameters_between_them(kind: str, pipeline: int, tenso
     count = flops.count_parameters(config.model, 64)
     stages = flops.stage_layout(config.model, config.parallel, 64)
     assert stages is not None
-    replicated = 2 * (2 * 32 + (24 if kind == "qwen3" else 0)) + 32  # norms, which every tensor rank holds whole
+    replicated = (
+        2 * (2 * 32 + (24 if kind == "qwen3" else 0)) + 32
+    )  # norms, which every tensor rank holds whole
     copies = 64 * 32 if kind == "qwen3" and pipeline > 1 else 0  # the tied table's
     assert (
         sum(stage.parameters_per_worker for stage in stages) * tensor
@@ -119,22 +131,59 @@ def test_operations_are_those_of_the_matrices() -> None:
     assert flops.model_flops(model, 128_256, 1) == 3 * 8192 * (2 * matrices + scores)
     rate = flops.tflops_per_gpu(model, 128_256, 64, 10.0, 8)
     assert math.isclose(rate, 64 * flops.hardware_flops(model, 128_256, 1) / 80e12)
-    assert flops.count_parameters(model, 128_256).without_embeddings == published - 2 * 128_256 * 4096
+    assert (
+        flops.count_parameters(model, 128_256).without_embeddings == published - 2 * 128_256 * 4096
+    )
 
 
 # ----------------------------------------------------------------------------- what a card may not say
 @pytest.mark.parametrize(
     ("tensor", "model", "key", "words"),
     [
-        (1, {"key_value_heads": 3}, "model.key_value_heads", "must divide model.attention_heads (4)"),
-        (1, {"key_value_heads": 8}, "model.key_value_heads", "must divide model.attention_heads (4)"),
-        (4, {}, "parallel.tensor", "must divide model.key_value_heads (2): each tensor rank has whole ones"),
-        (1, {"linear_biases": True}, "model.linear_biases", 'not possible with model.activation = "swiglu"'),
+        (
+            1,
+            {"key_value_heads": 3},
+            "model.key_value_heads",
+            "must divide model.attention_heads (4)",
+        ),
+        (
+            1,
+            {"key_value_heads": 8},
+            "model.key_value_heads",
+            "must divide model.attention_heads (4)",
+        ),
+        (
+            4,
+            {},
+            "parallel.tensor",
+            "must divide model.key_value_heads (2): each tensor rank has whole ones",
+        ),
+        (
+            1,
+            {"linear_biases": True},
+            "model.linear_biases",
+            'not possible with model.activation = "swiglu"',
+        ),
         (1, {"kv_channels": 5}, "model.kv_channels", "must be even with rotary positions"),
-        (1, {"max_position_embeddings": 64}, "model.max_position_embeddings", "has no meaning with rotary positions"),
+        (
+            1,
+            {"max_position_embeddings": 64},
+            "model.max_position_embeddings",
+            "has no meaning with rotary positions",
+        ),
         (1, {"rotary_factor": 8.0}, "model.rotary_factor", "needs model.rotary_original_length"),
-        (1, {"rotary_original_length": 8192}, "model.rotary_original_length", "no meaning without model.rotary_factor"),
-        (1, {"rotary_high_factor": 1.0}, "model.rotary_high_factor", "must be above model.rotary_low_factor (1)"),
+        (
+            1,
+            {"rotary_original_length": 8192},
+            "model.rotary_original_length",
+            "no meaning without model.rotary_factor",
+        ),
+        (
+            1,
+            {"rotary_high_factor": 1.0},
+            "model.rotary_high_factor",
+            "must be above model.rotary_low_factor (1)",
+        ),
         (
             1,
             {"rotary_factor": 8.0, "position_embedding": "alibi"},
@@ -144,7 +193,9 @@ def test_operations_are_those_of_the_matrices() -> None:
     ],
     ids=str,
 )
-def test_what_does_not_go_together_is_one_line(tensor: int, model: dict[str, Any], key: str, words: str) -> None:
+def test_what_does_not_go_together_is_one_line(
+    tensor: int, model: dict[str, Any], key: str, words: str
+) -> None:
     found = cross_problems(tiny_llama(1, tensor, **model), tensor)
     assert [problem.key for problem in found] == [key]
     assert words in str(found[0]) and "\n" not in str(found[0])
@@ -156,9 +207,16 @@ def test_what_does_not_go_together_is_one_line(tensor: int, model: dict[str, Any
 )
 def test_other_families_and_the_original_layout_have_none_of_it(family: str, key: str) -> None:
     value = (LLAMA | {"qk_norm": True})[key]
-    config = tiny_llama(family=family, position_embedding="absolute", embedding_layernorm=False, **_usual(key, value))
+    config = tiny_llama(
+        family=family,
+        position_embedding="absolute",
+        embedding_layernorm=False,
+        **_usual(key, value),
+    )
     if family == "gpt":
-        config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"format": "deepspeed"})})
+        config = config.model_copy(
+            update={"checkpoint": config.checkpoint.model_copy(update={"format": "deepspeed"})}
+        )
     found = [problem for problem in cross_problems(config, 1) if problem.key == f"model.{key}"]
     assert len(found) == 1
     assert ("deepspeed" if family == "gpt" else f'model.family = "{family}"') in str(found[0])

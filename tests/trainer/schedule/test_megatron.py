@@ -57,7 +57,14 @@ def their_rate(plan: LearningRatePlan, samples: int) -> float:
 def their_ramp(batch: BatchSection) -> Any:
     assert batch.ramp is not None
     return theirs("num_microbatches_calculator").RampupBatchsizeNumMicroBatchesCalculator(
-        batch.global_batch_size, 1, 1, False, 1, batch.ramp.start, batch.ramp.increment, batch.ramp.samples
+        batch.global_batch_size,
+        1,
+        1,
+        False,
+        1,
+        batch.ramp.start,
+        batch.ramp.increment,
+        batch.ramp.samples,
     )
 
 
@@ -69,7 +76,10 @@ def test_every_rate_and_batch_of_the_176b_card() -> None:
     for iteration in iterations:
         position = path.after_iteration(iteration)
         ramp.update(position.consumed_samples, consistency_check=False)
-        assert batch_size_at(position.consumed_samples, whole.batch) == ramp.current_running_global_batch_size
+        assert (
+            batch_size_at(position.consumed_samples, whole.batch)
+            == ramp.current_running_global_batch_size
+        )
         assert plan.at(position.consumed_samples, position.consumed_tokens) == their_rate(
             plan, position.consumed_samples
         )
@@ -82,7 +92,9 @@ def test_every_rate_and_batch_of_the_176b_card() -> None:
     floor=st.floats(0.0, 1.0),
     samples=st.integers(0, 6000),
 )
-def test_rates_of_any_schedule(warmup: int, decay: int, style: str, floor: float, samples: int) -> None:
+def test_rates_of_any_schedule(
+    warmup: int, decay: int, style: str, floor: float, samples: int
+) -> None:
     plan = LearningRatePlan(6e-5, floor * 6e-5, style, warmup, 8.0 * warmup, decay, None)
     assert plan.at(samples, 8 * samples) == their_rate(plan, samples)
 
@@ -94,12 +106,18 @@ def test_rates_of_any_schedule(warmup: int, decay: int, style: str, floor: float
     style=st.sampled_from(["minus_sqrt", "linear", "cosine", "exponential"]),
     samples=st.integers(0, 6000),
 )
-def test_rates_of_any_cooldown(warmup: int, decay: int, cooldown: int, style: str, samples: int) -> None:
+def test_rates_of_any_cooldown(
+    warmup: int, decay: int, cooldown: int, style: str, samples: int
+) -> None:
     """Bit for bit; counted in tokens, 8 of a sample, the rate is the same within rounding."""
     plan = LearningRatePlan(6e-5, 6e-6, "wsd", warmup, 8.0 * warmup, decay, None, style, cooldown)
     assert plan.at(samples, 8 * samples) == their_rate(plan, samples)
-    tokens = LearningRatePlan(6e-5, 6e-6, "wsd", warmup, 8.0 * warmup, decay, 8 * decay, style, None, 8 * cooldown)
-    assert tokens.at(samples, 8 * samples) == pytest.approx(plan.at(samples, 8 * samples), rel=1e-12)
+    tokens = LearningRatePlan(
+        6e-5, 6e-6, "wsd", warmup, 8.0 * warmup, decay, 8 * decay, style, None, 8 * cooldown
+    )
+    assert tokens.at(samples, 8 * samples) == pytest.approx(
+        plan.at(samples, 8 * samples), rel=1e-12
+    )
 
 
 @given(
@@ -109,7 +127,9 @@ def test_rates_of_any_cooldown(warmup: int, decay: int, cooldown: int, style: st
     ramp=st.integers(1, 20_000),
     consumed=st.integers(0, 25_000),
 )
-def test_batches_of_any_ramp(start: int, increment: int, levels: int, ramp: int, consumed: int) -> None:
+def test_batches_of_any_ramp(
+    start: int, increment: int, levels: int, ramp: int, consumed: int
+) -> None:
     full = start + increment * levels
     batch = card(
         batch={

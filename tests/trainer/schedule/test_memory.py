@@ -29,7 +29,11 @@ from trainer.schedule import flops
 from trainer.schedule.memory import MemoryShape, stage_memory, worker_memory
 
 SIZE = 8
-STATE = ("weights", "fp32 master weights", "moments")  # and bf16's gradients, which have a buffer of their own
+STATE = (
+    "weights",
+    "fp32 master weights",
+    "moments",
+)  # and bf16's gradients, which have a buffer of their own
 
 
 class Counted(Record):
@@ -62,7 +66,9 @@ def count(cards: list[TrainerConfig]) -> list[Counted]:
 
 def _count(config: TrainerConfig) -> Counted:
     mesh = Mesh.create(config.parallel, CPU)
-    draw: Callable[..., Any] = {"bert": bert_batches, "t5": t5_batches}.get(config.model.family, batches)
+    draw: Callable[..., Any] = {"bert": bert_batches, "t5": t5_batches}.get(
+        config.model.family, batches
+    )
     gc.collect()  # what the card before left must not be freed below
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         engine = Engine.build(config, mesh)
@@ -74,7 +80,9 @@ def _count(config: TrainerConfig) -> Counted:
     assert record.profiler is not None
     held = Held()
     peak = built = 0
-    for event in sorted(_flat(record.profiler.kineto_results.experimental_event_tree()), key=_start):
+    for event in sorted(
+        _flat(record.profiler.kineto_results.experimental_event_tree()), key=_start
+    ):
         if event.name == "built":
             held.keep(used)
             built = held.bytes
@@ -88,7 +96,11 @@ def _count(config: TrainerConfig) -> Counted:
 def _in_use() -> set[int]:
     """Where the blocks start that tensors of this process lie in."""
     gc.collect()
-    tensors = [item for item in gc.get_objects() if isinstance(item, torch.Tensor) and item.device.type == "cpu"]
+    tensors = [
+        item
+        for item in gc.get_objects()
+        if isinstance(item, torch.Tensor) and item.device.type == "cpu"
+    ]
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
@@ -138,7 +150,9 @@ def _start(event: Any) -> int:
     return int(event.start_time_ns)
 
 
-def card(vocabulary: int, dtype: str = "bf16", pipeline: int = 1, tensor: int = 1, **model: Any) -> TrainerConfig:
+def card(
+    vocabulary: int, dtype: str = "bf16", pipeline: int = 1, tensor: int = 1, **model: Any
+) -> TrainerConfig:
     value = tiny(pipeline, tensor, dtype, **model).model_dump(mode="json")
     value["batch"]["global_batch_size"] = SIZE
     value["tokenizer"]["padded_vocabulary_size"] = vocabulary
@@ -151,7 +165,9 @@ def sequence_parallel(config: TrainerConfig) -> TrainerConfig:
 
 
 def in_two_parts(config: TrainerConfig) -> TrainerConfig:
-    return config.model_copy(update={"parallel": config.parallel.model_copy(update={"virtual_stages": 2})})
+    return config.model_copy(
+        update={"parallel": config.parallel.model_copy(update={"virtual_stages": 2})}
+    )
 
 
 def shape_of(config: TrainerConfig, data_parallel: int) -> MemoryShape:
@@ -165,7 +181,9 @@ NARROW = {"hidden_size": 128, "sequence_length": 256}  # activations weigh as mu
 ALONE = {
     "logits": card(8192, **NARROW),
     "recomputed": card(8192, layers=6, activation_checkpointing=True, **NARROW),
-    "some recomputed": card(64, layers=6, activation_checkpointing=True, recompute_blocks=2, **NARROW),
+    "some recomputed": card(
+        64, layers=6, activation_checkpointing=True, recompute_blocks=2, **NARROW
+    ),
     "attention recomputed": card(
         64, layers=3, activation_checkpointing=True, recompute_granularity="selective", **NARROW
     ),
@@ -182,7 +200,8 @@ TODAY = {
     "qwen3": card(64, **MODERN | {"qk_norm": True, "tied_embeddings": True, "kv_channels": 48}),
     "qwen3, recomputed": card(
         64,
-        **MODERN | {"qk_norm": True, "activation_checkpointing": True, "recompute_granularity": "selective"},
+        **MODERN
+        | {"qk_norm": True, "activation_checkpointing": True, "recompute_granularity": "selective"},
     ),
     "shared keys with biases on scores": card(
         64, key_value_heads=1, norm="rmsnorm", activation="gelu", linear_biases=False, **NARROW
@@ -190,14 +209,18 @@ TODAY = {
 }
 T5 = {
     "t5": card(8192, family="t5", **MARKED),
-    "t5, recomputed": card(64, family="t5", activation_checkpointing=True, **MARKED | {"layers": 4}),
+    "t5, recomputed": card(
+        64, family="t5", activation_checkpointing=True, **MARKED | {"layers": 4}
+    ),
 }
 CUT = {"three axes": card(64, pipeline=2, tensor=2, layers=4, hidden_size=256, sequence_length=128)}
 CUT["sequence parallel"] = sequence_parallel(CUT["three axes"])
 CUT["sequence parallel, recomputed"] = sequence_parallel(
     card(64, pipeline=2, tensor=2, layers=6, activation_checkpointing=True, **NARROW)
 )
-CUT["llama"] = card(64, pipeline=2, tensor=2, **MODERN | {"layers": 4, "hidden_size": 256, "sequence_length": 128})
+CUT["llama"] = card(
+    64, pipeline=2, tensor=2, **MODERN | {"layers": 4, "hidden_size": 256, "sequence_length": 128}
+)
 CUT["qwen3, sequence parallel"] = sequence_parallel(
     card(1024, pipeline=2, tensor=2, qk_norm=True, **MODERN | {"layers": 4})
 )
@@ -206,7 +229,12 @@ CUT["two parts"] = in_two_parts(card(64, pipeline=2, tensor=2, layers=6, **NARRO
 
 @pytest.mark.parametrize(
     ("cards", "world", "bounds"),
-    [(ALONE, 1, (0.98, 1.1)), (TODAY, 1, (0.98, 1.1)), (BERT | T5, 1, (0.98, 1.25)), (CUT, 4, (1.0, 1.25))],
+    [
+        (ALONE, 1, (0.98, 1.1)),
+        (TODAY, 1, (0.98, 1.1)),
+        (BERT | T5, 1, (0.98, 1.25)),
+        (CUT, 4, (1.0, 1.25)),
+    ],
     ids=["one-rank", "today", "marked", "four-ranks"],
 )
 def test_the_count_is_what_is_allocated(
@@ -227,7 +255,9 @@ def test_the_count_is_what_is_allocated(
             counted = stage_memory(shape, stage, SIZE)
             names = STATE if config.precision.dtype != "bf16" else (*STATE, "gradients")
             state = sum(part.bytes for part in counted.parts if part.name in names)
-            assert [rank.built for rank in found] == pytest.approx([state] * len(found), rel=2e-3), name
+            assert [rank.built for rank in found] == pytest.approx(
+                [state] * len(found), rel=2e-3
+            ), name
             ratio = counted.total / max(rank.peak for rank in found)
             assert bounds[0] <= ratio <= bounds[1], (name, stage.index, ratio)
 

@@ -41,7 +41,10 @@ def test_ramp_of_tr11() -> None:
 
 
 def test_ramp_of_16() -> None:
-    levels = {level.batch_size: level for level in path_of(ramped(16, 16, 9_765_625, 2048, 220_000_000)).batch_levels}
+    levels = {
+        level.batch_size: level
+        for level in path_of(ramped(16, 16, 9_765_625, 2048, 220_000_000)).batch_levels
+    }
     assert levels[32].first_iteration == 4807
     assert levels[384].first_iteration == 17_949
 
@@ -52,17 +55,31 @@ def test_trainings_counted_in_iterations() -> None:
     assert path_of(config).end == Position(77, 77 * 512, 77 * 512 * 2048)
 
 
-@pytest.mark.parametrize(("tokens", "steps"), [(1, 1), (20 * 2048, 1), (20 * 2048 + 1, 2), (10**12, 50)])
+@pytest.mark.parametrize(
+    ("tokens", "steps"), [(1, 1), (20 * 2048, 1), (20 * 2048 + 1, 2), (10**12, 50)]
+)
 def test_training_stops_at_the_step_that_reaches_the_tokens(tokens: int, steps: int) -> None:
     config = constant(20, 1000)
-    config = config.model_copy(update={"batch": config.batch.model_copy(update={"train_tokens": tokens})})
+    config = config.model_copy(
+        update={"batch": config.batch.model_copy(update={"train_tokens": tokens})}
+    )
     assert path_of(config).total_iterations == steps
 
 
 def test_positions_of_a_path_outside_itself() -> None:
     path = path_of(constant(10, 95))
-    assert path.after_iteration(0) == path.after_samples(9) == path.after_tokens(10 * 2048 - 1) == START
-    assert path.after_iteration(10**6) == path.after_samples(10**6) == path.after_tokens(10**9) == path.end
+    assert (
+        path.after_iteration(0)
+        == path.after_samples(9)
+        == path.after_tokens(10 * 2048 - 1)
+        == START
+    )
+    assert (
+        path.after_iteration(10**6)
+        == path.after_samples(10**6)
+        == path.after_tokens(10**9)
+        == path.end
+    )
     assert path.end == Position(9, 90, 90 * 2048)
     assert path.tokens_at(-1) == 0
     assert path.tokens_at(25) == 25 * 2048
@@ -92,7 +109,9 @@ def walk(config: TrainerConfig) -> list[Position]:
         if consumed + size > config.batch.train_samples:
             break
         iteration, consumed = iteration + 1, consumed + size
-        tokens += size * sequence_length_at(iteration, config.curriculum, config.model.sequence_length)
+        tokens += size * sequence_length_at(
+            iteration, config.curriculum, config.model.sequence_length
+        )
         trail.append(Position(iteration, consumed, tokens))
     return trail
 
@@ -116,9 +135,9 @@ def test_path_equals_a_count_step_by_step(config: TrainerConfig, data: st.DataOb
     start = data.draw(st.sampled_from(trail))
     rest = path_of(config, start)
     assert rest.end == trail[-1]
-    assert [rest.after_iteration(position.iteration) for position in trail[start.iteration :]] == trail[
-        start.iteration :
-    ]
+    assert [
+        rest.after_iteration(position.iteration) for position in trail[start.iteration :]
+    ] == trail[start.iteration :]
     for level in path.batch_levels:
         for step in range(level.iterations):
             position = trail[level.first_iteration - 1 + step]
@@ -126,9 +145,13 @@ def test_path_equals_a_count_step_by_step(config: TrainerConfig, data: st.DataOb
 
 
 @given(config=small_cards(), samples=st.integers(0, 10_000), more=st.integers(0, 1000))
-def test_the_batch_never_shrinks_and_keeps_its_steps(config: TrainerConfig, samples: int, more: int) -> None:
+def test_the_batch_never_shrinks_and_keeps_its_steps(
+    config: TrainerConfig, samples: int, more: int
+) -> None:
     batch = config.batch
     assert batch.ramp is not None
     size = batch_size_at(samples, batch)
-    assert batch.ramp.start <= size <= batch_size_at(samples + more, batch) <= batch.global_batch_size
+    assert (
+        batch.ramp.start <= size <= batch_size_at(samples + more, batch) <= batch.global_batch_size
+    )
     assert (size - batch.ramp.start) % batch.ramp.increment == 0

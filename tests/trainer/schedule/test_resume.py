@@ -36,7 +36,13 @@ def test_each_difference_is_refused_with_name_and_both_values(name: str) -> None
         reconcile(SAVED, mine, "match")
     (line,) = str(refusal.value).splitlines()
     key = next(iter(CHANGES[name]))
-    old = "none" if SAVED[key] is None else f"{SAVED[key]:.12g}" if isinstance(SAVED[key], float) else str(SAVED[key])
+    old = (
+        "none"
+        if SAVED[key] is None
+        else f"{SAVED[key]:.12g}"
+        if isinstance(SAVED[key], float)
+        else str(SAVED[key])
+    )
     assert line.startswith(f"{name}: value from checkpoint ({old}) is not equal to the card's (")
     assert f"({CHANGES[name][key]})" in line
     assert f"schedule.{key}" in line and 'schedule.on_resume to "override"' in line
@@ -46,7 +52,10 @@ def test_all_differences_are_told_at_once() -> None:
     mine = plan_of(card(schedule={"learning_rate": 5e-5, "decay_style": "linear"}))
     with pytest.raises(ScheduleMismatch) as refusal:
         reconcile(SAVED, mine, "match")
-    assert [line.split(":")[0] for line in str(refusal.value).splitlines()] == ["learning rate", "decay style"]
+    assert [line.split(":")[0] for line in str(refusal.value).splitlines()] == [
+        "learning rate",
+        "decay style",
+    ]
 
 
 def test_the_card_wins() -> None:
@@ -61,7 +70,9 @@ def test_the_card_wins() -> None:
 
 
 def test_the_checkpoint_wins() -> None:
-    mine = plan_of(card(schedule={"learning_rate": 1e-4, "warmup_samples": 5, "decay_tokens": 10**12}))
+    mine = plan_of(
+        card(schedule={"learning_rate": 1e-4, "warmup_samples": 5, "decay_tokens": 10**12})
+    )
     found = reconcile(SAVED, mine, "checkpoint")
     assert found.plan == plan_of(card())
     assert " > using checkpoint value 6e-05 for learning rate" in found.remarks

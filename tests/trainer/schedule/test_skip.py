@@ -26,7 +26,9 @@ def test_ranges_are_read_sorted_and_merged() -> None:
     assert parse_ranges([]) == ()
 
 
-@pytest.mark.parametrize("text", ["", "5", "5-", "-5", "7-5", "0-3", "1-2-3", "a-b", " 1-2", "1-２"])
+@pytest.mark.parametrize(
+    "text", ["", "5", "5-", "-5", "7-5", "0-3", "1-2-3", "a-b", " 1-2", "1-２"]
+)
 def test_what_is_no_range_is_refused(text: str) -> None:
     with pytest.raises(RangeError, match=r"iterations|starts|ends"):
         parse_ranges([text])
@@ -41,7 +43,9 @@ def test_the_card_refuses_bad_ranges_and_takes_overlaps() -> None:
 
 
 RANGES = st.lists(
-    st.tuples(st.integers(1, 60), st.integers(0, 12)).map(lambda pair: IterationRange(pair[0], pair[0] + pair[1])),
+    st.tuples(st.integers(1, 60), st.integers(0, 12)).map(
+        lambda pair: IterationRange(pair[0], pair[0] + pair[1])
+    ),
     max_size=6,
 )
 
@@ -111,7 +115,9 @@ def train(config: TrainerConfig, plan: SkipPlan, position: Position) -> list[Pos
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(config=small_cards(), ranges=RANGES)
-def test_restarts_anywhere_train_the_same_steps(config: TrainerConfig, ranges: list[IterationRange]) -> None:
+def test_restarts_anywhere_train_the_same_steps(
+    config: TrainerConfig, ranges: list[IterationRange]
+) -> None:
     plan, path = SkipPlan(merge_ranges(ranges)), path_of(config)
     straight = train(config, plan, START)
     skipped = {step for item in ranges for step in range(item.first, item.last + 1)}

@@ -32,7 +32,9 @@ from trainer.spikes.corruption_check import PEER_FAULT, check_workers
 from trainer.spikes.corruption_watch import CorruptionWatch
 
 
-def outcome(rank: int, first: str, second: str = "", stage: int = 0, replica: int = 0, part: int = 0) -> WorkerDigests:
+def outcome(
+    rank: int, first: str, second: str = "", stage: int = 0, replica: int = 0, part: int = 0
+) -> WorkerDigests:
     ones, twos = tuple(map(ord, first)), tuple(map(ord, second or first))
     return WorkerDigests(rank, stage, replica, part, f"n{rank}", "GPU 0", ones, twos)
 
@@ -45,13 +47,18 @@ def test_who_is_suspect() -> None:
     one, two, three = (outcome(rank, "abc", replica=rank) for rank in range(3))
     assert named(one, two, three) == named(one) == []
     assert named(one, outcome(1, "abc", "abd", replica=1), three) == [(1, "repeat")]
-    assert named(one, outcome(1, "xyz", "abc", replica=1)) == [(1, "repeat")], "the others are not asked"
+    assert named(one, outcome(1, "xyz", "abc", replica=1)) == [(1, "repeat")], (
+        "the others are not asked"
+    )
     assert named(one, outcome(1, "abx", replica=1), three) == [(1, "minority")]
     assert named(one, outcome(1, "abx", replica=1)) == [(0, "undecided"), (1, "undecided")]
     assert named(one, two, outcome(2, "x", replica=2), outcome(3, "x", replica=3)) == [
         (rank, "undecided") for rank in range(4)
     ]
-    assert named(one, two, outcome(2, "x", replica=2), outcome(3, "y", replica=3)) == [(2, "minority"), (3, "minority")]
+    assert named(one, two, outcome(2, "x", replica=2), outcome(3, "y", replica=3)) == [
+        (2, "minority"),
+        (3, "minority"),
+    ]
     lame = replace(two, first=(), second=(), fault="OutOfMemoryError")
     assert named(one, lame) == []
     assert str(Suspect(3, "n7", "GPU 1", "repeat")).startswith("rank 3 on n7 (GPU 1) computed")
@@ -80,7 +87,9 @@ def train(card: TrainerConfig, checks: bool) -> Seen:
     mesh = Mesh.create(card.parallel, CPU)
     engine = Engine.build(card, mesh)
     said: list[str] = []
-    watch = CorruptionWatch(card, mesh, AttemptIdentity("7", 1, card.paths.stop_request("7")), said.append)
+    watch = CorruptionWatch(
+        card, mesh, AttemptIdentity("7", 1, card.paths.stop_request("7")), said.append
+    )
     losses, found, faults = [], {}, []
     for step, wrong in enumerate(("never", "once", "twice", "after")):
         losses.append(engine.train_step(batches(card, mesh, step, 16), 16, step).loss)
@@ -111,7 +120,11 @@ def train(card: TrainerConfig, checks: bool) -> Seen:
 
 def flip_bits(engine: Engine, wrong: str) -> torch.utils.hooks.RemovableHandle:
     """Flip one bit of a layer's result, at a place drawn by a seed: in its last call (of four), in all, or in none."""
-    layer = next(module for module in engine.stage().module.modules() if isinstance(module, ColumnParallelLinear))
+    layer = next(
+        module
+        for module in engine.stage().module.modules()
+        if isinstance(module, ColumnParallelLinear)
+    )
     calls, generator = count(), torch.Generator()
 
     def flip(_: object, __: object, result: Tensor) -> Tensor:
@@ -133,7 +146,9 @@ def every_shape(folder: Path) -> dict[tuple[str, bool], Seen]:
     }
     found = {}
     for name, card in cards.items():
-        run = card.run.model_copy(update={"directory": str(folder / name), "corruption_interval": 2})
+        run = card.run.model_copy(
+            update={"directory": str(folder / name), "corruption_interval": 2}
+        )
         for checks in (False, True):
             found[name, checks] = train(card.model_copy(update={"run": run}), checks)
     return found
@@ -147,7 +162,9 @@ def test_a_flipped_bit_names_its_worker_and_changes_nothing(tmp_path: Path) -> N
             assert checked.losses == plain.losses and torch.equal(checked.drawn, plain.drawn)
             for one, other in zip(checked.state, plain.state, strict=True):
                 assert one.name == other.name and one.elements.keys() == other.elements.keys()
-                assert all(torch.equal(one.elements[kind], other.elements[kind]) for kind in one.elements)
+                assert all(
+                    torch.equal(one.elements[kind], other.elements[kind]) for kind in one.elements
+                )
             assert checked.faults == []
             assert checked.found == {
                 "never": [], "once": [(3, "repeat")], "twice": [(others, "undecided"), (3, "undecided")], "after": [],
@@ -156,7 +173,10 @@ def test_a_flipped_bit_names_its_worker_and_changes_nothing(tmp_path: Path) -> N
         (place,) = (tmp_path / name / "state" / "corruption").iterdir()
         value = json.loads(place.read_text())
         assert place.name == "7-1-2.json" and (value["iteration"], value["launch"]) == (2, 1)
-        assert [(item["rank"], item["how"]) for item in value["suspects"]] == [(other, "undecided"), (3, "undecided")]
+        assert [(item["rank"], item["how"]) for item in value["suspects"]] == [
+            (other, "undecided"),
+            (3, "undecided"),
+        ]
         assert {item["host"] for item in value["suspects"]} == {host_name()}
         answers = {
             number: RequestAnswer.read(tmp_path / name / f"state/requests/answer-{number}.json")
@@ -164,9 +184,13 @@ def test_a_flipped_bit_names_its_worker_and_changes_nothing(tmp_path: Path) -> N
         }
         fine, busy, wrong = answers[11], answers[12], answers[13]
         assert fine is not None and busy is not None and wrong is not None
-        assert fine.step == 1 and fine.message.startswith("iteration 1: 4 ranks computed as before (")
+        assert fine.step == 1 and fine.message.startswith(
+            "iteration 1: 4 ranks computed as before ("
+        )
         assert busy.step is None and "another check is under way" in busy.message
-        assert wrong.step is None and wrong.message.startswith("SILENT CORRUPTION at iteration 2: rank ")
+        assert wrong.step is None and wrong.message.startswith(
+            "SILENT CORRUPTION at iteration 2: rank "
+        )
 
 
 # ----------------------------------------------------------------------------- ranks that cannot, die or hang
@@ -175,9 +199,15 @@ def stopped_by_one(card: TrainerConfig, call: int) -> tuple[list[str], list[str]
     mesh = Mesh.create(card.parallel, CPU)
     engine = Engine.build(card, mesh)
     said: list[str] = []
-    watch = CorruptionWatch(card, mesh, AttemptIdentity("7", 1, card.paths.stop_request("7")), said.append)
+    watch = CorruptionWatch(
+        card, mesh, AttemptIdentity("7", 1, card.paths.stop_request("7")), said.append
+    )
     losses = [engine.train_step(batches(card, mesh, 0, 16), 16, 0).loss]
-    layer = [module for module in engine.stage().module.modules() if isinstance(module, ColumnParallelLinear)][-1]
+    layer = [
+        module
+        for module in engine.stage().module.modules()
+        if isinstance(module, ColumnParallelLinear)
+    ][-1]
     calls = count()
 
     def fail(*_: object) -> None:
@@ -204,9 +234,15 @@ def test_a_tensor_rank_that_cannot_go_on_holds_no_other(call: int, tmp_path: Pat
     fault = "OutOfMemoryError: out of memory"
     ranks = run_ranks(stopped_by_one, 2, card, call)
     assert [found for found, _, _ in ranks] == [[PEER_FAULT, fault]] * 2
-    assert ranks[0][1][0].endswith(f"2 of 2 ranks could not check their arithmetic; rank 1 on {host_name()}: {fault}")
+    assert ranks[0][1][0].endswith(
+        f"2 of 2 ranks could not check their arithmetic; rank 1 on {host_name()}: {fault}"
+    )
     answer = RequestAnswer.read(card.paths.answer(11))
-    assert answer is not None and answer.step is None and f"rank 1 on {host_name()}: {fault}" in answer.message
+    assert (
+        answer is not None
+        and answer.step is None
+        and f"rank 1 on {host_name()}: {fault}" in answer.message
+    )
     assert ranks[0][2] == ranks[1][2] == run_ranks(unchecked, 2, card)[0]
 
 
@@ -240,7 +276,9 @@ def left_alone(card: TrainerConfig, dies: bool, ended: Path) -> str:
 
 @pytest.mark.parametrize("dies", [True, False], ids=["dead", "hanging"])
 @pytest.mark.parametrize("shape", [(1, 2), (2, 1)], ids=["tensor-rank", "stage"])
-def test_a_rank_that_does_not_come_ends_the_check(shape: tuple[int, int], dies: bool, tmp_path: Path) -> None:
+def test_a_rank_that_does_not_come_ends_the_check(
+    shape: tuple[int, int], dies: bool, tmp_path: Path
+) -> None:
     line = run_ranks(left_alone, 2, tiny(*shape), dies, tmp_path / "ended")[0]
     start = "tr11: stopped: the check of the arithmetic after iteration 3 did not end: a rank has died or hangs ("
     assert line.startswith(start) and "\n" not in line
@@ -250,20 +288,33 @@ def test_who_asked_before_a_training_that_ends_is_answered(tmp_path: Path) -> No
     card = tiny(1, 1)
     card = card.model_copy(update={"run": card.run.model_copy(update={"directory": str(tmp_path)})})
     watch = CorruptionWatch(
-        card, Mesh.single(CPU), AttemptIdentity("7", 1, card.paths.stop_request("7")), lambda line: None
+        card,
+        Mesh.single(CPU),
+        AttemptIdentity("7", 1, card.paths.stop_request("7")),
+        lambda line: None,
     )
     watch.give_up()
     assert not card.paths.requests.exists()
     watch.ask(11)
     watch.give_up()
     answer = RequestAnswer.read(card.paths.answer(11))
-    assert answer is not None and answer.step is None and "the training ended before its next step" in answer.message
+    assert (
+        answer is not None
+        and answer.step is None
+        and "the training ended before its next step" in answer.message
+    )
 
 
 def test_a_launch_without_repeatable_kernels_says_so_when_asked(tmp_path: Path) -> None:
     card = tiny(1, 1)
     card = card.model_copy(update={"run": card.run.model_copy(update={"directory": str(tmp_path)})})
     mesh = Mesh.single(torch.device("cuda", 0))
-    CorruptionWatch(card, mesh, AttemptIdentity("7", 1, card.paths.stop_request("7")), lambda line: None).ask(11)
+    CorruptionWatch(
+        card, mesh, AttemptIdentity("7", 1, card.paths.stop_request("7")), lambda line: None
+    ).ask(11)
     answer = RequestAnswer.read(card.paths.answer(11))
-    assert answer is not None and answer.step is None and "set run.corruption_interval" in answer.message
+    assert (
+        answer is not None
+        and answer.step is None
+        and "set run.corruption_interval" in answer.message
+    )

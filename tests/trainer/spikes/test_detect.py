@@ -43,7 +43,9 @@ def healthy(first: int, count: int, seed: int = 1) -> list[Step]:
     return steps
 
 
-def watch(steps: Iterable[Step], detector: SpikeDetector | None = None) -> tuple[SpikeDetector, list[Spike]]:
+def watch(
+    steps: Iterable[Step], detector: SpikeDetector | None = None
+) -> tuple[SpikeDetector, list[Spike]]:
     detector, spikes = detector or SpikeDetector(), []
     for iteration, loss, norm in steps:
         detector, spike = detector.observe(iteration, loss, norm)
@@ -61,17 +63,27 @@ EVENT: list[Step] = [
     (31_218, 2.6, 145.0),
     (31_219, 5.098124, 960.351),
 ]
-RECOVERY: list[Step] = [(31_220 + step, 4.8 * 0.9**step + 2.1, 300 * 0.7**step + 0.2) for step in range(30)]
+RECOVERY: list[Step] = [
+    (31_220 + step, 4.8 * 0.9**step + 2.1, 300 * 0.7**step + 0.2) for step in range(30)
+]
 
 
 def test_the_event_of_april_2022() -> None:
-    quiet = [(iteration, loss, min(norm or 0.0, 0.4)) for iteration, loss, norm in healthy(31_000, 214)]
+    quiet = [
+        (iteration, loss, min(norm or 0.0, 0.4)) for iteration, loss, norm in healthy(31_000, 214)
+    ]
     after = healthy(31_250, 2000, seed=3)
     detector, spikes = watch([*quiet, *EVENT, *RECOVERY, *after])
-    assert [(spike.iteration, spike.kind) for spike in spikes] == [(31_217, "gradient norm"), (31_219, "loss")]
+    assert [(spike.iteration, spike.kind) for spike in spikes] == [
+        (31_217, "gradient norm"),
+        (31_219, "loss"),
+    ]
     assert {spike.first_sign for spike in spikes} == {31_216}
     assert spikes[0].value == 15.9 and 0.15 < spikes[0].median < 0.24
-    assert spikes[1].line == "tr11: SPIKE at iteration 31219: loss 5.098, its median is " + f"{spikes[1].median:.4g}"
+    assert (
+        spikes[1].line
+        == "tr11: SPIKE at iteration 31219: loss 5.098, its median is " + f"{spikes[1].median:.4g}"
+    )
     assert detector.first_sign is None or detector.first_sign > 31_260
 
 
@@ -83,7 +95,10 @@ def test_no_alarm_on_a_noisy_healthy_curve(seed: int) -> None:
 
 
 def test_no_alarm_while_the_loss_falls_from_the_start() -> None:
-    steps = [(step, 2.0 + 9.0 * math.exp(-step / 80), 0.2 + 6.0 * math.exp(-step / 30)) for step in range(1, 1000)]
+    steps = [
+        (step, 2.0 + 9.0 * math.exp(-step / 80), 0.2 + 6.0 * math.exp(-step / 30))
+        for step in range(1, 1000)
+    ]
     assert watch(steps)[1] == []
 
 
@@ -92,7 +107,10 @@ def test_nothing_is_judged_before_enough_was_seen() -> None:
 
 
 def test_the_median_is_of_the_window_alone() -> None:
-    old, new = [(step, 8.0, 5.0) for step in range(1, 200)], [(step, 2.0, 0.2) for step in range(200, 300)]
+    old, new = (
+        [(step, 8.0, 5.0) for step in range(1, 200)],
+        [(step, 2.0, 0.2) for step in range(200, 300)],
+    )
     assert [spike.kind for spike in watch([*old, *new, (300, 4.1, 0.2)])[1]] == ["loss"]
     assert watch([*old, *new[:40], (300, 4.1, 0.2)])[1] == []
 
@@ -113,10 +131,14 @@ def test_a_new_level_is_learnt_after_a_window() -> None:
     assert watch([(400, 2.0, 9.0)], detector)[0].first_sign is None
 
 
-@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 0.2), (math.inf, 0.2), (2.0, math.nan), (2.0, math.inf)])
+@pytest.mark.parametrize(
+    ("loss", "norm"), [(math.nan, 0.2), (math.inf, 0.2), (2.0, math.nan), (2.0, math.inf)]
+)
 def test_what_is_not_finite_is_a_spike_at_once(loss: float, norm: float) -> None:
     spikes = watch([(1, loss, norm)])[1]
-    assert [(spike.kind, spike.lasting, spike.first_sign) for spike in spikes] == [("not finite", True, 1)]
+    assert [(spike.kind, spike.lasting, spike.first_sign) for spike in spikes] == [
+        ("not finite", True, 1)
+    ]
     assert "loss or gradient norm" in spikes[0].line and "dropped" not in spikes[0].line
 
 
@@ -127,7 +149,10 @@ def test_dropped_updates() -> None:
         detector, spike = detector.observe(iteration, loss, math.inf, update_dropped=True)
         if spike:
             found.append(spike)
-    assert [(spike.iteration, spike.lasting, spike.first_sign) for spike in found] == [(3, False, 3), (5, True, 3)]
+    assert [(spike.iteration, spike.lasting, spike.first_sign) for spike in found] == [
+        (3, False, 3),
+        (5, True, 3),
+    ]
     assert found[0].line.endswith("nan, its update was dropped")
 
 
@@ -148,7 +173,9 @@ def test_a_flag_is_all_by_default() -> None:
 def test_going_back_to_before_the_first_sign() -> None:
     found = decide_recovery(SPIKE, 0, [31_000, 31_216, 31_200, 31_217], ROLL_BACK)
     assert found == RollBack(SPIKE, 31_200, IterationRange(31_206, 31_227))
-    assert found.line.endswith("median is 0.21; back to step 31200, iterations 31206 to 31227 skipped")
+    assert found.line.endswith(
+        "median is 0.21; back to step 31200, iterations 31206 to 31227 skipped"
+    )
 
 
 def test_skipping_starts_after_the_checkpoint_at_the_earliest() -> None:
@@ -162,10 +189,17 @@ def test_skipping_starts_after_the_checkpoint_at_the_earliest() -> None:
         (SPIKE, 2, [31_200], "all 2 of recovery.roll_backs are used"),
         (SPIKE, 0, [31_216], "no checkpoint is older than its first sign at iteration 31216"),
         (SPIKE, 0, [], "no checkpoint is older"),
-        (Spike(5, "not finite", math.nan, math.nan, 5, lasting=False), 0, [1], "the weights were not touched"),
+        (
+            Spike(5, "not finite", math.nan, math.nan, 5, lasting=False),
+            0,
+            [1],
+            "the weights were not touched",
+        ),
     ],
 )
-def test_a_roll_back_that_cannot_be_made_is_a_flag(spike: Spike, used: int, steps: list[int], why: str) -> None:
+def test_a_roll_back_that_cannot_be_made_is_a_flag(
+    spike: Spike, used: int, steps: list[int], why: str
+) -> None:
     found = decide_recovery(spike, used, steps, ROLL_BACK)
     assert isinstance(found, Flag) and found.why.startswith(why)
     assert f"(no roll-back: {why}" in found.line
@@ -176,13 +210,20 @@ def test_after_a_roll_back_the_medians_are_kept() -> None:
     assert spikes
     again = detector.over()
     assert again.first_sign is None and again.norms == detector.norms
-    assert [spike.iteration for spike in watch([(31_201, 2.2, 9.0), (31_202, 2.2, 9.0)], again)[1]] == [31_202]
+    assert [
+        spike.iteration for spike in watch([(31_201, 2.2, 9.0), (31_202, 2.2, 9.0)], again)[1]
+    ] == [31_202]
 
 
 def test_settings_that_never_roll_back_are_refused() -> None:
     assert recovery_problems(card(recovery={"on_spike": "roll_back"})) == []
-    bad = card(recovery={"on_spike": "roll_back", "roll_backs": 0}, checkpoint={"save_optimizer": False})
-    assert [problem.key for problem in recovery_problems(bad)] == ["recovery.roll_backs", "checkpoint.save_optimizer"]
+    bad = card(
+        recovery={"on_spike": "roll_back", "roll_backs": 0}, checkpoint={"save_optimizer": False}
+    )
+    assert [problem.key for problem in recovery_problems(bad)] == [
+        "recovery.roll_backs",
+        "checkpoint.save_optimizer",
+    ]
     assert recovery_problems(card(recovery={"roll_backs": 0})) == []
 
 
@@ -202,11 +243,23 @@ def test_the_record_survives_and_knows_what_is_discarded(tmp_path: Path) -> None
     record = record.with_roll_back(roll_back(520, 530, math.inf), time=6.0, moves=moves)
     write_recovery(paths, record)
     assert read_recovery(paths) == record
-    assert record.usable([539, 540, 541]) == [541], "the old checkpoint of the range's end is to be set aside"
+    assert record.usable([539, 540, 541]) == [541], (
+        "the old checkpoint of the range's end is to be set aside"
+    )
     record = replace(record, pending=None)
-    assert record.usable([226, 227, 539, 540]) == [227, 540], "one that was saved there since is sound"
+    assert record.usable([226, 227, 539, 540]) == [227, 540], (
+        "one that was saved there since is sound"
+    )
     assert record.ranges == (IterationRange(206, 227), IterationRange(510, 540))
-    assert record.usable([100, 200, 215, 216, 220, 228, 500, 519, 520, 541]) == [100, 200, 215, 228, 500, 519, 541]
+    assert record.usable([100, 200, 215, 216, 220, 228, 500, 519, 520, 541]) == [
+        100,
+        200,
+        215,
+        228,
+        500,
+        519,
+        541,
+    ]
     assert json.loads(recovery_path(paths).read_text())["schema"] == 1
 
 
@@ -239,11 +292,18 @@ def test_a_damaged_record_is_never_taken_for_none(tmp_path: Path, text: str) -> 
 
 def test_steps_that_change_nothing_are_counted_in_a_row() -> None:
     dropped = DroppedSteps(3)
-    for loss, norm, skipped in ((math.nan, 1.0, True), (1.0, math.inf, False), (1.0, 1.0, False), (2.0, None, True)):
+    for loss, norm, skipped in (
+        (math.nan, 1.0, True),
+        (1.0, math.inf, False),
+        (1.0, 1.0, False),
+        (2.0, None, True),
+    ):
         dropped = dropped.after(loss, norm, skipped)
         dropped.check(10, 5)
     assert dropped.count == 1
     dropped = dropped.after(math.inf, None, True).after(1.0, math.nan, True)
-    with pytest.raises(NotFiniteError, match=r"the last 3 steps, up to iteration 12, .* resume from is step 5"):
+    with pytest.raises(
+        NotFiniteError, match=r"the last 3 steps, up to iteration 12, .* resume from is step 5"
+    ):
         dropped.check(12, 5)
     DroppedSteps(0, 10**6).check(12, None)

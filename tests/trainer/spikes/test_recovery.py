@@ -14,7 +14,9 @@ from trainer.spikes.recovery import Flag, SpikeDetector, SpikeWatch
 
 
 @pytest.mark.parametrize(("on_spike", "saves_finished"), [("roll_back", 1), ("flag", 0)])
-def test_a_save_in_the_background_is_gone_back_to(on_spike: str, saves_finished: int, tmp_path: Path) -> None:
+def test_a_save_in_the_background_is_gone_back_to(
+    on_spike: str, saves_finished: int, tmp_path: Path
+) -> None:
     """It ends only when it is waited for, as on a slow file system."""
     config = card(tmp_path, recovery={"on_spike": on_spike, "skip_margin": 1})
     finished: list[int] = []

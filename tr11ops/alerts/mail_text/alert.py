@@ -1,6 +1,8 @@
-"""The messages about alerts: what, since when, what tr11 does, what to type; then all that helps to understand it.
+"""The messages about alerts: what, since when, what tr11 does, what to type; then all that helps to
+understand it.
 
-Plain text for a telephone: the first lines say all that is needed. The page of the runbook is in the mail itself.
+Plain text for a telephone: the first lines say all that is needed. The page of the runbook is in
+the mail itself.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ MOST_STANDING = 3  # alerts that an all-clear names as still open
 LEAST_COST_HOURS = 0.1  # node-hours: less is no cost that anyone needs to hear of
 PART_EVIDENCE = 3  # lines of evidence of each of several alerts
 
-_LONG_PATH = re.compile(r"(?<!\S)/\S{24,}?(/[^/\s]+/[^/\s]+)(?=[\s,]|$)")  # in a subject its end says enough
+# in a subject its end says enough
+_LONG_PATH = re.compile(r"(?<!\S)/\S{24,}?(/[^/\s]+/[^/\s]+)(?=[\s,]|$)")
 NAMES_OF_FILES = frozenset({"latest"})
 
 _NEWS = {
@@ -51,8 +54,12 @@ _NEWS = {
     "again": "This is still so, and its acknowledgement or snooze has run out.",
 }
 _SHORT = {
-    "opened": "new", "raised": "worse", "reopened": "back", "cause": "the cause", "again": "still stands",
-}  # fmt: skip
+    "opened": "new",
+    "raised": "worse",
+    "reopened": "back",
+    "cause": "the cause",
+    "again": "still stands",
+}
 
 
 def alert_message(
@@ -64,7 +71,8 @@ def alert_message(
     urls: bool = True,
     standing: Sequence[Alert] = (),
 ) -> Message:
-    """The message that says these parts to `to`. The same parts and people give the same id, no matter who makes it.
+    """The message that says these parts to `to`. The same parts and people give the same id, no
+    matter who makes it.
 
     `standing`: all alerts of the run that are open and worth a message, the most severe first.
     """
@@ -74,7 +82,9 @@ def alert_message(
     told = {address for part in parts for address in part.to}
     name = names[0]
     if len(names) > 1 or told != set(to):
-        name += "-" + hashlib.sha256(repr((names, to)).encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        name += (
+            "-" + hashlib.sha256(repr((names, to)).encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        )
     make = _one if len(parts) == 1 else _several
     body = make(parts, to, policy, now, situation, standing)
     return Message(
@@ -92,16 +102,24 @@ def alert_message(
         urls=urls,
         time=now,
         message_id=message_identity(name, policy),
-        thread=" ".join(dict.fromkeys(word for alert in alerts for word in alert.thread.split()[:MOST_THREADS])),
+        thread=" ".join(
+            dict.fromkeys(word for alert in alerts for word in alert.thread.split()[:MOST_THREADS])
+        ),
     )
 
 
 def _subject(
-    parts: Sequence[MessagePart], policy: Policy, situation: RunSituation | None, standing: Sequence[Alert]
+    parts: Sequence[MessagePart],
+    policy: Policy,
+    situation: RunSituation | None,
+    standing: Sequence[Alert],
 ) -> str:
     first = parts[0]
-    others = sum(part.kind not in OVER or first.kind in OVER for part in parts[1:])  # what is over is no further fault
-    more = f" (and {others} more)" if others else ""
+    # what is over is no further fault
+    others = sum(part.kind not in OVER or first.kind in OVER for part in parts[1:])
+    more = ""
+    if others:
+        more = f" (and {others} more)"
     title = _headline(first.alert.title)
     if first.kind == "cleared":
         said = f"[OK] {policy.run}: over: {title}"
@@ -116,15 +134,21 @@ def _subject(
 
 
 def _headline(title: str) -> str:
-    """A title with one colon at most, as it stands behind the run's name: what follows is set off by commas."""
+    """A title with one colon at most, as it stands behind the run's name: what follows is set off
+    by commas.
+    """
     what, colon, why = title.partition(": ")
     return f"{what}{colon}{why.replace(': ', ', ')}"
 
 
 def _sentence(title: str) -> str:
-    """A title that begins a sentence: with a capital letter where it begins with a word, and not with a name."""
+    """A title that begins a sentence: with a capital letter where it begins with a word, and not
+    with a name.
+    """
     first = title.partition(" ")[0]
-    return f"{title[:1].upper()}{title[1:]}" if first.isalpha() and first not in NAMES_OF_FILES else title
+    if first.isalpha() and first not in NAMES_OF_FILES:
+        return f"{title[:1].upper()}{title[1:]}"
+    return title
 
 
 def _instead(situation: RunSituation | None, standing: Sequence[Alert]) -> str:
@@ -167,7 +191,11 @@ def _one(
 
 
 def _first_lines(
-    part: MessagePart, policy: Policy, now: float, situation: RunSituation | None, standing: Sequence[Alert]
+    part: MessagePart,
+    policy: Policy,
+    now: float,
+    situation: RunSituation | None,
+    standing: Sequence[Alert],
 ) -> Iterator[str]:
     """What, since when, what tr11 does, what to type."""
     alert = part.alert
@@ -175,41 +203,63 @@ def _first_lines(
         yield from _all_clear(part, policy, now, situation, standing)
         return
     what = f"{_sentence(alert.title)}. {_since(alert.start, policy, now)}"
-    yield from wrapped(for_card(policy.typed, f"{what} {what_tr11_does(alert, situation)}".rstrip()))
+    yield from wrapped(
+        for_card(policy.typed, f"{what} {what_tr11_does(alert, situation)}".rstrip())
+    )
     yield from _type(alert, policy, is_cured(alert, situation))
 
 
 def _since(start: float, policy: Policy, now: float) -> str:
-    """A sentence of its own: a title may say "for 31 min" or "since iteration 5" of what it is about."""
-    ago = f"{duration(now - start)} ago" if now - start >= 1 else "just now"
+    """A sentence of its own: a title may say "for 31 min" or "since iteration 5" of what it is
+    about.
+    """
+    if now - start >= 1:
+        ago = f"{duration(now - start)} ago"
+    else:
+        ago = "just now"
     return f"This began at {moment(start, policy)}, {ago}."
 
 
 def _all_clear(
-    part: MessagePart, policy: Policy, now: float, situation: RunSituation | None, standing: Sequence[Alert]
+    part: MessagePart,
+    policy: Policy,
+    now: float,
+    situation: RunSituation | None,
+    standing: Sequence[Alert],
 ) -> Iterator[str]:
     """That it is over, and how the run is now: no one is sent to bed while it is down."""
     alert = part.alert
     end = now if alert.end is None else alert.end
-    by = "" if alert.resolved_by in {"", "tr11"} else f"{alert.resolved_by}: "
+    if alert.resolved_by in {"", "tr11"}:
+        by = ""
+    else:
+        by = f"{alert.resolved_by}: "
     over = (
         f"Over: {alert.title}. It lasted {duration(end - alert.start)}, from {moment(alert.start, policy)} to"
         f" {moment(end, policy)} ({by}{alert.resolved_why})."
     )
-    resume = "" if situation is None or situation.condition is None else situation.condition.resume
+    if situation is None or situation.condition is None:
+        resume = ""
+    else:
+        resume = situation.condition.resume
     if part.kind == "replaced":
         is_ill = bool(standing) and standing[0].severity is Severity.CRITICAL
         but = "But the run is not well" if is_ill else "But that the run is well is not known"
         yield from wrapped(f"{over} {but}. Now: {_instead(situation, standing)}.")
     else:
-        words = "" if situation is None or situation.condition is None else f" Now {situation.condition.words}."
+        if situation is None or situation.condition is None:
+            words = ""
+        else:
+            words = f" Now {situation.condition.words}."
         yield from wrapped(
             f"{over}{_training_goes_on(alert, policy, situation)}{words}"
             + ("" if standing or resume else " Nothing to type.")
         )
     for other in standing[:MOST_STANDING]:
         yield from wrapped(
-            f"Still open, {other.severity.name}: {other.title} (since {moment(other.start, policy)}).", "", "  "
+            f"Still open, {other.severity.name}: {other.title} (since {moment(other.start, policy)}).",
+            "",
+            "  ",
         )
         yield from _type(other, policy, is_cured(other, situation))
     if resume:
@@ -218,8 +268,13 @@ def _all_clear(
 
 
 def _training_goes_on(alert: Alert, policy: Policy, situation: RunSituation | None) -> str:
-    """A sentence: since when the training goes on that stood still, in which job; "" where it did not, or unknown."""
-    step = None if situation is None else situation.went_on(alert)
+    """A sentence: since when the training goes on that stood still, in which job; "" where it did
+    not, or unknown.
+    """
+    if situation is None:
+        step = None
+    else:
+        step = situation.went_on(alert)
     if situation is None or step is None or step.time is None:
         return ""
     job = situation.labels.get(step.job_id, step.job_id)
@@ -227,7 +282,10 @@ def _training_goes_on(alert: Alert, policy: Policy, situation: RunSituation | No
 
 
 def _type(alert: Alert, policy: Policy, is_cured: bool) -> Iterator[str]:
-    commands = [alert.fix] if alert.fix else []
+    if alert.fix:
+        commands = [alert.fix]
+    else:
+        commands = []
     after = alert.commands_after
     if commands:
         yield "Type nothing now. Only if that fails:" if is_cured else "Type:"
@@ -260,7 +318,9 @@ def _news(part: MessagePart, now: float) -> str:
 def _to_take_it_on(alerts: Sequence[Alert], policy: Policy) -> Iterator[str]:
     """How to acknowledge, of all that works here."""
     names = " ".join(alert.fingerprint for alert in alerts[:MOST_PARTS])
-    lines = textwrap.wrap(command(f"ack {names}", policy), WIDTH - 4, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        command(f"ack {names}", policy), WIDTH - 4, break_long_words=False, break_on_hyphens=False
+    )
     yield "To take it on, so that no one else is called:"
     if policy.reads_replies:
         yield "  reply to this mail with the one word: ack   (or: snooze 2h)"
@@ -271,14 +331,19 @@ def _to_take_it_on(alerts: Sequence[Alert], policy: Policy) -> Iterator[str]:
     if not policy.reads_replies:
         line = f"ack {alerts[0].fingerprint}"
         each = ", and a file for each other alert" if len(alerts) > 1 else ""
-        yield from wrapped(f"or write the line `{line}` into a file in {policy.directory}/state/alerts/replies/{each}")
+        yield from wrapped(
+            f"or write the line `{line}` into a file in {policy.directory}/state/alerts/replies/{each}"
+        )
         yield "Replies to this mail are not read (alerts.imap_host is not set)."
 
 
 def _state(began: float, policy: Policy, situation: RunSituation | None) -> Iterator[str]:
     if situation is not None and situation.progress:
         yield from wrapped(f"Progress: {situation.progress}", "", " " * 10)
-    cost = None if situation is None else situation.cost_of(began)
+    if situation is None:
+        cost = None
+    else:
+        cost = situation.cost_of(began)
     if cost is not None and cost[1].lost_hours >= LEAST_COST_HOURS:
         since, spell = cost
         share = f"{node_time(spell.lost_hours, spell.wanted_hours)} lost"
@@ -327,15 +392,24 @@ def _several(
 
 def _short(part: MessagePart) -> str:
     """What is new of an alert, in a word or two."""
-    return "over" if part.kind in OVER else _SHORT.get(part.kind, part.kind)
+    if part.kind in OVER:
+        return "over"
+    return _SHORT.get(part.kind, part.kind)
 
 
 def _numbered(
     number: int, part: MessagePart, policy: Policy, now: float, situation: RunSituation | None
 ) -> Iterator[str]:
     alert = part.alert
-    label = "over" if part.kind in OVER else f"{alert.severity.name}, {_short(part)}"
-    yield from wrapped(f"{number}. {label}: {alert.title} ({duration((alert.end or now) - alert.start)})", "", "   ")
+    if part.kind in OVER:
+        label = "over"
+    else:
+        label = f"{alert.severity.name}, {_short(part)}"
+    yield from wrapped(
+        f"{number}. {label}: {alert.title} ({duration((alert.end or now) - alert.start)})",
+        "",
+        "   ",
+    )
     if part.kind in OVER:
         return
     news = _news(part, now)
@@ -356,7 +430,11 @@ def _numbered(
 # ----------------------------------------------------------------------------- the runbook
 def _pages(parts: Sequence[MessagePart], policy: Policy) -> Iterator[str]:
     """The pages of the runbook that treat what stands, for the mail alone."""
-    pages = tuple(dict.fromkeys(part.alert.runbook for part in parts if part.kind not in OVER and part.alert.runbook))
+    pages = tuple(
+        dict.fromkeys(
+            part.alert.runbook for part in parts if part.kind not in OVER and part.alert.runbook
+        )
+    )
     shown = [(page, lines) for page in pages[:MOST_PAGES] if (lines := page_lines(page, WIDTH))]
     if not shown:
         return
@@ -371,7 +449,9 @@ def _pages(parts: Sequence[MessagePart], policy: Policy) -> Iterator[str]:
         yield from lines
     left = pages[MOST_PAGES:]
     if left:
-        yield from wrapped(f"See also: {', '.join(f'`tr11 runbook {page[:-3]}`' for page in left)}.")
+        yield from wrapped(
+            f"See also: {', '.join(f'`tr11 runbook {page[:-3]}`' for page in left)}."
+        )
 
 
 def run_variable(policy: Policy) -> str:

@@ -1,4 +1,6 @@
-"""The daily summary, the news that all is trained, and the message that proves that messages arrive."""
+"""The daily summary, the news that all is trained, and the message that proves that messages
+arrive.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,14 @@ def digest(
     backlog: UndeliveredMessages | None,
     situation: RunSituation | None = None,
 ) -> tuple[str, tuple[str, ...]]:
-    """Subject and lines of the summary: how far the training came, what is open, what ended since the last one."""
+    """Subject and lines of the summary: how far the training came, what is open, what ended since
+    the last one.
+    """
     count = len(alert_state.open_alerts)
-    words = counted(count, "open alert") if count else "nothing to report"
+    if count:
+        words = counted(count, "open alert")
+    else:
+        words = "nothing to report"
     lines = tuple(_digest_lines(alert_state, policy, now, backlog, situation))
     return clean(f"[DIGEST] {policy.run}: {words}", LONGEST_SUBJECT), lines
 
@@ -61,8 +68,15 @@ def _digest_lines(
     backlog: UndeliveredMessages | None,
     situation: RunSituation | None,
 ) -> Iterator[str]:
-    since = alert_state.digested if alert_state.digested is not None else now - 86_400.0
-    ended = [alert for alert in alert_state.alerts if alert.resolved_at is not None and alert.resolved_at >= since]
+    if alert_state.digested is not None:
+        since = alert_state.digested
+    else:
+        since = now - 86_400.0
+    ended = [
+        alert
+        for alert in alert_state.alerts
+        if alert.resolved_at is not None and alert.resolved_at >= since
+    ]
     if situation is not None:
         yield from _training(situation, since, policy)
     yield from place(policy)
@@ -75,7 +89,10 @@ def _digest_lines(
         yield "Open: nothing."
     for alert in alert_state.open_alerts:
         yield from wrapped(f"{alert.severity.name:8s} {alert.fingerprint}  {alert.title}", "", "  ")
-        yield from wrapped(f"since {moment(alert.start, policy)} ({duration(now - alert.start)}); {care(alert)}", "  ")
+        yield from wrapped(
+            f"since {moment(alert.start, policy)} ({duration(now - alert.start)}); {care(alert)}",
+            "  ",
+        )
     if ended:
         yield ""
         yield "Over since the last digest:"
@@ -98,8 +115,14 @@ def _digest_lines(
 
 
 def _left_out(situation: RunSituation, since: float, policy: Policy) -> Iterator[str]:
-    """The nodes that tr11 has excluded since then: a fault that ended by itself is no alert, and yet worth knowing."""
-    fresh = [(entry, entry.since) for entry in situation.left_out if entry.since is not None and entry.since >= since]
+    """The nodes that tr11 has excluded since then: a fault that ended by itself is no alert, and
+    yet worth knowing.
+    """
+    fresh = [
+        (entry, entry.since)
+        for entry in situation.left_out
+        if entry.since is not None and entry.since >= since
+    ]
     if not fresh:
         return
     yield ""
@@ -124,7 +147,9 @@ def _training(situation: RunSituation, since: float, policy: Policy) -> Iterator
 def _spell(spell: Spell) -> str:
     parts = [f"{spell.iterations:,} iterations"]
     if spell.loss_now is not None:
-        before = f"{spell.loss_before:.4f} -> " if spell.loss_before is not None else ""
+        before = ""
+        if spell.loss_before is not None:
+            before = f"{spell.loss_before:.4f} -> "
         parts.append(f"loss {before}{spell.loss_now:.4f}")
     if spell.useful is not None:
         parts.append(f"goodput {100 * spell.useful:.0f} % of {node_time(spell.held_hours)}")
@@ -143,9 +168,14 @@ def care(alert: Alert) -> str:
     return ", ".join(parts) or "unassigned"
 
 
-def finished_message(to: tuple[str, ...], policy: Policy, now: float, situation: RunSituation, words: str) -> Message:
+def finished_message(
+    to: tuple[str, ...], policy: Policy, now: float, situation: RunSituation, words: str
+) -> Message:
     """The news that all is trained. `words` are the verdict's."""
-    lines = [*wrapped(f"{words}. Nothing to type; queued tasks that are left end by themselves."), ""]
+    lines = [
+        *wrapped(f"{words}. Nothing to type; queued tasks that are left end by themselves."),
+        "",
+    ]
     if situation.progress:
         lines += wrapped(f"Progress: {situation.progress}", "", " " * 10)
     if situation.trained is not None:
@@ -170,7 +200,13 @@ def trial_message(to: tuple[str, ...], policy: Policy, now: float) -> Message:
 
 
 def _of_no_alert(
-    kind: str, name: str, subject: str, lines: Sequence[str], to: tuple[str, ...], policy: Policy, now: float
+    kind: str,
+    name: str,
+    subject: str,
+    lines: Sequence[str],
+    to: tuple[str, ...],
+    policy: Policy,
+    now: float,
 ) -> Message:
     return Message(
         id=name,

@@ -1,4 +1,6 @@
-"""What all messages share: clean lines, moments, places, commands. Plain text that carries no secret."""
+"""What all messages share: clean lines, moments, places, commands. Plain text that carries no
+secret.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ LONGEST_SUBJECT = 110
 
 
 def clean(text: str, most: int) -> str:
-    """One line of at most `most` characters, without control characters and without what looks like a secret.
+    """One line of at most `most` characters, without control characters and without what looks like
+    a secret.
 
     It is cut between two words, where one ends in the second half of what fits.
     """
@@ -37,7 +40,9 @@ def moment(seconds: float, policy: Policy) -> str:
 
 
 def message_identity(name: str, policy: Policy) -> str:
-    """The Message-ID of a message: the same no matter who makes it, and known as this run's when it is replied to."""
+    """The Message-ID of a message: the same no matter who makes it, and known as this run's when it
+    is replied to.
+    """
     return f"<{name}@{policy.domain}>"
 
 
@@ -48,13 +53,17 @@ def place(policy: Policy) -> Iterator[str]:
 
 
 def enter(policy: Policy) -> Iterator[str]:
-    """A card that is named by a relative path or ships with tr11 means the run only in the folder of its commands."""
+    """A card that is named by a relative path or ships with tr11 means the run only in the folder
+    of its commands.
+    """
     if policy.folder:
         yield f"  cd {shlex.quote(policy.folder)}"
 
 
 def from_anywhere(text: str, policy: Policy) -> str:
-    """A command of tr11 on one line that means this run in whatever folder it is pasted; another's as it is."""
+    """A command of tr11 on one line that means this run in whatever folder it is pasted; another's
+    as it is.
+    """
     if not policy.folder or not text.startswith("tr11 "):
         return text
     return f"cd {shlex.quote(policy.folder)} && {text}"

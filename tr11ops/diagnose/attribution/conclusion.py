@@ -1,4 +1,6 @@
-"""What is concluded of an attempt's launch: the agent's own conclusion, else the same attributors' on what is left."""
+"""What is concluded of an attempt's launch: the agent's own conclusion, else the same attributors'
+on what is left.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from msgspec.structs import replace
 
 from tr11ops.diagnose.answers import RestartAnswer
 from tr11ops.diagnose.attribution.attributors import attribute
-from tr11ops.diagnose.attribution.evidence import AgentsWord, Attribution, Conclusion, Evidence, Kind
+from tr11ops.diagnose.attribution.evidence import (
+    AgentsWord,
+    Attribution,
+    Conclusion,
+    Evidence,
+    Kind,
+)
 from tr11ops.diagnose.attribution.records import (
     all_failures,
     read_failures,
@@ -26,9 +34,11 @@ from trainer.contract.record import Record
 
 
 def read_launch(attempt: Path, number: int | None) -> LaunchRecord | None:
-    """The record of a launch, of the last one to start where `number` is None; None where none can be read.
+    """The record of a launch, of the last one to start where `number` is None; None where none can
+    be read.
 
-    A job that was put back into the queue counts its launches anew: those of before may have higher numbers.
+    A job that was put back into the queue counts its launches anew: those of before may have higher
+    numbers.
     """
     found = []
     for value in read_objects(attempt / "launches"):
@@ -49,8 +59,8 @@ PRINTED = 0.8  # of a conclusion that only the log has: it does not say how sure
 
 
 class JobWord(Record):
-    """What others than the attempt say of its job. `lost_host`: how it is known that the node of its batch script was
-    lost; "" where it is not.
+    """What others than the attempt say of its job. `lost_host`: how it is known that the node of
+    its batch script was lost; "" where it is not.
     """
 
     is_over: bool = False
@@ -75,13 +85,16 @@ def conclude(
 ) -> Conclusion | None:
     """Who is to blame for the end of a launch (of the last one where `number` is None).
 
-    The agent's conclusion stands. Where the agent left none, the attributors are asked about the records in the
-    attempt's folder and what a log told beside them; None where neither tells of an end. `step_code` gives the derived
-    exit code of the job, `job_word` what else is known of it; they are asked only where they count.
+    The agent's conclusion stands. Where the agent left none, the attributors are asked about the
+    records in the attempt's folder and what a log told beside them; None where neither tells of an
+    end. `step_code` gives the derived exit code of the job, `job_word` what else is known of it;
+    they are asked only where they count.
     """
     record = read_launch(attempt, number)
     if record is None:
-        return _of_attempt(attempt) if number is None else None
+        if number is None:
+            return _of_attempt(attempt)
+        return None
     agents = of_record(record)
     if agents is not None:
         return _by_agent(agents, LaunchRecord.path(attempt, record.launch))
@@ -90,7 +103,9 @@ def conclude(
     left = evidence_left(attempt, record, log_evidence)
     if record.end is None and left.marker is None and not left.lost_host:
         word = job_word()
-        silent = _silent_host(record, left) if word.is_over else ""
+        silent = ""
+        if word.is_over:
+            silent = _silent_host(record, left)
         left = replace(left, lost_host=word.lost_host or silent)
     if left.needs_step_code:
         left = replace(left, derived_exit_code=step_code())
@@ -122,21 +137,30 @@ def _of_attempt(attempt: Path) -> Conclusion | None:
         return None
     if verdict is None or not verdict.message:
         return None
-    kind = Kind(verdict.cause) if verdict.cause in set(Kind) else Kind.UNKNOWN
-    said = Attribution(kind, verdict.message, 0.5, verdict.blamed, evidence=(verdict.message,), fault=verdict.fault)
+    if verdict.cause in set(Kind):
+        kind = Kind(verdict.cause)
+    else:
+        kind = Kind.UNKNOWN
+    said = Attribution(
+        kind, verdict.message, 0.5, verdict.blamed, evidence=(verdict.message,), fault=verdict.fault
+    )
     return _by_agent(said, attempt / VERDICT_FILE)
 
 
 def why_it_ended(attempt: Path) -> str:
-    """In one line, why the last launch of an attempt whose agent left no verdict ended; "" where no record tells.
+    """In one line, why the last launch of an attempt whose agent left no verdict ended; "" where no
+    record tells.
 
-    Where the agent came to no conclusion either, it is asked for only if a worker recorded its failure.
+    Where the agent came to no conclusion either, it is asked for only if a worker recorded its
+    failure.
     """
     record = read_launch(attempt, None)
     if record is None or (of_record(record) is None and not read_failures(attempt, record.launch)):
         return ""
     found = conclude(attempt, record.launch, None, job_word=_over)
-    return "" if found is None else found.found.summary
+    if found is None:
+        return ""
+    return found.found.summary
 
 
 def of_record(record: LaunchRecord) -> Attribution | None:
@@ -160,17 +184,26 @@ def _restart_of(record: LaunchRecord) -> RestartAnswer | None:
     """Whether a plain restart helps, as the agent said; None where it did not."""
     if record.restart not in set(Restart):
         return None
-    return RestartAnswer(Restart(record.restart), record.restart_confidence or 0.5, record.restart_why, "agent")
+    return RestartAnswer(
+        Restart(record.restart), record.restart_confidence or 0.5, record.restart_why, "agent"
+    )
 
 
 def evidence_left(attempt: Path, record: LaunchRecord, log_evidence: Evidence | None) -> Evidence:
-    """What is left of a launch whose agent said nothing; a log speaks for the nodes that left no record."""
+    """What is left of a launch whose agent said nothing; a log speaks for the nodes that left no
+    record.
+    """
     failures = all_failures(attempt, record)
     heard = {one.host for one in failures}
     reports = read_reports(attempt, record.launch)
-    # one clock for all times: a log's are of the same hours, or no times at all, so they come after the records'
+    # one clock for all times: a log's are of the same hours, or no times at all, so they come after
+    # the records'
     last = failures[-1].time if failures else 0.0
-    more = () if log_evidence is None else tuple(one for one in log_evidence.failures if one.host not in heard)
+    more = (
+        ()
+        if log_evidence is None
+        else tuple(one for one in log_evidence.failures if one.host not in heard)
+    )
     reached = record.reached
     if reached is None and log_evidence is not None:
         reached = log_evidence.reached
@@ -179,7 +212,10 @@ def evidence_left(attempt: Path, record: LaunchRecord, log_evidence: Evidence | 
         record.exit_status if record.exit_status is not None else 1,
         marker=_marker(attempt, record.launch),
         srun=() if log_evidence is None else log_evidence.srun,
-        failures=(*failures, *(replace(one, time=last + 1.0 + place) for place, one in enumerate(more))),
+        failures=(
+            *failures,
+            *(replace(one, time=last + 1.0 + place) for place, one in enumerate(more)),
+        ),
         reports=reports,
         ranks=read_ranks(attempt),
         fixed_port=read_fixed_port(attempt),
@@ -190,13 +226,21 @@ def evidence_left(attempt: Path, record: LaunchRecord, log_evidence: Evidence | 
 
 
 def _silent_host(record: LaunchRecord, left: Evidence) -> str:
-    """How the records of a launch that is over show that its batch script's node was lost; "" where they do not.
+    """How the records of a launch that is over show that its batch script's node was lost; "" where
+    they do not.
 
-    The agents of all the other nodes have told of their end, that of the first has not, nor has the batch script.
+    The agents of all the other nodes have told of their end, that of the first has not, nor has the
+    batch script.
     """
-    host = record.nodes[0] if record.nodes else ""
+    host = ""
+    if record.nodes:
+        host = record.nodes[0]
     ended = {one.node for one in left.reports if one.exit_status is not None}
-    if len(record.nodes) < 2 or host in {one.host for one in left.failures} or ended != set(record.nodes[1:]):
+    if (
+        len(record.nodes) < 2
+        or host in {one.host for one in left.failures}
+        or ended != set(record.nodes[1:])
+    ):
         return ""
     return f"neither the agent of {host} nor the batch script there left a word, and those of all other nodes did"
 

@@ -1,6 +1,7 @@
 """What a worker's error says of its node, by the signatures of `tr11 diagnose`. Pure.
 
-The catalogue's rules are asked one by one: a single line needs no search of blocks, and a relaunch no native library.
+The catalogue's rules are asked one by one: a single line needs no search of blocks, and a relaunch
+no native library.
 """
 
 from __future__ import annotations
@@ -22,18 +23,34 @@ _OF_ONE_NODE = frozenset(
     {FaultClass.GPU_HARDWARE, FaultClass.CUDA_OOM, FaultClass.HOST_OOM, FaultClass.DATALOADER}
 )  # what one node alone may have, and the program too
 _WAITED = re.compile(r"timed? ?out|timeout|lost (?:a|the) rank|lost each other", re.IGNORECASE)
-_NODES_OWN = re.compile(r"['\" ](?:/tmp|/dev/shm|/var/tmp|/run)/")  # places that each node has for itself
+# places that each node has for itself
+_NODES_OWN = re.compile(r"['\" ](?:/tmp|/dev/shm|/var/tmp|/run)/")
 # Exceptions that every launch of the same program and card meets again.
 _PROGRAMS_OWN = frozenset(
     {
-        "CardError", "DataError", "CheckpointError", "ImportError", "ModuleNotFoundError", "SyntaxError", "NameError",
-        "TypeError", "AttributeError", "KeyError", "ValueError", "IndexError", "AssertionError", "NotImplementedError",
-        "FileNotFoundError", "PermissionError", "UnicodeDecodeError",
+        "CardError",
+        "DataError",
+        "CheckpointError",
+        "ImportError",
+        "ModuleNotFoundError",
+        "SyntaxError",
+        "NameError",
+        "TypeError",
+        "AttributeError",
+        "KeyError",
+        "ValueError",
+        "IndexError",
+        "AssertionError",
+        "NotImplementedError",
+        "FileNotFoundError",
+        "PermissionError",
+        "UnicodeDecodeError",
     }
-)  # fmt: skip
+)
 
 
-# What the trainer says of its input whatever was in the way: where the text tells that, it counts before the name.
+# What the trainer says of its input whatever was in the way: where the text tells that, it counts
+# before the name.
 _WRAPPERS = frozenset({"DataError", "LostWorkerError", "CheckpointError"})
 _OF_THE_SITE = _OF_ONE_NODE | {FaultClass.STORAGE}
 
@@ -47,7 +64,11 @@ class ErrorText(Record):
     @property
     def best(self) -> FaultSignature | None:
         """The signature that says most: a cause before all else, the surest first."""
-        return min(self.signatures, key=lambda one: (one.role is not Role.CAUSE, -one.confidence), default=None)
+        return min(
+            self.signatures,
+            key=lambda one: (one.role is not Role.CAUSE, -one.confidence),
+            default=None,
+        )
 
     @property
     def is_programs_own(self) -> bool:
@@ -74,12 +95,16 @@ class ErrorText(Record):
 
     @property
     def tells_of_waiting(self) -> bool:
-        """Whether it tells of a rank that was waited for in vain; what ends then, ends because of that."""
+        """Whether it tells of a rank that was waited for in vain; what ends then, ends because of
+        that.
+        """
         return self._is(FaultClass.NCCL_TIMEOUT)
 
     @property
     def condemns_node(self) -> bool:
-        """Whether it is a text of broken hardware, and of nothing else. A link has two ends: it condemns neither."""
+        """Whether it is a text of broken hardware, and of nothing else. A link has two ends: it
+        condemns neither.
+        """
         best = self.best
         if best is not None and best.fault in _NETWORK:
             return False
@@ -89,7 +114,11 @@ class ErrorText(Record):
     @property
     def is_storage(self) -> bool:
         """Whether the storage that all nodes share is full or gone."""
-        return self._is(FaultClass.STORAGE) and not self.is_programs_own and not _NODES_OWN.search(self.text)
+        return (
+            self._is(FaultClass.STORAGE)
+            and not self.is_programs_own
+            and not _NODES_OWN.search(self.text)
+        )
 
     @property
     def is_port_taken(self) -> bool:
@@ -107,7 +136,9 @@ class ErrorText(Record):
 
     @property
     def may_be_nodes_own(self) -> bool:
-        """Whether a node may be at fault where it met this alone: a GPU's error, memory, a place of its own."""
+        """Whether a node may be at fault where it met this alone: a GPU's error, memory, a place of
+        its own.
+        """
         best = self.best
         if best is None or self.is_programs_own:
             return False
@@ -121,7 +152,9 @@ class ErrorText(Record):
         best = self.best
         if best is not None and best.fault in _NETWORK and best.step is NextStep.FIX_CONFIG:
             return True
-        return self.is_programs_own or (self._is(FaultClass.CUDA_OOM) and "out of memory" in self.text.lower())
+        return self.is_programs_own or (
+            self._is(FaultClass.CUDA_OOM) and "out of memory" in self.text.lower()
+        )
 
     def _is(self, fault: FaultClass) -> bool:
         return self.best is not None and self.best.fault is fault
@@ -134,7 +167,9 @@ def read_error(error: str) -> ErrorText:
     found: dict[str, FaultSignature] = {}
     for rule in rules():
         match = rule.pattern.search(text)
-        signature = rule.of(match) if match is not None else None
+        signature = None
+        if match is not None:
+            signature = rule.of(match)
         if signature is not None and signature.id != ANY_EXCEPTION:
             found.setdefault(signature.id, signature)
     return ErrorText(text, tuple(found.values()))
@@ -143,5 +178,9 @@ def read_error(error: str) -> ErrorText:
 def without_speaker(said: str) -> str:
     """The words of a worker without `rank 3 on n2: ` or `n2: `; what srun says is left as it is."""
     who, colon, words = said.partition(": ")
-    is_speaker = colon and (" on " in who or " " not in who) and who not in {"srun", "slurmstepd", "tr11"}
-    return words if is_speaker else said
+    is_speaker = (
+        colon and (" on " in who or " " not in who) and who not in {"srun", "slurmstepd", "tr11"}
+    )
+    if is_speaker:
+        return words
+    return said

@@ -1,8 +1,9 @@
 """A log's diagnosis and the conclusion about its launch, as one answer. Pure.
 
-The agent's conclusion leads: it saw the scheduler, the nodes and all workers when the launch ended. The log's line and
-its class stand where they tell of the same thing, for a line says best what went wrong. Where the agent came to
-nothing, the class is the log's; who is to blame, and so whether a node goes, is always the conclusion's.
+The agent's conclusion leads: it saw the scheduler, the nodes and all workers when the launch ended.
+The log's line and its class stand where they tell of the same thing, for a line says best what went
+wrong. Where the agent came to nothing, the class is the log's; who is to blame, and so whether a
+node goes, is always the conclusion's.
 """
 
 from __future__ import annotations
@@ -26,16 +27,27 @@ _SPEAKER = re.compile(r"(?:^|: )rank \d+ on (?P<node>[\w.-]+): ")
 FEWEST_LETTERS = 12  # of words that are the same: what is shorter may be anyone's
 _ORDERED = frozenset(
     {
-        FaultClass.CLEAN_EXIT, FaultClass.SLURM_TIME_LIMIT, FaultClass.SLURM_PREEMPTED, FaultClass.SLURM_USER_CANCEL,
+        FaultClass.CLEAN_EXIT,
+        FaultClass.SLURM_TIME_LIMIT,
+        FaultClass.SLURM_PREEMPTED,
+        FaultClass.SLURM_USER_CANCEL,
     }
-)  # fmt: skip
+)
 _OF_THE_PROGRAM = frozenset(
     {
-        FaultClass.USER_CODE, FaultClass.DATALOADER, FaultClass.CUDA_OOM, FaultClass.HOST_OOM, FaultClass.NUMERICS,
-        FaultClass.CHECKPOINT_MISMATCH, FaultClass.HUB_AUTH, FaultClass.GCS, FaultClass.STORAGE,
+        FaultClass.USER_CODE,
+        FaultClass.DATALOADER,
+        FaultClass.CUDA_OOM,
+        FaultClass.HOST_OOM,
+        FaultClass.NUMERICS,
+        FaultClass.CHECKPOINT_MISMATCH,
+        FaultClass.HUB_AUTH,
+        FaultClass.GCS,
+        FaultClass.STORAGE,
     }
-)  # fmt: skip
-_FITS: Mapping[Kind, frozenset[FaultClass]] = {  # the classes that say the same as the kind, or more exactly
+)
+# the classes that say the same as the kind, or more exactly
+_FITS: Mapping[Kind, frozenset[FaultClass]] = {
     Kind.CONFIGURATION: _OF_THE_PROGRAM | {FaultClass.RENDEZVOUS, FaultClass.SLURM_SUBMIT},
     Kind.SOFTWARE: _OF_THE_PROGRAM,
     Kind.STORAGE: frozenset({FaultClass.STORAGE, FaultClass.GCS}),
@@ -46,7 +58,8 @@ _FITS: Mapping[Kind, frozenset[FaultClass]] = {  # the classes that say the same
 _OF_PEERS = frozenset(  # what the others see of one that has died
     {FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS, FaultClass.CLEAN_EXIT}
 )
-_LOST = frozenset({FaultClass.SLURM_NODE_FAIL, FaultClass.GPU_HARDWARE})  # a GPU may take its node along
+# a GPU may take its node along
+_LOST = frozenset({FaultClass.SLURM_NODE_FAIL, FaultClass.GPU_HARDWARE})
 _SAYS_WHY = frozenset({Role.CAUSE, Role.DEATH, Role.SYMPTOM, Role.STOP})
 
 
@@ -61,7 +74,9 @@ class _Words(Record):
 
 
 def joined(found: Diagnosis, conclusion: Conclusion) -> Diagnosis:
-    """The diagnosis with the conclusion's node and blame; where it is the agent's, with its cause too."""
+    """The diagnosis with the conclusion's node and blame; where it is the agent's, with its cause
+    too.
+    """
     judged = conclusion.found
     leads = conclusion.by_agent or judged.confidence > CAUTIOUS
     if leads and not _agree(found, judged):
@@ -78,7 +93,9 @@ def joined(found: Diagnosis, conclusion: Conclusion) -> Diagnosis:
         rank = root.rank if root.node is None else None
         root = replace(root, node=own or named[0], rank=rank, gpu=None)
     who = "The agent" if conclusion.by_agent else "The attempt's records"
-    rests_on = judged.evidence[0] if judged.evidence and not conclusion.by_agent else ""
+    rests_on = ""
+    if judged.evidence and not conclusion.by_agent:
+        rests_on = judged.evidence[0]
     said = f"{who}: {judged.summary}."
     if rests_on and rests_on not in judged.summary:
         said = f"{who}: {judged.summary}: {rests_on}."
@@ -87,16 +104,25 @@ def joined(found: Diagnosis, conclusion: Conclusion) -> Diagnosis:
     elif judged.kind is Kind.NODE and judged.suspects and not judged.blamed:
         said += f" {', '.join(judged.suspects)} is only suspected: the first time it is swapped out, not excluded."
     return replace(
-        found, fault=fault, step=step, confidence=confidence, root_cause=root, conclusion=conclusion,
+        found,
+        fault=fault,
+        step=step,
+        confidence=confidence,
+        root_cause=root,
+        conclusion=conclusion,
         explanation=f"{found.explanation} {said}".strip(),
-    )  # fmt: skip
+    )
 
 
 # ----------------------------------------------------------------------------- the agent leads
 def _agree(found: Diagnosis, judged: Attribution) -> bool:
-    """Whether the log's cause is the agent's too, by its words or its class; or the agent knows of no cause."""
+    """Whether the log's cause is the agent's too, by its words or its class; or the agent knows of
+    no cause.
+    """
     root = found.root_cause
-    if root is not None and any(_is_in(root.text, said) for said in (*judged.evidence, judged.summary)):
+    if root is not None and any(
+        _is_in(root.text, said) for said in (*judged.evidence, judged.summary)
+    ):
         return True
     words = _words(judged)
     if judged.kind in {Kind.UNKNOWN, Kind.NODE} and words.fault is None:
@@ -112,10 +138,15 @@ def _led(found: Diagnosis, conclusion: Conclusion) -> Diagnosis:
     """The diagnosis by the agent's words; what the log told instead is further evidence."""
     judged = conclusion.found
     words = _words(judged)
-    line = next((one for one in (*found.evidence, *found.consequences) if _is_in(one.text, words.text)), None)
+    line = next(
+        (one for one in (*found.evidence, *found.consequences) if _is_in(one.text, words.text)),
+        None,
+    )
     if line is None and conclusion.by_agent:
         line = QuotedLine(conclusion.file, conclusion.line_number(words.text), words.text)
-    rest = tuple(one for one in (found.root_cause, *found.evidence) if one is not None and one is not line)
+    rest = tuple(
+        one for one in (found.root_cause, *found.evidence) if one is not None and one is not line
+    )
     fault = words.fault
     if fault is None or (fault is FaultClass.UNKNOWN and judged.kind is not Kind.NODE):
         fault = CLASS.get(judged.kind, FaultClass.UNKNOWN)
@@ -150,18 +181,26 @@ def _tells(signature: FaultSignature) -> bool:
 def _is_in(line: str, said: str) -> bool:
     """Whether a line of a log is what the agent quotes."""
     words, line = without_speaker(said).strip(), line.strip()
-    return len(words) >= FEWEST_LETTERS and (words in line or (len(line) >= FEWEST_LETTERS and line in said))
+    return len(words) >= FEWEST_LETTERS and (
+        words in line or (len(line) >= FEWEST_LETTERS and line in said)
+    )
 
 
 def _speaker_of(said: str) -> str:
-    """The node that a conclusion's words name as theirs, also those of an earlier launch; "" where they name none."""
+    """The node that a conclusion's words name as theirs, also those of an earlier launch; "" where
+    they name none.
+    """
     named = _SPEAKER.search(said)
-    return "" if named is None else named["node"]
+    if named is None:
+        return ""
+    return named["node"]
 
 
 # ----------------------------------------------------------------------------- class and step
 def _overrules(judged: Attribution, found: Diagnosis) -> bool:
-    """Whether the class is to be the conclusion's: the log told none, or took an ordered end for a fault."""
+    """Whether the class is to be the conclusion's: the log told none, or took an ordered end for a
+    fault.
+    """
     if judged.kind is Kind.OPERATOR:
         return judged.confidence > CAUTIOUS and found.fault not in _ORDERED
     if judged.kind is Kind.NODE and not judged.blamed:
@@ -173,10 +212,13 @@ def _step(judged: Attribution, found: Diagnosis) -> NextStep:
     if judged.blamed:
         return NextStep.EXCLUDE_AND_RESUBMIT
     if judged.kind is Kind.PORT or found.step is NextStep.EXCLUDE_AND_RESUBMIT:
-        # another launch takes another port; whom the log accuses is not condemned: a spare takes its place
+        # another launch takes another port; whom the log accuses is not condemned: a spare takes
+        # its place
         return STEP.get(judged.kind, NextStep.RESUBMIT)
     if judged.kind is Kind.OPERATOR:
-        return found.step if found.fault in _ORDERED - {FaultClass.CLEAN_EXIT} else NextStep.NONE
+        if found.fault in _ORDERED - {FaultClass.CLEAN_EXIT}:
+            return found.step
+        return NextStep.NONE
     if judged.kind in STEP and found.step in {NextStep.RESUBMIT, NextStep.PAGE, NextStep.NONE}:
         return STEP[judged.kind]
     if judged.kind is Kind.NODE and found.step in {NextStep.PAGE, NextStep.NONE}:

@@ -18,45 +18,66 @@ _SAYS_WHY = frozenset({Role.CAUSE, Role.DEATH, Role.SYMPTOM})
 _LOST_HOST = "ours-lost-host"
 _UNWRITABLE = ("ours-run-directory-gone", "ours-unwritable")
 _FAILED = re.compile(r"^tr11: launch \d+ failed \((?P<kind>[\w-]+)\): (?P<summary>.+)")
-_NOT_A_WORKERS = re.compile(r"^(?:srun|slurmstepd|slurmctld|slurmd)\b|^torch\.distributed\.elastic|^tr11: ")
+_NOT_A_WORKERS = re.compile(
+    r"^(?:srun|slurmstepd|slurmctld|slurmd)\b|^torch\.distributed\.elastic|^tr11: "
+)
 
 
 def evidence_of(launch: LogLaunch, places: LaunchPlaces) -> Evidence:
-    """The evidence in a log: srun's lines, the workers' own words with the nodes they are of, torchrun's reports.
+    """The evidence in a log: srun's lines, the workers' own words with the nodes they are of,
+    torchrun's reports.
 
-    Times are those of the lines where all have one, else their order counts: seconds or lines, only to be compared.
+    Times are those of the lines where all have one, else their order counts: seconds or lines, only
+    to be compared.
     """
     left = [one for one in launch.sightings if not launch.has_overcome(one)]
-    srun = parse_lines(body for one in left if (body := _body(one)).startswith(("srun: ", "slurmstepd: ")))
+    srun = parse_lines(
+        body for one in left if (body := _body(one)).startswith(("srun: ", "slurmstepd: "))
+    )
     reports = [one for one in launch.reports if one.exit_code not in {None, -15}]
     words, unplaced = _words(left, places)
     times = (*(one.origin.time for one, _ in words), *(report.time for report in reports))
     has_times = all(_seconds(time) is not None for time in times)
 
     def moment(time: str | None, line: int) -> float:
-        seconds = _seconds(time) if has_times else None
-        return float(line) if seconds is None else seconds
+        seconds = None
+        if has_times:
+            seconds = _seconds(time)
+        if seconds is None:
+            return float(line)
+        return seconds
 
     failures = [
-        Failure(place.node, place.rank, moment(one.origin.time, one.line_number), _body(one)) for one, place in words
+        Failure(place.node, place.rank, moment(one.origin.time, one.line_number), _body(one))
+        for one, place in words
     ]
     spoke = {(one.host, one.rank) for one in failures}
     for report in reports:
         host = places.host_of(report)
-        number = -report.exit_code if report.exit_code is not None and report.exit_code < 0 else None
+        number = None
+        if report.exit_code is not None and report.exit_code < 0:
+            number = -report.exit_code
         is_mute = (host, report.rank) not in spoke and not unplaced
         if host is not None and (number is not None or is_mute):
             told = report.said or f"the worker left with exit code {report.exit_code}"
-            failures.append(Failure(host, report.rank, moment(report.time, report.line_number), told, number))
-    nodes = launch.nodes or tuple(dict.fromkeys([one.host for one in failures] + [n for s in srun for n in s.nodes]))
+            failures.append(
+                Failure(host, report.rank, moment(report.time, report.line_number), told, number)
+            )
+    nodes = launch.nodes or tuple(
+        dict.fromkeys([one.host for one in failures] + [n for s in srun for n in s.nodes])
+    )
     reached = None if launch.progress is None else launch.progress.iteration
     own_words = {one.signature.id: _body(one) for one in reversed(left)}
     return Evidence(
-        nodes, 1, srun=srun, failures=tuple(sorted(failures, key=lambda one: one.time)), reached=reached,
+        nodes,
+        1,
+        srun=srun,
+        failures=tuple(sorted(failures, key=lambda one: one.time)),
+        reached=reached,
         lost_host=own_words.get(_LOST_HOST, ""),
         unwritable=next((own_words[one] for one in _UNWRITABLE if one in own_words), ""),
         agents_word=_agents_word(left),
-    )  # fmt: skip
+    )
 
 
 def _agents_word(sightings: list[Sighting]) -> AgentsWord | None:
@@ -64,7 +85,9 @@ def _agents_word(sightings: list[Sighting]) -> AgentsWord | None:
     for one in sightings:
         match = _FAILED.match(one.text)
         if match is not None and match["kind"] in set(Kind):
-            return AgentsWord(Kind(match["kind"]), match["summary"].strip(), one.file, one.line_number)
+            return AgentsWord(
+                Kind(match["kind"]), match["summary"].strip(), one.file, one.line_number
+            )
     return None
 
 
@@ -73,16 +96,22 @@ class _Speaker(NamedTuple):
     rank: int | None
 
 
-def _words(sightings: list[Sighting], places: LaunchPlaces) -> tuple[list[tuple[Sighting, _Speaker]], bool]:
-    """Workers' own words, each with its node; and whether there are others, of no one in particular.
+def _words(
+    sightings: list[Sighting], places: LaunchPlaces
+) -> tuple[list[tuple[Sighting, _Speaker]], bool]:
+    """Workers' own words, each with its node; and whether there are others, of no one in
+    particular.
 
-    The words of a single writer that does not say where it is are those of the first worker to fail.
+    The words of a single writer that does not say where it is are those of the first worker to
+    fail.
     """
     found, unplaced = [], []
     for one in sightings:
         if one.is_mild or (one.signature.family == TOPICS and one.raised is None):
             continue
-        is_workers = not one.signature.family.startswith("slurm") and not _NOT_A_WORKERS.match(_body(one))
+        is_workers = not one.signature.family.startswith("slurm") and not _NOT_A_WORKERS.match(
+            _body(one)
+        )
         if one.signature.role not in _SAYS_WHY or not is_workers:
             continue
         quoted = places.quoted(one)

@@ -1,4 +1,6 @@
-"""Reads what a launch left in its attempt's folder: failures, node agents' records, torch elastic's files."""
+"""Reads what a launch left in its attempt's folder: failures, node agents' records, torch elastic's
+files.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,15 @@ from trainer.contract.state_file import read_json
 def read_marker(attempt: Path, launch: int) -> EndMarker | None:
     """The end marker, if it is this launch's. Raises OSError or ValueError when it cannot be read."""
     marker = EndMarker.read(attempt / END_MARKER_FILE)
-    return marker if marker is not None and marker.launch == launch else None
+    if marker is not None and marker.launch == launch:
+        return marker
+    return None
 
 
 def read_failures(attempt: Path, launch: int) -> tuple[Failure, ...]:
-    """The failures that this launch recorded. A half-dead node may leave half a record: the others still speak."""
+    """The failures that this launch recorded. A half-dead node may leave half a record: the others
+    still speak.
+    """
     found = []
     for value in read_objects(attempt / "failures"):
         if value.get("launch", launch) != launch:
@@ -35,32 +41,42 @@ def read_failures(attempt: Path, launch: int) -> tuple[Failure, ...]:
 
 
 def all_failures(attempt: Path, record: LaunchRecord) -> tuple[Failure, ...]:
-    """The failures of a launch, the first one first; torch elastic's files speak where a node has no better word."""
+    """The failures of a launch, the first one first; torch elastic's files speak where a node has
+    no better word.
+    """
     own = read_failures(attempt, record.launch)
     hosts = {one.host for one in own}
     files = read_elastic_errors(attempt, record.nodes, record.start)
-    return tuple(sorted((*own, *(one for one in files if one.host not in hosts)), key=lambda one: one.time))
+    return tuple(
+        sorted((*own, *(one for one in files if one.host not in hosts)), key=lambda one: one.time)
+    )
 
 
 def read_elastic_errors(attempt: Path, nodes: Sequence[str], since: float) -> tuple[Failure, ...]:
-    """What workers left in the error files of torch elastic, written since `since` (seconds since the epoch).
+    """What workers left in the error files of torch elastic, written since `since` (seconds since
+    the epoch).
 
-    Such a file says when a worker failed and why; its path says on which node of the launch, the n-th of `nodes`, and
-    as which of its workers.
+    Such a file says when a worker failed and why; its path says on which node of the launch, the
+    n-th of `nodes`, and as which of its workers.
     """
     found = []
     for path in (attempt / "torchrun").glob("*/*/attempt_*/*/error.json"):
         number = path.relative_to(attempt).parts[1]
-        place = int(number) if number.isdecimal() else len(nodes)
+        if number.isdecimal():
+            place = int(number)
+        else:
+            place = len(nodes)
         if place >= len(nodes):
             continue
         try:
             error_record = (read_json(path) or {})["message"]
-            text, when = (
-                (error_record, path.stat().st_mtime)
-                if isinstance(error_record, str)
-                else (error_record["message"], float(error_record["extraInfo"]["timestamp"]))
-            )
+            if isinstance(error_record, str):
+                text, when = (error_record, path.stat().st_mtime)
+            else:
+                text, when = (
+                    error_record["message"],
+                    float(error_record["extraInfo"]["timestamp"]),
+                )
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if when >= since:
@@ -79,7 +95,9 @@ def read_ranks(attempt: Path) -> dict[int, str]:
         except OSError:
             continue
         if number.isdecimal():
-            newest[int(number)] = max(newest.get(int(number), (0.0, "")), (written, path.parent.name))
+            newest[int(number)] = max(
+                newest.get(int(number), (0.0, "")), (written, path.parent.name)
+            )
     return {rank: node for rank, (_, node) in sorted(newest.items())}
 
 
@@ -102,16 +120,23 @@ def read_reports(attempt: Path, launch: int) -> tuple[NodeReport, ...]:
             if isinstance(check, dict) and check.get("result") in {"fine", "warning"}
         )
         addresses = value.get("addresses")
-        own = tuple(map(str, addresses)) if isinstance(addresses, list) else ()
+        if isinstance(addresses, list):
+            own = tuple(map(str, addresses))
+        else:
+            own = ()
         exit_status = status if isinstance(status, int) else None
         holder = str(value.get("port_holder") or "")
         memory = _memory_said(value.get("memory"))
-        found.append(NodeReport(value["node"], exit_status, bad, own, _missed(value), holder, memory, passed))
+        found.append(
+            NodeReport(value["node"], exit_status, bad, own, _missed(value), holder, memory, passed)
+        )
     return tuple(found)
 
 
 def _memory_said(memory: object) -> str:
-    """What a node's record tells of its memory while the workers ran (see `tr11ops.agent.memory_watch`)."""
+    """What a node's record tells of its memory while the workers ran (see
+    `tr11ops.agent.memory_watch`).
+    """
     if not isinstance(memory, dict):
         return ""
     killed, warnings = memory.get("oom_kills"), memory.get("warnings")
@@ -126,7 +151,9 @@ def _memory_said(memory: object) -> str:
 
 
 def _missed(record: Mapping[str, Any]) -> MissedWorker | None:
-    """The failed worker of a node's record that was missed first, those that were told to go left out."""
+    """The failed worker of a node's record that was missed first, those that were told to go left
+    out.
+    """
     found = []
     for value in record.get("failed_workers") or ():
         try:
@@ -144,7 +171,9 @@ def read_fixed_port(attempt: Path) -> int | None:
         port = (read_json(attempt / "card.json") or {}).get("slurm", {}).get("master_port")
     except (OSError, ValueError, AttributeError):
         return None
-    return port if isinstance(port, int) else None
+    if isinstance(port, int):
+        return port
+    return None
 
 
 def read_objects(folder: Path) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Whether a plain restart helps after a launch, by what was concluded of it. Pure.
 
-The agent and `tr11 diagnose` both ask the same rules (`tr11ops.diagnose.answers`). The agent acts on the answer: where
-something has to be changed first, nothing more is started (`tr11ops.agent.relaunch`).
+The agent and `tr11 diagnose` both ask the same rules (`tr11ops.diagnose.answers`). The agent acts
+on the answer: where something has to be changed first, nothing more is started
+(`tr11ops.agent.relaunch`).
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ STEP: Mapping[Kind, NextStep] = {
     Kind.PORT: NextStep.RESUBMIT,  # each launch takes another one
     Kind.OPERATOR: NextStep.NONE,
 }
-MOST_AT_ONE_STEP = 3  # launches in a row that a fault of unknown cause ends at one step; fewer may be chance
+# launches in a row that a fault of unknown cause ends at one step; fewer may be chance
+MOST_AT_ONE_STEP = 3
 
 
 def restart_after(found: Attribution, trained: bool, times: int = 1) -> RestartAnswer:
-    """Whether a plain restart helps after this launch. `trained`: whether it made steps. `times`: how many launches in
-    a row this fault has ended at this step."""
+    """Whether a plain restart helps after this launch. `trained`: whether it made steps. `times`:
+    how many launches in a row this fault has ended at this step.
+    """
     texts = [without_speaker(text) for text in found.evidence or (found.summary,)]
     known = read_error(texts[0]).best  # the signature of what the conclusion rests on
     fault, step = CLASS.get(found.kind, FaultClass.UNKNOWN), STEP.get(found.kind, NextStep.RESUBMIT)
@@ -45,8 +48,11 @@ def restart_after(found: Attribution, trained: bool, times: int = 1) -> RestartA
         step = NextStep.PAGE if known is None else known.step
         times = times if times >= MOST_AT_ONE_STEP else 1
     if found.avoided:
-        times = 1  # on one node again and again, which is left out now: that is no sign against other nodes
-    helps = known.helps if known is not None and found.kind in {Kind.STORAGE, Kind.UNKNOWN} else None
+        # on one node again and again, which is left out now: that is no sign against other nodes
+        times = 1
+    helps = None
+    if known is not None and found.kind in {Kind.STORAGE, Kind.UNKNOWN}:
+        helps = known.helps
     if fault is FaultClass.NCCL_TIMEOUT:
         helps = helps or helps_where_ranks_parted(texts)
     if found.kind is Kind.HEALTH_CHECK:  # the next launch leaves the check out

@@ -1,4 +1,6 @@
-"""How sure each kind of conclusion is: figures fitted on labelled logs, kept as data beside this file."""
+"""How sure each kind of conclusion is: figures fitted on labelled logs, kept as data beside this
+file.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Asks every node of an attempt for the stacks of its workers: through srun, or directly where all run on one machine.
+"""Asks every node of an attempt for the stacks of its workers: through srun, or directly where all
+run on one machine.
 
-The one way in which stacks are collected: `tr11 stacks` and the watchdog use it. What nodes did not tell in time is
-said, and keeps no one waiting.
+The one way in which stacks are collected: `tr11 stacks` and the watchdog use it. What nodes did not
+tell in time is said, and keeps no one waiting.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from trainer.contract.record import Record
 
 NODE_SECONDS = 20.0  # a node that has not answered by then is a row of its own
 MOST_AT_ONCE = 64  # steps of one node each
-NODE_SHARE = 0.6  # of it, for the reading itself: the rest is for srun, and for Python to start on a busy node
+# of it, for the reading itself: the rest is for srun, and for Python to start on a busy node
+NODE_SHARE = 0.6
 
 
 class CommandFollower(Protocol):
@@ -40,7 +42,9 @@ class CommandFollower(Protocol):
 
 
 class AskedAttempt(Record):
-    """An attempt whose workers are asked for. `nodes`: of its allocation; `is_local`: they are all this machine."""
+    """An attempt whose workers are asked for. `nodes`: of its allocation; `is_local`: they are all
+    this machine.
+    """
 
     job_id: str
     heartbeats: Path
@@ -65,13 +69,21 @@ def collect(
     return _through_srun(asked, environment, seconds, on_answer, follow)
 
 
-def _from_here(asked: AskedAttempt, seconds: float, on_answer: Callable[[int], object]) -> CollectedStacks:
+def _from_here(
+    asked: AskedAttempt, seconds: float, on_answer: Callable[[int], object]
+) -> CollectedStacks:
     try:
-        answers = within(seconds, lambda: answers_here(asked.heartbeats, asked.job_id, None, max(1.0, seconds - 2.0)))
+        answers = within(
+            seconds,
+            lambda: answers_here(asked.heartbeats, asked.job_id, None, max(1.0, seconds - 2.0)),
+        )
     except Late:
-        return CollectedStacks((), asked.nodes, "this machine's processes, or the heartbeats' disk, do not answer")
+        return CollectedStacks(
+            (), asked.nodes, "this machine's processes, or the heartbeats' disk, do not answer"
+        )
     on_answer(len(answers))
-    return CollectedStacks(answers)  # a node without a worker is a spare one: the machine has answered for it
+    # a node without a worker is a spare one: the machine has answered for it
+    return CollectedStacks(answers)
 
 
 def _through_srun(
@@ -81,7 +93,9 @@ def _through_srun(
     on_answer: Callable[[int], object],
     follow: CommandFollower,
 ) -> CollectedStacks:
-    """One step over all nodes. Where it ends without some, as it does for a dead node, each of these gets its own."""
+    """One step over all nodes. Where it ends without some, as it does for a dead node, each of
+    these gets its own.
+    """
     until = time.monotonic() + seconds
     reader, lock, client = AnswerReader(), threading.Lock(), client_environment(environment)
 
@@ -92,7 +106,9 @@ def _through_srun(
 
     def ask(nodes: tuple[str, ...]) -> CommandResult:
         left = max(1.0, until - time.monotonic())
-        return follow(srun_command(asked, nodes, left), environment=client, timeout_seconds=left, on_line=take)
+        return follow(
+            srun_command(asked, nodes, left), environment=client, timeout_seconds=left, on_line=take
+        )
 
     result = ask(asked.nodes)
     said = _one_line(result.stderr)
@@ -105,7 +121,9 @@ def _through_srun(
         missing = tuple(node for node in missing if node not in reader.answers)
     answers = tuple(reader.answers[node] for node in sorted(reader.answers))
     if not answers and not asked.nodes:
-        raise SchedulerUnreachable(f"srun reached no node of job {asked.job_id}{f' ({said})' if said else ''}")
+        raise SchedulerUnreachable(
+            f"srun reached no node of job {asked.job_id}{f' ({said})' if said else ''}"
+        )
     if reader.garbled:
         said = f"{said} (the answer of {', '.join(sorted(reader.garbled))} was garbled)".strip()
     return CollectedStacks(answers, missing, said if missing else "")
@@ -119,12 +137,24 @@ def srun_command(asked: AskedAttempt, nodes: tuple[str, ...], seconds: float) ->
     """One probe on each of these nodes, beside what runs there; one that fails ends no other."""
     count = str(len(nodes) or asked.node_count)
     return [
-        "srun", f"--jobid={asked.job_id}", "--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",
+        "srun",
+        f"--jobid={asked.job_id}",
+        "--overlap",
+        f"--nodes={count}",
+        f"--ntasks={count}",
+        "--ntasks-per-node=1",
         *([f"--nodelist={','.join(nodes)}"] if nodes else []),
-        "--kill-on-bad-exit=0", "--wait=0", "--input=none", f"--immediate={max(1, round(seconds))}",
-        sys.executable, "-m", "tr11ops.diagnose.stacks.node", str(asked.heartbeats), asked.job_id,
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--input=none",
+        f"--immediate={max(1, round(seconds))}",
+        sys.executable,
+        "-m",
+        "tr11ops.diagnose.stacks.node",
+        str(asked.heartbeats),
+        asked.job_id,
         f"{seconds * NODE_SHARE:g}",
-    ]  # fmt: skip
+    ]
 
 
 def _is_no_right(said: str) -> bool:

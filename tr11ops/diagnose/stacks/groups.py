@@ -1,4 +1,6 @@
-"""Workers with the same stack in one row: who they are, what they wait in, since how many looks. Pure."""
+"""Workers with the same stack in one row: who they are, what they wait in, since how many looks.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from trainer.contract.record import Record
 
 
 class StackGroup(Record):
-    """Workers that stand at the same place, by rank. `looks`: in how many looks in a row none of them has moved."""
+    """Workers that stand at the same place, by rank. `looks`: in how many looks in a row none of
+    them has moved.
+    """
 
     wait: StackWait
     workers: tuple[WorkerStack, ...]
@@ -31,8 +35,12 @@ class StackGroup(Record):
         return tuple(sorted({worker.node for worker in self.workers}))
 
 
-def grouped(workers: Iterable[WorkerStack], looks: Mapping[int, int] | None = None) -> tuple[StackGroup, ...]:
-    """The groups, the smallest first: the odd one is on top. `looks`: of each rank, as `looks_of` counts them."""
+def grouped(
+    workers: Iterable[WorkerStack], looks: Mapping[int, int] | None = None
+) -> tuple[StackGroup, ...]:
+    """The groups, the smallest first: the odd one is on top. `looks`: of each rank, as `looks_of`
+    counts them.
+    """
     found: dict[tuple[StackWait, tuple[Frame, ...]], list[WorkerStack]] = {}
     for worker in sorted(workers, key=lambda one: one.rank):
         found.setdefault((wait_of(worker), worker.frames), []).append(worker)
@@ -49,7 +57,8 @@ def looks_of(
 ) -> dict[int, int]:
     """Rank -> in how many looks in a row its process stood at the same place, this one included."""
     return {
-        worker.rank: counts.get(worker.rank, 1) + 1 if _same(before.get(worker.rank), worker) else 1 for worker in now
+        worker.rank: counts.get(worker.rank, 1) + 1 if _same(before.get(worker.rank), worker) else 1
+        for worker in now
     }
 
 

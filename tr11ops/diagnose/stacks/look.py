@@ -21,7 +21,9 @@ FRESH_SECONDS = 600.0  # a flight record that is older says nothing of what hang
 
 
 class StacksLook(Record, dict=True):
-    """All of one look. `time`: seconds since the epoch. `counts`: rank -> looks in a row at one place."""
+    """All of one look. `time`: seconds since the epoch. `counts`: rank -> looks in a row at one
+    place.
+    """
 
     job: str
     time: float
@@ -31,10 +33,18 @@ class StacksLook(Record, dict=True):
 
     @classmethod
     def after(
-        cls, before: StacksLook | None, job: str, time: float, collected: CollectedStacks, records: RecordsLook
+        cls,
+        before: StacksLook | None,
+        job: str,
+        time: float,
+        collected: CollectedStacks,
+        records: RecordsLook,
     ) -> StacksLook:
         """The look that follows `before`, which may be None."""
-        workers = {} if before is None else {one.rank: one for one in before.collected.workers}
+        if before is None:
+            workers = {}
+        else:
+            workers = {one.rank: one for one in before.collected.workers}
         counts = looks_of(workers, {} if before is None else before.counts, collected.workers)
         return cls(job, time, collected, records, counts)
 
@@ -50,19 +60,34 @@ class StacksLook(Record, dict=True):
     @property
     def exit_code(self) -> int:
         """0 no rank or node stands out, 1 one does, 3 nothing could be read."""
-        if not any(worker.frames or worker.is_dead or worker.is_stopped for worker in self.collected.workers):
-            return 3 if self.collected.workers or self.collected.silent else 0
-        return 1 if self.verdict.needs_person else 0
+        if not any(
+            worker.frames or worker.is_dead or worker.is_stopped
+            for worker in self.collected.workers
+        ):
+            if self.collected.workers or self.collected.silent:
+                return 3
+            return 0
+        if self.verdict.needs_person:
+            return 1
+        return 0
 
     @property
     def troubles(self) -> tuple[str, ...]:
         """Why some stacks are not there, each reason once, the most frequent first."""
-        reasons = Counter(worker.trouble for worker in self.collected.workers if worker.trouble and not worker.is_dead)
+        reasons = Counter(
+            worker.trouble
+            for worker in self.collected.workers
+            if worker.trouble and not worker.is_dead
+        )
         found = [
             reason if count == 1 else f"{reason} (and {count - 1} more like it)"
             for reason, count in reasons.most_common()
         ]
-        return (*([self.collected.trouble] if self.collected.trouble else []), *found, *self.records.troubles)
+        return (
+            *([self.collected.trouble] if self.collected.trouble else []),
+            *found,
+            *self.records.troubles,
+        )
 
     def document(self) -> dict[str, Any]:
         """What programs read: docs/stacks.md."""
@@ -106,7 +131,10 @@ def _group(group: StackGroup) -> dict[str, Any]:
         "nodes": list(group.nodes),
         "looks": group.looks,
         "place": "" if group.wait.frame is None else str(group.wait.frame),
-        "frames": [{"function": frame.function, "file": frame.file, "line": frame.line} for frame in group.frames],
+        "frames": [
+            {"function": frame.function, "file": frame.file, "line": frame.line}
+            for frame in group.frames
+        ],
     }
 
 

@@ -1,4 +1,5 @@
-"""On the node: finds the workers of a job here and reads the stack of each, with py-spy and the kernel's files.
+"""On the node: finds the workers of a job here and reads the stack of each, with py-spy and the
+kernel's files.
 
 Nothing is written, signalled or stopped: py-spy reads the memory of a process that goes on.
 
@@ -39,29 +40,86 @@ NO_RIGHT = (
 # The system calls that are told apart, by processor (Linux: asm/unistd.h).
 _CALLS = {
     "x86_64": {
-        0: "read", 1: "write", 2: "open", 3: "close", 5: "fstat", 7: "poll", 17: "pread64", 18: "pwrite64", 19: "readv",
-        20: "writev", 23: "select", 45: "recvfrom", 73: "flock", 74: "fsync", 75: "fdatasync", 77: "ftruncate",
-        82: "rename", 83: "mkdir", 87: "unlink", 202: "futex", 217: "getdents64", 230: "clock_nanosleep",
-        232: "epoll_wait", 257: "openat", 262: "newfstatat", 263: "unlinkat", 285: "fallocate", 306: "syncfs",
+        0: "read",
+        1: "write",
+        2: "open",
+        3: "close",
+        5: "fstat",
+        7: "poll",
+        17: "pread64",
+        18: "pwrite64",
+        19: "readv",
+        20: "writev",
+        23: "select",
+        45: "recvfrom",
+        73: "flock",
+        74: "fsync",
+        75: "fdatasync",
+        77: "ftruncate",
+        82: "rename",
+        83: "mkdir",
+        87: "unlink",
+        202: "futex",
+        217: "getdents64",
+        230: "clock_nanosleep",
+        232: "epoll_wait",
+        257: "openat",
+        262: "newfstatat",
+        263: "unlinkat",
+        285: "fallocate",
+        306: "syncfs",
         332: "statx",
     },
     "aarch64": {
-        22: "epoll_pwait", 32: "flock", 35: "unlinkat", 38: "renameat", 46: "ftruncate", 47: "fallocate", 56: "openat",
-        57: "close", 61: "getdents64", 63: "read", 64: "write", 65: "readv", 66: "writev", 67: "pread64",
-        68: "pwrite64", 79: "newfstatat", 82: "fsync", 83: "fdatasync", 98: "futex", 115: "clock_nanosleep",
-        207: "recvfrom", 267: "syncfs", 291: "statx",
+        22: "epoll_pwait",
+        32: "flock",
+        35: "unlinkat",
+        38: "renameat",
+        46: "ftruncate",
+        47: "fallocate",
+        56: "openat",
+        57: "close",
+        61: "getdents64",
+        63: "read",
+        64: "write",
+        65: "readv",
+        66: "writev",
+        67: "pread64",
+        68: "pwrite64",
+        79: "newfstatat",
+        82: "fsync",
+        83: "fdatasync",
+        98: "futex",
+        115: "clock_nanosleep",
+        207: "recvfrom",
+        267: "syncfs",
+        291: "statx",
     },
-}  # fmt: skip
+}
 _WITH_DESCRIPTOR = frozenset(
     {
-        "read", "write", "close", "pread64", "pwrite64", "readv", "writev", "flock", "fsync", "fdatasync", "ftruncate",
-        "fallocate", "getdents64", "syncfs",
+        "read",
+        "write",
+        "close",
+        "pread64",
+        "pwrite64",
+        "readv",
+        "writev",
+        "flock",
+        "fsync",
+        "fdatasync",
+        "ftruncate",
+        "fallocate",
+        "getdents64",
+        "syncfs",
     }
-)  # fmt: skip
+)
 
 
 class FoundWorker(Record):
-    """A rank's process on a node; `has_ended`: its heartbeat names a process that is not there any more."""
+    """A rank's process on a node; `has_ended`: its heartbeat names a process that is not there any
+    more.
+    """
 
     rank: int
     node: str
@@ -72,10 +130,15 @@ class FoundWorker(Record):
 def workers_here(heartbeats: Path, job_id: str, node: str | None) -> list[FoundWorker]:
     """The job's workers on this node, by rank; `node` None: on every node that this machine plays.
 
-    A worker is the process that its heartbeat names, else the outermost Python that its launcher gave the rank to: a
-    data loader's processes inherit the rank, and a wrapper (numactl, a shell) passes it on.
+    A worker is the process that its heartbeat names, else the outermost Python that its launcher
+    gave the rank to: a data loader's processes inherit the rank, and a wrapper (numactl, a shell)
+    passes it on.
     """
-    beats = {beat.rank: beat for beat in _beats(heartbeats) if beat.job_id == job_id and node in (None, beat.host)}
+    beats = {
+        beat.rank: beat
+        for beat in _beats(heartbeats)
+        if beat.job_id == job_id and node in (None, beat.host)
+    }
     ranks = {beat.pid: beat.rank for beat in beats.values()}
     candidates: dict[int, dict[int, tuple[int, str]]] = {}  # rank -> process -> (parent, node)
     for process in psutil.process_iter():
@@ -92,9 +155,16 @@ def workers_here(heartbeats: Path, job_id: str, node: str | None) -> list[FoundW
     found = []
     for rank, processes in candidates.items():
         beat = beats.get(rank)
-        pid = beat.pid if beat is not None and beat.pid in processes else _outermost(processes)
+        if beat is not None and beat.pid in processes:
+            pid = beat.pid
+        else:
+            pid = _outermost(processes)
         found.append(FoundWorker(rank, processes[pid][1], pid))
-    found += [_by_heartbeat(beat) for rank, beat in beats.items() if rank not in candidates and beat.phase != ENDED]
+    found += [
+        _by_heartbeat(beat)
+        for rank, beat in beats.items()
+        if rank not in candidates and beat.phase != ENDED
+    ]
     return sorted(found, key=lambda one: one.rank)
 
 
@@ -120,7 +190,9 @@ def _beats(folder: Path) -> Iterator[Heartbeat]:
 
 
 def _by_heartbeat(beat: Heartbeat) -> FoundWorker:
-    """A worker whose environment cannot be read: another user's, one that is dead, or none at all any more."""
+    """A worker whose environment cannot be read: another user's, one that is dead, or none at all
+    any more.
+    """
     gone = True
     with suppress(psutil.Error, OSError):  # another process may have got the number since
         gone = psutil.Process(beat.pid).create_time() > beat.time + 1.0
@@ -144,13 +216,17 @@ def read_worker(worker: FoundWorker) -> WorkerStack:
         if _state(worker.pid) == GONE:  # it ended meanwhile
             return replace(blank, state=GONE)
         threads = tuple(_threads(worker.pid))
-        return replace(blank, call=call, path=path, trouble=" ".join(str(error).split()), threads=threads)
+        return replace(
+            blank, call=call, path=path, trouble=" ".join(str(error).split()), threads=threads
+        )
     return replace(blank, call=call, path=path, frames=frames)
 
 
 def _spy(pid: int) -> str:
     """What py-spy says of a process. Raises ValueError with the reason when it says nothing."""
-    program = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
+    program = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which(
+        "py-spy"
+    )
     if program is None:
         raise ValueError(f"py-spy is not installed beside {sys.executable}")
     until = time.monotonic() + SPY_SECONDS
@@ -158,13 +234,18 @@ def _spy(pid: int) -> str:
     for _ in range(SPY_TRIES):
         process = subprocess.Popen(
             [program, "dump", "--json", "--nonblocking", "--pid", str(pid)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
         try:
             output, said = process.communicate(timeout=max(0.5, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
-            with suppress(subprocess.TimeoutExpired):  # one that reads a process the kernel holds is held as well
+            # one that reads a process the kernel holds is held as well
+            with suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=1.0)
             raise ValueError(f"py-spy did not end within {SPY_SECONDS:g} s") from None
         if process.returncode == 0:
@@ -193,7 +274,9 @@ def _state(pid: int) -> str:
 
 
 def _call(pid: int) -> tuple[str, str]:
-    """The system call that the main thread is in, and the file of its descriptor; "" for what is not told."""
+    """The system call that the main thread is in, and the file of its descriptor; "" for what is
+    not told.
+    """
     try:
         words = Path(f"/proc/{pid}/syscall").read_text(encoding="ascii", errors="replace").split()
         number, first = int(words[0]), int(words[1], 16)
@@ -225,22 +308,33 @@ def _threads(pid: int) -> Iterator[str]:
             if text and text != "0":
                 facts.append(f"{name} {text}")
         try:
-            state = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+            state = (
+                (task / "stat")
+                .read_text(encoding="utf-8", errors="replace")
+                .rpartition(")")[2]
+                .split()[0]
+            )
         except (OSError, IndexError):
             continue  # it has just ended
         yield f"thread {task.name}: state {state}, {', '.join(facts)}"
 
 
 # ----------------------------------------------------------------------------- all of a node
-def answers_here(heartbeats: Path, job_id: str, node: str | None, seconds: float) -> tuple[NodeStacks, ...]:
-    """The answers of this node, or with None of every node that this machine plays, after `seconds` at most.
+def answers_here(
+    heartbeats: Path, job_id: str, node: str | None, seconds: float
+) -> tuple[NodeStacks, ...]:
+    """The answers of this node, or with None of every node that this machine plays, after `seconds`
+    at most.
 
-    A worker that was not read by then says so. Raises OSError where not even the list of processes can be read.
+    A worker that was not read by then says so. Raises OSError where not even the list of processes
+    can be read.
     """
     until = time.monotonic() + seconds
     found = workers_here(heartbeats, job_id, node)
     stacks = {
-        one.rank: WorkerStack(one.rank, one.node, one.pid, trouble=f"was not read within {seconds:g} s")
+        one.rank: WorkerStack(
+            one.rank, one.node, one.pid, trouble=f"was not read within {seconds:g} s"
+        )
         for one in found
     }
 

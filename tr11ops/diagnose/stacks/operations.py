@@ -23,7 +23,8 @@ from trainer.contract.record import Record
 
 MOST_ENTRIES = 100_000
 BEHIND = 2  # operations; by one, ranks may differ that see the same end at two moments
-_TOGETHER = re.compile(r"all_?(?:reduce|gather|to_?all)|reduce_?scatter|barrier", re.IGNORECASE)  # no rank ends alone
+# no rank ends alone
+_TOGETHER = re.compile(r"all_?(?:reduce|gather|to_?all)|reduce_?scatter|barrier", re.IGNORECASE)
 # Operations whose ranks may well give other sizes.
 _UNEVEN = re.compile(r"all_?to_?all|gather|scatter|send|recv|barrier|coalesced", re.IGNORECASE)
 
@@ -38,7 +39,9 @@ class Operation(Record):
 
 
 class RankOperations(Record):
-    """A rank's collectives by group name, in their order; `members` of a group where the record names them."""
+    """A rank's collectives by group name, in their order; `members` of a group where the record
+    names them.
+    """
 
     rank: int
     groups: Mapping[str, tuple[Operation, ...]]
@@ -47,34 +50,52 @@ class RankOperations(Record):
 
 
 class OperationsFinding(Record):
-    """What the records say together. `ranks`: who did not come, or came to another operation; may be none."""
+    """What the records say together. `ranks`: who did not come, or came to another operation; may
+    be none.
+    """
 
     sentence: str
     ranks: tuple[int, ...] = ()
     group: str = ""
     number: int | None = None
     waiting: frozenset[int] = frozenset()  # who is in that operation
-    stuck: frozenset[int] = frozenset()  # of `ranks`, whose own GPU does not end what the others' have ended
+    # of `ranks`, whose own GPU does not end what the others' have ended
+    stuck: frozenset[int] = frozenset()
 
 
 class _NoCode(pickle.Unpickler):
-    """Numbers, texts, lists and mappings alone: a record needs nothing else, and a pickle could run anything."""
+    """Numbers, texts, lists and mappings alone: a record needs nothing else, and a pickle could run
+    anything.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it names {module}.{name}, and a flight record holds no classes")
+        raise pickle.UnpicklingError(
+            f"it names {module}.{name}, and a flight record holds no classes"
+        )
 
 
 def parse(data: bytes, rank: int) -> RankOperations:
     """One rank's record, JSON or pickle. Raises ValueError where it is none."""
     try:
-        value = json.loads(data) if data[:1] in (b"{", b" ", b"\n") else _NoCode(io.BytesIO(data)).load()
+        if data[:1] in (b"{", b" ", b"\n"):
+            value = json.loads(data)
+        else:
+            value = _NoCode(io.BytesIO(data)).load()
         if not isinstance(value, Mapping) or not isinstance(value.get("entries", []), list):
             raise ValueError("it has no list of entries")
         return _read(value, rank)
     except (
-        pickle.UnpicklingError, ValueError, KeyError, TypeError, EOFError, AttributeError, IndexError, RecursionError,
-        MemoryError, OverflowError,
-    ) as error:  # fmt: skip
+        pickle.UnpicklingError,
+        ValueError,
+        KeyError,
+        TypeError,
+        EOFError,
+        AttributeError,
+        IndexError,
+        RecursionError,
+        MemoryError,
+        OverflowError,
+    ) as error:
         words = " ".join(str(error).split())[:150]
         raise ValueError(f"is not a flight record ({words or type(error).__name__})") from None
 
@@ -84,12 +105,17 @@ def _read(value: Mapping[str, Any], rank: int) -> RankOperations:
     titles: dict[str, str] = {}
     for entry in value.get("entries", [])[-MOST_ENTRIES:]:
         name, *title = (str(part) for part in entry["process_group"])
-        titles[name] = title[0] if title and title[0] not in {"", "undefined"} else name
+        if title and title[0] not in {"", "undefined"}:
+            titles[name] = title[0]
+        else:
+            titles[name] = name
         if entry.get("is_p2p"):
             continue
         done = bool(entry.get("retired")) or entry.get("state") == "completed"
         sizes = tuple(tuple(int(side) for side in size) for size in entry.get("input_sizes") or ())
-        operation = Operation(int(entry["collective_seq_id"]), str(entry["profiling_name"]), sizes, not done)
+        operation = Operation(
+            int(entry["collective_seq_id"]), str(entry["profiling_name"]), sizes, not done
+        )
         groups.setdefault(name, []).append(operation)
     members = {}
     for key, facts in (value.get("pg_config") or {}).items():
@@ -97,15 +123,18 @@ def _read(value: Mapping[str, Any], rank: int) -> RankOperations:
         name = str(facts.get("name") or key)
         if numbers and name:
             members[name] = numbers
-    ordered = {name: tuple(sorted(found, key=lambda one: one.number)) for name, found in groups.items()}
+    ordered = {
+        name: tuple(sorted(found, key=lambda one: one.number)) for name, found in groups.items()
+    }
     return RankOperations(rank, ordered, titles, members)
 
 
 def find_missing(records: Sequence[RankOperations]) -> OperationsFinding | None:
-    """Who did not come to which operation. None where no operation is open, or none of the records tells.
+    """Who did not come to which operation. None where no operation is open, or none of the records
+    tells.
 
-    A rank that waits itself, in another group, does so for someone: it is named only where no other one is. Who holds
-    up different groups is named together.
+    A rank that waits itself, in another group, does so for someone: it is named only where no other
+    one is. Who holds up different groups is named together.
     """
     findings = [
         finding
@@ -119,8 +148,13 @@ def find_missing(records: Sequence[RankOperations]) -> OperationsFinding | None:
     excused = {rank for one in findings for rank in one.waiting - stuck if set(one.ranks) - {rank}}
     guilty = (accused - excused) or accused
     chosen: list[OperationsFinding] = []
-    for one in sorted(findings, key=lambda one: (bool(set(one.ranks) - guilty), -len(one.ranks), one.group)):
-        if set(one.ranks) - {rank for other in chosen for rank in other.ranks} and set(one.ranks) <= guilty:
+    for one in sorted(
+        findings, key=lambda one: (bool(set(one.ranks) - guilty), -len(one.ranks), one.group)
+    ):
+        if (
+            set(one.ranks) - {rank for other in chosen for rank in other.ranks}
+            and set(one.ranks) <= guilty
+        ):
             chosen.append(one)
     if not chosen:
         return findings[0]
@@ -133,7 +167,11 @@ def _in_group(name: str, records: Sequence[RankOperations]) -> OperationsFinding
     title = next(record.titles[name] for record in records if name in record.titles)
     last = {rank: found[-1] for rank, found in present.items()}
     newest = max(operation.number for operation in last.values())
-    open_at = {rank for rank, operation in last.items() if operation.number == newest and operation.is_pending}
+    open_at = {
+        rank
+        for rank, operation in last.items()
+        if operation.number == newest and operation.is_pending
+    }
     if not open_at:
         return None
     what = Counter(_words(last[rank]) for rank in open_at).most_common(1)[0][0]
@@ -141,7 +179,8 @@ def _in_group(name: str, records: Sequence[RankOperations]) -> OperationsFinding
     members = _members(name, records)
     silent = sorted(members - {record.rank for record in records})
     late = {rank for rank, operation in last.items() if operation.number < newest}
-    without = members - set(present) - set(silent)  # its record has other groups' operations, or none
+    # its record has other groups' operations, or none
+    without = members - set(present) - set(silent)
     if len(without) <= len(open_at):
         late |= without
     stuck = _stuck(present)
@@ -150,21 +189,32 @@ def _in_group(name: str, records: Sequence[RankOperations]) -> OperationsFinding
         text = f"{ranks_words(sorted(late))} did not enter {place}; {ranks_words(open_at)} {_wait(open_at)} in it"
         return OperationsFinding(text, tuple(sorted(late)), title, newest, waiting, stuck & late)
     if stuck and not late:
-        text = f"{ranks_words(sorted(stuck))} did not end what the others have ended, before {place}"
+        text = (
+            f"{ranks_words(sorted(stuck))} did not end what the others have ended, before {place}"
+        )
         return OperationsFinding(text, tuple(sorted(stuck)), title, newest, waiting, stuck)
     if other := _mismatching(last, open_at):
         theirs = _words(last[other[0]])
-        more = f" with {_sizes(last[other[0]])}" if theirs == what else ""
+        more = ""
+        if theirs == what:
+            more = f" with {_sizes(last[other[0]])}"
         text = f"{ranks_words(other)} came to {theirs} {newest}{more} of group {title}"
-        return OperationsFinding(f"{text}, {ranks_words(open_at - set(other))} to {what}", tuple(other), title, newest)
+        return OperationsFinding(
+            f"{text}, {ranks_words(open_at - set(other))} to {what}", tuple(other), title, newest
+        )
     if silent:
         text = f"{ranks_words(open_at)} {_wait(open_at)} in {place}; of {ranks_words(silent)} there is no record"
-        return OperationsFinding(text, tuple(silent) if len(silent) <= len(open_at) else (), title, newest)
-    return OperationsFinding(f"{ranks_words(open_at)} are all in {place}: the network or a GPU", (), title, newest)
+        return OperationsFinding(
+            text, tuple(silent) if len(silent) <= len(open_at) else (), title, newest
+        )
+    return OperationsFinding(
+        f"{ranks_words(open_at)} are all in {place}: the network or a GPU", (), title, newest
+    )
 
 
 def _stuck(present: Mapping[int, Sequence[Operation]]) -> frozenset[int]:
-    """Ranks whose first open operation is one that the others have ended: then it is their own GPU that stands.
+    """Ranks whose first open operation is one that the others have ended: then it is their own GPU
+    that stands.
 
     So only of an operation that no rank ends alone.
     """
@@ -172,12 +222,17 @@ def _stuck(present: Mapping[int, Sequence[Operation]]) -> frozenset[int]:
     behind = set()
     for rank, operations in present.items():
         pending = next((one for one in operations if one.is_pending), None)
-        first_open[rank] = operations[-1].number + 1 if pending is None else pending.number
+        if pending is None:
+            first_open[rank] = operations[-1].number + 1
+        else:
+            first_open[rank] = pending.number
         if pending is not None and _TOGETHER.search(pending.name):
             behind.add(rank)
     furthest = max(first_open.values())
     behind = {rank for rank in behind if furthest - first_open[rank] >= BEHIND}
-    return frozenset(behind) if 2 * len(behind) <= len(present) else frozenset()
+    if 2 * len(behind) <= len(present):
+        return frozenset(behind)
+    return frozenset()
 
 
 def _members(name: str, records: Iterable[RankOperations]) -> set[int]:
@@ -187,10 +242,12 @@ def _members(name: str, records: Iterable[RankOperations]) -> set[int]:
 def _mismatching(last: Mapping[int, Operation], open_at: Iterable[int]) -> list[int]:
     """Ranks whose operation of the same number is not that of most others."""
     kinds = {
-        rank: (_words(last[rank]), () if _UNEVEN.search(last[rank].name) else last[rank].sizes) for rank in open_at
+        rank: (_words(last[rank]), () if _UNEVEN.search(last[rank].name) else last[rank].sizes)
+        for rank in open_at
     }
     ((usual, count), *more) = Counter(kinds.values()).most_common()
-    if not more or more[0][1] == count:  # as many came to the one as to the other: no one stands out
+    # as many came to the one as to the other: no one stands out
+    if not more or more[0][1] == count:
         return []
     return sorted(rank for rank, kind in kinds.items() if kind != usual)
 
@@ -205,4 +262,6 @@ def _sizes(operation: Operation) -> str:
 
 
 def _wait(ranks: Iterable[int]) -> str:
-    return "waits" if len(list(ranks)) == 1 else "wait"
+    if len(list(ranks)) == 1:
+        return "waits"
+    return "wait"

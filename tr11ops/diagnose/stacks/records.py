@@ -1,4 +1,6 @@
-"""The flight records in an attempt's folder: which files belong together, read with a bound on their size."""
+"""The flight records in an attempt's folder: which files belong together, read with a bound on
+their size.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tr11ops.diagnose.stacks.operations import OperationsFinding, RankOperations, find_missing, parse
+from tr11ops.diagnose.stacks.operations import (
+    OperationsFinding,
+    RankOperations,
+    find_missing,
+    parse,
+)
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_bytes
 
@@ -16,9 +23,11 @@ _NAME = re.compile(r"launch-(\d+)(?:-request-(\d+))?-rank-(\d+)(?:\.json)?")
 
 
 class RecordsLook(Record):
-    """What the newest records of an attempt say. `time`: of the newest, seconds since the epoch; None for none.
+    """What the newest records of an attempt say. `time`: of the newest, seconds since the epoch;
+    None for none.
 
-    `finding`: None where no operation was open in them. `troubles`: files that could not be read, and why.
+    `finding`: None where no operation was open in them. `troubles`: files that could not be read,
+    and why.
     """
 
     folder: Path
@@ -29,7 +38,8 @@ class RecordsLook(Record):
 
 
 def look_at_records(folder: Path, launch: int = 0) -> RecordsLook:
-    """The records that were written together last: of one launch, at its time-out or for one request.
+    """The records that were written together last: of one launch, at its time-out or for one
+    request.
 
     `launch`: the one that runs; what an earlier one left says nothing of it.
     """

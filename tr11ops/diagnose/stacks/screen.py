@@ -1,4 +1,6 @@
-"""The stacks of an attempt for people, in 80 columns: the verdict, a row for each group, the odd one's stack. Pure."""
+"""The stacks of an attempt for people, in 80 columns: the verdict, a row for each group, the odd
+one's stack. Pure.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,16 @@ def lines(look: StacksLook) -> Iterator[str]:
         yield ""
         yield _row("RANKS", "NODES", "WAITS IN", "WHERE", "")
     for group in groups[:MOST_ROWS]:
-        mark = f"same in {group.looks} looks" if group.looks > 1 else ""
-        yield _row(ranks_text(group.ranks), nodes_text(group.nodes), group.wait.kind.value, _where(group), mark)
+        mark = ""
+        if group.looks > 1:
+            mark = f"same in {group.looks} looks"
+        yield _row(
+            ranks_text(group.ranks),
+            nodes_text(group.nodes),
+            group.wait.kind.value,
+            _where(group),
+            mark,
+        )
     if len(groups) > MOST_ROWS:
         left = groups[MOST_ROWS:]
         ranks = sum(len(group.workers) for group in left)
@@ -47,7 +57,9 @@ def _where(group: StackGroup) -> str:
         return ""
     if group.wait.kind is WaitKind.FILE and " /" in group.wait.what:
         return group.wait.what
-    return "" if group.wait.frame is None else str(group.wait.frame)
+    if group.wait.frame is None:
+        return ""
+    return str(group.wait.frame)
 
 
 def _row(ranks: str, nodes: str, kind: str, where: str, mark: str) -> str:
@@ -59,7 +71,9 @@ def _row(ranks: str, nodes: str, kind: str, where: str, mark: str) -> str:
 
 
 def _cut(text: str, wide: int) -> str:
-    return text if len(text) <= wide else f"{text[: wide - 2]}.."
+    if len(text) <= wide:
+        return text
+    return f"{text[: wide - 2]}.."
 
 
 def _cut_left(text: str, wide: int) -> str:
@@ -68,7 +82,9 @@ def _cut_left(text: str, wide: int) -> str:
         return text
     function, _, file = text.partition(" (")
     room = wide - len(function) - 4
-    return f"{function} (..{file[-room:]}" if file and room >= 8 else _cut(text, wide)
+    if file and room >= 8:
+        return f"{function} (..{file[-room:]}"
+    return _cut(text, wide)
 
 
 def _stack(group: StackGroup) -> Iterator[str]:
@@ -91,18 +107,27 @@ def _records(look: StacksLook, said: str) -> Iterator[str]:
     age = duration(look.time - records.time)
     sentence = "no operation was open" if records.finding is None else records.finding.sentence
     if sentence != said:
-        yield from _folded(f"flight recorder ({counted(records.ranks, 'rank')}, {age} ago): {sentence}")
+        yield from _folded(
+            f"flight recorder ({counted(records.ranks, 'rank')}, {age} ago): {sentence}"
+        )
     else:
-        yield from _folded(f"told by the flight recorder of {counted(records.ranks, 'rank')}, {age} ago")
+        yield from _folded(
+            f"told by the flight recorder of {counted(records.ranks, 'rank')}, {age} ago"
+        )
 
 
 def _folded(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    return textwrap.wrap(
+        text, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def text_of(node: str, workers: Sequence[WorkerStack]) -> str:
     """What one node told, for the file that is kept of it before a hanging job is ended."""
-    return "\n".join("\n".join(_worker_lines(worker)) + "\n" for worker in workers) or f"{node}: no worker\n"
+    return (
+        "\n".join("\n".join(_worker_lines(worker)) + "\n" for worker in workers)
+        or f"{node}: no worker\n"
+    )
 
 
 def _worker_lines(worker: WorkerStack) -> Iterator[str]:

@@ -11,11 +11,17 @@ from tr11ops.diagnose.stacks.operations import OperationsFinding
 from tr11ops.diagnose.stacks.waits import WaitKind
 from trainer.contract.record import Record
 
-STANDS = 2  # looks in a row at one place, from which on a worker that computes, or all that wait, count as hung
+# looks in a row at one place, from which on a worker that computes, or all that wait, count as hung
+STANDS = 2
 # Where several stand out, the one that explains most is named.
 _TELLING = (
-    WaitKind.FILE, WaitKind.DATA_LOADER, WaitKind.STARTING, WaitKind.OTHER, WaitKind.HOST_SYNC, WaitKind.COMPUTE,
-)  # fmt: skip
+    WaitKind.FILE,
+    WaitKind.DATA_LOADER,
+    WaitKind.STARTING,
+    WaitKind.OTHER,
+    WaitKind.HOST_SYNC,
+    WaitKind.COMPUTE,
+)
 _VERBS = {  # of one rank, of several
     WaitKind.FILE: ("waits for a file ({what})", "wait for a file ({what})"),
     WaitKind.DATA_LOADER: ("waits for the data loader", "wait for the data loader"),
@@ -29,9 +35,11 @@ _VERBS = {  # of one rank, of several
 
 
 class StacksVerdict(Record):
-    """`sentence` for people. `ranks` and `nodes`: who stands out; none where no one does. `kind`: what these are in.
+    """`sentence` for people. `ranks` and `nodes`: who stands out; none where no one does. `kind`:
+    what these are in.
 
-    `is_certain`: one look is enough to say that this holds the training up; a wait may end in the next second.
+    `is_certain`: one look is enough to say that this holds the training up; a wait may end in the
+    next second.
     """
 
     sentence: str
@@ -46,9 +54,13 @@ class StacksVerdict(Record):
 
 
 def judge(
-    groups: Sequence[StackGroup], silent: Sequence[str] = (), operations: OperationsFinding | None = None
+    groups: Sequence[StackGroup],
+    silent: Sequence[str] = (),
+    operations: OperationsFinding | None = None,
 ) -> StacksVerdict:
-    """Who holds the others up. `silent`: nodes that did not answer. `operations`: what the flight recorder says."""
+    """Who holds the others up. `silent`: nodes that did not answer. `operations`: what the flight
+    recorder says.
+    """
     return _certain(groups, silent) or _by_waits(groups, operations)
 
 
@@ -65,7 +77,9 @@ def _certain(groups: Sequence[StackGroup], silent: Sequence[str]) -> StacksVerdi
     if silent:
         return StacksVerdict("no node answered: nothing is known of the workers")
     if not groups:
-        return StacksVerdict("no worker of this attempt runs on its nodes: it is between two launches, or ending")
+        return StacksVerdict(
+            "no worker of this attempt runs on its nodes: it is between two launches, or ending"
+        )
     return None
 
 
@@ -77,15 +91,24 @@ def _by_waits(groups: Sequence[StackGroup], operations: OperationsFinding | None
         kind = next(kind for kind in _TELLING if any(group.wait.kind is kind for group in others))
         return _odd([group for group in others if group.wait.kind is kind], groups)
     if operations is not None and operations.ranks and (waiting or not others):
-        return StacksVerdict(operations.sentence, operations.ranks, _nodes_of(operations.ranks, groups), "collective")
-    return _all_wait(waiting) if waiting else _none_wait(groups)
+        return StacksVerdict(
+            operations.sentence, operations.ranks, _nodes_of(operations.ranks, groups), "collective"
+        )
+    if waiting:
+        return _all_wait(waiting)
+    return _none_wait(groups)
 
 
 def _odd(found: Sequence[StackGroup], groups: Sequence[StackGroup]) -> StacksVerdict:
     kind = found[0].wait.kind
-    if kind in {WaitKind.COMPUTE, WaitKind.HOST_SYNC} and min(group.looks for group in found) < STANDS:
+    if (
+        kind in {WaitKind.COMPUTE, WaitKind.HOST_SYNC}
+        and min(group.looks for group in found) < STANDS
+    ):
         verb = _VERBS[kind][_size(found) > 1]
-        return StacksVerdict(f"{_who(found)} {verb}{_waiting_words(groups, '')}: as usual, if it moves: --watch tells")
+        return StacksVerdict(
+            f"{_who(found)} {verb}{_waiting_words(groups, '')}: as usual, if it moves: --watch tells"
+        )
     return _named(found, groups)
 
 
@@ -96,15 +119,18 @@ def _all_wait(waiting: Sequence[StackGroup]) -> StacksVerdict:
     standing = min(group.looks for group in waiting) >= STANDS
     if len(counts) == 1:
         what = next(iter(counts))
-        words = (
-            f"all {counted(total, 'rank')} that were read wait in {what}" if total > 1 else f"the rank waits in {what}"
-        )
+        if total > 1:
+            words = f"all {counted(total, 'rank')} that were read wait in {what}"
+        else:
+            words = f"the rank waits in {what}"
         if not standing:
             return StacksVerdict(f"{words}: no rank stands out; --watch tells whether they move")
         return StacksVerdict(
             f"{words} since {counted(min(g.looks for g in waiting), 'look')}: the network between the nodes or a GPU",
-            tuple(sorted(rank for group in waiting for rank in group.ranks)), _all_nodes(waiting), "collective",
-        )  # fmt: skip
+            tuple(sorted(rank for group in waiting for rank in group.ranks)),
+            _all_nodes(waiting),
+            "collective",
+        )
     (most, size), *fewer = counts.most_common()
     odd = [group for group in waiting if group.wait.what != most]
     small = _size(odd)
@@ -113,7 +139,10 @@ def _all_wait(waiting: Sequence[StackGroup]) -> StacksVerdict:
         more = "" if standing else "; --watch tells whether they move"
         return StacksVerdict(f"{counted(total, 'rank')} wait for each other: {listed}{more}")
     verb = "waits" if small == 1 else "wait"
-    what = fewer[0][0] if len(fewer) == 1 else "other operations"
+    if len(fewer) == 1:
+        what = fewer[0][0]
+    else:
+        what = "other operations"
     words = f"{_who(odd)} {verb} in {what}, {counted(size, 'rank')} in {most}: they came to different operations"
     return StacksVerdict(words, _ranks(odd), _all_nodes(odd), odd[0].wait.kind.value)
 
@@ -127,17 +156,27 @@ def _none_wait(groups: Sequence[StackGroup]) -> StacksVerdict:
     counts: Counter[WaitKind] = Counter()
     for group in read:
         counts[group.wait.kind] += len(group.workers)
-    listed = ", ".join(f"{counted(number, 'rank')}: {kind.value}" for kind, number in counts.most_common())
-    hung = [group for group in read if group.looks >= STANDS and group.wait.kind in _TELLING and group.wait.kind.value]
+    listed = ", ".join(
+        f"{counted(number, 'rank')}: {kind.value}" for kind, number in counts.most_common()
+    )
+    hung = [
+        group
+        for group in read
+        if group.looks >= STANDS and group.wait.kind in _TELLING and group.wait.kind.value
+    ]
     if hung and _size(hung) == _size(read):
         return StacksVerdict(
             f"no rank has moved in {counted(min(group.looks for group in hung), 'look')} ({listed})",
-            _ranks(hung), _all_nodes(hung), hung[0].wait.kind.value,
-        )  # fmt: skip
+            _ranks(hung),
+            _all_nodes(hung),
+            hung[0].wait.kind.value,
+        )
     return StacksVerdict(f"no rank holds the others up ({listed})")
 
 
-def _named(found: Sequence[StackGroup], groups: Sequence[StackGroup], is_certain: bool = False) -> StacksVerdict:
+def _named(
+    found: Sequence[StackGroup], groups: Sequence[StackGroup], is_certain: bool = False
+) -> StacksVerdict:
     kind, several = found[0].wait.kind, _size(found) > 1
     whats = list(dict.fromkeys(group.wait.what for group in found))
     verb = _VERBS[kind][several].format(what=whats[0] if len(whats) == 1 else f"{whats[0]}, ...")
@@ -153,7 +192,10 @@ def _waiting_words(groups: Iterable[StackGroup], whom: str) -> str:
     counts = _operations(waiting)
     total = sum(counts.values())
     names = [what for what, _ in counts.most_common()]
-    where = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    if len(names) == 1:
+        where = names[0]
+    else:
+        where = f"{', '.join(names[:-1])} and {names[-1]}"
     return f"; {counted(total, 'rank')} {'waits' if total == 1 else 'wait'}{whom} in {where}"
 
 
@@ -184,4 +226,6 @@ def _all_nodes(groups: Iterable[StackGroup]) -> tuple[str, ...]:
 
 def _nodes_of(ranks: Iterable[int], groups: Iterable[StackGroup]) -> tuple[str, ...]:
     wanted = set(ranks)
-    return tuple(sorted({one.node for group in groups for one in group.workers if one.rank in wanted}))
+    return tuple(
+        sorted({one.node for group in groups for one in group.workers if one.rank in wanted})
+    )

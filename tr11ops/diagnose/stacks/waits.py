@@ -1,4 +1,6 @@
-"""What a worker waits in, told from its stack, its state and its system call. The rules are data: waits.toml. Pure."""
+"""What a worker waits in, told from its stack, its state and its system call. The rules are data:
+waits.toml. Pure.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,32 @@ from trainer.contract.record import Record
 RULES = Path(__file__).with_name("waits.toml")
 FILE_CALLS = frozenset(
     {
-        "open", "openat", "read", "readv", "pread64", "write", "writev", "pwrite64", "fsync", "fdatasync", "syncfs",
-        "rename", "renameat", "unlink", "unlinkat", "mkdir", "fstat", "newfstatat", "statx", "getdents64", "flock",
-        "ftruncate", "fallocate", "close",
+        "open",
+        "openat",
+        "read",
+        "readv",
+        "pread64",
+        "write",
+        "writev",
+        "pwrite64",
+        "fsync",
+        "fdatasync",
+        "syncfs",
+        "rename",
+        "renameat",
+        "unlink",
+        "unlinkat",
+        "mkdir",
+        "fstat",
+        "newfstatat",
+        "statx",
+        "getdents64",
+        "flock",
+        "ftruncate",
+        "fallocate",
+        "close",
     }
-)  # fmt: skip
+)
 _KEYS = frozenset({"kind", "function", "file", "innermost", "what", "match", "no_match"})
 
 
@@ -45,7 +68,9 @@ class WaitKind(StrEnum):
 
 
 class StackWait(Record):
-    """`what` in words: an operation (`all-reduce`), a file, a place. `frame`: the call that it was told from."""
+    """`what` in words: an operation (`all-reduce`), a file, a place. `frame`: the call that it was
+    told from.
+    """
 
     kind: WaitKind
     what: str
@@ -84,7 +109,9 @@ def read_rule(entry: dict[str, Any], number: int) -> WaitRule:
     if unknown:
         raise ValueError(f"waits.toml, entry {number}: unknown key {unknown[0]!r}")
     if not {"function", "file"} & set(entry):
-        raise ValueError(f"waits.toml, entry {number}: needs function or file, else it fits every frame")
+        raise ValueError(
+            f"waits.toml, entry {number}: needs function or file, else it fits every frame"
+        )
     try:
         return WaitRule(
             kind=WaitKind(entry["kind"]),
@@ -102,11 +129,14 @@ def read_rule(entry: dict[str, Any], number: int) -> WaitRule:
 def wait_of(worker: WorkerStack) -> StackWait:
     """What this worker waits in.
 
-    The kernel's word on a process that is gone or stopped comes first. A system call on a file counts before all but
-    the waits for other ranks: what reads or writes it may be anything.
+    The kernel's word on a process that is gone or stopped comes first. A system call on a file
+    counts before all but the waits for other ranks: what reads or writes it may be anything.
     """
     if worker.is_dead:
-        return StackWait(WaitKind.DEAD, "its process is gone" if worker.state == GONE else "its process has ended")
+        return StackWait(
+            WaitKind.DEAD,
+            "its process is gone" if worker.state == GONE else "its process has ended",
+        )
     found = _by_frames(worker.frames)
     if worker.is_stopped:
         how = "SIGSTOP" if worker.state == STOPPED else "a debugger"
@@ -120,14 +150,22 @@ def _by_call(worker: WorkerStack) -> StackWait | None:
     """By the file that the kernel works on for it."""
     if worker.call not in FILE_CALLS or not (worker.path or worker.state == UNINTERRUPTIBLE):
         return None
-    return StackWait(WaitKind.FILE, f"{worker.call} {worker.path}".strip(), worker.frames[0] if worker.frames else None)
+    return StackWait(
+        WaitKind.FILE,
+        f"{worker.call} {worker.path}".strip(),
+        worker.frames[0] if worker.frames else None,
+    )
 
 
 def _unknown(worker: WorkerStack) -> StackWait:
     """What no rule names."""
-    first = worker.frames[0] if worker.frames else None
+    first = None
+    if worker.frames:
+        first = worker.frames[0]
     if worker.state == UNINTERRUPTIBLE:
-        return StackWait(WaitKind.FILE, "the kernel (state D: a disk or network file system)", first)
+        return StackWait(
+            WaitKind.FILE, "the kernel (state D: a disk or network file system)", first
+        )
     if first is None:
         return StackWait(WaitKind.UNREAD, worker.trouble or "its stack could not be read")
     return StackWait(WaitKind.OTHER, str(first), first)

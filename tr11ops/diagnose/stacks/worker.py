@@ -1,4 +1,5 @@
-"""What one worker does at one moment, as its node tells it, and the form in which that travels. Pure.
+"""What one worker does at one moment, as its node tells it, and the form in which that travels.
+Pure.
 
 A node's answer is cut into short lines, so that those of many nodes may arrive mixed on one stream:
 
@@ -47,10 +48,12 @@ class Frame(Record):
 
 
 class WorkerStack(Record):
-    """One rank's process and its main thread. `frames`: the innermost first; none where they could not be read.
+    """One rank's process and its main thread. `frames`: the innermost first; none where they could
+    not be read.
 
-    `state` is the kernel's letter ("gone": no such process). `call`, `path`: the system call that it is in, and the
-    file of that call where it has one. `trouble` says why there are no frames; `threads` has then the kernel's words.
+    `state` is the kernel's letter ("gone": no such process). `call`, `path`: the system call that
+    it is in, and the file of that call where it has one. `trouble` says why there are no frames;
+    `threads` has then the kernel's words.
     """
 
     rank: int
@@ -82,13 +85,18 @@ class NodeStacks(Record):
         """The answer as short lines, without their ends."""
         workers = json.dumps([document(worker) for worker in self.workers], separators=(",", ":"))
         text = base64.b64encode(zlib.compress(workers.encode())).decode()
-        pieces = [text[start : start + PIECE_CHARACTERS] for start in range(0, len(text), PIECE_CHARACTERS)]
+        pieces = [
+            text[start : start + PIECE_CHARACTERS]
+            for start in range(0, len(text), PIECE_CHARACTERS)
+        ]
         for number, piece in enumerate(pieces):
             yield f"{MARK} {self.node} {number} {len(pieces)} {piece}"
 
 
 class CollectedStacks(Record):
-    """What the nodes told. `silent`: those that did not. `trouble`: what srun said of it, "" for nothing."""
+    """What the nodes told. `silent`: those that did not. `trouble`: what srun said of it, "" for
+    nothing.
+    """
 
     answers: tuple[NodeStacks, ...]
     silent: tuple[str, ...] = ()
@@ -96,12 +104,18 @@ class CollectedStacks(Record):
 
     @property
     def workers(self) -> tuple[WorkerStack, ...]:
-        return tuple(sorted((one for answer in self.answers for one in answer.workers), key=lambda one: one.rank))
+        return tuple(
+            sorted(
+                (one for answer in self.answers for one in answer.workers), key=lambda one: one.rank
+            )
+        )
 
 
 @dataclass
 class AnswerReader:
-    """Puts the lines of many nodes together, in whatever order they come. What is no such line is left alone."""
+    """Puts the lines of many nodes together, in whatever order they come. What is no such line is
+    left alone.
+    """
 
     answers: dict[str, NodeStacks] = field(default_factory=dict)
     garbled: set[str] = field(default_factory=set)
@@ -118,7 +132,9 @@ class AnswerReader:
         if set(pieces) != set(range(count)):
             return None
         try:
-            answer = NodeStacks(node, _unpacked("".join(pieces[index] for index in range(count)), node))
+            answer = NodeStacks(
+                node, _unpacked("".join(pieces[index] for index in range(count)), node)
+            )
         except (ValueError, TypeError, KeyError, zlib.error, binascii.Error):
             self.garbled.add(node)
             return None
@@ -135,7 +151,9 @@ def _unpacked(text: str, node: str) -> tuple[WorkerStack, ...]:
             node=node,
             pid=int(one["pid"]),
             state=str(one["state"]),
-            frames=tuple(Frame(str(f["function"]), str(f["file"]), int(f["line"])) for f in one["frames"]),
+            frames=tuple(
+                Frame(str(f["function"]), str(f["file"]), int(f["line"])) for f in one["frames"]
+            ),
             call=str(one["call"]),
             path=str(one["path"]),
             trouble=str(one["trouble"]),
@@ -146,13 +164,23 @@ def _unpacked(text: str, node: str) -> tuple[WorkerStack, ...]:
 
 
 def main_thread(dump: str, pid: int) -> tuple[Frame, ...]:
-    """The main thread's frames of what `py-spy dump --json` printed. Raises ValueError where there are none."""
+    """The main thread's frames of what `py-spy dump --json` printed. Raises ValueError where there
+    are none.
+    """
     try:
         threads: list[Mapping[str, Any]] = json.loads(dump)
-        mine = [one for one in threads if one.get("os_thread_id") == pid or one.get("thread_name") == "MainThread"]
+        mine = [
+            one
+            for one in threads
+            if one.get("os_thread_id") == pid or one.get("thread_name") == "MainThread"
+        ]
         found = (mine or threads)[0]["frames"]
         frames = tuple(
-            Frame(str(one["name"]), str(one.get("short_filename") or one["filename"]), int(one.get("line") or 0))
+            Frame(
+                str(one["name"]),
+                str(one.get("short_filename") or one["filename"]),
+                int(one.get("line") or 0),
+            )
             for one in found[:MOST_FRAMES]
         )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:

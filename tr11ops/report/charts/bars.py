@@ -1,4 +1,6 @@
-"""Bars: parts of a whole, and what a node did when. Plain HTML and SVG, stretched to the page's width. Pure."""
+"""Bars: parts of a whole, and what a node did when. Plain HTML and SVG, stretched to the page's
+width. Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ MERGE = 0.5  # a gap of less, in a drawing's thousandths, is not seen
 
 
 class BarRow(Record):
-    """One bar: its name, its parts as (class of the colour, length, what it is), and a text behind it."""
+    """One bar: its name, its parts as (class of the colour, length, what it is), and a text behind
+    it.
+    """
 
     name: str
     parts: tuple[tuple[str, float, str], ...]
@@ -46,17 +50,26 @@ def bars(key: str, rows: Sequence[BarRow]) -> str:
 
 
 def timeline(spans: Sequence[NodeSpan], colours: Mapping[str, str], zone: tzinfo) -> str:
-    """One line a node: when it did what. `colours`: class of each kind and its meaning, the later ones on top."""
+    """One line a node: when it did what. `colours`: class of each kind and its meaning, the later
+    ones on top.
+    """
     low, high = min(span.begin for span in spans), max(span.end for span in spans)
     scale = Scale(low, max(high, low + 1.0))
     by_node: dict[str, list[NodeSpan]] = {}
     for span in sorted(spans, key=lambda span: (span.node, span.begin)):
         by_node.setdefault(span.node, []).append(span)
-    legend = "".join(f'<span><i class="swatch {kind}"></i>{escape(name)}</span>' for kind, name in colours.items())
+    legend = "".join(
+        f'<span><i class="swatch {kind}"></i>{escape(name)}</span>'
+        for kind, name in colours.items()
+    )
     parts = [f'<p class="legend">{legend}</p>', '<div class="chart bars" id="nodes-chart">']
     for node, own in by_node.items():
-        paths = "".join(_path(kind, [span for span in own if span.kind == kind], scale) for kind in colours)
-        drawing = f'<svg viewBox="0 0 {WIDTH:g} 10" preserveAspectRatio="none" role="img">{paths}</svg>'
+        paths = "".join(
+            _path(kind, [span for span in own if span.kind == kind], scale) for kind in colours
+        )
+        drawing = (
+            f'<svg viewBox="0 0 {WIDTH:g} 10" preserveAspectRatio="none" role="img">{paths}</svg>'
+        )
         parts.append(_line(node, drawing, ""))
     labels = "".join(
         f'<span style="left:{100 * share:.2f}%">{escape(label)}</span>'
@@ -75,7 +88,9 @@ def _path(kind: str, spans: Sequence[NodeSpan], scale: Scale) -> str:
     """The spans of one kind as one path; what follows without a gap that is seen is one stretch."""
     if not spans:
         return ""
-    text = "".join(f"M{begin:.1f} 5h{max(0.6, end - begin):.1f}" for begin, end in _merged(spans, scale))
+    text = "".join(
+        f"M{begin:.1f} 5h{max(0.6, end - begin):.1f}" for begin, end in _merged(spans, scale)
+    )
     title = "; ".join(dict.fromkeys(span.label for span in spans[-3:]))
     return f'<path class="{kind}" d="{text}"><title>{escape(title)}</title></path>'
 

@@ -1,6 +1,7 @@
 """Curves as inline SVG: some panels over one common axis, with incidents marked. Pure.
 
-The drawing is stretched to the page's width; labels are text of the page, so that they keep their size on a phone.
+The drawing is stretched to the page's width; labels are text of the page, so that they keep their
+size on a phone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ MOST_MARKERS = 200
 
 
 class Curve(Record):
-    """Values over x; None breaks the line, and so does what cannot be shown. `is_dotted`: each value is a dot too."""
+    """Values over x; None breaks the line, and so does what cannot be shown. `is_dotted`: each
+    value is a dot too.
+    """
 
     name: str
     colour: str
@@ -68,18 +71,33 @@ def line_chart(
     shown = [marker for marker in markers if 0 <= (scale.at(marker.x) or 0.0) <= 1][:MOST_MARKERS]
     parts = [f'<div class="chart lines" id="{escape(key)}">', '<p class="readout">&nbsp;</p>']
     parts += _marker_names(shown, scale)
-    parts += [text for index, panel in enumerate(panels) for text in _panel(panel, scale, ticks, shown, index == 0)]
-    parts += ['<div class="axis">', *_axis_labels(scale, ticks), "</div>", _data(panels, scale, readout), "</div>"]
+    parts += [
+        text
+        for index, panel in enumerate(panels)
+        for text in _panel(panel, scale, ticks, shown, index == 0)
+    ]
+    parts += [
+        '<div class="axis">',
+        *_axis_labels(scale, ticks),
+        "</div>",
+        _data(panels, scale, readout),
+        "</div>",
+    ]
     return "\n".join(parts)
 
 
 # ----------------------------------------------------------------------------- one panel
 def _panel(
-    panel: Panel, scale: Scale, ticks: Sequence[tuple[float, str]], markers: Sequence[IncidentMarker], is_first: bool
+    panel: Panel,
+    scale: Scale,
+    ticks: Sequence[tuple[float, str]],
+    markers: Sequence[IncidentMarker],
+    is_first: bool,
 ) -> Iterator[str]:
     heights = _heights(panel)
     legend = "".join(
-        f'<span><i class="swatch {curve.colour}"></i>{escape(curve.name)}</span>' for curve in panel.curves
+        f'<span><i class="swatch {curve.colour}"></i>{escape(curve.name)}</span>'
+        for curve in panel.curves
     )
     yield f"<h3>{escape(panel.title)}</h3>"
     if len(panel.curves) > 1:
@@ -88,7 +106,9 @@ def _panel(
     yield f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" preserveAspectRatio="none">'
     values = [(value, y) for value in heights.ticks() if (y := _y(heights, value)) is not None]
     columns = [x for moment, _ in ticks if (x := _x(scale, moment)) is not None]
-    grid = "".join([f"M0 {y:.1f}H{WIDTH:g}" for _, y in values] + [f"M{x:.1f} 0V{HEIGHT:g}" for x in columns])
+    grid = "".join(
+        [f"M0 {y:.1f}H{WIDTH:g}" for _, y in values] + [f"M{x:.1f} 0V{HEIGHT:g}" for x in columns]
+    )
     yield f'<path class="grid" d="{grid}"/>'
     yield from _marks(markers, scale)
     for curve in panel.curves:
@@ -97,7 +117,10 @@ def _panel(
         if curve.is_dotted:
             yield f'<path class="dots {curve.colour}" d="{dots}"/>'
     yield "</svg>"
-    yield from (f'<span class="y" style="bottom:{HEIGHT - y:.1f}%">{number(value)}</span>' for value, y in values)
+    yield from (
+        f'<span class="y" style="bottom:{HEIGHT - y:.1f}%">{number(value)}</span>'
+        for value, y in values
+    )
     yield '<div class="cursor"></div><div class="range"></div></div>'
 
 
@@ -108,24 +131,33 @@ def _heights(panel: Panel) -> Scale:
 
 def _x(scale: Scale, value: float) -> float | None:
     share = scale.at(value)
-    return None if share is None else WIDTH * share
+    if share is None:
+        return None
+    return WIDTH * share
 
 
 def _y(scale: Scale, value: float) -> float | None:
     share = scale.at(value)
-    return None if share is None else HEIGHT * (1.0 - share)
+    if share is None:
+        return None
+    return HEIGHT * (1.0 - share)
 
 
 def _path(curve: Curve, scale: Scale, heights: Scale) -> tuple[str, str]:
     """The line as SVG writes it, broken where data are missing, and a dot for each value."""
     line, dots, is_down = [], [], False
     for point in curve.points:
-        x = None if point is None else _x(scale, point[0])
-        y = None if point is None else _y(heights, point[1])
+        if point is None:
+            x = None
+            y = None
+        else:
+            x = _x(scale, point[0])
+            y = _y(heights, point[1])
         if x is None or y is None:
             is_down = False
             continue
-        # The first of a stretch draws a line of no length: a single value between two gaps is seen, as a dot.
+        # The first of a stretch draws a line of no length: a single value between two gaps is seen,
+        # as a dot.
         line.append(f"L{x:.1f} {y:.1f}" if is_down else f"M{x:.1f} {y:.1f}h0")
         if curve.is_dotted:
             dots.append(f"M{x:.1f} {y:.1f}h0")
@@ -137,7 +169,9 @@ def number(value: float) -> str:
     """A number of an axis or a readout, in four digits at most."""
     if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
         digits, _, power = f"{value:.3g}".partition("e")
-        return f"{digits}e{int(power)}" if power else digits
+        if power:
+            return f"{digits}e{int(power)}"
+        return digits
     return f"{value:.4g}"
 
 
@@ -145,7 +179,10 @@ def number(value: float) -> str:
 def _marks(markers: Sequence[IncidentMarker], scale: Scale) -> Iterator[str]:
     for marker in markers:
         x, kind = _x(scale, marker.x) or 0.0, marker.severity.name.lower()
-        end = None if marker.end is None else _x(scale, marker.end)
+        if marker.end is None:
+            end = None
+        else:
+            end = _x(scale, marker.end)
         if end is not None and end > x:
             width = min(WIDTH, end) - x
             yield f'<rect class="shade {kind}" x="{x:.1f}" y="0" width="{width:.1f}" height="{HEIGHT:g}"/>'
@@ -153,29 +190,40 @@ def _marks(markers: Sequence[IncidentMarker], scale: Scale) -> Iterator[str]:
 
 
 def _marker_names(markers: Sequence[IncidentMarker], scale: Scale) -> Iterator[str]:
-    """Each marker's name in the first lane with room for it; in none there is, its line is there and its row in the
-    table."""
+    """Each marker's name in the first lane with room for it; in none there is, its line is there
+    and its row in the table.
+    """
     ends = [-1.0] * LANES
     texts = []
     for marker in sorted(markers, key=lambda marker: marker.x):
         share = scale.at(marker.x) or 0.0
-        name = marker.name if len(marker.name) <= LONGEST_NAME else f"{marker.name[: LONGEST_NAME - 1]}…"
+        if len(marker.name) <= LONGEST_NAME:
+            name = marker.name
+        else:
+            name = f"{marker.name[: LONGEST_NAME - 1]}…"
         width = NAME_WIDTH * (len(name) + 2)
-        is_flipped = share + width > 1.0  # near the right edge the name stands to the left of its line
-        begin, end = (share - width, share) if is_flipped else (share, share + width)
+        # near the right edge the name stands to the left of its line
+        is_flipped = share + width > 1.0
+        if is_flipped:
+            begin, end = (share - width, share)
+        else:
+            begin, end = (share, share + width)
         lane = next((index for index, used in enumerate(ends) if used <= begin), None)
         if lane is None:
             continue
         ends[lane] = end
         kind = f"{marker.severity.name.lower()}{' flip' if is_flipped else ''}"
         place = f"left:{100 * share:.2f}%;top:{LANE_PIXELS * lane}px"
-        texts.append(f'<span class="{kind}" data-x="{share:.5f}" style="{place}">{escape(name)}</span>')
+        texts.append(
+            f'<span class="{kind}" data-x="{share:.5f}" style="{place}">{escape(name)}</span>'
+        )
     lanes = sum(end >= 0 for end in ends)
     if texts:
         yield f'<div class="markers" style="height:{LANE_PIXELS * lanes}px">{"".join(texts)}</div>'
 
 
-# ----------------------------------------------------------------------------- the axis, and what the script reads
+# ----------------------------------------------------------------------------- the axis, and what
+# the script reads
 def _axis_labels(scale: Scale, ticks: Sequence[tuple[float, str]]) -> Iterator[str]:
     for value, label in ticks:
         share = scale.at(value)
@@ -192,16 +240,22 @@ def _data(panels: Sequence[Panel], scale: Scale, readout: Readout) -> str:
         "texts": [texts for x, texts in places if x is not None],
         "panels": [_panel_data(panel, scale) for panel in panels],
     }
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace(
+        "<", "\\u003c"
+    )
     return f'<script type="application/json">{text}</script>'
 
 
 def _panel_data(panel: Panel, scale: Scale) -> dict[str, object]:
-    """A panel's scale, and its points' places [x, y] from the bottom, to find the extremes of what is zoomed into."""
+    """A panel's scale, and its points' places [x, y] from the bottom, to find the extremes of what
+    is zoomed into.
+    """
     heights = _heights(panel)
     points = [point for curve in panel.curves for point in curve.points if point is not None]
     places = [(scale.at(x), heights.at(y)) for x, y in points]
-    flat = [round(place, 4) for x, y in places if x is not None and y is not None for place in (x, y)]
+    flat = [
+        round(place, 4) for x, y in places if x is not None and y is not None for place in (x, y)
+    ]
     low, high = heights.low, heights.high
     if not (math.isfinite(low) and math.isfinite(high)):
         low, high = 0.0, 1.0

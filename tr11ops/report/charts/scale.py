@@ -28,13 +28,20 @@ class Scale(Record):
 
     @classmethod
     def over(cls, values: Iterable[float], *, log: bool = False, from_zero: bool = False) -> Scale:
-        """The axis that shows all values which can be shown, with a little room; 0 to 1 where there is none."""
+        """The axis that shows all values which can be shown, with a little room; 0 to 1 where there
+        is none.
+        """
         shown = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
         if not shown:
-            return cls(0.1, 1.0, True) if log else cls(0.0, 1.0)
+            if log:
+                return cls(0.1, 1.0, True)
+            return cls(0.0, 1.0)
         low, high = min(shown), max(shown)
         if log:
-            factor = (high / low) ** 0.04 if high > low else 1.1
+            if high > low:
+                factor = (high / low) ** 0.04
+            else:
+                factor = 1.1
             return cls(low / factor, high * factor, True)
         room = 0.04 * (high - low) or abs(high) * 0.1 or 1.0
         return cls(0.0 if from_zero and low >= 0 else low - room, high + room)
@@ -52,7 +59,9 @@ class Scale(Record):
         if self.is_log:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             for choice in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
-                found = [digit * 10.0**power for power in range(first, last + 1) for digit in choice]
+                found = [
+                    digit * 10.0**power for power in range(first, last + 1) for digit in choice
+                ]
                 found = [value for value in found if self.low <= value <= self.high]
                 if 2 <= len(found) <= most + 1:
                     return found
@@ -62,15 +71,29 @@ class Scale(Record):
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(nice * power for nice in NICE if nice * power >= raw * 0.999)
         first_step = math.ceil(self.low / step - 1e-9)
-        return [count * step for count in range(first_step, math.floor(self.high / step + 1e-9) + 1)]
+        return [
+            count * step for count in range(first_step, math.floor(self.high / step + 1e-9) + 1)
+        ]
 
 
 def time_ticks(low: float, high: float, zone: tzinfo) -> list[tuple[float, str]]:
     """Round moments of the zone's clock between two times, each with its label."""
     step = next((step for step in TIME_STEPS if (high - low) / step <= MOST_TIMES), TIME_STEPS[-1])
     offset = datetime.fromtimestamp(low, tz=zone).utcoffset()
-    shift = 0.0 if offset is None else offset.total_seconds()
-    pattern = "%Y-%m-%d" if step >= DAY else "%m-%d %H:%M" if step >= MINUTE else "%H:%M:%S"
+    if offset is None:
+        shift = 0.0
+    else:
+        shift = offset.total_seconds()
+    if step >= DAY:
+        pattern = "%Y-%m-%d"
+    elif step >= MINUTE:
+        pattern = "%m-%d %H:%M"
+    else:
+        pattern = "%H:%M:%S"
     first = math.ceil((low + shift) / step)
-    moments = (count * step - shift for count in range(first, math.floor((high + shift) / step) + 1))
-    return [(moment, datetime.fromtimestamp(moment, tz=zone).strftime(pattern)) for moment in moments]
+    moments = (
+        count * step - shift for count in range(first, math.floor((high + shift) / step) + 1)
+    )
+    return [
+        (moment, datetime.fromtimestamp(moment, tz=zone).strftime(pattern)) for moment in moments
+    ]

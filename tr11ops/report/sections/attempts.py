@@ -26,32 +26,60 @@ def attempts(material: ReportMaterial, zone: tzinfo) -> ReportSection:
     rows = []
     for attempt in found[-ROWS_SHOWN:]:
         iterations = steps.get(attempt.job_id, [])
-        trained = f"{min(iterations):,} to {max(iterations):,}" if iterations else "-"
+        if iterations:
+            trained = f"{min(iterations):,} to {max(iterations):,}"
+        else:
+            trained = "-"
         rows.append(
-            (attempt.label, moment(attempt.start, zone), _length(attempt),
-             str(len(attempt.nodes)), str(max(1, len(attempt.launches))), trained, _ending(attempt))
-        )  # fmt: skip
+            (
+                attempt.label,
+                moment(attempt.start, zone),
+                _length(attempt),
+                str(len(attempt.nodes)),
+                str(max(1, len(attempt.launches))),
+                trained,
+                _ending(attempt),
+            )
+        )
     columns = (
-        Column("attempt"), Column("start"), Column("length", True), Column("nodes", True), Column("launches", True),
-        Column("iterations", True), Column("end", is_wide=True),
-    )  # fmt: skip
+        Column("attempt"),
+        Column("start"),
+        Column("length", True),
+        Column("nodes", True),
+        Column("launches", True),
+        Column("iterations", True),
+        Column("end", is_wide=True),
+    )
     return ReportSection("attempts", title, table=table(columns, rows), empty="none yet")
 
 
 def software(material: ReportMaterial) -> ReportSection | None:
-    """Which code each of the newest attempts ran, and what it had otherwise than the one before; None: not recorded."""
+    """Which code each of the newest attempts ran, and what it had otherwise than the one before;
+    None: not recorded.
+    """
     found = known(material.snapshot.attempts, ())
     rows = [
-        (attempt.label or attempt.job_id, str(attempt.code), version_words(attempt.versions),
-         "; ".join(line.partition(": ")[2] for line in attempt.changes) or "-")
+        (
+            attempt.label or attempt.job_id,
+            str(attempt.code),
+            version_words(attempt.versions),
+            "; ".join(line.partition(": ")[2] for line in attempt.changes) or "-",
+        )
         for attempt in found
         if attempt.code is not None
-    ]  # fmt: skip
+    ]
     if not rows:
         return None
-    columns = (Column("attempt"), Column("code"), Column("versions"), Column("since the one before", is_wide=True))
+    columns = (
+        Column("attempt"),
+        Column("code"),
+        Column("versions"),
+        Column("since the one before", is_wide=True),
+    )
     folder = next(attempt.code.folder for attempt in found if attempt.code is not None)
-    lines = (f"Uncommitted changes are in code.diff in the folder of each attempt; the code lies in {folder}.",)
+    lines = (
+        f"Uncommitted changes are in code.diff in the folder of each attempt; the code lies in {folder}.",
+    )
     return ReportSection("software", "Which code ran", lines, table=table(columns, rows))
 
 
@@ -60,20 +88,27 @@ def _length(attempt: AttemptHistory) -> str:
     if attempt.ended is not None:
         return duration(attempt.ended - attempt.start)
     lived = duration(attempt.last_sign - attempt.start)
-    return lived if attempt.is_running or isinstance(attempt.marker, EndMarker) else f"about {lived}"
+    if attempt.is_running or isinstance(attempt.marker, EndMarker):
+        return lived
+    return f"about {lived}"
 
 
 def _ending(attempt: AttemptHistory) -> Styled:
     if isinstance(attempt.marker, EndMarker):
         bad = attempt.marker.reason in BAD_REASONS
         text = f"{attempt.marker.reason}: {attempt.marker.message}"
-        return Styled(text, "critical") if bad else Styled(attempt.marker.reason)
+        if bad:
+            return Styled(text, "critical")
+        return Styled(attempt.marker.reason)
     if attempt.is_running:
         return Styled("running")
     if attempt.ended is None:
         return Styled("no exit record", "warning")
     verdict = attempt.verdict
-    message = verdict.message if verdict is not None and not isinstance(verdict, Unknown) else "no end marker"
+    if verdict is not None and not isinstance(verdict, Unknown):
+        message = verdict.message
+    else:
+        message = "no end marker"
     return Styled(message, "critical")
 
 
@@ -84,4 +119,6 @@ def actions(material: ReportMaterial, zone: tzinfo) -> ReportSection:
         for line in reversed(lines_of(material.journal)[-ROWS_SHOWN:])
     ]
     columns = (Column("when"), Column("who"), Column("action"), Column("why", is_wide=True))
-    return ReportSection("actions", "What was done", table=table(columns, rows), empty="nothing yet")
+    return ReportSection(
+        "actions", "What was done", table=table(columns, rows), empty="nothing yet"
+    )

@@ -17,17 +17,30 @@ def checkpoints(material: ReportMaterial, zone: tzinfo) -> ReportSection:
     """One row a checkpoint, the newest first."""
     title = "Checkpoints"
     if isinstance(material.checkpoints, Unknown):
-        return ReportSection("checkpoints", title, empty=f"cannot be read: {material.checkpoints.why}")
+        return ReportSection(
+            "checkpoints", title, empty=f"cannot be read: {material.checkpoints.why}"
+        )
     rows = [
-        (f"{row.step:,}", Styled("-") if row.created is None else moment(row.created, zone), size(row.bytes), row.shape,
-         "-" if row.consumed_tokens is None else quantity(row.consumed_tokens),
-         Styled(row.state, "critical") if row.faults else Styled(row.state + (", latest" if row.is_latest else "")))
+        (
+            f"{row.step:,}",
+            Styled("-") if row.created is None else moment(row.created, zone),
+            size(row.bytes),
+            row.shape,
+            "-" if row.consumed_tokens is None else quantity(row.consumed_tokens),
+            Styled(row.state, "critical")
+            if row.faults
+            else Styled(row.state + (", latest" if row.is_latest else "")),
+        )
         for row in list(material.checkpoints)[::-1][:ROWS_SHOWN]
-    ]  # fmt: skip
+    ]
     columns = (
-        Column("step", True), Column("made"), Column("size", True), Column("tensor x pipeline x data"),
-        Column("tokens", True), Column("state"),
-    )  # fmt: skip
+        Column("step", True),
+        Column("made"),
+        Column("size", True),
+        Column("tensor x pipeline x data"),
+        Column("tokens", True),
+        Column("state"),
+    )
     lines = tuple(_copies(material, zone))
     return ReportSection("checkpoints", title, lines, table=table(columns, rows), empty="none yet")
 
@@ -40,8 +53,13 @@ def _copies(material: ReportMaterial, zone: tzinfo) -> Iterator[str]:
         if isinstance(copy, Unknown):
             yield f"Last {name}: unknown ({copy.why})."
         elif copy is not None:
-            step = "" if copy.step is None else f", step {copy.step:,}"
-            fault = f" Since then: {copy.message}." if copy.message else ""
+            if copy.step is None:
+                step = ""
+            else:
+                step = f", step {copy.step:,}"
+            fault = ""
+            if copy.message:
+                fault = f" Since then: {copy.message}."
             yield f"Last {name}: {clock(copy.time, zone)}{step}.{fault}"
     missing = material.status.copies_missing
     if missing:

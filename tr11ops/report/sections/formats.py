@@ -13,7 +13,9 @@ ROWS_SHOWN = 500
 
 def clock(time: float | None, zone: tzinfo) -> str:
     """A moment to the minute; a dash for none."""
-    return "-" if time is None else timestamp(time, zone, MINUTE)
+    if time is None:
+        return "-"
+    return timestamp(time, zone, MINUTE)
 
 
 def moment(time: float, zone: tzinfo) -> Styled:
@@ -23,7 +25,11 @@ def moment(time: float, zone: tzinfo) -> Styled:
 
 def hours(count: float) -> str:
     """Hours of a long run without decimals, of a short one with some."""
-    return f"{count:,.0f}" if count >= 1000 else f"{count:.2f}" if count >= 1 else f"{count:.4f}"
+    if count >= 1000:
+        return f"{count:,.0f}"
+    if count >= 1:
+        return f"{count:.2f}"
+    return f"{count:.4f}"
 
 
 def severity(found: Severity) -> Styled:

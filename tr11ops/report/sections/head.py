@@ -1,4 +1,6 @@
-"""The top of the page: one sentence, the verdict, the progress, and the numbers that are asked for first. Pure."""
+"""The top of the page: one sentence, the verdict, the progress, and the numbers that are asked for
+first. Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +16,32 @@ from tr11ops.report.sections.formats import clock, hours
 from tr11ops.watchdog.verdict import VerdictWord
 
 VERDICT_CLASSES = {
-    VerdictWord.HEALTHY: "good", VerdictWord.FINISHED: "good", VerdictWord.STARTING: "calm",
+    VerdictWord.HEALTHY: "good",
+    VerdictWord.FINISHED: "good",
+    VerdictWord.STARTING: "calm",
     VerdictWord.AT_RISK: "bad",
-    VerdictWord.QUEUED: "calm", VerdictWord.STOPPED: "warn",
-    VerdictWord.UNKNOWN: "warn", VerdictWord.STALLED: "bad", VerdictWord.DOWN: "bad",
-}  # fmt: skip
+    VerdictWord.QUEUED: "calm",
+    VerdictWord.STOPPED: "warn",
+    VerdictWord.UNKNOWN: "warn",
+    VerdictWord.STALLED: "bad",
+    VerdictWord.DOWN: "bad",
+}
 
 
 def verdict_class(material: ReportMaterial) -> str:
     """Green only where a person may sleep."""
     found = VERDICT_CLASSES[material.verdict.word]
-    return "warn" if found == "good" and material.answer.may_sleep is not True else found
+    if found == "good" and material.answer.may_sleep is not True:
+        return "warn"
+    return found
 
 
 def share(material: ReportMaterial) -> float | None:
     """Progress in percent; None where the end is not known."""
     done, total = derived.iteration(material.snapshot), derived.total_iterations(material.snapshot)
-    return None if done is None or not total else min(100.0, round(100.0 * done / total, 2))
+    if done is None or not total:
+        return None
+    return min(100.0, round(100.0 * done / total, 2))
 
 
 def sentence(material: ReportMaterial, zone: tzinfo) -> str:
@@ -39,22 +50,26 @@ def sentence(material: ReportMaterial, zone: tzinfo) -> str:
     done, total = derived.iteration(material.snapshot), derived.total_iterations(material.snapshot)
     if done is None:
         return "The training has not logged an iteration yet."
-    of = f" of {total:,}" if total else ""
-    tokens = f" ({quantity(steps[-1].record.consumed_tokens)} tokens)" if steps else ""
+    of = ""
+    if total:
+        of = f" of {total:,}"
+    tokens = ""
+    if steps:
+        tokens = f" ({quantity(steps[-1].record.consumed_tokens)} tokens)"
     text = f"The training has done {done:,}{of} iterations{tokens} in {duration(goodput.end - goodput.begin)}"
     if goodput.useful_of_held is not None:
         text += f"; {100 * goodput.useful_of_held:.0f} % of the node-hours trained what was kept"
     text += f"; {counted(len(goodput.faults), 'fault')} stopped it"
     end = eta(material, zone)
-    return (
-        f"{text}; at this pace it ends on {end}."
-        if end and material.verdict.word in {VerdictWord.HEALTHY, VerdictWord.AT_RISK}
-        else f"{text}."
-    )
+    if end and material.verdict.word in {VerdictWord.HEALTHY, VerdictWord.AT_RISK}:
+        return f"{text}; at this pace it ends on {end}."
+    return f"{text}."
 
 
 def eta(material: ReportMaterial, zone: tzinfo) -> str:
-    """When the training ends: with the losses of the past where they are known, else at the recent pace; "" unknown."""
+    """When the training ends: with the losses of the past where they are known, else at the recent
+    pace; "" unknown.
+    """
     end = material.end
     if end is None or end.earliest <= 0:
         return ""
@@ -70,7 +85,10 @@ def progress(material: ReportMaterial, zone: tzinfo) -> str:
     if material.end is not None and material.end.earliest > 0:
         text += f"; {duration(material.end.earliest)} of training left at the present speed"
     origin = known(material.snapshot.origin, None)
-    began = "" if origin is None else f"; began with {origin.lineage}"
+    if origin is None:
+        began = ""
+    else:
+        began = f"; began with {origin.lineage}"
     return f"{text}{began}; seen {clock(material.snapshot.time, zone)}"
 
 

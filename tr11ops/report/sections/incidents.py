@@ -16,7 +16,9 @@ from tr11ops.report.sections.formats import ROWS_SHOWN, moment, severity
 
 
 def open_findings(material: ReportMaterial) -> ReportSection | None:
-    """The findings of this moment by their causes, with the command to type; None where nothing is wrong."""
+    """The findings of this moment by their causes, with the command to type; None where nothing is
+    wrong.
+    """
     if not material.findings:
         return None
     rows = [
@@ -28,12 +30,19 @@ def open_findings(material: ReportMaterial) -> ReportSection | None:
         )
         for finding in by_cause(material.findings)
     ]
-    columns = (Column("severity"), Column("what", is_wide=True), Column("seen", is_wide=True), Column("to type"))
+    columns = (
+        Column("severity"),
+        Column("what", is_wide=True),
+        Column("seen", is_wide=True),
+        Column("to type"),
+    )
     return ReportSection("findings", "What is wrong now", table=table(columns, rows))
 
 
 def _with_consequences(finding: Finding) -> str:
-    return finding.title + "".join(f"; from it follows: {one.title}" for one in finding.consequences)
+    return finding.title + "".join(
+        f"; from it follows: {one.title}" for one in finding.consequences
+    )
 
 
 def faults(material: ReportMaterial, zone: tzinfo) -> ReportSection:
@@ -46,23 +55,38 @@ def faults(material: ReportMaterial, zone: tzinfo) -> ReportSection:
     rows = []
     for fault in found[-ROWS_SHOWN:]:
         before = _last_step_before(material.history, fault)
-        noticed = "-" if before is None else duration(fault.time - before)
+        if before is None:
+            noticed = "-"
+        else:
+            noticed = duration(fault.time - before)
         recovered = Styled("not yet", "warning")
         if fault.recovered is not None:
             recovered = Styled(duration(fault.recovered - fault.time))
         label = labels.get(fault.job_id, fault.job_id)
-        rows.append((moment(fault.time, zone), label, str(fault.launch), fault.cause, noticed, recovered))
+        rows.append(
+            (moment(fault.time, zone), label, str(fault.launch), fault.cause, noticed, recovered)
+        )
     columns = (
-        Column("first sign"), Column("attempt"), Column("launch", True), Column("cause", is_wide=True),
-        Column("to detect", True), Column("to recover", True),
-    )  # fmt: skip
-    lines = ("To detect: from the last iteration to the first sign of the failure.",
-             "To recover: from there until the training went on.")  # fmt: skip
+        Column("first sign"),
+        Column("attempt"),
+        Column("launch", True),
+        Column("cause", is_wide=True),
+        Column("to detect", True),
+        Column("to recover", True),
+    )
+    lines = (
+        "To detect: from the last iteration to the first sign of the failure.",
+        "To recover: from there until the training went on.",
+    )
     return ReportSection("faults", title, lines, table=table(columns, rows))
 
 
 def _last_step_before(history: History, fault: Interruption) -> float | None:
-    times = [step.time for step in known(history.steps, ()) if step.job_id == fault.job_id and step.time <= fault.time]
+    times = [
+        step.time
+        for step in known(history.steps, ())
+        if step.job_id == fault.job_id and step.time <= fault.time
+    ]
     return max(times, default=None)
 
 
@@ -85,7 +109,13 @@ def alerts(material: ReportMaterial, zone: tzinfo) -> ReportSection:
         for incident in material.incidents[-ROWS_SHOWN:]
     ]
     columns = (
-        Column("began"), Column("severity"), Column("what", is_wide=True), Column("to notify", True),
-        Column("acknowledged by"), Column("until over", True),
-    )  # fmt: skip
-    return ReportSection("incidents", title, table=table(columns, rows), empty="none was ever raised")
+        Column("began"),
+        Column("severity"),
+        Column("what", is_wide=True),
+        Column("to notify", True),
+        Column("acknowledged by"),
+        Column("until over", True),
+    )
+    return ReportSection(
+        "incidents", title, table=table(columns, rows), empty="none was ever raised"
+    )

@@ -17,13 +17,24 @@ def node_hours(material: ReportMaterial, with_charts: bool) -> ReportSection:
     if not total.node_micros:
         return ReportSection("goodput", title, empty="nothing was submitted yet")
     rows = [
-        (Styled(bucket.value, swatch=colour(bucket)), hours(amount.node_hours),
-         f"{100 * amount.node_micros / total.node_micros:.2f} %", hours(amount.spare_micros / 3.6e9))
+        (
+            Styled(bucket.value, swatch=colour(bucket)),
+            hours(amount.node_hours),
+            f"{100 * amount.node_micros / total.node_micros:.2f} %",
+            hours(amount.spare_micros / 3.6e9),
+        )
         for bucket, amount in material.goodput.buckets.items()
         if amount.node_micros
-    ]  # fmt: skip
-    rows.append((Styled("all"), hours(total.node_hours), "100.00 %", hours(total.spare_micros / 3.6e9)))
-    columns = (Column("bucket"), Column("node-hours", True), Column("share", True), Column("of it spares", True))
+    ]
+    rows.append(
+        (Styled("all"), hours(total.node_hours), "100.00 %", hours(total.spare_micros / 3.6e9))
+    )
+    columns = (
+        Column("bucket"),
+        Column("node-hours", True),
+        Column("share", True),
+        Column("of it spares", True),
+    )
     charts = (_by_attempt(material),) if with_charts else ()
     return ReportSection("goodput", title, charts=charts, table=table(columns, rows))
 
@@ -39,10 +50,16 @@ def _by_attempt(material: ReportMaterial) -> str:
     jobs = list(dict.fromkeys(job for job, _ in spent))[-ATTEMPTS_CHARTED:]
     rows = []
     for job in jobs:
-        amounts = [(bucket, spent[job, bucket].node_hours) for bucket in Bucket if (job, bucket) in spent]
+        amounts = [
+            (bucket, spent[job, bucket].node_hours) for bucket in Bucket if (job, bucket) in spent
+        ]
         parts = tuple(
-            (colour(bucket), amount, f"{hours(amount)} node-hours {bucket.value}") for bucket, amount in amounts
+            (colour(bucket), amount, f"{hours(amount)} node-hours {bucket.value}")
+            for bucket, amount in amounts
         )
-        name = labels.get(job, job) if job else "no nodes held"
+        if job:
+            name = labels.get(job, job)
+        else:
+            name = "no nodes held"
         rows.append(BarRow(name, parts, f"{hours(sum(amount for _, amount in amounts))} h"))
     return bars("goodput-chart", rows)

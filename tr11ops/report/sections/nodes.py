@@ -22,7 +22,9 @@ NODES_CHARTED = 60
 
 
 class NodeThroughput(Record):
-    """Of the steps in which a node trained: mean TFLOPs of a GPU, and against the run's median at the same batch."""
+    """Of the steps in which a node trained: mean TFLOPs of a GPU, and against the run's median at
+    the same batch.
+    """
 
     tflops: float
     ratio: float
@@ -37,17 +39,30 @@ def nodes(material: ReportMaterial, zone: tzinfo, with_charts: bool) -> ReportSe
     rows = []
     for node in sorted({span.node for span in spans})[:ROWS_SHOWN]:
         own = [span for span in spans if span.node == node]
-        spent = {kind: sum(span.end - span.begin for span in own if span.kind == kind) / 3600 for kind in KINDS}
+        spent = {
+            kind: sum(span.end - span.begin for span in own if span.kind == kind) / 3600
+            for kind in KINDS
+        }
         now = any(span.kind == "excluded" and span.end >= material.snapshot.time for span in own)
         why = next((span.label for span in reversed(own) if span.kind == "excluded"), "")
-        fast = f"{speed[node].tflops:.4g}" if node in speed else "-"
+        if node in speed:
+            fast = f"{speed[node].tflops:.4g}"
+        else:
+            fast = "-"
         state = Styled("excluded", "critical") if now else ""
         rows.append((node, hours(spent["trained"]), hours(spent["spare"]), fast, state, why))
     columns = (
-        Column("node"), Column("hours trained", True), Column("hours spare", True), Column("TFLOPs per GPU", True),
-        Column("now"), Column("last excluded because", is_wide=True),
-    )  # fmt: skip
-    charts = [timeline(spans, KINDS, zone)] if with_charts else []
+        Column("node"),
+        Column("hours trained", True),
+        Column("hours spare", True),
+        Column("TFLOPs per GPU", True),
+        Column("now"),
+        Column("last excluded because", is_wide=True),
+    )
+    if with_charts:
+        charts = [timeline(spans, KINDS, zone)]
+    else:
+        charts = []
     lines = []
     if speed:
         lines.append(
@@ -85,13 +100,19 @@ def throughput_by_node(material: ReportMaterial) -> dict[str, NodeThroughput]:
                 for time, tflops, batch in zip(job.times, job.tflops, job.batches, strict=True)
                 if begin <= time <= end and usual[batch] > 0
             ]
-            part = (sum(tflops for tflops, _ in steps), sum(ratio for _, ratio in steps), len(steps))
+            part = (
+                sum(tflops for tflops, _ in steps),
+                sum(ratio for _, ratio in steps),
+                len(steps),
+            )
             for node in working if steps else ():
                 sums.setdefault(node, []).append(part)
     found = {}
     for node, parts in sums.items():
         count = sum(part[2] for part in parts)
-        found[node] = NodeThroughput(sum(part[0] for part in parts) / count, sum(part[1] for part in parts) / count)
+        found[node] = NodeThroughput(
+            sum(part[0] for part in parts) / count, sum(part[1] for part in parts) / count
+        )
     return found
 
 
@@ -107,19 +128,29 @@ def _usual(series: TrainingSeries) -> dict[float, float]:
 def _spans(material: ReportMaterial) -> Iterator[NodeSpan]:
     now = material.snapshot.time
     for attempt in known(material.history.attempts, ()):
-        end = attempt.ended if attempt.ended is not None else now if attempt.is_running else attempt.last_sign
+        if attempt.ended is not None:
+            end = attempt.ended
+        elif attempt.is_running:
+            end = now
+        else:
+            end = attempt.last_sign
         for begin, until, working in _stretches(attempt, end):
             for node in attempt.nodes:
                 kind = "trained" if node in working else "spare"
-                yield NodeSpan(node, begin, max(begin, until), kind, f"{kind} in attempt {attempt.label}")
+                yield NodeSpan(
+                    node, begin, max(begin, until), kind, f"{kind} in attempt {attempt.label}"
+                )
     for period in material.history.exclusions:
         end = now if period.end is None else period.end
         yield NodeSpan(period.what, period.start, end, "excluded", period.why)
 
 
-def _stretches(attempt: AttemptHistory, end: float) -> Sequence[tuple[float, float, tuple[str, ...]]]:
+def _stretches(
+    attempt: AttemptHistory, end: float
+) -> Sequence[tuple[float, float, tuple[str, ...]]]:
     """When which of an attempt's nodes trained: one stretch a launch, the last one until `end`."""
     launches = [
-        (launch.start, launch.end if launch.end is not None else end, launch.nodes) for launch in attempt.launches
+        (launch.start, launch.end if launch.end is not None else end, launch.nodes)
+        for launch in attempt.launches
     ]
     return launches or [(attempt.start, end, attempt.nodes)]

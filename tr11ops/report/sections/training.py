@@ -75,9 +75,14 @@ def incident_markers(material: ReportMaterial) -> list[IncidentMarker]:
 def _over_time(series: TrainingSeries, markers: Sequence[IncidentMarker], zone: tzinfo) -> str:
     points = with_gaps(series.points)
     scale = Scale.over(point.time for point in series.points)
-    loss = Panel("loss", (_curve("training", "blue", "loss", points), *_validations(series, "time")), is_log=True)
+    loss = Panel(
+        "loss",
+        (_curve("training", "blue", "loss", points), *_validations(series, "time")),
+        is_log=True,
+    )
     others = [
-        Panel(title, (_curve(title, colour, name, points),), log, zero) for title, name, colour, log, zero in PANELS
+        Panel(title, (_curve(title, colour, name, points),), log, zero)
+        for title, name, colour, log, zero in PANELS
     ]
     rows = [(point.time, _texts(point, zone)) for point in series.points]
     ticks = time_ticks(scale.low, scale.high, zone)
@@ -91,17 +96,24 @@ def _over_tokens(series: TrainingSeries, zone: tzinfo, from_zero: bool) -> Itera
     loss = [None if point is None else (float(point.tokens), point.loss) for point in points]
     scale = Scale.over((float(point.tokens) for point in series.points), from_zero=from_zero)
     panel = Panel(
-        "loss against tokens", (Curve("training", "blue", loss), *_validations(series, "tokens")), is_log=True
+        "loss against tokens",
+        (Curve("training", "blue", loss), *_validations(series, "tokens")),
+        is_log=True,
     )
     rows = [
-        (float(point.tokens), (f"{quantity(point.tokens)} tokens", *_texts(point, zone))) for point in series.points
+        (float(point.tokens), (f"{quantity(point.tokens)} tokens", *_texts(point, zone)))
+        for point in series.points
     ]
     ticks = [(value, quantity(value)) for value in scale.ticks(6)]
     yield line_chart("tokens-chart", [panel], scale, ticks, Readout(("", *NAMES), rows))
 
 
-def _layers_over_time(series: TrainingSeries, markers: Sequence[IncidentMarker], zone: tzinfo) -> Iterator[str]:
-    """Of what was measured of the layers: the largest, whose layer the pointer reads, and the middle one."""
+def _layers_over_time(
+    series: TrainingSeries, markers: Sequence[IncidentMarker], zone: tzinfo
+) -> Iterator[str]:
+    """Of what was measured of the layers: the largest, whose layer the pointer reads, and the
+    middle one.
+    """
     points = series.layers
     if not points:
         return
@@ -110,7 +122,11 @@ def _layers_over_time(series: TrainingSeries, markers: Sequence[IncidentMarker],
         Panel(
             title,
             tuple(
-                Curve(name, colour, [(point.time, getattr(getattr(point, field), name)) for point in points])
+                Curve(
+                    name,
+                    colour,
+                    [(point.time, getattr(getattr(point, field), name)) for point in points],
+                )
                 for name, colour in (("largest", "orange"), ("middle", "grey"))
             ),
             is_log=True,
@@ -130,7 +146,11 @@ def _layer_texts(point: LayersPoint, zone: tzinfo) -> tuple[str, ...]:
 
 
 def _curve(title: str, colour: str, name: str, points: Sequence[StepPoint | None]) -> Curve:
-    return Curve(title, colour, [None if point is None else (point.time, getattr(point, name)) for point in points])
+    return Curve(
+        title,
+        colour,
+        [None if point is None else (point.time, getattr(point, name)) for point in points],
+    )
 
 
 def _validations(series: TrainingSeries, x: str) -> Iterator[Curve]:
@@ -155,13 +175,17 @@ def _texts(point: StepPoint, zone: tzinfo) -> tuple[str, ...]:
 
 
 def with_gaps(points: Sequence[StepPoint], by_time: bool = True) -> list[StepPoint | None]:
-    """The points with None where the training stood still or went back, so that no line is drawn across that.
+    """The points with None where the training stood still or went back, so that no line is drawn
+    across that.
 
-    It stood still where an iteration took `GAP_FACTOR` times the median of all, and a minute or more in all; without
-    `by_time` that is no gap.
+    It stood still where an iteration took `GAP_FACTOR` times the median of all, and a minute or
+    more in all; without `by_time` that is no gap.
     """
     paces = sorted(_pace(first, second) for first, second in pairwise(points))
-    slowest = GAP_FACTOR * paces[len(paces) // 2] if paces else math.inf
+    if paces:
+        slowest = GAP_FACTOR * paces[len(paces) // 2]
+    else:
+        slowest = math.inf
     result: list[StepPoint | None] = list(points[:1])
     for first, second in pairwise(points):
         still = by_time and second.time - first.time > 60.0 and _pace(first, second) > slowest

@@ -16,14 +16,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument(
-        "--repository", action="append", default=[], metavar="OWNER/NAME", help="made at once; owners: bot, science"
+        "--repository",
+        action="append",
+        default=[],
+        metavar="OWNER/NAME",
+        help="made at once; owners: bot, science",
     )
     options = parser.parse_args()
     token = os.environ.get("HF_TOKEN")
     with HubServer(options.port, token=token) as server:
         for name in options.repository:
             server.create(name)
-        print(f"HF_ENDPOINT={server.url}" + ("" if token else f" HF_TOKEN={server.token}"), flush=True)
+        print(
+            f"HF_ENDPOINT={server.url}" + ("" if token else f" HF_TOKEN={server.token}"), flush=True
+        )
         try:
             threading.Event().wait()
         except KeyboardInterrupt:

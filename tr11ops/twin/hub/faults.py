@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Fault:
-    """What happens to the next requests of one kind ("*": of any): `times` of them, after the first `after` passed.
+    """What happens to the next requests of one kind ("*": of any): `times` of them, after the first
+    `after` passed.
 
-    how: "status" (answered so, nothing is done), "reset" (connection broken, nothing is done), "lose" (done, and the
-    connection broken before the answer), "hang" (silence until the server is stopped or `release`d, nothing is done),
-    "truncate" (done, half of the answer's body is sent), "garble" (done, a web page is sent as the answer),
-    "call" (`call` is run, then the request is handled as ever), "lag" (done, answered when `release`d).
+    how: "status" (answered so, nothing is done), "reset" (connection broken, nothing is done),
+    "lose" (done, and the connection broken before the answer), "hang" (silence until the server is
+    stopped or `release`d, nothing is done), "truncate" (done, half of the answer's body is sent),
+    "garble" (done, a web page is sent as the answer), "call" (`call` is run, then the request is
+    handled as ever), "lag" (done, answered when `release`d).
     """
 
     kind: str

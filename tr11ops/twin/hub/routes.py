@@ -86,7 +86,9 @@ class Settings(Record):
 
 
 class Api:
-    """The hub's half that speaks JSON. `hub_url` and `storage_url` are where it and its storage are reached."""
+    """The hub's half that speaks JSON. `hub_url` and `storage_url` are where it and its storage are
+    reached.
+    """
 
     def __init__(self, hub: HubState, settings: Settings, signature: str) -> None:
         self.hub, self.settings, self.signature = hub, settings, signature
@@ -94,11 +96,17 @@ class Api:
 
     @staticmethod
     def kind_of(method: str, path: str) -> tuple[str, dict[str, str]]:
-        """The kind of a request and the parts of its path; "other" for one that this hub does not know."""
+        """The kind of a request and the parts of its path; "other" for one that this hub does not
+        know.
+        """
         for known, pattern, kind in _COMPILED:
             match = pattern.fullmatch(path)
             if known == method and match:
-                return kind, {key: unquote(text) for key, text in match.groupdict().items() if text is not None}
+                return kind, {
+                    key: unquote(text)
+                    for key, text in match.groupdict().items()
+                    if text is not None
+                }
         return "other", {}
 
     def account(self, request: HubRequest) -> HubAccount | None:
@@ -122,7 +130,9 @@ class Api:
             return self._create(request, account)
         if kind == "validate-yaml":
             return self._validate(request)
-        repo = self.hub.repo(_KINDS.get(parts.get("kinds", "models"), "model"), parts["name"], account)
+        repo = self.hub.repo(
+            _KINDS.get(parts.get("kinds", "models"), "model"), parts["name"], account
+        )
         if kind in {"branch", "preupload", "commit", "lfs-batch", "lfs-verify", "chunks-token"}:
             self._require_write(repo, account)
         handler: Callable[..., Answer] = getattr(self, "_" + kind.replace("-", "_"))
@@ -133,11 +143,14 @@ class Api:
         if account is None:
             raise HubProblem(401, "Invalid username or password.")
         if not account.may_write:
-            raise HubProblem(403, "Forbidden: you must use a write token to upload to a repository.")
+            raise HubProblem(
+                403, "Forbidden: you must use a write token to upload to a repository."
+            )
         if not account.is_in(repo.name.split("/")[0]):
             raise HubProblem(403, f"Forbidden: you don't have the rights to write to {repo.name}")
 
-    # ------------------------------------------------------------------------- account and repository
+    # ------------------------------------------------------------------------- account and
+    # repository
     @staticmethod
     def _whoami(account: HubAccount | None) -> Answer:
         if account is None:
@@ -159,8 +172,13 @@ class Api:
         owner = value.get("organization") or account.name
         name, kind = f"{owner}/{value['name']}", value.get("type") or "model"
         if not account.may_write or not account.is_in(owner):
-            raise HubProblem(403, f"You don't have the rights to create a {kind} under the namespace {owner!r}")
-        prefix = "" if kind == "model" else f"{kind}s/"
+            raise HubProblem(
+                403, f"You don't have the rights to create a {kind} under the namespace {owner!r}"
+            )
+        if kind == "model":
+            prefix = ""
+        else:
+            prefix = f"{kind}s/"
         facts = {"url": f"{self.hub_url}/{prefix}{name}", "name": name, "id": name}
         try:
             self.hub.create(kind, name, value.get("visibility") == "private", account.name)
@@ -175,53 +193,105 @@ class Api:
         text = request.json().get("content", "")
         match = re.match(r"\s*---\n(.*?)\n---", text, re.DOTALL)
         try:
-            value = yaml.safe_load(match[1]) if match else {}
+            if match:
+                value = yaml.safe_load(match[1])
+            else:
+                value = {}
         except yaml.YAMLError as error:
             return Answer.of({"errors": [{"message": f"YAML: {error}"}], "warnings": []}, 400)
-        errors = [] if isinstance(value, dict) or value is None else [{"message": "metadata must be a mapping"}]
+        if isinstance(value, dict) or value is None:
+            errors = []
+        else:
+            errors = [{"message": "metadata must be a mapping"}]
         return Answer.of({"errors": errors, "warnings": []}, 400 if errors else 200)
 
-    def _info(self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None) -> Answer:
+    def _info(
+        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
+    ) -> Answer:
         commit = repo.resolve(parts.get("revision", "main"))
         files = [{"rfilename": path} for path in sorted(commit.files)]
-        facts = {"_id": "0", "id": repo.name, "sha": commit.id, "private": repo.private, "siblings": files}
-        newest = {"lastModified": commit.date, "createdAt": commit.date, "disabled": False, "gated": False}
-        return Answer.of({**facts, **newest, "tags": [], "downloads": 0, "likes": 0, "author": repo.name.split("/")[0]})
+        facts = {
+            "_id": "0",
+            "id": repo.name,
+            "sha": commit.id,
+            "private": repo.private,
+            "siblings": files,
+        }
+        newest = {
+            "lastModified": commit.date,
+            "createdAt": commit.date,
+            "disabled": False,
+            "gated": False,
+        }
+        return Answer.of(
+            {
+                **facts,
+                **newest,
+                "tags": [],
+                "downloads": 0,
+                "likes": 0,
+                "author": repo.name.split("/")[0],
+            }
+        )
 
-    def _refs(self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None) -> Answer:
+    def _refs(
+        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
+    ) -> Answer:
         branches = [
             {"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit}
             for name, commit in repo.branches.items()
         ]
         return Answer.of({"branches": branches, "converts": [], "tags": []})
 
-    def _branch(self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None) -> Answer:
+    def _branch(
+        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
+    ) -> Answer:
         with self.hub.lock:
             if parts["branch"] in repo.branches:
                 raise HubProblem(409, f"Reference already exists: {parts['branch']}")
-            repo.branches[parts["branch"]] = repo.resolve(request.json().get("startingPoint", "main")).id
+            repo.branches[parts["branch"]] = repo.resolve(
+                request.json().get("startingPoint", "main")
+            ).id
         return Answer.of({})
 
     # ------------------------------------------------------------------------- reading
     def _entry(self, commit: Commit, path: str) -> dict[str, object]:
         blob = commit.files[path]
-        entry: dict[str, object] = {"type": "file", "oid": blob.oid, "size": blob.size, "path": path}
+        entry: dict[str, object] = {
+            "type": "file",
+            "oid": blob.oid,
+            "size": blob.size,
+            "path": path,
+        }
         if blob.sha256 is not None:
             entry["lfs"] = {"oid": blob.sha256, "size": blob.size, "pointerSize": blob.pointer_size}
         return entry
 
     @staticmethod
     def _folder(commit: Commit, path: str) -> dict[str, object]:
-        inside = sorted((name, blob.oid) for name, blob in commit.files.items() if name.startswith(path + "/"))
-        return {"type": "directory", "oid": hashlib.sha1(repr(inside).encode()).hexdigest(), "size": 0, "path": path}
+        inside = sorted(
+            (name, blob.oid) for name, blob in commit.files.items() if name.startswith(path + "/")
+        )
+        return {
+            "type": "directory",
+            "oid": hashlib.sha1(repr(inside).encode()).hexdigest(),
+            "size": 0,
+            "path": path,
+        }
 
-    def _tree(self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None) -> Answer:
+    def _tree(
+        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
+    ) -> Answer:
         commit = repo.resolve(parts["revision"])
         folder = parts.get("path", "").strip("/")
-        start = f"{folder}/" if folder else ""
+        start = ""
+        if folder:
+            start = f"{folder}/"
         names = [name for name in sorted(commit.files) if name.startswith(start)]
         if folder and not names:
-            raise HubProblem(404, f"{folder} does not exist on {parts['revision']}", "EntryNotFound")
+            raise HubProblem(
+                404, f"{folder} does not exist on {parts['revision']}", "EntryNotFound"
+            )
         folders = {
             start + "/".join(rest[:depth])
             for name in names
@@ -237,16 +307,22 @@ class Api:
             items = [item for item in items if "/" not in str(item["path"])[len(start) :]]
         return self._page(items, request, self.settings.tree_page, "cursor")
 
-    def _page(self, items: Sequence[Mapping[str, object]], request: HubRequest, size: int, name: str) -> Answer:
+    def _page(
+        self, items: Sequence[Mapping[str, object]], request: HubRequest, size: int, name: str
+    ) -> Answer:
         size = min(size, int(request.query.get("limit", [str(size)])[0]))
         begin = int(request.query.get(name, ["0"])[0])
         headers = {}
         if begin + size < len(items):
-            query = {key: values[0] for key, values in request.query.items()} | {name: str(begin + size)}
+            query = {key: values[0] for key, values in request.query.items()} | {
+                name: str(begin + size)
+            }
             headers["Link"] = f'<{self.hub_url}{request.path}?{urlencode(query)}>; rel="next"'
         return replace(Answer.of(items[begin : begin + size]), headers=JSON | headers)
 
-    def _commits(self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None) -> Answer:
+    def _commits(
+        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
+    ) -> Answer:
         items = [
             {
                 "id": one.id,
@@ -259,7 +335,9 @@ class Api:
         ]
         return self._page(items, request, self.settings.commits_page, "p")
 
-    def _paths_info(self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None) -> Answer:
+    def _paths_info(
+        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
+    ) -> Answer:
         commit = repo.resolve(parts["revision"])
         if request.headers.get("content-type", "").startswith("application/json"):
             paths = request.json()["paths"]
@@ -269,54 +347,95 @@ class Api:
             raise HubProblem(413, "too many parameters")
         found = [self._entry(commit, path) for path in paths if path in commit.files]
         folders = [
-            path.rstrip("/") for path in paths if any(name.startswith(path.rstrip("/") + "/") for name in commit.files)
+            path.rstrip("/")
+            for path in paths
+            if any(name.startswith(path.rstrip("/") + "/") for name in commit.files)
         ]
         return Answer.of([*found, *(self._folder(commit, path) for path in folders)])
 
-    def _resolve(self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None) -> Answer:
+    def _resolve(
+        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
+    ) -> Answer:
         commit = repo.resolve(parts["revision"])
         blob = commit.files.get(parts["path"])
         if blob is None:
             raise HubProblem(404, "Entry not found", "EntryNotFound")
-        headers = {"X-Repo-Commit": commit.id, "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
+        headers = {
+            "X-Repo-Commit": commit.id,
+            "Accept-Ranges": "bytes",
+            "Content-Type": "application/octet-stream",
+        }
         if blob.sha256 is None:
-            return Answer(200, self.hub.small[blob.oid], {**headers, "ETag": f'"{blob.oid}"'}, is_ranged=True)
-        linked = {"X-Linked-Size": str(blob.size), "X-Linked-ETag": f'"{blob.sha256}"', "ETag": f'"{blob.sha256}"'}
+            return Answer(
+                200, self.hub.small[blob.oid], {**headers, "ETag": f'"{blob.oid}"'}, is_ranged=True
+            )
+        linked = {
+            "X-Linked-Size": str(blob.size),
+            "X-Linked-ETag": f'"{blob.sha256}"',
+            "ETag": f'"{blob.sha256}"',
+        }
         place = f"{self.storage_url}/objects/{blob.sha256}?X-Amz-Signature={self.signature}"
         return Answer(302, b"", {**headers, **linked, "Location": place})
 
     # ------------------------------------------------------------------------- writing
-    def _preupload(self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None) -> Answer:
+    def _preupload(
+        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
+    ) -> Answer:
         commit = repo.resolve(parts["revision"])
         told = []
         for file in request.json()["files"]:
             path, size = file["path"], file["size"]
-            is_large = self.hub.uses_large(commit, path, size, base64.b64decode(file.get("sample", "")))
+            is_large = self.hub.uses_large(
+                commit, path, size, base64.b64decode(file.get("sample", ""))
+            )
             known = commit.files.get(path)
-            oid = None if known is None else known.sha256 or known.oid
+            if known is None:
+                oid = None
+            else:
+                oid = known.sha256 or known.oid
             told.append(
-                {"path": path, "uploadMode": "lfs" if is_large else "regular", "shouldIgnore": False, "oid": oid}
+                {
+                    "path": path,
+                    "uploadMode": "lfs" if is_large else "regular",
+                    "shouldIgnore": False,
+                    "oid": oid,
+                }
             )
         return Answer.of({"files": told, "commitOid": commit.id})
 
-    def _commit(self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None) -> Answer:
+    def _commit(
+        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
+    ) -> Answer:
         assert account is not None
         lines = [line for line in request.body.split(b"\n") if line.strip()]
         commit = self.hub.commit(repo, parts["revision"], lines, account.name)
-        prefix = "" if repo.kind == "model" else f"{repo.kind}s/"
+        if repo.kind == "model":
+            prefix = ""
+        else:
+            prefix = f"{repo.kind}s/"
         address = f"{self.hub_url}/{prefix}{repo.name}/commit/{commit.id}"
-        return Answer.of({"success": True, "commitOid": commit.id, "commitUrl": address, "hookOutput": ""})
+        return Answer.of(
+            {"success": True, "commitOid": commit.id, "commitUrl": address, "hookOutput": ""}
+        )
 
     def _chunks_token(
         self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
     ) -> Answer:
-        """Access to the chunked storage: here a folder, which the library's own storage engine writes to."""
+        """Access to the chunked storage: here a folder, which the library's own storage engine
+        writes to.
+        """
         if self.hub.chunks is None:
             raise HubProblem(404, "Not Found")
-        told = {"accessToken": self.signature, "exp": int(time.time()) + 3600, "casUrl": f"local://{self.hub.chunks}"}
+        told = {
+            "accessToken": self.signature,
+            "exp": int(time.time()) + 3600,
+            "casUrl": f"local://{self.hub.chunks}",
+        }
         return Answer.of(told)
 
-    def _lfs_batch(self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None) -> Answer:
+    def _lfs_batch(
+        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
+    ) -> Answer:
         told = []
         for wanted in request.json()["objects"]:
             oid, size = wanted["oid"], wanted["size"]
@@ -327,28 +446,46 @@ class Api:
         return Answer.of({"transfer": "basic", "objects": told})
 
     def _actions(self, repo: Repo, oid: str, size: int) -> dict[str, object]:
-        query = urlencode({"repo": f"{repo.kind}:{repo.name}", "size": size, "X-Amz-Signature": self.signature})
+        query = urlencode(
+            {"repo": f"{repo.kind}:{repo.name}", "size": size, "X-Amz-Signature": self.signature}
+        )
         place = f"{self.storage_url}/objects/{oid}"
-        prefix = "" if repo.kind == "model" else f"{repo.kind}s/"
-        verify = {"href": f"{self.hub_url}/{prefix}{repo.name}.git/info/lfs/objects/verify", "header": {}}
+        if repo.kind == "model":
+            prefix = ""
+        else:
+            prefix = f"{repo.kind}s/"
+        verify = {
+            "href": f"{self.hub_url}/{prefix}{repo.name}.git/info/lfs/objects/verify",
+            "header": {},
+        }
         if size < self.settings.multipart_from:
             return {"upload": {"href": f"{place}?{query}", "header": {}}, "verify": verify}
         parts = math.ceil(size / self.settings.part_bytes)
         header = {str(number): f"{place}?{query}&part={number}" for number in range(1, parts + 1)}
         complete = f"{self.hub_url}/api/complete_multipart?{query}&oid={oid}"
         return {
-            "upload": {"href": complete, "header": {"chunk_size": str(self.settings.part_bytes), **header}},
+            "upload": {
+                "href": complete,
+                "header": {"chunk_size": str(self.settings.part_bytes), **header},
+            },
             "verify": verify,
         }
 
-    def _lfs_verify(self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None) -> Answer:
+    def _lfs_verify(
+        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
+    ) -> Answer:
         value = request.json()
-        if value["oid"] not in repo.objects or self.hub.object_path(value["oid"]).stat().st_size != value["size"]:
+        if (
+            value["oid"] not in repo.objects
+            or self.hub.object_path(value["oid"]).stat().st_size != value["size"]
+        ):
             raise HubProblem(404, "Object does not exist")
         return Answer.of({})
 
     def _complete(self, request: HubRequest) -> Answer:
-        """Put the parts together. The object is there when all of it has the digest that it is named by."""
+        """Put the parts together. The object is there when all of it has the digest that it is
+        named by.
+        """
         self.check_signature(request)
         oid = request.query["oid"][0]
         names = [f"{oid}.part{part['partNumber']}" for part in request.json()["parts"]]
@@ -380,14 +517,20 @@ class Api:
             self.hub.repos[kind, name].objects.add(oid)
 
     def storage(self, request: HubRequest, draft: Path | None) -> Answer:
-        """The other host: PUT of an object or a part of one (its bytes are in `draft`), and GET of an object."""
+        """The other host: PUT of an object or a part of one (its bytes are in `draft`), and GET of
+        an object.
+        """
         self.check_signature(request)
         oid = request.path.rpartition("/")[2]
         if request.method in {"GET", "HEAD"}:
             place = self.hub.object_path(oid)
             if not re.fullmatch(r"[0-9a-f]{64}", oid) or not place.is_file():
                 raise HubProblem(404, "NoSuchKey")
-            headers = {"ETag": f'"{oid}"', "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
+            headers = {
+                "ETag": f'"{oid}"',
+                "Accept-Ranges": "bytes",
+                "Content-Type": "application/octet-stream",
+            }
             return Answer(200, b"", headers, file=place, is_ranged=True)
         assert draft is not None
         if "part" not in request.query:

@@ -1,4 +1,6 @@
-"""A hub on this machine: two listeners, one that speaks the hub's API and one that is its storage, in threads."""
+"""A hub on this machine: two listeners, one that speaks the hub's API and one that is its storage,
+in threads.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ class HubServer:
         self.settings = Settings()
         self.token = token or "hf_" + "Write" + secrets.token_hex(14)
         self.read_token = "hf_" + "Reads" + secrets.token_hex(14)
-        self.signature = "sig" + secrets.token_hex(16)  # in the addresses of the storage: as secret as a token
+        # in the addresses of the storage: as secret as a token
+        self.signature = "sig" + secrets.token_hex(16)
         self.hub.accounts[self.token] = HubAccount("bot", True, ("science",))
         self.hub.accounts[self.read_token] = HubAccount("reader", False, ("science",))
         self.api = Api(self.hub, self.settings, self.signature)
@@ -65,12 +68,16 @@ class HubServer:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._servers = [
-            _Listener(("127.0.0.1", number), _Handler, self, host) for number, host in ((port, "hub"), (0, "storage"))
+            _Listener(("127.0.0.1", number), _Handler, self, host)
+            for number, host in ((port, "hub"), (0, "storage"))
         ]
-        self.url, self.storage_url = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
+        self.url, self.storage_url = (
+            f"http://127.0.0.1:{server.server_port}" for server in self._servers
+        )
         self.api.hub_url, self.api.storage_url = self.url, self.storage_url
         self._threads = [
-            threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True) for server in self._servers
+            threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+            for server in self._servers
         ]
         for thread in self._threads:
             thread.start()
@@ -102,7 +109,13 @@ class HubServer:
         return self.hub.create(kind, name, private, "bot")
 
     def put(
-        self, name: str, path: str, content: bytes, title: str = "by hand", kind: str = "model", branch: str = "main"
+        self,
+        name: str,
+        path: str,
+        content: bytes,
+        title: str = "by hand",
+        kind: str = "model",
+        branch: str = "main",
     ) -> Commit:
         """A commit by someone else, as through the hub's web page."""
         import base64
@@ -110,10 +123,17 @@ class HubServer:
         header = {"key": "header", "value": {"summary": title, "description": ""}}
         file = {
             "key": "file",
-            "value": {"path": path, "content": base64.b64encode(content).decode(), "encoding": "base64"},
+            "value": {
+                "path": path,
+                "content": base64.b64encode(content).decode(),
+                "encoding": "base64",
+            },
         }
         return self.hub.commit(
-            self.hub.repos[kind, name], branch, [json.dumps(line).encode() for line in (header, file)], "somebody"
+            self.hub.repos[kind, name],
+            branch,
+            [json.dumps(line).encode() for line in (header, file)],
+            "somebody",
         )
 
     def fail(
@@ -152,7 +172,9 @@ class HubServer:
         headers: Mapping[str, str] | None = None,
         body: str = "<html>log in to the network first</html>",
     ) -> Fault:
-        return self._add(Fault(kind, "garble", times, after, headers=dict(headers or {}), text=body))
+        return self._add(
+            Fault(kind, "garble", times, after, headers=dict(headers or {}), text=body)
+        )
 
     def on(self, kind: str, call: Callable[[], None], *, times: int = 1, after: int = 0) -> Fault:
         """Run `call` in the server's thread when such a request has come and before it is handled."""
@@ -180,7 +202,9 @@ class HubServer:
 
     def bytes_sent(self) -> int:
         """Bytes of large objects that were put, again and again counted."""
-        return sum(seen.bytes_in for seen in list(self.requests) if seen.kind in {"lfs-put", "lfs-part"})
+        return sum(
+            seen.bytes_in for seen in list(self.requests) if seen.kind in {"lfs-put", "lfs-part"}
+        )
 
     def forget_requests(self) -> None:
         self.requests = []
@@ -198,7 +222,11 @@ class HubServer:
         return {path: self.hub.content(blob) for path, blob in commit.files.items()}
 
     def authorizations_at_storage(self) -> list[str]:
-        return [seen.authorization for seen in list(self.requests) if seen.host == "storage" and seen.authorization]
+        return [
+            seen.authorization
+            for seen in list(self.requests)
+            if seen.host == "storage" and seen.authorization
+        ]
 
     def secrets(self) -> list[str]:
         """What may be in no output of the operation."""
@@ -233,7 +261,11 @@ class _Listener(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(
-        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], owner: HubServer, host: str
+        self,
+        address: tuple[str, int],
+        handler: type[BaseHTTPRequestHandler],
+        owner: HubServer,
+        host: str,
     ) -> None:
         self.owner, self.host = owner, host
         super().__init__(address, handler)
@@ -267,7 +299,10 @@ class _Handler(BaseHTTPRequestHandler):
             kind, parts = Api.kind_of(self.command, path)
         else:
             is_part = "part=" in address.query
-            kind, parts = {"PUT": "lfs-part" if is_part else "lfs-put"}.get(self.command, "storage-get"), {}
+            kind, parts = (
+                {"PUT": "lfs-part" if is_part else "lfs-put"}.get(self.command, "storage-get"),
+                {},
+            )
         length = int(self.headers.get("Content-Length") or 0)
         status, draft = 0, None
         try:
@@ -287,9 +322,12 @@ class _Handler(BaseHTTPRequestHandler):
             if fault is not None and how == "lag":
                 owner.wait_for(fault)
             if fault is not None and how == "garble":
-                answer = Answer(200, fault.text.encode(), {"Content-Type": "text/html", **fault.headers})
+                answer = Answer(
+                    200, fault.text.encode(), {"Content-Type": "text/html", **fault.headers}
+                )
             status = answer.status
-            self._remember(kind, length, status)  # before the answer: who has it finds the request counted
+            # before the answer: who has it finds the request counted
+            self._remember(kind, length, status)
             self._send(answer, is_cut=how == "truncate")
         except (_Broken, ConnectionError, TimeoutError):
             if status == 0:
@@ -330,7 +368,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.owner.see(seen)
 
     def _answer(
-        self, kind: str, parts: dict[str, str], request: HubRequest, draft: Path | None, fault: Fault | None
+        self,
+        kind: str,
+        parts: dict[str, str],
+        request: HubRequest,
+        draft: Path | None,
+        fault: Fault | None,
     ) -> Answer:
         owner = self.server.owner
         try:
@@ -349,7 +392,10 @@ class _Handler(BaseHTTPRequestHandler):
             answer = owner.api.answer(kind, parts, request)
             return replace(answer, headers={**told, **answer.headers})
         except HubProblem as problem:
-            headers = dict(fault.headers) if fault is not None and fault.how == "status" else {}
+            if fault is not None and fault.how == "status":
+                headers = dict(fault.headers)
+            else:
+                headers = {}
             headers["X-Error-Message"] = " ".join(problem.text.split())
             if problem.code:
                 headers["X-Error-Code"] = problem.code
@@ -371,12 +417,18 @@ class _Handler(BaseHTTPRequestHandler):
                 length -= len(piece)
 
     def _send(self, answer: Answer, is_cut: bool) -> None:
-        size = answer.file.stat().st_size if answer.file is not None else len(answer.body)
+        if answer.file is not None:
+            size = answer.file.stat().st_size
+        else:
+            size = len(answer.body)
         begin, end, status, headers = 0, size, answer.status, dict(answer.headers)
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if answer.is_ranged and wanted is not None:
             begin = int(wanted[1])
-            end = min(size, int(wanted[2]) + 1) if wanted[2] else size
+            if wanted[2]:
+                end = min(size, int(wanted[2]) + 1)
+            else:
+                end = size
             if begin >= size:
                 status, begin, end = 416, 0, 0
                 headers["Content-Range"] = f"bytes */{size}"
@@ -390,7 +442,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        left = (end - begin) // 2 if is_cut else end - begin
+        if is_cut:
+            left = (end - begin) // 2
+        else:
+            left = end - begin
         if answer.file is None:
             self.wfile.write(answer.body[begin : begin + left])
         else:

@@ -1,4 +1,6 @@
-"""What a hub knows: accounts, repositories, every commit with all its files, and the large objects in a folder."""
+"""What a hub knows: accounts, repositories, every commit with all its files, and the large objects
+in a folder.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _LARGE = """
     *.npz *.onnx *.ot *.parquet *.pb *.pickle *.pkl *.pt *.pth *.rar *.safetensors saved_model/**/*
     *.tar.* *.tar *.tflite *.tgz *.wasm *.xz *.zip *.zst *tfevents*
 """
-DEFAULT_ATTRIBUTES = "".join(f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in _LARGE.split())
+DEFAULT_ATTRIBUTES = "".join(
+    f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in _LARGE.split()
+)
 
 
 class HubProblem(Exception):
@@ -70,7 +74,8 @@ class Repo:
     private: bool
     commits: dict[str, Commit] = field(default_factory=dict)  # oldest first
     branches: dict[str, str] = field(default_factory=dict)
-    objects: set[str] = field(default_factory=set)  # sha256 of the large objects that were sent to it
+    # sha256 of the large objects that were sent to it
+    objects: set[str] = field(default_factory=set)
 
     def resolve(self, revision: str) -> Commit:
         found = self.commits.get(self.branches.get(revision, revision))
@@ -97,13 +102,18 @@ class HubState:
         self.accounts: dict[str, HubAccount] = {}  # by token
         self.repos: dict[tuple[str, str], Repo] = {}
         self.small: dict[str, bytes] = {}  # content of regular files by oid
-        self.chunks: Path | None = None  # the chunked storage, where there is one; its files are not looked into
+        # the chunked storage, where there is one; its files are not looked into
+        self.chunks: Path | None = None
 
     def repo(self, kind: str, name: str, account: HubAccount | None) -> Repo:
         """A repository that this account may see."""
         found = self.repos.get((kind, name))
-        if found is None or (found.private and (account is None or not account.is_in(name.split("/", maxsplit=1)[0]))):
-            raise HubProblem(401 if account is None else 404, "Repository not found", "RepoNotFound")
+        if found is None or (
+            found.private and (account is None or not account.is_in(name.split("/", maxsplit=1)[0]))
+        ):
+            raise HubProblem(
+                401 if account is None else 404, "Repository not found", "RepoNotFound"
+            )
         return found
 
     def create(self, kind: str, name: str, private: bool, author: str) -> Repo:
@@ -135,7 +145,9 @@ class HubState:
         return Blob(git_blob(pointer), size, sha256, len(pointer))
 
     def content(self, blob: Blob) -> bytes:
-        return self.object_path(blob.sha256).read_bytes() if blob.sha256 else self.small[blob.oid]
+        if blob.sha256:
+            return self.object_path(blob.sha256).read_bytes()
+        return self.small[blob.oid]
 
     def uses_large(self, commit: Commit, path: str, size: int, sample: bytes) -> bool:
         """Whether a file is to be sent as a large object."""
@@ -156,7 +168,9 @@ class HubState:
                 if key == "header":
                     title, message = value["summary"], value.get("description", "")
                     if value.get("parentCommit") not in {None, head.id}:
-                        raise HubProblem(412, "A commit has happened since. Please refresh and try again.")
+                        raise HubProblem(
+                            412, "A commit has happened since. Please refresh and try again."
+                        )
                 else:
                     self._change(repo, files, key, value)
             if not title:
@@ -167,12 +181,15 @@ class HubState:
         import base64
 
         path = value["path"]
-        if path.startswith("/") or any(part in {"", ".", "..", ".git"} for part in path.rstrip("/").split("/")):
+        if path.startswith("/") or any(
+            part in {"", ".", "..", ".git"} for part in path.rstrip("/").split("/")
+        ):
             raise HubProblem(400, f"Invalid path: {path}")
         if key == "file":
-            content = (
-                base64.b64decode(value["content"]) if value.get("encoding") == "base64" else value["content"].encode()
-            )
+            if value.get("encoding") == "base64":
+                content = base64.b64decode(value["content"])
+            else:
+                content = value["content"].encode()
             if len(content) > LARGEST_REGULAR:
                 raise HubProblem(
                     400,
@@ -182,7 +199,9 @@ class HubState:
             files[path] = self.put_small(content)
         elif key == "lfsFile":
             if value["oid"] in repo.objects:
-                files[path] = self.large(value["oid"], self.object_path(value["oid"]).stat().st_size)
+                files[path] = self.large(
+                    value["oid"], self.object_path(value["oid"]).stat().st_size
+                )
             elif self.chunks is not None:
                 files[path] = self.large(value["oid"], value["size"])
             else:
@@ -193,7 +212,9 @@ class HubState:
                 )
         elif key == "deletedFile":
             if files.pop(path, None) is None:
-                raise HubProblem(404, f"A file with this name doesn't exist: {path}", "EntryNotFound")
+                raise HubProblem(
+                    404, f"A file with this name doesn't exist: {path}", "EntryNotFound"
+                )
         elif key == "deletedFolder":
             for name in [name for name in files if name.startswith(path.rstrip("/") + "/")]:
                 del files[name]
@@ -201,11 +222,20 @@ class HubState:
             raise HubProblem(400, f"unknown operation {key}")
 
     def _add(
-        self, repo: Repo, branch: str, parent: str | None, files: dict[str, Blob], title: str, message: str, author: str
+        self,
+        repo: Repo,
+        branch: str,
+        parent: str | None,
+        files: dict[str, Blob],
+        title: str,
+        message: str,
+        author: str,
     ) -> Commit:
         now = self.clock()
         listing = sorted((path, blob.oid) for path, blob in files.items())
-        name = hashlib.sha1(json.dumps([repo.name, parent, title, message, now, listing]).encode()).hexdigest()
+        name = hashlib.sha1(
+            json.dumps([repo.name, parent, title, message, now, listing]).encode()
+        ).hexdigest()
         commit = Commit(name, parent, title, message, author, now, files)
         repo.commits[name] = commit
         repo.branches[branch] = name
@@ -220,7 +250,10 @@ def is_large_by_rule(attributes: str, path: str) -> bool:
     """Whether .gitattributes makes the file a large object; the last rule that fits holds."""
     answer = False
     for line in attributes.splitlines():
-        pattern, *words = line.split()[:1] + line.split()[1:] if line.strip() and not line.startswith("#") else [""]
+        if line.strip() and not line.startswith("#"):
+            pattern, *words = line.split()[:1] + line.split()[1:]
+        else:
+            pattern, *words = [""]
         if pattern and re.fullmatch(_as_regex(pattern), path):
             for word in words:
                 if word == "filter=lfs":
@@ -235,4 +268,6 @@ def _as_regex(pattern: str) -> str:
     parts = re.split(r"(/\*\*/|^\*\*/|/\*\*$|\*|\?)", pattern.lstrip("/"))
     table = {"/**/": "/(?:.*/)?", "**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]"}
     body = "".join(table.get(part) or re.escape(part) for part in parts)
-    return body if anchored else f"(?:.*/)?{body}"
+    if anchored:
+        return body
+    return f"(?:.*/)?{body}"

@@ -1,7 +1,9 @@
-"""`python -m tr11ops.twin.stand_in CARD.json`: the launcher of a node's stand-in workers, in torchrun's place.
+"""`python -m tr11ops.twin.stand_in CARD.json`: the launcher of a node's stand-in workers, in
+torchrun's place.
 
-One light process a worker, forked from this one, which has imported everything already: hundreds fit on one machine.
-What it prints of its workers, how it ends them and what it returns is as torchrun does it.
+One light process a worker, forked from this one, which has imported everything already: hundreds
+fit on one machine. What it prints of its workers, how it ends them and what it returns is as
+torchrun does it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,13 @@ def main(arguments: list[str]) -> int:
     from tr11ops.twin.stand_in.launcher import Crowd, launch
     from trainer.config.card import CardError
 
-    crowd = Crowd(options.nnodes, options.node_rank, options.nproc_per_node, options.master_addr, options.master_port)
+    crowd = Crowd(
+        options.nnodes,
+        options.node_rank,
+        options.nproc_per_node,
+        options.master_addr,
+        options.master_port,
+    )
     try:
         return launch(options.card, crowd)
     except CardError as error:
@@ -44,7 +52,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _record_refusal(card: Path, refused: str) -> None:
-    """The end marker of a refusal, so that no later array task tries again. Nothing when the card cannot be read."""
+    """The end marker of a refusal, so that no later array task tries again. Nothing when the card
+    cannot be read.
+    """
     from trainer.config.card import CardError, load_trainer_config
     from trainer.contract.attempt import AttemptIdentity
     from trainer.control.lifecycle import write_end_marker

@@ -1,7 +1,8 @@
-"""What the twin's faults do to a stand-in training, while they last: read by each worker from the twin's own records.
+"""What the twin's faults do to a stand-in training, while they last: read by each worker from the
+twin's own records.
 
-The kinds are bad-sample, save-error, step-hang, data-wait, slow-steps, clock-ahead and loss-spike of
-`tr11ops.twin.fault_kinds`.
+The kinds are bad-sample, save-error, step-hang, data-wait, slow-steps, clock-ahead and loss-spike
+of `tr11ops.twin.fault_kinds`.
 """
 
 from __future__ import annotations
@@ -23,18 +24,24 @@ from trainer.contract.recovery import read_recovery
 
 LOOK_SECONDS = 0.1  # between two looks at the records
 BAD_SAMPLE_RANK = 1
-# Of so many lines of a wild training these are not as before: a minority of each kind. The detectors learn from the
-# last hundred lines, so what is wild on each line would become the usual within seconds where steps are fast.
+# Of so many lines of a wild training these are not as before: a minority of each kind. The
+# detectors learn from the last hundred lines, so what is wild on each line would become the usual
+# within seconds where steps are fast.
 WILD_PERIOD, WILD_NORMS, ORDINARY_LOSSES, WILD_LOSSES = 20, (0, 1, 2), (4, 12), (8,)
 WILD_NORM, WILD_LOSS = 500.0, 40.0
 
 
 class Ailments:
-    """The faults of this worker's node, job and run, by the twin's records beside the slurm.conf in use."""
+    """The faults of this worker's node, job and run, by the twin's records beside the slurm.conf in
+    use.
+    """
 
     def __init__(self, config: TrainerConfig, environment: Mapping[str, str]) -> None:
         self._config = config
-        self._node, self._job = environment.get("SLURMD_NODENAME", ""), environment.get("SLURM_JOB_ID", "")
+        self._node, self._job = (
+            environment.get("SLURMD_NODENAME", ""),
+            environment.get("SLURM_JOB_ID", ""),
+        )
         conf = environment.get("SLURM_CONF")
         self._store = FaultStore(TwinFolders(Path(conf).parent)) if conf else None
         self._run = str(config.paths.root.resolve())
@@ -47,21 +54,31 @@ class Ailments:
         return fault is not None and fault.details.get("job") == self._job
 
     def data_are_missing(self) -> bool:
-        """Whether this job has no data; the node's own name does not matter: all ranks wait together."""
-        return any(fault.kind == "data-wait" and fault.details.get("job") == self._job for fault in self._active())
+        """Whether this job has no data; the node's own name does not matter: all ranks wait
+        together.
+        """
+        return any(
+            fault.kind == "data-wait" and fault.details.get("job") == self._job
+            for fault in self._active()
+        )
 
     def slowness(self) -> float:
         """How many times as long a step takes here."""
         fault = self._find("slow-steps", self._node)
-        return float(fault.details["factor"]) if fault is not None else 1.0
+        if fault is not None:
+            return float(fault.details["factor"])
+        return 1.0
 
     def refuse_save(self, folder: Path) -> None:
-        """Raises OSError where this worker's node can write no checkpoint, as with a broken file system client."""
+        """Raises OSError where this worker's node can write no checkpoint, as with a broken file
+        system client.
+        """
         if self._find("save-error", self._node) is not None:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
 
     def die_of_bad_sample(self, iteration: int, rank: int, world: int) -> None:
-        """The end of this process (SIGSEGV) where its run trains the iteration whose data are bad, on one rank alone.
+        """The end of this process (SIGSEGV) where its run trains the iteration whose data are bad,
+        on one rank alone.
 
         An iteration that is passed over is not trained, so its data harm no one.
         """
@@ -82,7 +99,9 @@ class Ailments:
         time.time = wrong_time
 
     def numbers(self, iteration: int, loss: float, gradient_norm: float) -> tuple[float, float]:
-        """Loss and gradient norm that an iteration logs: wild with the data, unless card or roll-back skips any."""
+        """Loss and gradient norm that an iteration logs: wild with the data, unless card or
+        roll-back skips any.
+        """
         fault = self._find("loss-spike", self._run)
         if fault is None:
             return loss, gradient_norm
@@ -97,10 +116,15 @@ class Ailments:
         return bool(self._config.data.skip_ranges or read_recovery(self._config.paths).ranges)
 
     def _find(self, kind: str, target: str) -> InjectedFault | None:
-        return next((fault for fault in self._active() if fault.kind == kind and fault.target == target), None)
+        return next(
+            (fault for fault in self._active() if fault.kind == kind and fault.target == target),
+            None,
+        )
 
     def _active(self) -> tuple[InjectedFault, ...]:
-        """The faults that are wholly there, as seen a moment ago; as before where the records cannot be read."""
+        """The faults that are wholly there, as seen a moment ago; as before where the records
+        cannot be read.
+        """
         now = time.monotonic()
         if self._store is not None and now - self._looked >= LOOK_SECONDS:
             self._looked = now

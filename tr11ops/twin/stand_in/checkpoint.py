@@ -1,7 +1,8 @@
-"""Small checkpoints of a stand-in training: real folders, manifests, `latest`, digests, and a resume that verifies.
+"""Small checkpoints of a stand-in training: real folders, manifests, `latest`, digests, and a
+resume that verifies.
 
-What stands for the weights is a chain of digests, one link a step: a training that lost, repeated or changed a step on
-its way through faults and resumes ends with another chain.
+What stands for the weights is a chain of digests, one link a step: a training that lost, repeated
+or changed a step on its way through faults and resumes ends with another chain.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from typing import Any
 
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
-from trainer.contract.checkpoints import find_resumable, partial_path, read_checkpoint, remove_leftovers
+from trainer.contract.checkpoints import (
+    find_resumable,
+    partial_path,
+    read_checkpoint,
+    remove_leftovers,
+)
 from trainer.contract.documents import document
 from trainer.contract.errors import CheckpointError
 from trainer.contract.files import write_beside
@@ -62,21 +68,34 @@ def write_part(partial: Path, rank: int, chain: str, size: int) -> dict[str, Any
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
-    entry: dict[str, Any] = document(FileEntry(rank_file(rank), len(data), hashlib.sha256(data).hexdigest()))
+    entry: dict[str, Any] = document(
+        FileEntry(rank_file(rank), len(data), hashlib.sha256(data).hexdigest())
+    )
     return entry
 
 
 def publish(
-    config: TrainerConfig, partial: Path, progress: Progress, chain: str, parts: list[FileEntry], card_hash: str,
-    job_id: str, world: int, fence: Callable[[], None],
-) -> None:  # fmt: skip
-    """Make the hidden folder the checkpoint of its step; rank 0 only, after all have written. Raises OSError.
+    config: TrainerConfig,
+    partial: Path,
+    progress: Progress,
+    chain: str,
+    parts: list[FileEntry],
+    card_hash: str,
+    job_id: str,
+    world: int,
+    fence: Callable[[], None],
+) -> None:
+    """Make the hidden folder the checkpoint of its step; rank 0 only, after all have written.
+    Raises OSError.
 
     `fence` is asked last; it raises when another training has taken the run over.
     """
     folder = config.paths.checkpoints
     cursor = partial / CURSOR_FILE
-    cursor.write_text(json.dumps({**document(progress), "chain": chain, "step": progress.iteration}), encoding="utf-8")
+    cursor.write_text(
+        json.dumps({**document(progress), "chain": chain, "step": progress.iteration}),
+        encoding="utf-8",
+    )
     entry = FileEntry(CURSOR_FILE, cursor.stat().st_size, file_digest(cursor))
     parallel, model = config.parallel, config.model
     manifest = Manifest(
@@ -99,7 +118,8 @@ def publish(
     pointer = write_beside(folder / LATEST_FILE, checkpoint_name(progress.iteration))
     try:
         fence()
-        replaced = take_place(folder, partial, manifest, print)  # fails where a later trainer has moved it away
+        # fails where a later trainer has moved it away
+        replaced = take_place(folder, partial, manifest, print)
         pointer.replace(folder / LATEST_FILE)
     except BaseException:
         pointer.unlink(missing_ok=True)
@@ -109,7 +129,8 @@ def publish(
 
 
 def find(config: TrainerConfig, say: Say) -> int | None:
-    """The step to resume from, every byte verified, or None; rank 0 only, which holds the run's lease.
+    """The step to resume from, every byte verified, or None; rank 0 only, which holds the run's
+    lease.
 
     Raises CheckpointError as the trainer does, and for a checkpoint that a real training wrote.
     """
@@ -128,7 +149,9 @@ def find(config: TrainerConfig, say: Say) -> int | None:
 
 
 def load(folder: Path, step: int, rank: int) -> tuple[Progress, str]:
-    """Where the training stands after that step, and its chain. Raises CheckpointError when the parts disagree."""
+    """Where the training stands after that step, and its chain. Raises CheckpointError when the
+    parts disagree.
+    """
     place = folder / checkpoint_name(step)
     try:
         cursor = json.loads((place / CURSOR_FILE).read_text(encoding="utf-8"))
@@ -138,9 +161,13 @@ def load(folder: Path, step: int, rank: int) -> tuple[Progress, str]:
             with part.open("rb") as stream:
                 mine = json.loads(stream.readline())
             if mine != {"rank": rank, "chain": chain}:
-                raise CheckpointError(f"{part} is of another step than {place / CURSOR_FILE}; use another checkpoint")
+                raise CheckpointError(
+                    f"{part} is of another step than {place / CURSOR_FILE}; use another checkpoint"
+                )
         return Progress.from_cursor(cursor), chain
     except (OSError, ValueError, KeyError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"{place} cannot be read by rank {rank}: {error}; use another step") from None
+        raise CheckpointError(
+            f"{place} cannot be read by rank {rank}: {error}; use another step"
+        ) from None

@@ -1,7 +1,9 @@
-"""The ranks of a stand-in training, joined by sockets: every step they meet, and none goes on without the others.
+"""The ranks of a stand-in training, joined by sockets: every step they meet, and none goes on
+without the others.
 
-As in a collective of a real training, a rank that dies ends the others at once, since its connections close, and one
-that hangs makes them wait until a time-out. All ranks but the first talk to the first one.
+As in a collective of a real training, a rank that dies ends the others at once, since its
+connections close, and one that hangs makes them wait until a time-out. All ranks but the first talk
+to the first one.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class StandInGroup:
     `timeout_seconds`: how long a meeting waits for all.
     """
 
-    def __init__(self, rank: int, size: int, address: str, port: int, timeout_seconds: float) -> None:
+    def __init__(
+        self, rank: int, size: int, address: str, port: int, timeout_seconds: float
+    ) -> None:
         self.rank, self.size = rank, size
         self._address, self._port, self._timeout = address, port, timeout_seconds
         self._links: dict[int, _Link] = {}
@@ -49,9 +53,11 @@ class StandInGroup:
             self._links[0].send({"rank": self.rank, "host": host_name()})
 
     def meet(self, what: str, value: Any, reduce: Reduce) -> Any:
-        """Give `value` and return what `reduce` makes of the values of all ranks, in their order, on rank 0.
+        """Give `value` and return what `reduce` makes of the values of all ranks, in their order,
+        on rank 0.
 
-        Values are JSON. Raises RankLost when a rank is gone, or has not come to `what` within the time-out.
+        Values are JSON. Raises RankLost when a rank is gone, or has not come to `what` within the
+        time-out.
         """
         if self.size == 1:
             return reduce([value])
@@ -90,7 +96,9 @@ class StandInGroup:
                 return socket.create_connection((self._address, self._port), timeout=5.0)
             except OSError as error:
                 if time.monotonic() > until:
-                    raise RankLost(f"rank 0 does not answer on {self._address}:{self._port} ({error})") from None
+                    raise RankLost(
+                        f"rank 0 does not answer on {self._address}:{self._port} ({error})"
+                    ) from None
             time.sleep(CONNECT_PAUSE_SECONDS)
 
     def _receive_all(self, what: str, until: float) -> dict[int, Any]:
@@ -106,7 +114,14 @@ class StandInGroup:
                 ready = selector.select(max(0.0, until - time.monotonic()))
                 if not ready:
                     names = {rank: link.name for rank, link in self._links.items()}
-                    raise RankLost(_missing(what, [rank for rank in names if rank not in values], names, self._timeout))
+                    raise RankLost(
+                        _missing(
+                            what,
+                            [rank for rank in names if rank not in values],
+                            names,
+                            self._timeout,
+                        )
+                    )
                 for key, _ in ready:
                     done, value = self._links[key.data].read()
                     if done:
@@ -117,7 +132,9 @@ class StandInGroup:
 
 def _missing(what: str, ranks: Sequence[int], names: dict[int, str], seconds: float) -> str:
     first = min(ranks)
-    more = f" and {len(ranks) - 1} more" if len(ranks) > 1 else ""
+    more = ""
+    if len(ranks) > 1:
+        more = f" and {len(ranks) - 1} more"
     return f"{what} timed out after {seconds:g} s: no word from {names.get(first, f'rank {first}')}{more}"
 
 
@@ -137,7 +154,9 @@ class _Link:
             raise RankLost(f"connection closed by {self.name} ({error.strerror})") from None
 
     def take(self) -> tuple[bool, Any]:
-        """(True, value) when a whole value has been read already; a quick sender's comes with the one before it."""
+        """(True, value) when a whole value has been read already; a quick sender's comes with the
+        one before it.
+        """
         line, end, rest = self._buffer.partition(b"\n")
         if not end:
             return False, None

@@ -1,4 +1,6 @@
-"""Forks a node's stand-in workers, passes their lines on, and ends all when one fails: a torchrun without torch."""
+"""Forks a node's stand-in workers, passes their lines on, and ends all when one fails: a torchrun
+without torch.
+"""
 
 from __future__ import annotations
 
@@ -73,14 +75,19 @@ def launch(card: Path, crowd: Crowd) -> int:
     if failed is not None:
         _tell_failure(failed)
         return 1
-    return 128 + received[0] if received else 0
+    if received:
+        return 128 + received[0]
+    return 0
 
 
-def _fork(config: TrainerConfig, pace: RehearsalSection, card_hash: str, crowd: Crowd, local_rank: int) -> _Worker:
+def _fork(
+    config: TrainerConfig, pace: RehearsalSection, card_hash: str, crowd: Crowd, local_rank: int
+) -> _Worker:
     seat = crowd.seat(local_rank)
     reading, writing = os.pipe()
     parent = os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # none is lost before the worker's own handler is there
+    # none is lost before the worker's own handler is there
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     pid = os.fork()
     if pid == 0:
         _become_worker(seat, writing, parent)
@@ -104,8 +111,12 @@ def _become_worker(seat: Seat, output: int, parent: int) -> None:
         os._exit(1)
 
 
-def _watch(workers: list[_Worker], selector: selectors.BaseSelector, received: list[int]) -> _Worker | None:
-    """Pass lines on until all workers have ended; returns the one that failed first. A failure ends the others."""
+def _watch(
+    workers: list[_Worker], selector: selectors.BaseSelector, received: list[int]
+) -> _Worker | None:
+    """Pass lines on until all workers have ended; returns the one that failed first. A failure ends
+    the others.
+    """
     failed: _Worker | None = None
     end_by: float | None = None
     passed_on = 0
@@ -135,7 +146,9 @@ def _send(workers: list[_Worker], number: signal.Signals) -> None:
 
 
 def _pass_lines(selector: selectors.BaseSelector, seconds: float) -> int:
-    """Pass on what the workers have printed, whole lines, each with its worker's prefix; returns the bytes read."""
+    """Pass on what the workers have printed, whole lines, each with its worker's prefix; returns
+    the bytes read.
+    """
     if not selector.get_map():
         time.sleep(seconds)
         return 0
@@ -158,7 +171,9 @@ def _pass_lines(selector: selectors.BaseSelector, seconds: float) -> int:
 
 
 def _drain(selector: selectors.BaseSelector) -> None:
-    """The last words of workers that have ended; a pipe that a grandchild keeps open is not waited for."""
+    """The last words of workers that have ended; a pipe that a grandchild keeps open is not waited
+    for.
+    """
     while selector.get_map() and _pass_lines(selector, 0.0):
         pass
 
@@ -166,7 +181,10 @@ def _drain(selector: selectors.BaseSelector) -> None:
 def _tell_failure(worker: _Worker) -> None:
     """As torchrun tells it: the node agent knows a killed worker by this line."""
     status = worker.status or 0
-    how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    if status < 0:
+        how = f"ended by {signal.Signals(-status).name}"
+    else:
+        how = f"exit status {status}"
     _print(
         f"stand-in: failed (exitcode: {status}) local_rank: {worker.local_rank} (pid: {worker.pid})\n"
         f"tr11: worker {worker.rank} (process {worker.pid}) failed: {how}\n".encode()

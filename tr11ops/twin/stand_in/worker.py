@@ -1,7 +1,9 @@
-"""One worker of a stand-in training: the trainer's own life cycle, log lines and checkpoints, and no work between.
+"""One worker of a stand-in training: the trainer's own life cycle, log lines and checkpoints, and
+no work between.
 
-What it shares with the trainer is imported from it: what stops a training, heartbeats, end markers, failures, the log
-line, the course of batches and learning rates, leases, manifests. A step is a pause of the card's length.
+What it shares with the trainer is imported from it: what stops a training, heartbeats, end markers,
+failures, the log line, the course of batches and learning rates, leases, manifests. A step is a
+pause of the card's length.
 """
 
 from __future__ import annotations
@@ -69,14 +71,21 @@ class Seat(Record):
     port: int
 
 
-def run(config: TrainerConfig, pace: RehearsalSection, card_hash: str, seat: Seat, flag: SignalFlag) -> NoReturn:
-    """Pretend to train until something says stop, leave an end marker, and end this process with its exit status."""
+def run(
+    config: TrainerConfig, pace: RehearsalSection, card_hash: str, seat: Seat, flag: SignalFlag
+) -> NoReturn:
+    """Pretend to train until something says stop, leave an end marker, and end this process with
+    its exit status.
+    """
     paths, rank = config.paths, seat.rank
     ailments = Ailments(config, os.environ)
     ailments.mistake_the_time()
     attempt = AttemptIdentity.from_environment(os.environ, paths)
-    heartbeat = HeartbeatWriter(paths, rank, attempt.job_id, time.time, attempt.launch)  # the time as it is mistaken
-    watch_for_kill_now(config.kill_switch, lambda request: end_now(paths, attempt, heartbeat, rank, request))
+    # the time as it is mistaken
+    heartbeat = HeartbeatWriter(paths, rank, attempt.job_id, time.time, attempt.launch)
+    watch_for_kill_now(
+        config.kill_switch, lambda request: end_now(paths, attempt, heartbeat, rank, request)
+    )
     training = StandIn(config, pace, card_hash, seat, attempt, heartbeat, flag, ailments)
     try:
         reason = training.train()
@@ -92,7 +101,9 @@ def run(config: TrainerConfig, pace: RehearsalSection, card_hash: str, seat: Sea
 
 @dataclass
 class StandIn:
-    """One attempt of a stand-in training on this rank. `train` is called once; `close` leaves the others."""
+    """One attempt of a stand-in training on this rank. `train` is called once; `close` leaves the
+    others.
+    """
 
     config: TrainerConfig
     pace: RehearsalSection
@@ -107,7 +118,11 @@ class StandIn:
         self.started = time.monotonic()
         self.clock = steady_clock()
         self.group = StandInGroup(
-            self.seat.rank, self.seat.world, self.seat.address, self.seat.port, self.pace.collective_seconds
+            self.seat.rank,
+            self.seat.world,
+            self.seat.address,
+            self.seat.port,
+            self.pace.collective_seconds,
         )
         self.progress, self.chain = Progress(), checkpoint.FIRST_LINK
         self.saved_step: int | None = None
@@ -135,12 +150,22 @@ class StandIn:
         age = self.group.meet("start", time.monotonic() - self.started, max)
         paths, run = self.config.paths, self.config.run
         limits = StopConditions(
-            self.config.kill_switch, run.exit_duration_minutes, run.exit_interval, self.clock() - age
+            self.config.kill_switch,
+            run.exit_duration_minutes,
+            run.exit_interval,
+            self.clock() - age,
         )
         self.control_signals = ControlSignals(
-            paths, limits, self.attempt, self.flag, self.heartbeat, self.lease, self._largest, self.seat.rank == 0,
+            paths,
+            limits,
+            self.attempt,
+            self.flag,
+            self.heartbeat,
+            self.lease,
+            self._largest,
+            self.seat.rank == 0,
             self.clock,
-        )  # fmt: skip
+        )
         self.course = path_of(self.config)
         self.learning_rate = plan_of(self.config)
         self.control_signals.enter("starting", 0)
@@ -149,14 +174,18 @@ class StandIn:
             if decision is not None:
                 return self._end(decision)
         rolled_back: list[list[int]] = self._on_first("the roll-backs", lambda: _ranges(paths))
-        self.skips = SkipPlan.of(self.config, [IterationRange(first, last) for first, last in rolled_back])
+        self.skips = SkipPlan.of(
+            self.config, [IterationRange(first, last) for first, last in rolled_back]
+        )
         self._say("training ...")
         return self._end(self._loop())
 
     def _take_lease(self) -> StopDecision | None:
         """A decision when a living training keeps this one out."""
         fault = self._on_first("the run's lease", lambda: take_run(self.lease, self.config.paths))
-        return StopDecision("refused", False, f"tr11: refused: {fault}") if fault else None
+        if fault:
+            return StopDecision("refused", False, f"tr11: refused: {fault}")
+        return None
 
     def _load(self) -> None:
         """Resume from the newest complete checkpoint, or start at zero."""
@@ -182,7 +211,8 @@ class StandIn:
             if agreed.check and self.seat.rank == 0:
                 text = "nothing was checked: this is a rehearsal, in which nothing is computed"
                 leave_answer(
-                    self.config.paths, RequestAnswer(agreed.check, None, text, time.time(), self.attempt.job_id)
+                    self.config.paths,
+                    RequestAnswer(agreed.check, None, text, time.time(), self.attempt.job_id),
                 )
             if agreed.save and self.steps_done:
                 self._save()
@@ -195,7 +225,9 @@ class StandIn:
                 self._save()
             failed = self.failed_saves
             if failed.unable:
-                return StopDecision("error", True, failed.line(self.saved_step), save=False, node=failed.node)
+                return StopDecision(
+                    "error", True, failed.line(self.saved_step), save=False, node=failed.node
+                )
             if evaluation.iterations and iteration % evaluation.interval == 0:
                 decision = self._evaluate()
                 if decision is not None:
@@ -203,7 +235,9 @@ class StandIn:
         return StopDecision("finished", False, f"after training is done: {total} iterations")
 
     def _pass_over(self) -> bool:
-        """Move every counter over a skipped range that starts here, as the trainer does; True when there was one."""
+        """Move every counter over a skipped range that starts here, as the trainer does; True when
+        there was one.
+        """
         skipped = self.skips.advance(self.progress.position, self.config)
         if skipped is None:
             return False
@@ -216,23 +250,33 @@ class StandIn:
         """One step: a pause, and a meeting of all ranks in place of the gradients' reduction."""
         config, began = self.config, time.perf_counter()
         samples = batch_size_at(self.progress.consumed_samples, config.batch)
-        length = sequence_length_at(self.progress.iteration + 1, config.curriculum, config.model.sequence_length)
+        length = sequence_length_at(
+            self.progress.iteration + 1, config.curriculum, config.model.sequence_length
+        )
         self._pass(self.pace.step_seconds, "training")
         own_seconds = time.perf_counter() - began
-        self.ailments.die_of_bad_sample(self.progress.iteration + 1, self.seat.rank, self.seat.world)
+        self.ailments.die_of_bad_sample(
+            self.progress.iteration + 1, self.seat.rank, self.seat.world
+        )
         loss: float = self.group.meet("step", _loss(self.progress.consumed_samples), _mean)
         self.progress = self.progress.after_step(samples, length, loss, skipped=False)
-        self.chain = checkpoint.next_link(self.chain, self.progress.iteration, self.progress.consumed_samples)
+        self.chain = checkpoint.next_link(
+            self.chain, self.progress.iteration, self.progress.consumed_samples
+        )
         self.steps_done += 1
         self.compute.add(self.progress.iteration, {"forward": own_seconds})
-        if self.seat.rank == self.seat.world - 1 and self.progress.iteration % config.logging.interval == 0:
+        if (
+            self.seat.rank == self.seat.world - 1
+            and self.progress.iteration % config.logging.interval == 0
+        ):
             self._log(total, samples, length, loss, time.perf_counter() - began)
 
     def _log(self, total: int, samples: int, length: int, loss: float, seconds: float) -> None:
         """The line and the record of one step; on the last rank, as in the trainer."""
         progress = self.progress
         if self.pace.log_scale is not None:
-            seconds = max(0.1, round(seconds, 1)) * self.pace.log_scale  # without the noise of a shared machine
+            # without the noise of a shared machine
+            seconds = max(0.1, round(seconds, 1)) * self.pace.log_scale
         loss, gradient_norm = self.ailments.numbers(progress.iteration, loss, 1.0)
         rows = self.config.tokenizer.padded_vocabulary_size
         record = StepRecord(
@@ -241,12 +285,16 @@ class StandIn:
             consumed_samples=progress.consumed_samples,
             consumed_tokens=progress.consumed_tokens,
             seconds_per_iteration=seconds,
-            learning_rate=self.learning_rate.at(progress.scheduled_samples, progress.scheduled_tokens),
+            learning_rate=self.learning_rate.at(
+                progress.scheduled_samples, progress.scheduled_tokens
+            ),
             global_batch_size=samples,
             lm_loss=loss,
             grad_norm=gradient_norm,
             samples_per_second=samples / seconds,
-            tflops=tflops_per_gpu(self.config.model, rows, samples, seconds, self.seat.world, length),
+            tflops=tflops_per_gpu(
+                self.config.model, rows, samples, seconds, self.seat.world, length
+            ),
         )
         tell(format_step(record))
         self._record({"kind": "step", **record.values(), "device": "stand-in"})
@@ -294,7 +342,8 @@ class StandIn:
     def _pass(self, seconds: float, phase: str) -> None:
         """Let time pass in a phase, as the card scales it, with the heartbeat going on.
 
-        As with real work, what is missed while this process is stopped is still to be done afterwards.
+        As with real work, what is missed while this process is stopped is still to be done
+        afterwards.
         """
         left = seconds / self.pace.time_scale
         if phase == "training":
@@ -324,7 +373,10 @@ class StandIn:
             mine = self._try(lambda: self._write_part(partial))
             self._all("saving", mine, lambda parts: self._publish(partial, parts))
         except CheckpointError as fault:
-            newest = "there is none yet" if self.saved_step is None else f"the newest is of step {self.saved_step}"
+            if self.saved_step is None:
+                newest = "there is none yet"
+            else:
+                newest = f"the newest is of step {self.saved_step}"
             self._say(f"tr11: WARNING: SAVE FAILED at iteration {step}, {newest}: {fault}")
             self.failed_saves = self.failed_saves.after(step, fault)
             if self.seat.rank == 0:
@@ -350,9 +402,16 @@ class StandIn:
         assert self.lease is not None
         entries = [FileEntry(**part) for part in parts]
         checkpoint.publish(
-            self.config, partial, self.progress, self.chain, entries, self.card_hash, self.attempt.job_id,
-            self.seat.world, self.lease.check,
-        )  # fmt: skip
+            self.config,
+            partial,
+            self.progress,
+            self.chain,
+            entries,
+            self.card_hash,
+            self.attempt.job_id,
+            self.seat.world,
+            self.lease.check,
+        )
 
     def _end(self, decision: StopDecision) -> str:
         """Save what is not saved, then leave the end marker."""
@@ -371,9 +430,15 @@ class StandIn:
         if self.seat.rank == 0 and not (self.lease and self.lease.lost_to_own_job()):
             iteration, step = self._standing()
             write_end_marker(
-                self.config.paths, self.attempt, decision.reason, decision.restart, iteration, step,
-                decision.line.strip(), node=decision.node,
-            )  # fmt: skip
+                self.config.paths,
+                self.attempt,
+                decision.reason,
+                decision.restart,
+                iteration,
+                step,
+                decision.line.strip(),
+                node=decision.node,
+            )
         return decision.reason
 
     def _standing(self) -> tuple[int, int | None]:
@@ -385,7 +450,9 @@ class StandIn:
 
     # ------------------------------------------------------------------ together
     def _on_first(self, what: str, action: Callable[[], Any]) -> Any:
-        """Run `action` on rank 0 and return its result on all ranks; a fault there is a CheckpointError on all."""
+        """Run `action` on rank 0 and return its result on all ranks; a fault there is a
+        CheckpointError on all.
+        """
         return self._all(what, {"value": None}, lambda _: action())
 
     def _all(self, what: str, mine: dict[str, Any], action: Callable[[Sequence[Any]], Any]) -> Any:
@@ -399,13 +466,18 @@ class StandIn:
                 served = {value["host"] for value in values} - hosts
                 codes = [value["code"] for _, value in failed]
                 is_nodes = bool(served) and None not in codes
-                nodes = sorted(hosts) if is_nodes else []
+                if is_nodes:
+                    nodes = sorted(hosts)
+                else:
+                    nodes = []
                 return {"fault": text, "failed": nodes, "served": sorted(served), "codes": codes}
             return self._try(lambda: action([value["value"] for value in values]))
 
         answer = self.group.meet(what, {**mine, "host": host_name()}, reduce)
         if "fault" in answer and answer.get("failed"):
-            raise NodeFilesError(answer["fault"], answer["failed"], answer["served"], answer["codes"])
+            raise NodeFilesError(
+                answer["fault"], answer["failed"], answer["served"], answer["codes"]
+            )
         if "fault" in answer:
             raise CheckpointError(answer["fault"])
         return answer["value"]
@@ -414,7 +486,10 @@ class StandIn:
     def _try(action: Callable[[], Any]) -> dict[str, Any]:
         try:
             return {"value": action()}
-        except (OSError, ValueError) as error:  # CheckpointError and LeaseLost are of the second kind
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # CheckpointError and LeaseLost are of the second kind
             return {"fault": " ".join(str(error).split()), "code": refusal_code(error)}
 
     def _say(self, line: str) -> None:
@@ -423,7 +498,9 @@ class StandIn:
 
 
 def _ranges(paths: RunPaths) -> list[list[int]]:
-    """What the roll-backs of the run pass over, as JSON has it. Raises ValueError when their file is damaged."""
+    """What the roll-backs of the run pass over, as JSON has it. Raises ValueError when their file
+    is damaged.
+    """
     return [[skip.first, skip.last] for skip in read_recovery(paths).ranges]
 
 

@@ -36,16 +36,34 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="hf",
         help="format: hf is the Hugging Face architecture that the model is",
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder to write")
-    parser.add_argument("--dtype", choices=list(DTYPES), help="of the tensors; default: as in the checkpoint")
-    parser.add_argument("--max-shard-size", type=_size, default="5GB", metavar="SIZE", help="of one file (5GB, 500MB)")
     parser.add_argument(
-        "--tokenizer", type=Path, metavar="PATH", help="folder with tokenizer.json; default: the card's"
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="folder to write"
     )
-    parser.add_argument("--card", type=Path, help="the resolved run card, for what the checkpoint does not say")
+    parser.add_argument(
+        "--dtype", choices=list(DTYPES), help="of the tensors; default: as in the checkpoint"
+    )
+    parser.add_argument(
+        "--max-shard-size",
+        type=_size,
+        default="5GB",
+        metavar="SIZE",
+        help="of one file (5GB, 500MB)",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="PATH",
+        help="folder with tokenizer.json; default: the card's",
+    )
+    parser.add_argument(
+        "--card", type=Path, help="the resolved run card, for what the checkpoint does not say"
+    )
     parser.add_argument("--force", action="store_true", help="replace an earlier export in DIR")
     parser.add_argument(
-        "--verify", action=argparse.BooleanOptionalAction, default=True, help="compare the weights' digests first"
+        "--verify",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compare the weights' digests first",
     )
 
 
@@ -65,7 +83,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     card = read_card(options.card)
     source = open_checkpoint(place)
     model = card.model if card else None
-    extra = {"seq_length": model.sequence_length, "initializer_range": model.init_std} if model else {}
+    if model:
+        extra = {"seq_length": model.sequence_length, "initializer_range": model.init_std}
+    else:
+        extra = {}
     try:
         tokenizer, remarks = _tokenizer(options.tokenizer, card)
         plan = plan_export(
@@ -87,7 +108,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             task = bar.add_task("verifying", total=part_bytes(place, "weights"))
             check_digests(place, "weights", partial(bar.advance, task))
         task = bar.add_task("exporting", total=plan.bytes)
-        entries = write_export(plan, target, force=options.force, on_bytes=partial(bar.advance, task))
+        entries = write_export(
+            plan, target, force=options.force, on_bytes=partial(bar.advance, task)
+        )
     return {
         "checkpoint": str(place),
         "step": source.facts.step,
@@ -121,18 +144,27 @@ def read_card(path: Path | None) -> TrainerConfig | None:
         raise CheckpointUsageError(str(error)) from None
 
 
-def _tokenizer(path: Path | None, card: TrainerConfig | None) -> tuple[TokenizerFiles | None, list[str]]:
-    """The tokenizer to write, and remarks. One that was asked for must be usable; the card's may be elsewhere."""
+def _tokenizer(
+    path: Path | None, card: TrainerConfig | None
+) -> tuple[TokenizerFiles | None, list[str]]:
+    """The tokenizer to write, and remarks. One that was asked for must be usable; the card's may be
+    elsewhere.
+    """
     if path is not None:
         return tokenizer_files(path), []
     named = card.tokenizer.path if card else None
     if named is None:
         return None, ["no tokenizer is known: none is written (--tokenizer PATH)"]
     if not Path(named).exists() and not _is_cached(named):
-        return None, [f"the run card's tokenizer {named} is not there: none is written (--tokenizer PATH)"]
+        return None, [
+            f"the run card's tokenizer {named} is not there: none is written (--tokenizer PATH)"
+        ]
     return tokenizer_files(Path(named)), []
 
 
 def _is_cached(named: str) -> bool:
     """Whether it is a hub id whose files are on this disk: an export of a run asks no network."""
-    return HUB_ID.fullmatch(named) is not None and cached_file(named, TOKENIZER_FILE, os.environ) is not None
+    return (
+        HUB_ID.fullmatch(named) is not None
+        and cached_file(named, TOKENIZER_FILE, os.environ) is not None
+    )

@@ -31,8 +31,12 @@ STEP = 0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """The options; the same as `tr11 checkpoints import`."""
-    parser.add_argument("folder", type=Path, metavar="HF_DIR", help="folder with config.json and the weights")
-    parser.add_argument("--card", type=Path, required=True, help="the resolved run card of the training to start")
+    parser.add_argument(
+        "folder", type=Path, metavar="HF_DIR", help="folder with config.json and the weights"
+    )
+    parser.add_argument(
+        "--card", type=Path, required=True, help="the resolved run card of the training to start"
+    )
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -83,11 +87,15 @@ def describe(result: dict[str, Any]) -> str:
 def _padding(rows: int) -> str:
     if rows == 0:
         return ""
-    return f"{rows} rows of zeros added as padding, " if rows > 0 else f"{-rows} empty rows of padding left out, "
+    if rows > 0:
+        return f"{rows} rows of zeros added as padding, "
+    return f"{-rows} empty rows of padding left out, "
 
 
 def open_for(folder: Path, card: TrainerConfig) -> HuggingFaceFolder:
-    """Open a Hugging Face model and check that it is the card's. Raises CheckpointError with the first difference."""
+    """Open a Hugging Face model and check that it is the card's. Raises CheckpointError with the
+    first difference.
+    """
     wanted = facts_of_card(card)
     source: HuggingFaceFolder
     if card.model.family == "bert":
@@ -123,10 +131,15 @@ def open_for(folder: Path, card: TrainerConfig) -> HuggingFaceFolder:
 
 
 def check_new(target: Path) -> None:
-    """Raise CheckpointError when the run has been trained already: an import is where a training begins."""
+    """Raise CheckpointError when the run has been trained already: an import is where a training
+    begins.
+    """
     steps = checkpoint_steps(target)
     if steps or (target / LATEST_FILE).exists():
-        what = checkpoint_name(steps[-1]) if steps else LATEST_FILE
+        if steps:
+            what = checkpoint_name(steps[-1])
+        else:
+            what = LATEST_FILE
         raise CheckpointError(
             f"{target} holds {what} already, and an import begins a training; use another run.variant or run.directory"
         )

@@ -28,23 +28,35 @@ _EXIT_UNOBSERVED = 3
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("place", type=Path, metavar="PLACE", help="folder of a checkpoint (global_stepN)")
-    parser.add_argument("--tensors", metavar="PATTERN", help="read the tensors whose name fits, such as '*norm*'")
-    parser.add_argument("--verify", action="store_true", help="compare every file's digest: reads all bytes")
+    parser.add_argument(
+        "place", type=Path, metavar="PLACE", help="folder of a checkpoint (global_stepN)"
+    )
+    parser.add_argument(
+        "--tensors", metavar="PATTERN", help="read the tensors whose name fits, such as '*norm*'"
+    )
+    parser.add_argument(
+        "--verify", action="store_true", help="compare every file's digest: reads all bytes"
+    )
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Look at the folder. A fault of a file is part of the result; tensors are then not looked at."""
     place: Path = options.place
     if not place.is_dir():
-        raise CheckpointError(f"{place} is not a folder; give the folder of a checkpoint (global_stepN)")
+        raise CheckpointError(
+            f"{place} is not a folder; give the folder of a checkpoint (global_stepN)"
+        )
     manifest = manifest_of(place)
     faults = _faults(place, manifest, options.verify)
+    if manifest is None:
+        verified = "no manifest"
+    else:
+        verified = "digests" if options.verify else "sizes"
     result: dict[str, Any] = {
         "place": str(place),
         "files": _files(place, manifest),
         "faults": faults,
-        "verified": "no manifest" if manifest is None else ("digests" if options.verify else "sizes"),
+        "verified": verified,
         "verify_asked": options.verify,
         "manifest": None if manifest is None else _manifest_facts(manifest),
         "random_state_ranks": sum(1 for _ in (place / RNG).glob("rank_*.pt")),
@@ -65,7 +77,9 @@ def exit_code(result: dict[str, Any]) -> int:
     """0 sound, 1 a fault, 3 digests were asked for and nothing says what they should be."""
     if result["faults"]:
         return 1
-    return _EXIT_UNOBSERVED if result["verify_asked"] and result["manifest"] is None else 0
+    if result["verify_asked"] and result["manifest"] is None:
+        return _EXIT_UNOBSERVED
+    return 0
 
 
 def manifest_of(place: Path) -> Manifest | None:
@@ -117,20 +131,33 @@ def _facts(facts: CheckpointFacts) -> dict[str, Any]:
         "layout": facts.layout,
         "topology": dict(facts.topology),
         "model": dict(facts.model),
-        "cursor": {key: value for key, value in facts.cursor.items() if isinstance(value, (int, float, str, bool))},
+        "cursor": {
+            key: value
+            for key, value in facts.cursor.items()
+            if isinstance(value, (int, float, str, bool))
+        },
         "optimizer_step": facts.optimizer_step,
     }
 
 
 def _tensors(source: TensorSource, pattern: str | None) -> list[dict[str, Any]]:
-    """All tensors with shape and dtype; with a pattern those that fit, and their numbers, read piece by piece."""
+    """All tensors with shape and dtype; with a pattern those that fit, and their numbers, read
+    piece by piece.
+    """
     held = [(part, key, facts) for part in PARTS for key, facts in source.tensors(part).items()]
     if pattern is not None:
         held = [item for item in held if fnmatchcase(item[1], pattern)]
         if not held:
-            raise CheckpointError(f"--tensors {pattern!r}: no tensor of this checkpoint has such a name")
+            raise CheckpointError(
+                f"--tensors {pattern!r}: no tensor of this checkpoint has such a name"
+            )
     shown = [
-        {"part": part, "name": key, "shape": list(facts.shape), "dtype": str(facts.dtype).removeprefix("torch.")}
+        {
+            "part": part,
+            "name": key,
+            "shape": list(facts.shape),
+            "dtype": str(facts.dtype).removeprefix("torch."),
+        }
         for part, key, facts in held
     ]
     if pattern is None:
@@ -141,9 +168,15 @@ def _tensors(source: TensorSource, pattern: str | None) -> list[dict[str, Any]]:
             numbers = EMPTY
             rows = max(1, PIECE_ELEMENTS // max(1, math.prod(facts.shape[1:])))
             for row in range(0, facts.shape[0] if facts.shape else 1, rows):
-                offsets = [row, *(0 for _ in facts.shape[1:])] if facts.shape else []
-                sizes = [min(rows, facts.shape[0] - row), *facts.shape[1:]] if facts.shape else []
-                numbers = numbers.joined(fingerprint(source.read(part, key, offsets, sizes), facts.shape, offsets))
+                if facts.shape:
+                    offsets = [row, *(0 for _ in facts.shape[1:])]
+                    sizes = [min(rows, facts.shape[0] - row), *facts.shape[1:]]
+                else:
+                    offsets = []
+                    sizes = []
+                numbers = numbers.joined(
+                    fingerprint(source.read(part, key, offsets, sizes), facts.shape, offsets)
+                )
                 bar.update(task, advance=math.prod(sizes))
             entry.update(numbers.document())
     return shown
@@ -153,7 +186,10 @@ def _tensors(source: TensorSource, pattern: str | None) -> list[dict[str, Any]]:
 def describe(result: dict[str, Any]) -> str:
     """The result as text; tables of tensors may be wider than 80 columns, as their names are."""
     total = sum(entry["bytes"] for entry in result["files"])
-    lines = [result["place"], f"  files      {len(result['files'])}, {total:,} bytes; {_checked(result)}"]
+    lines = [
+        result["place"],
+        f"  files      {len(result['files'])}, {total:,} bytes; {_checked(result)}",
+    ]
     if result["faults"]:
         return "\n".join([*lines, *(f"  FAULT      {fault}" for fault in result["faults"])])
     lines += [
@@ -202,10 +238,14 @@ def _table(tensors: list[dict[str, Any]]) -> list[str]:
         if "digest" in entry:
             least, most, mean = (_shown(entry[key]) for key in ("min", "max", "mean"))
             numbers = f"{least} {most} {mean} {_shown(entry['l2_norm'], 12)} "
-        odd = f", {entry['non_finite']} NOT FINITE" if entry.get("non_finite") else ""
+        odd = ""
+        if entry.get("non_finite"):
+            odd = f", {entry['non_finite']} NOT FINITE"
         lines.append(f"{numbers}{entry['name']} {entry['shape']} {entry['dtype']}{odd}")
     return lines
 
 
 def _shown(value: float | None, width: int = 13) -> str:
-    return f"{'nan':>{width}}" if value is None else f"{value:{width}.6e}"
+    if value is None:
+        return f"{'nan':>{width}}"
+    return f"{value:{width}.6e}"

@@ -1,4 +1,6 @@
-"""`tr11 checkpoints reshape`: a checkpoint of either layout, rewritten in the layout and for the topology asked."""
+"""`tr11 checkpoints reshape`: a checkpoint of either layout, rewritten in the layout and for the
+topology asked.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
-from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps, read_latest
+from trainer.contract.checkpoint_names import (
+    LATEST_FILE,
+    checkpoint_name,
+    checkpoint_steps,
+    read_latest,
+)
 from trainer.contract.errors import CheckpointError, CheckpointUsageError, LatestStays
 from trainer.contract.lease import trained_into
 from trainer.contract.manifest import Manifest, manifest_faults
@@ -36,21 +43,43 @@ DEGREES = ("tensor", "pipeline", "data")
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="STEP", help="folder of the checkpoint")
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="DIR", help="folder for global_stepN, latest"
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder for global_stepN, latest",
     )
-    parser.add_argument("--format", choices=["tr11", "deepspeed"], default="tr11", help="layout to write")
-    for degree in DEGREES:
-        parser.add_argument(f"--{degree}", type=int, metavar="N", help="degree; default: the checkpoint's own")
-    parser.add_argument("--latest", action="store_true", help="have DIR/latest name it, also where it names another")
-    parser.add_argument("--weights-only", action="store_true", help="leave the optimizer's state out")
     parser.add_argument(
-        "--verify", action=argparse.BooleanOptionalAction, default=True, help="compare all digests first"
+        "--format", choices=["tr11", "deepspeed"], default="tr11", help="layout to write"
+    )
+    for degree in DEGREES:
+        parser.add_argument(
+            f"--{degree}", type=int, metavar="N", help="degree; default: the checkpoint's own"
+        )
+    parser.add_argument(
+        "--latest", action="store_true", help="have DIR/latest name it, also where it names another"
+    )
+    parser.add_argument(
+        "--weights-only", action="store_true", help="leave the optimizer's state out"
+    )
+    parser.add_argument(
+        "--verify",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compare all digests first",
     )
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Rewrite one checkpoint. Raises CheckpointError for a damaged source and for a target that exists."""
-    asked = {degree: getattr(options, degree) for degree in DEGREES if getattr(options, degree) is not None}
+    """Rewrite one checkpoint. Raises CheckpointError for a damaged source and for a target that
+    exists.
+    """
+    asked = {
+        degree: getattr(options, degree)
+        for degree in DEGREES
+        if getattr(options, degree) is not None
+    }
     _check_degrees(asked, options.format)
     place, output = options.checkpoint.resolve(), options.output.absolute()
     original = open_checkpoint(place)
@@ -62,20 +91,31 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     pointer = _Pointer(output, facts.step, options.latest)
     if output.resolve().is_relative_to(place):
         raise CheckpointUsageError(f"-o {output}: lies inside the checkpoint; name another folder")
-    source: TensorSource = WeightsOnly(original) if options.weights_only else original
+    source: TensorSource
+    if options.weights_only:
+        source = WeightsOnly(original)
+    else:
+        source = original
     manifest = manifest_of(place)
     topology = {degree: asked.get(degree, facts.topology.get(degree, 1)) for degree in DEGREES}
     info = CheckpointInfo(topology, facts.model)
     if manifest is not None:
         info = CheckpointInfo(
-            topology, facts.model, manifest.run_card_hash, versions=manifest.versions, job_id=manifest.job_id
+            topology,
+            facts.model,
+            manifest.run_card_hash,
+            versions=manifest.versions,
+            job_id=manifest.job_id,
         )
     extras = Extras({"consumed_samples": 0, "consumed_tokens": 0, **facts.cursor})
     with progress_bar() as bar:
         if options.verify and manifest is not None:
             task = bar.add_task("verifying", total=manifest.total_bytes)
             _verify(place, manifest, partial(bar.advance, task))
-        total = layout_bytes(source, topology) if options.format == "deepspeed" else source_bytes(source)
+        if options.format == "deepspeed":
+            total = layout_bytes(source, topology)
+        else:
+            total = source_bytes(source)
         writing = bar.add_task("writing", total=total)
 
         def moved(count: int) -> None:
@@ -108,11 +148,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         bar.update(writing, completed=total)
     if pointer.back and options.latest:
         raise CheckpointError(f"{target} is written, but {pointer.back}")
-    remarks = list(original.remarks) if isinstance(original, DeepSpeedSource) else []
+    if isinstance(original, DeepSpeedSource):
+        remarks = list(original.remarks)
+    else:
+        remarks = []
     if pointer.back or not pointer.moves:
-        remarks.append(pointer.back or f"{output / LATEST_FILE} is as it was; --latest has it name the new one")
+        remarks.append(
+            pointer.back or f"{output / LATEST_FILE} is as it was; --latest has it name the new one"
+        )
     elif options.weights_only and read_latest(output) != facts.step:
-        remarks.append(f"{output / LATEST_FILE} is as it was: from weights alone no training resumes")
+        remarks.append(
+            f"{output / LATEST_FILE} is as it was: from weights alone no training resumes"
+        )
     for remark in remarks:
         say(f"tr11: {remark}")
     written = manifest_of(target)
@@ -134,7 +181,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 class _Pointer:
-    """Whether `latest` in the folder comes to name the new one. `back`: why it must not, for a newer one that is there.
+    """Whether `latest` in the folder comes to name the new one. `back`: why it must not, for a
+    newer one that is there.
 
     Raises CheckpointError where it shall, and may not.
     """
@@ -147,7 +195,8 @@ class _Pointer:
             raise CheckpointError(why)
 
     def look_again(self) -> None:
-        """Asked when all is written, which may take hours: a training may have started since, or a newer one come.
+        """Asked when all is written, which may take hours: a training may have started since, or a
+        newer one come.
 
         Raises CheckpointError for the first, LatestStays for the second.
         """
@@ -162,7 +211,10 @@ class _Pointer:
 
 def describe(result: dict[str, Any]) -> str:
     shape = " x ".join(f"{degree} {result['new_topology'][degree]}" for degree in DEGREES)
-    layout = f"DeepSpeed layout for {shape}" if result["new_layout"] == "deepspeed" else "tr11 layout, for any topology"
+    if result["new_layout"] == "deepspeed":
+        layout = f"DeepSpeed layout for {shape}"
+    else:
+        layout = "tr11 layout, for any topology"
     parts = "" if result["optimizer"] else ", weights only"
     return (
         f"{result['folder']}: step {result['step']}, {layout}{parts}, {size(result['bytes'])} "
@@ -171,10 +223,15 @@ def describe(result: dict[str, Any]) -> str:
 
 
 def _check_same_model(output: Path, model: Mapping[str, Any]) -> None:
-    """Raises CheckpointError when the folder holds checkpoints of another model: its run would meet this one."""
+    """Raises CheckpointError when the folder holds checkpoints of another model: its run would meet
+    this one.
+    """
     for step in reversed(checkpoint_steps(output)):
         manifest = read_whole(output, step)
-        fault = None if isinstance(manifest, ResumeFault) else model_fault(manifest.model, model)
+        if isinstance(manifest, ResumeFault):
+            fault = None
+        else:
+            fault = model_fault(manifest.model, model)
         if fault is not None:
             raise CheckpointError(
                 f"{output} holds checkpoints of another model ({checkpoint_name(step)} differs in {fault.key}); name "
@@ -196,7 +253,9 @@ def _verify(place: Path, manifest: Manifest, on_bytes: Callable[[int], None]) ->
     for entry in manifest.files:
         faults = manifest_faults(place, replace(manifest, files=(entry,)), read_digests=True)
         if faults:
-            raise CheckpointError(f"{place / faults[0]}; restore it from a backup, or use another step")
+            raise CheckpointError(
+                f"{place / faults[0]}; restore it from a backup, or use another step"
+            )
         on_bytes(entry.bytes)
 
 
@@ -211,7 +270,9 @@ class WeightsOnly:
         return self._source.facts
 
     def tensors(self, part: Part) -> Mapping[str, TensorFacts]:
-        return self._source.tensors(part) if part == "weights" else {}
+        if part == "weights":
+            return self._source.tensors(part)
+        return {}
 
     def read(self, part: Part, key: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
         return self._source.read(part, key, offsets, sizes)

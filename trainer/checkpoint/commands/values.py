@@ -21,11 +21,19 @@ HELP = "look at every number of checkpoints for NaN and infinity"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("places", type=Path, nargs="+", metavar="PLACE", help="folder of a checkpoint (global_stepN)")
+    parser.add_argument(
+        "places",
+        type=Path,
+        nargs="+",
+        metavar="PLACE",
+        help="folder of a checkpoint (global_stepN)",
+    )
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Look at each; one that cannot be read has a `fault`, and the others are looked at all the same."""
+    """Look at each; one that cannot be read has a `fault`, and the others are looked at all the
+    same.
+    """
     with progress_bar() as bar:
         task = bar.add_task("values", total=None)
         found = [_look(place, partial(bar.advance, task)) for place in options.places]
@@ -41,14 +49,22 @@ def describe(result: dict[str, Any]) -> str:
     lines = []
     for one in result["checkpoints"]:
         bad = [f"{tensor} ({part})" for part, tensor in one["not_finite"]]
-        words = one["fault"] or (f"NaN or infinity in {', '.join(bad)}" if bad else f"{one['tensors']} tensors, finite")
+        words = one["fault"] or (
+            f"NaN or infinity in {', '.join(bad)}" if bad else f"{one['tensors']} tensors, finite"
+        )
         lines.append(f"{one['place']}: {words}")
     return "\n".join(lines)
 
 
 def _look(place: Path, on_bytes: Callable[[int], None]) -> dict[str, Any]:
     """What one checkpoint holds. Reads CHUNK_BYTES, or one row of a tensor, at a time."""
-    result: dict[str, Any] = {"place": str(place), "tensors": 0, "bytes": 0, "not_finite": [], "fault": ""}
+    result: dict[str, Any] = {
+        "place": str(place),
+        "tensors": 0,
+        "bytes": 0,
+        "not_finite": [],
+        "fault": "",
+    }
     try:
         source = open_checkpoint(place)
         result["bytes"] = source_bytes(source)

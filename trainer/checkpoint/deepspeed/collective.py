@@ -1,7 +1,8 @@
 """The original layout saved and loaded by all ranks of a training together.
 
-At a save every rank writes what the original's rank wrote: the optimizer file of its partition, and, on data rank 0,
-the rank file and the layer files of its stage. At a load every rank reads what it holds, whatever topology wrote it.
+At a save every rank writes what the original's rank wrote: the optimizer file of its partition,
+and, on data rank 0, the rank file and the layer files of its stage. At a load every rank reads what
+it holds, whatever topology wrote it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from trainer.checkpoint import sharded_files
 from trainer.checkpoint.compatibility import check_complete, check_model, check_pieces
@@ -30,7 +35,13 @@ from trainer.checkpoint.deepspeed.content import (
     optimizer_contents,
     rank_contents,
 )
-from trainer.checkpoint.deepspeed.file_names import layer_file, module_name, optimizer_file, place_of, rank_file
+from trainer.checkpoint.deepspeed.file_names import (
+    layer_file,
+    module_name,
+    optimizer_file,
+    place_of,
+    rank_file,
+)
 from trainer.checkpoint.deepspeed.layout import DeepSpeedSource, open_deepspeed_layout
 from trainer.checkpoint.deepspeed.partition import fragments_of
 from trainer.checkpoint.deepspeed.write import UNKNOWN_SETTINGS, write_file
@@ -59,15 +70,19 @@ from trainer.parallel.state import ShardedState
 def fill(part: Part, pieces: Iterable[TensorPiece], source: TensorSource) -> None:
     """Fill this rank's live pieces of a part from any source, whatever topology wrote it.
 
-    Check names, shapes and dtypes first (`check_source`). Raises CheckpointError, naming the file, when the source
-    is damaged; the pieces then hold a mixture.
+    Check names, shapes and dtypes first (`check_source`). Raises CheckpointError, naming the file,
+    when the source is damaged; the pieces then hold a mixture.
     """
     for piece in pieces:
         piece.tensor.copy_(source.read(part, piece.key, piece.offsets, tuple(piece.tensor.shape)))
 
 
-def check_source(part: Part, pieces: Iterable[TensorPiece], source: TensorSource, widening: bool) -> None:
-    """Check that every piece can be filled: name, shape, dtype (`widening`: bf16 into fp32). Raises CheckpointError."""
+def check_source(
+    part: Part, pieces: Iterable[TensorPiece], source: TensorSource, widening: bool
+) -> None:
+    """Check that every piece can be filled: name, shape, dtype (`widening`: bf16 into fp32). Raises
+    CheckpointError.
+    """
     held = {
         key: TensorStorageMetadata(
             TensorProperties(dtype=facts.dtype),
@@ -87,20 +102,28 @@ def load_deepspeed(
     group: dist.ProcessGroup | None = None,
     weights_only: bool = False,
 ) -> Loaded:
-    """Fill the tensors of `state` from the folder `place` of the original layout, whatever topology wrote it.
+    """Fill the tensors of `state` from the folder `place` of the original layout, whatever topology
+    wrote it.
 
-    Collective, as `store.load` is: all files are checked by rank 0, names, shapes and dtypes by every rank, before the
-    first tensor is touched; all ranks succeed or all raise CheckpointError. The folder may be one that tr11 wrote (its
-    random states are then restored on the same topology) or one of the original's, which has no manifest.
+    Collective, as `store.load` is: all files are checked by rank 0, names, shapes and dtypes by
+    every rank, before the first tensor is touched; all ranks succeed or all raise CheckpointError.
+    The folder may be one that tr11 wrote (its random states are then restored on the same topology)
+    or one of the original's, which has no manifest.
     """
     ranks = RankGroup(group)
     started = time.perf_counter()
     what = f"{place} was not loaded"
     source = ranks.on_first(what, open_deepspeed_layout, place)
     facts = source.facts
-    wanted = {key: fact for key, fact in info.model.items() if not (weights_only and key == "precision.dtype")}
+    wanted = {
+        key: fact
+        for key, fact in info.model.items()
+        if not (weights_only and key == "precision.dtype")
+    }
     ranks.each(what, check_model, facts.model, wanted)
-    parts: dict[Part, list[TensorPiece]] = {"weights": ranks.each(what, sharded_files.weight_pieces, state.weights)}
+    parts: dict[Part, list[TensorPiece]] = {
+        "weights": ranks.each(what, sharded_files.weight_pieces, state.weights)
+    }
     if not weights_only:
         parts["optimizer"] = ranks.each(what, sharded_files.fragment_pieces, state.fragments)
     for part, pieces in parts.items():
@@ -114,10 +137,17 @@ def load_deepspeed(
     remarks = tuple(dict.fromkeys(chain.from_iterable(ranks.gather(source.remarks))))
     if not same and not weights_only:  # nothing random follows from weights alone
         shapes = [_shown(facts.topology), _shown(info.topology)]
-        remarks += (f"saved on {shapes[0]}, loaded on {shapes[1]}: random-number streams are derived again",)
+        remarks += (
+            f"saved on {shapes[0]}, loaded on {shapes[1]}: random-number streams are derived again",
+        )
     manifest = ranks.on_first(what, lambda: Manifest.read(place) or _manifest_of(source))
     return Loaded(
-        manifest, facts.cursor, facts.optimizer_step, rng=rng, remarks=remarks, seconds=time.perf_counter() - started
+        manifest,
+        facts.cursor,
+        facts.optimizer_step,
+        rng=rng,
+        remarks=remarks,
+        seconds=time.perf_counter() - started,
     )
 
 
@@ -127,14 +157,18 @@ def _shown(topology: Mapping[str, int]) -> str:
 
 def _random_state(place: Path, rank: int) -> dict[str, Tensor] | None:
     path = place / RNG / f"rank_{rank}.pt"
-    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+    if path.exists():
+        return torch.load(path, map_location="cpu", weights_only=True)
+    return None
 
 
 def _manifest_of(source: DeepSpeedSource) -> Manifest:
     """What the manifest of the original's folder would say, but for its files."""
     facts = source.facts
     cursor = {"consumed_samples": 0, "consumed_tokens": 0, **facts.cursor}
-    return make_manifest(facts.step, Extras(cursor), CheckpointInfo(facts.topology, facts.model), ())
+    return make_manifest(
+        facts.step, Extras(cursor), CheckpointInfo(facts.topology, facts.model), ()
+    )
 
 
 def save_deepspeed(
@@ -151,7 +185,8 @@ def save_deepspeed(
     fence: Fence | None = None,
     report: Report = lambda line: None,
 ) -> SaveResult:
-    """Write the checkpoint of `step` below `folder` in the original layout, and make `latest` name it. Collective.
+    """Write the checkpoint of `step` below `folder` in the original layout, and make `latest` name
+    it. Collective.
 
     As complete or invisible as `store.save`'s: hidden folder, manifest, rename, then `latest`. Each rank needs its
     own partition in memory once more while it writes. The last stage's partitions hold this engine's tied weight,
@@ -163,15 +198,27 @@ def save_deepspeed(
     ranks = RankGroup(group)
     started = time.perf_counter()
     what = f"checkpoint of step {step} was not saved in {folder}"
-    with_optimizer = save_optimizer and any(ranks.gather(bool(state.fragments)))  # a rank may hold nothing but padding
-    share = ranks.each(what, _Share, state, mesh, layers=int(info.model["model.layers"]), with_optimizer=with_optimizer)
+    # a rank may hold nothing but padding
+    with_optimizer = save_optimizer and any(ranks.gather(bool(state.fragments)))
+    share = ranks.each(
+        what,
+        _Share,
+        state,
+        mesh,
+        layers=int(info.model["model.layers"]),
+        with_optimizer=with_optimizer,
+    )
     partial = ranks.on_first(what, prepare, folder, step, names=[])
     try:
-        entries = ranks.each(what, _write_share, partial, share, extras=extras, info=info, settings=settings)
+        entries = ranks.each(
+            what, _write_share, partial, share, extras=extras, info=info, settings=settings
+        )
         entries += ranks.each(what, write_extras, partial, ranks.rank, step=step, extras=extras)
         written = tuple(chain.from_iterable(ranks.gather(entries)))
         manifest = make_manifest(step, extras, info, written)
-        total = ranks.on_first(what, publish, folder, partial, manifest=manifest, fence=fence, report=report)
+        total = ranks.on_first(
+            what, publish, folder, partial, manifest=manifest, fence=fence, report=report
+        )
     except CheckpointError:
         if ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
@@ -182,7 +229,8 @@ def save_deepspeed(
 class _Share:
     """One rank's part of a checkpoint, in the original's terms.
 
-    Raises ValueError when the engine's partitions are not those of ZeRO-1 over the two parameter groups.
+    Raises ValueError when the engine's partitions are not those of ZeRO-1 over the two parameter
+    groups.
     """
 
     def __init__(self, state: ShardedState, mesh: Mesh, layers: int, with_optimizer: bool):
@@ -209,7 +257,9 @@ class _Share:
             )
 
     def layer_files(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """The weights of this stage's layers, each in a file; a tied copy belongs to the first stage's."""
+        """The weights of this stage's layers, each in a file; a tied copy belongs to the first
+        stage's.
+        """
         layers: dict[int, dict[str, Tensor]] = {}
         for item in self.state.weights:
             if item.is_owner:
@@ -224,10 +274,14 @@ class _Share:
         made = []
         for group, fragments in zip(self.groups, self._expected, strict=True):
             total = sum(item.numel for item in group)
-            flat = FlatGroup(fragments, empty_kinds(total, self.degrees.data, self.state.kinds), total)
+            flat = FlatGroup(
+                fragments, empty_kinds(total, self.degrees.data, self.state.kinds), total
+            )
             for fragment in fragments:
                 for kind, partition in flat.kinds.items():
-                    partition[fragment.start : fragment.start + fragment.numel].copy_(tensors[fragment.name][kind])
+                    partition[fragment.start : fragment.start + fragment.numel].copy_(
+                        tensors[fragment.name][kind]
+                    )
             made.append(flat)
         return made
 
@@ -236,13 +290,18 @@ def _own_copy(tensor: Tensor) -> Tensor:
     """The tensor on the CPU in a storage no larger than itself: `torch.save` writes whole storages."""
     plain = tensor.detach().cpu()
     own = plain.untyped_storage().nbytes() == plain.numel() * plain.element_size()
-    return plain if own and plain.is_contiguous() else plain.clone(memory_format=torch.contiguous_format)
+    if own and plain.is_contiguous():
+        return plain
+    return plain.clone(memory_format=torch.contiguous_format)
 
 
 def _write_share(
     partial: Path, share: _Share, extras: Extras, info: CheckpointInfo, settings: OptimizerSettings
 ) -> list[FileEntry]:
-    return [write_file(partial, name, contents) for name, contents in _files(share, extras, info, settings)]
+    return [
+        write_file(partial, name, contents)
+        for name, contents in _files(share, extras, info, settings)
+    ]
 
 
 def _files(
@@ -254,7 +313,9 @@ def _files(
         yield from share.layer_files()
         yield (
             rank_file(share.model_rank),
-            rank_contents(share.groups, share.degrees, extras.cursor, info=info, optimizer_step=steps),
+            rank_contents(
+                share.groups, share.degrees, extras.cursor, info=info, optimizer_step=steps
+            ),
         )
     if share.with_optimizer:
         names = {item.name: item.module_name for group in share.groups for item in group}

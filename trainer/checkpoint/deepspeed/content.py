@@ -1,4 +1,6 @@
-"""What the files of the original layout hold besides tensors, and how a stage's parameters are dealt to flat groups."""
+"""What the files of the original layout hold besides tensors, and how a stage's parameters are
+dealt to flat groups.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.deepspeed.layout import OWN_KEY
-from trainer.checkpoint.deepspeed.partition import FlatFragment, padding_elements, partition_elements
+from trainer.checkpoint.deepspeed.partition import (
+    FlatFragment,
+    padding_elements,
+    partition_elements,
+)
 from trainer.checkpoint.publishing import CheckpointInfo
 from trainer.contract.record import Record
 from trainer.parallel.state import MASTERS
@@ -45,7 +51,9 @@ class Degrees(Record):
 
 
 class OptimizerSettings(Record):
-    """What the original keeps with its parameter groups. A DeepSpeed engine that loads the groups takes these over."""
+    """What the original keeps with its parameter groups. A DeepSpeed engine that loads the groups
+    takes these over.
+    """
 
     learning_rate: float = 0.0
     beta1: float = 0.9
@@ -72,9 +80,11 @@ class OptimizerSettings(Record):
 
 
 class StageParameter(Record):
-    """A parameter of one tensor rank on a stage: our name, the original's in its pipeline module, local shape.
+    """A parameter of one tensor rank on a stage: our name, the original's in its pipeline module,
+    local shape.
 
-    `idle`: a copy that takes no part in the training (of the embedding's LayerNorm and positions, beside the head).
+    `idle`: a copy that takes no part in the training (of the embedding's LayerNorm and positions,
+    beside the head).
     """
 
     name: str
@@ -88,9 +98,14 @@ class StageParameter(Record):
 
 
 def flat_groups(parameters: Iterable[StageParameter]) -> list[list[StageParameter]]:
-    """The optimizer's groups of a stage: what decays (matrices), then what does not (LayerNorms and biases)."""
+    """The optimizer's groups of a stage: what decays (matrices), then what does not (LayerNorms and
+    biases).
+    """
     listed = list(parameters)
-    return [[item for item in listed if len(item.shape) > 1], [item for item in listed if len(item.shape) == 1]]
+    return [
+        [item for item in listed if len(item.shape) > 1],
+        [item for item in listed if len(item.shape) == 1],
+    ]
 
 
 def rank_contents(
@@ -100,7 +115,9 @@ def rank_contents(
     info: CheckpointInfo,
     optimizer_step: int,
 ) -> dict[str, Any]:
-    """Contents of a rank file: the engine's fields, and the client's (Megatron's) with what tr11 keeps of its own."""
+    """Contents of a rank file: the engine's fields, and the client's (Megatron's) with what tr11
+    keeps of its own.
+    """
     iteration, skipped = int(cursor.get("iteration", 0)), int(cursor.get("skipped", 0))
     arguments = _arguments(degrees, cursor, info)
     vocabulary = info.model.get("tokenizer.padded_vocabulary_size")
@@ -108,7 +125,10 @@ def rank_contents(
         "module": None,
         "buffer_names": [],
         "optimizer": None,
-        "param_shapes": [OrderedDict((item.module_name, torch.Size(item.shape)) for item in group) for group in groups],
+        "param_shapes": [
+            OrderedDict((item.module_name, torch.Size(item.shape)) for item in group)
+            for group in groups
+        ],
         "frozen_param_shapes": None,
         "frozen_param_fragments": None,
         "shared_params": {},
@@ -120,7 +140,10 @@ def rank_contents(
         "global_samples": int(cursor.get("consumed_samples", 0)),
         "dp_world_size": degrees.data,
         "mp_world_size": degrees.model,
-        "checkpoint_parallel_dimensions": {"pp_degree": degrees.pipeline, "tp_degree": degrees.tensor},
+        "checkpoint_parallel_dimensions": {
+            "pp_degree": degrees.pipeline,
+            "tp_degree": degrees.tensor,
+        },
         "ds_config": {"zero_optimization": {"stage": _ZERO_STAGE}},
         "ds_version": metadata.version("deepspeed"),
         "args": arguments,
@@ -134,13 +157,18 @@ def rank_contents(
 
 
 def _universal_info(groups: Sequence[Sequence[StageParameter]], vocabulary: Any) -> dict[str, Any]:
-    """By which rule DeepSpeed's universal converter joins tensor slices: regular expressions on module names.
+    """By which rule DeepSpeed's universal converter joins tensor slices: regular expressions on
+    module names.
 
     It refuses one that fits no parameter of the model, and reads the first rank's.
     """
     embedding_norm = any(".norm." in item.module_name for group in groups for item in group)
     positions = any("position_embeddings" in item.module_name for group in groups for item in group)
-    replicated = [r".*layernorm\.(weight|bias)", r".*\.(dense|dense_4h_to_h)\.bias", r"\d+\.(weight|bias)"]
+    replicated = [
+        r".*layernorm\.(weight|bias)",
+        r".*\.(dense|dense_4h_to_h)\.bias",
+        r"\d+\.(weight|bias)",
+    ]
     replicated += [r".*word_embeddings\.norm\.(weight|bias)"] * embedding_norm
     replicated += [r".*position_embeddings\.weight"] * positions
     return {
@@ -149,12 +177,19 @@ def _universal_info(groups: Sequence[Sequence[StageParameter]], vocabulary: Any)
         "vocabulary_parameter_patterns": [r".*word_embeddings\.weight"],
         "pipeline_replicated_parameter_patterns": [r"tied_modules\..*"],
         "tp_replicated_parameter_patterns": replicated,
-        "parameter_with_row_parallelism_patterns": [r".*\.self_attention\.dense\.weight", r".*\.dense_4h_to_h\.weight"],
+        "parameter_with_row_parallelism_patterns": [
+            r".*\.self_attention\.dense\.weight",
+            r".*\.dense_4h_to_h\.weight",
+        ],
     }
 
 
-def _arguments(degrees: Degrees, cursor: Mapping[str, Any], info: CheckpointInfo) -> argparse.Namespace:
-    """The part of Megatron's arguments that its loader and its converters look at, as far as the facts tell."""
+def _arguments(
+    degrees: Degrees, cursor: Mapping[str, Any], info: CheckpointInfo
+) -> argparse.Namespace:
+    """The part of Megatron's arguments that its loader and its converters look at, as far as the
+    facts tell.
+    """
     names = {
         "num_layers": "model.layers",
         "hidden_size": "model.hidden_size",
@@ -182,7 +217,8 @@ def _arguments(degrees: Degrees, cursor: Mapping[str, Any], info: CheckpointInfo
 
 
 class FlatGroup(Record):
-    """One data rank's partition of a flat group. `kinds`: 1-D fp32 tensors of the partition's size, padding included.
+    """One data rank's partition of a flat group. `kinds`: 1-D fp32 tensors of the partition's size,
+    padding included.
 
     `total`: elements of the whole group, over all data ranks, without padding.
     """
@@ -207,7 +243,8 @@ def optimizer_contents(
     optimizer_step: int,
     settings: OptimizerSettings,
 ) -> dict[str, Any]:
-    """Contents of an optimizer file: BF16_Optimizer's, or ZeRO stage 1's, which keeps its masters without padding.
+    """Contents of an optimizer file: BF16_Optimizer's, or ZeRO stage 1's, which keeps its masters
+    without padding.
 
     `module_names`: our name -> the original's, for the parameters in `groups`.
     """
@@ -216,10 +253,14 @@ def optimizer_contents(
     sizes = [partition_elements(group.total, degrees.data) for group in groups]
     stripped = [padding_elements(group.total, degrees.data, data_rank) for group in groups]
     if bf16:
-        paddings = [size * degrees.data - group.total if last else 0 for size, group in zip(sizes, groups, strict=True)]
+        paddings = [
+            size * degrees.data - group.total if last else 0
+            for size, group in zip(sizes, groups, strict=True)
+        ]
+        lengths = sizes
     else:
         paddings = stripped
-    lengths = sizes if bf16 else [size - padding for size, padding in zip(sizes, stripped, strict=True)]
+        lengths = [size - padding for size, padding in zip(sizes, stripped, strict=True)]
     version = metadata.version("deepspeed")
     state: dict[str, Any] = {
         "clip_grad": settings.clip_grad,
@@ -248,7 +289,9 @@ def optimizer_contents(
 
 
 def _fragment_address() -> Any:
-    """DeepSpeed's class of fragments, because its unpicklers look the name up. Only a writer imports the library."""
+    """DeepSpeed's class of fragments, because its unpicklers look the name up. Only a writer
+    imports the library.
+    """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns of what it could not find
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
@@ -257,7 +300,9 @@ def _fragment_address() -> Any:
     return fragment_address
 
 
-def _base_state(groups: Sequence[FlatGroup], step: int, settings: OptimizerSettings) -> dict[str, Any]:
+def _base_state(
+    groups: Sequence[FlatGroup], step: int, settings: OptimizerSettings
+) -> dict[str, Any]:
     """The state dictionary of AdamW over one flat tensor per group."""
     decays = (settings.weight_decay, 0.0)
     options = {
@@ -281,5 +326,8 @@ def _base_state(groups: Sequence[FlatGroup], step: int, settings: OptimizerSetti
             }
             for number, group in enumerate(groups)
         },
-        "param_groups": [{**options, "weight_decay": decay, "params": [number]} for number, decay in enumerate(decays)],
+        "param_groups": [
+            {**options, "weight_decay": decay, "params": [number]}
+            for number, decay in enumerate(decays)
+        ],
     }

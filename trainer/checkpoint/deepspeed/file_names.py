@@ -1,7 +1,9 @@
-"""Names of the original (Megatron-DeepSpeed) layout: files, positions of layers, parameters; and our names for them.
+"""Names of the original (Megatron-DeepSpeed) layout: files, positions of layers, parameters; and
+our names for them.
 
-The model is a list of layers: 0 cast, 1 embedding, 2 transpose, 3 .. L+2 the L blocks, L+3 transpose, L+4 final
-LayerNorm, L+5 the embedding again (tied), L+6 cast. A file of weights belongs to one position and one tensor rank.
+The model is a list of layers: 0 cast, 1 embedding, 2 transpose, 3 .. L+2 the L blocks, L+3
+transpose, L+4 final LayerNorm, L+5 the embedding again (tied), L+6 cast. A file of weights belongs
+to one position and one tensor rank.
 """
 
 from __future__ import annotations
@@ -47,13 +49,17 @@ _OPTIMIZER_FILE = re.compile(r"(bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_st
 
 
 def cut_dimension(name: str) -> int | None:
-    """The dimension along which tensor parallelism cuts the parameter of our `name`; None where it is replicated."""
+    """The dimension along which tensor parallelism cuts the parameter of our `name`; None where it
+    is replicated.
+    """
     match = _BLOCK_NAME.fullmatch(name)
     return _CUT.get(name if match is None else f"{match[2]}.{match[3]}")
 
 
 class LayerPosition(Record):
-    """Where a parameter is in the original's list of layers: position, and its name inside that layer."""
+    """Where a parameter is in the original's list of layers: position, and its name inside that
+    layer.
+    """
 
     position: int
     inner: str
@@ -73,14 +79,18 @@ def place_of(name: str, layers: int) -> LayerPosition:
 
 
 def module_name(place: LayerPosition) -> str:
-    """The parameter's name in the original's pipeline module: by position, or below the tied modules."""
+    """The parameter's name in the original's pipeline module: by position, or below the tied
+    modules.
+    """
     if place.position == EMBEDDING_POSITION:
         return TIED_PREFIX + place.inner
     return f"{place.position}.{place.inner}"
 
 
 def block_suffixes() -> list[str]:
-    """Our names of a block's parameters after `blocks.N.`, in the order in which the original registers them."""
+    """Our names of a block's parameters after `blocks.N.`, in the order in which the original
+    registers them.
+    """
     return [f"{ours}.{kind}" for ours in _BLOCK for kind in ("weight", "bias")]
 
 
@@ -92,7 +102,11 @@ def embedding_names() -> dict[str, str]:
 def block_names(block: int) -> dict[str, str]:
     """The original's names inside a block -> ours, for block number `block`."""
     kinds = ("weight", "bias")
-    return {f"{theirs}.{kind}": f"blocks.{block}.{ours}.{kind}" for ours, theirs in _BLOCK.items() for kind in kinds}
+    return {
+        f"{theirs}.{kind}": f"blocks.{block}.{ours}.{kind}"
+        for ours, theirs in _BLOCK.items()
+        for kind in kinds
+    }
 
 
 def final_names() -> dict[str, str]:
@@ -114,7 +128,9 @@ def optimizer_file(data_rank: int, model_rank: int, bf16: bool) -> str:
 
 
 class Names(Record):
-    """The files of a folder by class. Keys: (position, tensor rank), model rank, (data rank, model rank)."""
+    """The files of a folder by class. Keys: (position, tensor rank), model rank, (data rank, model
+    rank).
+    """
 
     layers: dict[tuple[int, int], str]
     ranks: dict[int, str]

@@ -1,4 +1,6 @@
-"""Where a logical tensor lies in the files of the original layout: runs of flat tensors, and reading them."""
+"""Where a logical tensor lies in the files of the original layout: runs of flat tensors, and
+reading them.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ from trainer.parallel.state import rectangles
 
 
 class FlatRun(Record):
-    """Elements [first, first + numel) of a flattened slice are [start, start + numel) of a flattened stored tensor.
+    """Elements [first, first + numel) of a flattened slice are [start, start + numel) of a
+    flattened stored tensor.
 
-    The stored tensor is under nested `keys` of the file `path` (relative to the checkpoint's folder).
+    The stored tensor is under nested `keys` of the file `path` (relative to the checkpoint's
+    folder).
     """
 
     path: str
@@ -28,7 +32,9 @@ class FlatRun(Record):
 
 
 class Slice(Record):
-    """One tensor rank's part of a logical tensor: the rectangle of `shape` at `offsets`, and the runs that make it."""
+    """One tensor rank's part of a logical tensor: the rectangle of `shape` at `offsets`, and the
+    runs that make it.
+    """
 
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
@@ -44,7 +50,9 @@ class StoredTensor(Record):
 
 
 def missing_elements(part: Slice) -> int:
-    """Elements of a slice that no run holds (negative: held twice); 0 when the runs, in order, make up the slice."""
+    """Elements of a slice that no run holds (negative: held twice); 0 when the runs, in order, make
+    up the slice.
+    """
     held = 0
     for run in sorted(part.runs, key=lambda run: run.first):
         if run.first != held:
@@ -54,7 +62,8 @@ def missing_elements(part: Slice) -> int:
 
 
 def read_slice(files: OpenFiles, part: Slice, offsets: Sequence[int], out: Tensor) -> None:
-    """Fill the part of `out`, the rectangle of the logical tensor at `offsets`, that the slice holds.
+    """Fill the part of `out`, the rectangle of the logical tensor at `offsets`, that the slice
+    holds.
 
     Raises CheckpointError, naming the file, when a stored tensor is not there or too short.
     """
@@ -74,8 +83,14 @@ def read_slice(files: OpenFiles, part: Slice, offsets: Sequence[int], out: Tenso
             flat = files.tensor(run.path, run.keys).flatten()
             start = run.start + block.start
             view = flat[start : start + math.prod(block.sizes)].view(block.sizes)
-            source = tuple(slice(low - begin, high - begin) for (low, high), begin in zip(shared, corner, strict=True))
-            target = tuple(slice(low - begin, high - begin) for (low, high), begin in zip(shared, offsets, strict=True))
+            source = tuple(
+                slice(low - begin, high - begin)
+                for (low, high), begin in zip(shared, corner, strict=True)
+            )
+            target = tuple(
+                slice(low - begin, high - begin)
+                for (low, high), begin in zip(shared, offsets, strict=True)
+            )
             out[target].copy_(view[source])
 
 
@@ -84,8 +99,9 @@ def read_stored(
 ) -> tuple[Tensor, float | None]:
     """The rectangle of a logical tensor, and, where copies differ, by how much at most (else None).
 
-    Copies that differ are averaged in fp64, as the original's own converters to other layouts do: no rank's copy is
-    better than another's, and the mean is what each of them drifted from. Equal copies are returned unchanged.
+    Copies that differ are averaged in fp64, as the original's own converters to other layouts do:
+    no rank's copy is better than another's, and the mean is what each of them drifted from. Equal
+    copies are returned unchanged.
     """
     if not stored.replicated:
         out = torch.empty(tuple(sizes), dtype=stored.facts.dtype)

@@ -1,4 +1,6 @@
-"""A folder in the original layout, checked file by file before a tensor is read: its degrees, layers and weights."""
+"""A folder in the original layout, checked file by file before a tensor is read: its degrees,
+layers and weights.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ _LEFT_OUT = ("module", "optimizer")  # of a rank file's contents; random states 
 
 
 class Roles(Record):
-    """Which position of the layer list is what: (position, the original's name inside it) -> our name."""
+    """Which position of the layer list is what: (position, the original's name inside it) -> our
+    name.
+    """
 
     layers: int
     names: Mapping[tuple[int, str], str]
@@ -50,7 +54,9 @@ class Roles(Record):
 
 
 class Layout(Record):
-    """A checked folder. `client`: what its first rank file says, without tensors. `weights`: by our names."""
+    """A checked folder. `client`: what its first rank file says, without tensors. `weights`: by our
+    names.
+    """
 
     names: Names
     tensor: int
@@ -62,31 +68,44 @@ class Layout(Record):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The training's arguments; empty when another client than Megatron or tr11 wrote the checkpoint."""
+        """The training's arguments; empty when another client than Megatron or tr11 wrote the
+        checkpoint.
+        """
         return attributes(self.client.get("args"))
 
 
 def inspect_layout(files: OpenFiles) -> Layout:
     """Check a folder's rank and layer files, and say where each weight lies.
 
-    Raises CheckpointError, naming the file, for what is missing, truncated, foreign, or in another's place.
+    Raises CheckpointError, naming the file, for what is missing, truncated, foreign, or in
+    another's place.
     """
     folder = files.folder
     try:
         names = sort_names([path.name for path in folder.iterdir()])
     except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read ({error.strerror or error}); repair that first") from None
+        raise CheckpointError(
+            f"{folder} cannot be read ({error.strerror or error}); repair that first"
+        ) from None
     except ValueError as error:
         raise CheckpointError(f"{folder} mixes two checkpoints: {error}; {AGAIN}") from None
     if not names.layers:
-        raise CheckpointError(f"{folder} is not in the DeepSpeed layout: it holds no layer_*-model_*-model_states.pt")
+        raise CheckpointError(
+            f"{folder} is not in the DeepSpeed layout: it holds no layer_*-model_*-model_states.pt"
+        )
     check_manifest(folder)
     tensor, pipeline, data = _degrees(folder, names)
     client = client_of(files)
     _check_rank_files(files, names, tensor * pipeline, data=data, first=client)
     roles = _roles(files, names, attributes(client.get("args")).get("num_layers"))
     return Layout(
-        names, tensor, pipeline, data=data, client=client, roles=roles, weights=_weights(files, roles, tensor)
+        names,
+        tensor,
+        pipeline,
+        data=data,
+        client=client,
+        roles=roles,
+        weights=_weights(files, roles, tensor),
     )
 
 
@@ -96,13 +115,18 @@ def check_manifest(folder: Path) -> None:
         manifest = Manifest.read(folder)
     except ValueError as error:
         raise CheckpointError(" ".join(str(error).split())) from None
-    faults = manifest_faults(folder, manifest, read_digests=False) if manifest else []
+    if manifest:
+        faults = manifest_faults(folder, manifest, read_digests=False)
+    else:
+        faults = []
     if faults:
         raise CheckpointError(f"{folder} is damaged: {faults[0]}; {AGAIN}")
 
 
 def _degrees(folder: Path, names: Names) -> tuple[int, int, int]:
-    """Tensor, pipeline and data degree by the files there are; every file that they call for must be there."""
+    """Tensor, pipeline and data degree by the files there are; every file that they call for must
+    be there.
+    """
     tensor = 1 + max(rank for _, rank in names.layers)
     model_ranks = [*names.ranks, *(rank for _, rank in names.optimizers)]
     model = -(-(1 + max(model_ranks, default=0)) // tensor) * tensor
@@ -111,7 +135,9 @@ def _degrees(folder: Path, names: Names) -> tuple[int, int, int]:
     wanted = [layer_file(position, rank) for position in positions for rank in range(tensor)]
     wanted += [rank_file(rank) for rank in range(model)]
     if names.optimizers:
-        wanted += [optimizer_file(rank, part, names.bf16) for part in range(model) for rank in range(data)]
+        wanted += [
+            optimizer_file(rank, part, names.bf16) for part in range(model) for rank in range(data)
+        ]
     missing = [name for name in wanted if name not in names.all]
     if missing:
         raise CheckpointError(
@@ -121,12 +147,16 @@ def _degrees(folder: Path, names: Names) -> tuple[int, int, int]:
     return tensor, model // tensor, data
 
 
-def _check_rank_files(files: OpenFiles, names: Names, model: int, data: int, first: Mapping[str, Any]) -> None:
+def _check_rank_files(
+    files: OpenFiles, names: Names, model: int, data: int, first: Mapping[str, Any]
+) -> None:
     """All rank files must be of one state of the training, and agree with the number of files."""
     said: dict[str, Any] = {"mp_world_size": model}
     if names.optimizers:
         said["dp_world_size"] = data
-    said |= {key: first.get(key) for key in ("iteration", "global_steps", "skipped_steps", "ds_version")}
+    said |= {
+        key: first.get(key) for key in ("iteration", "global_steps", "skipped_steps", "ds_version")
+    }
     for rank in range(model):
         states = files.states(rank_file(rank))
         for key, value in said.items():
@@ -144,20 +174,37 @@ def _check_rank_files(files: OpenFiles, names: Names, model: int, data: int, fir
 
 
 def _roles(files: OpenFiles, names: Names, said_layers: object) -> Roles:
-    """Tell embedding, blocks and last LayerNorm by what their files hold, and check that none is missing."""
-    kinds = {position: _kind(files, position) for position in sorted({position for position, _ in names.layers})}
-    by_kind = {kind: [one for one in kinds if kinds[one] == kind] for kind in ("embedding", "block", "final")}
+    """Tell embedding, blocks and last LayerNorm by what their files hold, and check that none is
+    missing.
+    """
+    kinds = {
+        position: _kind(files, position)
+        for position in sorted({position for position, _ in names.layers})
+    }
+    by_kind = {
+        kind: [one for one in kinds if kinds[one] == kind]
+        for kind in ("embedding", "block", "final")
+    }
     for kind, found in by_kind.items():
         if not found:
-            raise CheckpointError(f"{files.folder} holds no file of the model's {_SHOWN[kind]}; {AGAIN}")
+            raise CheckpointError(
+                f"{files.folder} holds no file of the model's {_SHOWN[kind]}; {AGAIN}"
+            )
     # A tied embedding may be written once more, by the stage of the head.
     embedding, blocks, final = by_kind["embedding"][0], by_kind["block"], by_kind["final"][0]
     if embedding != min(kinds):
-        raise CheckpointError(f"{files.folder / layer_file(min(kinds), 0)} does not hold the word embedding; {AGAIN}")
-    count = said_layers if isinstance(said_layers, int) else len(blocks)
+        raise CheckpointError(
+            f"{files.folder / layer_file(min(kinds), 0)} does not hold the word embedding; {AGAIN}"
+        )
+    if isinstance(said_layers, int):
+        count = said_layers
+    else:
+        count = len(blocks)
     first = embedding - EMBEDDING_POSITION + FIRST_BLOCK
     wanted = range(first, first + count)
-    misplaced = [one for one in blocks if one not in wanted or not embedding < one < final] + by_kind["final"][1:]
+    misplaced = [
+        one for one in blocks if one not in wanted or not embedding < one < final
+    ] + by_kind["final"][1:]
     misplaced += [one for one in wanted if kinds.get(one, "block") != "block"]
     for position in wanted:
         if position not in kinds:
@@ -183,7 +230,11 @@ def role_table(embedding: int, blocks: Sequence[int], final: int) -> Roles:
 def client_of(files: OpenFiles) -> dict[str, Any]:
     """What the first rank file says, without tensors. Raises CheckpointError when there is none."""
     states = files.states(rank_file(0))
-    return {key: value for key, value in states.items() if key not in _LEFT_OUT and "rng" not in str(key)}
+    return {
+        key: value
+        for key, value in states.items()
+        if key not in _LEFT_OUT and "rng" not in str(key)
+    }
 
 
 _SHOWN = {"embedding": "word embedding", "block": "transformer blocks", "final": "last LayerNorm"}
@@ -199,11 +250,15 @@ def _kind(files: OpenFiles, position: int) -> str:
     if held == {"weight", "bias"}:
         return "final"
     shown = ", ".join(sorted(held)[:3]) or "no tensor"
-    raise CheckpointError(f"{files.folder / name} is not a layer of a GPT (it holds {shown}); take it away")
+    raise CheckpointError(
+        f"{files.folder / name} is not a layer of a GPT (it holds {shown}); take it away"
+    )
 
 
 def _weights(files: OpenFiles, roles: Roles, tensor: int) -> dict[str, StoredTensor]:
-    """The weights: every tensor rank's file of a layer must hold the same, and every block the first one's shapes."""
+    """The weights: every tensor rank's file of a layer must hold the same, and every block the
+    first one's shapes.
+    """
     known: dict[int, dict[str, str]] = {}
     for (position, theirs), ours in roles.names.items():
         known.setdefault(position, {})[theirs] = ours
@@ -215,7 +270,10 @@ def _weights(files: OpenFiles, roles: Roles, tensor: int) -> dict[str, StoredTen
         foreign = sorted(set(map(str, held)) - set(names))
         lacking = sorted(set(names) - set(held) - OPTIONAL_IN_EMBEDDING)
         if foreign or lacking:
-            what = f"holds {foreign[0]}, which tr11's GPT has not" if foreign else f"lacks {lacking[0]}"
+            if foreign:
+                what = f"holds {foreign[0]}, which tr11's GPT has not"
+            else:
+                what = f"lacks {lacking[0]}"
             raise CheckpointError(f"{path} {what}: it is of another model")
         for theirs in held:
             whole = _weight(files, position, theirs, ours=names[theirs], tensor=tensor)
@@ -244,4 +302,6 @@ def _weight(files: OpenFiles, position: int, theirs: str, ours: str, tensor: int
             )
         run = FlatRun(name, (theirs,), 0, numel=math.prod(local), start=0)
         slices.append(Slice(sharding.offsets(local, rank), local, (run,)))
-    return StoredTensor(TensorFacts(sharding.global_shape(local), first.dtype), tuple(slices), cut is None)
+    return StoredTensor(
+        TensorFacts(sharding.global_shape(local), first.dtype), tuple(slices), cut is None
+    )

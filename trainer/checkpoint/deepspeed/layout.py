@@ -1,8 +1,9 @@
 """The original (Megatron-DeepSpeed) layout as logical tensors, whatever topology wrote it.
 
-Read where it lies: files are mapped, and a rectangle touches only the pages that hold it. Tensor slices are joined
-(their query, key and value rows are in the order of heads, as ours), flat partitions are cut into parameters, and
-the tied copy of the embedding on the last stage is passed over.
+Read where it lies: files are mapped, and a rectangle touches only the pages that hold it. Tensor
+slices are joined (their query, key and value rows are in the order of heads, as ours), flat
+partitions are cut into parameters, and the tied copy of the embedding on the last stage is passed
+over.
 """
 
 from __future__ import annotations
@@ -42,14 +43,20 @@ _LEAST_OPEN_FILES = 32
 
 
 class DeepSpeedSource:
-    """A TensorSource (see `trainer.checkpoint.source`) over a checked folder in the original layout.
+    """A TensorSource (see `trainer.checkpoint.source`) over a checked folder in the original
+    layout.
 
-    It may be sent to other processes: then only where things lie travels, and they need not check again.
-    `remarks`: what was found odd while reading. `group_options`: learning rate, betas ... of the parameter groups.
+    It may be sent to other processes: then only where things lie travels, and they need not check
+    again. `remarks`: what was found odd while reading. `group_options`: learning rate, betas ... of
+    the parameter groups.
     """
 
     def __init__(
-        self, files: OpenFiles, layout: Layout, optimizer: OptimizerLayout, report: Callable[[str], None] | None
+        self,
+        files: OpenFiles,
+        layout: Layout,
+        optimizer: OptimizerLayout,
+        report: Callable[[str], None] | None,
     ):
         self.remarks: list[str] = []
         self.group_options = optimizer.options
@@ -73,10 +80,14 @@ class DeepSpeedSource:
         return {key: stored.facts for key, stored in self._parts[part].items()}
 
     def read(self, part: Part, key: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
-        """The rectangle at `offsets` of `sizes`, in memory of its own. Raises CheckpointError naming the file."""
+        """The rectangle at `offsets` of `sizes`, in memory of its own. Raises CheckpointError
+        naming the file.
+        """
         value, spread = read_stored(self._files, self._parts[part][key], offsets, sizes)
         if spread is not None:
-            self._remark(f"the tensor ranks' copies of {key} differ by up to {spread:.3g}; their mean is taken")
+            self._remark(
+                f"the tensor ranks' copies of {key} differ by up to {spread:.3g}; their mean is taken"
+            )
         return value
 
     def _remark(self, line: str) -> None:
@@ -86,12 +97,16 @@ class DeepSpeedSource:
                 self._report(line)
 
 
-def open_deepspeed_layout(place: Path, report: Callable[[str], None] | None = None) -> DeepSpeedSource:
-    """Open a `global_stepN` folder of the original layout; all its files are checked, no tensor is read whole.
+def open_deepspeed_layout(
+    place: Path, report: Callable[[str], None] | None = None
+) -> DeepSpeedSource:
+    """Open a `global_stepN` folder of the original layout; all its files are checked, no tensor is
+    read whole.
 
-    The universal form (`global_stepN_universal`) is read too; its weights are the masters in the training's precision.
-    `report` is told, one line at a time, what is odd and read all the same: replicated tensors whose copies differ.
-    Raises CheckpointError, naming the file, when something is missing, truncated, foreign or in another's place.
+    The universal form (`global_stepN_universal`) is read too; its weights are the masters in the
+    training's precision. `report` is told, one line at a time, what is odd and read all the same:
+    replicated tensors whose copies differ. Raises CheckpointError, naming the file, when something
+    is missing, truncated, foreign or in another's place.
     """
     files = OpenFiles(place, _LEAST_OPEN_FILES)
     if is_universal(place):
@@ -122,7 +137,9 @@ def _cursor(layout: Layout) -> dict[str, Any]:
     tokens = client.get("tokens", arguments.get("consumed_train_tokens"))
     return {
         "iteration": int(iteration or 0),
-        "consumed_samples": int(arguments.get("consumed_train_samples") or client.get("global_samples") or 0),
+        "consumed_samples": int(
+            arguments.get("consumed_train_samples") or client.get("global_samples") or 0
+        ),
         "consumed_tokens": int(tokens or 0),
         "skipped": int(client.get("skipped_steps") or 0),
         "nan": 0,
@@ -130,7 +147,9 @@ def _cursor(layout: Layout) -> dict[str, Any]:
 
 
 def _model(layout: Layout) -> dict[str, Any]:
-    """The model's facts under the card's keys: by the tensors, and by the arguments where there are any."""
+    """The model's facts under the card's keys: by the tensors, and by the arguments where there are
+    any.
+    """
     weights, arguments = layout.weights, layout.arguments
     vocabulary, hidden = weights["embedding.word.weight"].facts.shape
     facts: dict[str, Any] = {
@@ -139,7 +158,9 @@ def _model(layout: Layout) -> dict[str, Any]:
         "model.ffn_hidden_size": weights["blocks.0.mlp.up.weight"].facts.shape[0],
         "model.embedding_layernorm": "embedding.norm.weight" in weights,
         "tokenizer.padded_vocabulary_size": vocabulary,
-        "precision.dtype": _PRECISIONS.get(weights["blocks.0.mlp.up.weight"].facts.dtype, "unknown"),
+        "precision.dtype": _PRECISIONS.get(
+            weights["blocks.0.mlp.up.weight"].facts.dtype, "unknown"
+        ),
     }
     if "num_attention_heads" in arguments:
         facts["model.attention_heads"] = arguments["num_attention_heads"]
@@ -158,7 +179,9 @@ _NAME = re.compile(r"(?:tied_modules\.[^.]+|(\d+))\.(.+)")
 
 
 class Universal(Record):
-    """A checked folder. Its weights are the masters, to be read in the precision that the training had."""
+    """A checked folder. Its weights are the masters, to be read in the precision that the training
+    had.
+    """
 
     layout: Layout
     optimizer: OptimizerLayout
@@ -182,49 +205,75 @@ def inspect_universal(files: OpenFiles) -> Universal:
                 f"{files.folder / 'zero' / name} is no parameter of tr11's GPT: it is of another model"
             )
         shape, path = None, files.folder / "zero" / name
-        for kind in (*FRAGMENT_KINDS, *(kind for kind in EXTRA_KINDS if (path / f"{kind}.pt").exists())):
+        for kind in (
+            *FRAGMENT_KINDS,
+            *(kind for kind in EXTRA_KINDS if (path / f"{kind}.pt").exists()),
+        ):
             stored = _stored(files, f"zero/{name}/{kind}.pt")
             if shape is not None and stored.facts.shape != shape:
-                raise CheckpointError(f"{path}: {kind}.pt has shape {stored.facts.shape}, fp32.pt {shape}; {AGAIN}")
+                raise CheckpointError(
+                    f"{path}: {kind}.pt has shape {stored.facts.shape}, fp32.pt {shape}; {AGAIN}"
+                )
             shape = stored.facts.shape
             tensors[f"{ours}/{kind}"] = stored
     for (_, theirs), ours in roles.names.items():
         if f"{ours}/fp32" not in tensors and theirs not in OPTIONAL_IN_EMBEDDING:
-            raise CheckpointError(f"{files.folder / 'zero'} holds no folder for {theirs} ({ours}); {AGAIN}")
+            raise CheckpointError(
+                f"{files.folder / 'zero'} holds no folder for {theirs} ({ours}); {AGAIN}"
+            )
     dtype = _dtype(client)
     weights = {
-        key.removesuffix("/fp32"): StoredTensor(TensorFacts(stored.facts.shape, dtype), stored.slices, False)
+        key.removesuffix("/fp32"): StoredTensor(
+            TensorFacts(stored.facts.shape, dtype), stored.slices, False
+        )
         for key, stored in tensors.items()
         if key.endswith("/fp32")
     }
     done = int(client.get("global_steps") or 0) - int(client.get("skipped_steps") or 0)
     dims = attributes(client.get("checkpoint_parallel_dimensions"))
-    tensor = int(dims.get("tp_degree", attributes(client.get("args")).get("tensor_model_parallel_size", 1)))
+    tensor = int(
+        dims.get("tp_degree", attributes(client.get("args")).get("tensor_model_parallel_size", 1))
+    )
     model, data = int(client.get("mp_world_size", tensor)), int(client.get("dp_world_size", 1))
     names = Names({}, {}, {}, dtype == torch.bfloat16)
-    layout = Layout(names, tensor, model // tensor, data=data, client=client, roles=roles, weights=weights)
+    layout = Layout(
+        names, tensor, model // tensor, data=data, client=client, roles=roles, weights=weights
+    )
     return Universal(layout, OptimizerLayout(tensors, done))
 
 
 def _place(files: OpenFiles, name: str) -> tuple[int, str]:
     match = _NAME.fullmatch(name)
     if match is None:
-        raise CheckpointError(f"{files.folder / 'zero' / name} is not a parameter of a pipeline; take it away")
+        raise CheckpointError(
+            f"{files.folder / 'zero' / name} is not a parameter of a pipeline; take it away"
+        )
     return (int(match[1]) if match[1] else EMBEDDING_POSITION), match[2]
 
 
 def _roles(files: OpenFiles, places: Mapping[str, tuple[int, str]], said_layers: object) -> Roles:
-    blocks = sorted(position for position, inner in places.values() if inner == "input_layernorm.weight")
+    blocks = sorted(
+        position for position, inner in places.values() if inner == "input_layernorm.weight"
+    )
     finals = [position for position, inner in places.values() if inner == "weight"]
-    if not blocks or len(finals) != 1 or (EMBEDDING_POSITION, "word_embeddings.weight") not in places.values():
+    if (
+        not blocks
+        or len(finals) != 1
+        or (EMBEDDING_POSITION, "word_embeddings.weight") not in places.values()
+    ):
         raise CheckpointError(
             f"{files.folder / 'zero'} does not hold an embedding, blocks and a last LayerNorm; {AGAIN}"
         )
-    count = said_layers if isinstance(said_layers, int) else len(blocks)
+    if isinstance(said_layers, int):
+        count = said_layers
+    else:
+        count = len(blocks)
     wanted = list(range(blocks[0], blocks[0] + count))
     if blocks != wanted:
         lost = min(set(wanted) ^ set(blocks))
-        raise CheckpointError(f"{files.folder / 'zero'} holds {len(blocks)} of {count} blocks: see {lost}.*; {AGAIN}")
+        raise CheckpointError(
+            f"{files.folder / 'zero'} holds {len(blocks)} of {count} blocks: see {lost}.*; {AGAIN}"
+        )
     return role_table(EMBEDDING_POSITION, blocks, finals[0])
 
 
@@ -241,7 +290,9 @@ def _stored(files: OpenFiles, name: str) -> StoredTensor:
         runs.append(FlatRun(name, (key,), first, numel=part.numel(), start=0))
         first += part.numel()
     assert first == math.prod(shape)
-    return StoredTensor(TensorFacts(shape, value.dtype), (Slice((0,) * len(shape), shape, tuple(runs)),), False)
+    return StoredTensor(
+        TensorFacts(shape, value.dtype), (Slice((0,) * len(shape), shape, tuple(runs)),), False
+    )
 
 
 def _dtype(client: Mapping[str, Any]) -> torch.dtype:
@@ -250,4 +301,8 @@ def _dtype(client: Mapping[str, Any]) -> torch.dtype:
     stored = arguments.get("params_dtype")
     if isinstance(stored, torch.dtype):
         return stored
-    return torch.bfloat16 if arguments.get("bf16") else torch.float16 if arguments.get("fp16") else torch.float32
+    if arguments.get("bf16"):
+        return torch.bfloat16
+    if arguments.get("fp16"):
+        return torch.float16
+    return torch.float32

@@ -1,4 +1,6 @@
-"""The optimizer's files of the original layout: flat fp32 partitions, cut into the parameters' masters and moments."""
+"""The optimizer's files of the original layout: flat fp32 partitions, cut into the parameters'
+masters and moments.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,21 @@ from trainer.contract.record import Record
 from trainer.parallel.state import MOMENT_KINDS
 
 Keys = tuple[str | int, ...]
-_Mappings = list[list[dict[str, tuple[int, int]]]]  # data rank -> group -> parameter -> (start, elements)
-_STATE, _PARTITIONS, _BASE = "optimizer_state_dict", "single_partition_of_fp32_groups", "base_optimizer_state"
+# data rank -> group -> parameter -> (start, elements)
+_Mappings = list[list[dict[str, tuple[int, int]]]]
+_STATE, _PARTITIONS, _BASE = (
+    "optimizer_state_dict",
+    "single_partition_of_fp32_groups",
+    "base_optimizer_state",
+)
 _TIED = re.compile(r"tied_modules\.[^.]+\.(.+)")
 _POSITIONED = re.compile(r"(\d+)\.(.+)")
 
 
 class OptimizerLayout(Record):
-    """Where the optimizer's tensors lie (keys NAME/KIND), updates done, and the options of its parameter groups."""
+    """Where the optimizer's tensors lie (keys NAME/KIND), updates done, and the options of its
+    parameter groups.
+    """
 
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
     steps: int = 0
@@ -37,7 +46,9 @@ class OptimizerLayout(Record):
 
 
 class _Share(Record):
-    """What one optimizer file holds: (parameter, kind -> keys of its flat tensor, start in that, elements)."""
+    """What one optimizer file holds: (parameter, kind -> keys of its flat tensor, start in that,
+    elements).
+    """
 
     fragments: tuple[tuple[str, Mapping[str, Keys], int, int], ...]
     steps: set[int]
@@ -45,11 +56,14 @@ class _Share(Record):
 
 
 def inspect_optimizer(files: OpenFiles, layout: Layout) -> OptimizerLayout:
-    """Check all optimizer files of a folder, and say where each master weight and moment lies; empty without files.
+    """Check all optimizer files of a folder, and say where each master weight and moment lies;
+    empty without files.
 
     Raises CheckpointError, naming the file, for what is truncated, foreign, or in another's place.
     """
-    fallback = int(layout.client.get("global_steps") or 0) - int(layout.client.get("skipped_steps") or 0)
+    fallback = int(layout.client.get("global_steps") or 0) - int(
+        layout.client.get("skipped_steps") or 0
+    )
     if not layout.names.optimizers:
         return OptimizerLayout(steps=fallback)
     _check_settings(files, layout)
@@ -59,7 +73,8 @@ def inspect_optimizer(files: OpenFiles, layout: Layout) -> OptimizerLayout:
     for model_rank in range(layout.pipeline * layout.tensor):
         stage, tensor_rank = divmod(model_rank, layout.tensor)
         expected = _expected_mappings(files, layout.data, model_rank)
-        # Ranks in numerical order: each parameter's fragments follow one another over the data ranks.
+        # Ranks in numerical order: each parameter's fragments follow one another over the data
+        # ranks.
         for data_rank in range(layout.data):
             name = optimizer_file(data_rank, model_rank, layout.names.bf16)
             share = _share(files, name, layout.data, expected=expected, data_rank=data_rank)
@@ -72,7 +87,9 @@ def inspect_optimizer(files: OpenFiles, layout: Layout) -> OptimizerLayout:
                 kinds = runs.setdefault((ours, tensor_rank), {})
                 for kind, path in keys.items():
                     held = kinds.setdefault(kind, [])
-                    first = held[-1].first + held[-1].numel if held else 0
+                    first = 0
+                    if held:
+                        first = held[-1].first + held[-1].numel
                     held.append(FlatRun(name, path, first, numel=numel, start=start))
     if len(steps) > 1:
         (one, early), (two, late) = sorted(steps.items())[:2]
@@ -93,10 +110,14 @@ def _check_settings(files: OpenFiles, layout: Layout) -> None:
         )
 
 
-def _share(files: OpenFiles, name: str, data: int, expected: _Mappings | None, data_rank: int) -> _Share:
+def _share(
+    files: OpenFiles, name: str, data: int, expected: _Mappings | None, data_rank: int
+) -> _Share:
     states = files.states(name).get(_STATE)
     if not isinstance(states, dict) or not isinstance(states.get(_PARTITIONS), list):
-        raise CheckpointError(f"{files.folder / name} holds no state of ZeRO stage 1 or 2: it is foreign; {AGAIN}")
+        raise CheckpointError(
+            f"{files.folder / name} holds no state of ZeRO stage 1 or 2: it is foreign; {AGAIN}"
+        )
     counts = states.get("partition_count", data)
     if any(count != data for count in (counts if isinstance(counts, list) else [counts])):
         raise CheckpointError(
@@ -107,14 +128,19 @@ def _share(files: OpenFiles, name: str, data: int, expected: _Mappings | None, d
     fragments, steps, options = [], set(), []
     for group, (mapping, partition) in enumerate(zip(mappings, states[_PARTITIONS], strict=True)):
         where, moments, option = _group_state(states.get(_BASE, {}), group)
-        options.append({"clip_grad": states["clip_grad"], **option} if "clip_grad" in states else option)
+        options.append(
+            {"clip_grad": states["clip_grad"], **option} if "clip_grad" in states else option
+        )
         step = moments.get("step", option.get("step"))
         if step is not None:
             steps.add(int(step))
         flat: dict[str, Tensor] = {"fp32": partition}
-        flat |= {kind: moments[kind] for kind in MOMENT_KINDS if isinstance(moments.get(kind), Tensor)}
+        flat |= {
+            kind: moments[kind] for kind in MOMENT_KINDS if isinstance(moments.get(kind), Tensor)
+        }
         keys: dict[str, Keys] = {
-            kind: (_STATE, _PARTITIONS, group) if kind == "fp32" else (_STATE, _BASE, *where, kind) for kind in flat
+            kind: (_STATE, _PARTITIONS, group) if kind == "fp32" else (_STATE, _BASE, *where, kind)
+            for kind in flat
         }
         for inner, (start, numel) in mapping.items():
             for kind, tensor in flat.items():
@@ -128,23 +154,33 @@ def _share(files: OpenFiles, name: str, data: int, expected: _Mappings | None, d
 
 
 def _group_state(base: Any, group: int) -> tuple[Keys, Mapping[str, Any], Mapping[str, Any]]:
-    """Keys to a group's moments, the moments, and the group's options; in DeepSpeed's plain or elastic form."""
+    """Keys to a group's moments, the moments, and the group's options; in DeepSpeed's plain or
+    elastic form.
+    """
     if isinstance(base, list):
         return (group,), base[group], {}
     listed = base.get("param_groups", [])
-    option = dict(listed[group]) if group < len(listed) else {}
+    if group < len(listed):
+        option = dict(listed[group])
+    else:
+        option = {}
     number = next(iter(option.pop("params", [])), group)
     return ("state", number), base.get("state", {}).get(number, {}), option
 
 
 def _expected_mappings(files: OpenFiles, data: int, model_rank: int) -> _Mappings | None:
-    """What each data rank's partitions hold, by the shapes that the rank file lists in order; None without a list."""
+    """What each data rank's partitions hold, by the shapes that the rank file lists in order; None
+    without a list.
+    """
     shapes = files.states(rank_file(model_rank)).get("param_shapes")
     if not isinstance(shapes, list):
         return None
     groups = [[(str(name), math.prod(shape)) for name, shape in group.items()] for group in shapes]
     return [
-        [{part.name: (part.start, part.numel) for part in fragments_of(group, data, rank)} for group in groups]
+        [
+            {part.name: (part.start, part.numel) for part in fragments_of(group, data, rank)}
+            for group in groups
+        ]
         for rank in range(data)
     ]
 
@@ -152,10 +188,12 @@ def _expected_mappings(files: OpenFiles, data: int, model_rank: int) -> _Mapping
 def _mappings(
     path: Path, states: Mapping[str, Any], expected: _Mappings | None, data_rank: int
 ) -> list[dict[str, tuple[int, int]]]:
-    """A file's fragments, group by group: as it says, or, from older DeepSpeed that did not, by the shapes.
+    """A file's fragments, group by group: as it says, or, from older DeepSpeed that did not, by the
+    shapes.
 
-    A file that says what another data rank's or another stage's should is in another's place. One that agrees with
-    none has gaps between its parameters (DeepSpeed's parameter_alignment), which is believed.
+    A file that says what another data rank's or another stage's should is in another's place. One
+    that agrees with none has gaps between its parameters (DeepSpeed's parameter_alignment), which
+    is believed.
     """
     stored = states.get("param_slice_mappings")
     if stored is None:
@@ -168,7 +206,9 @@ def _mappings(
     found = []
     for group in stored:
         addresses = {str(name): attributes(address) for name, address in group.items()}
-        found.append({name: (int(item["start"]), int(item["numel"])) for name, item in addresses.items()})
+        found.append(
+            {name: (int(item["start"]), int(item["numel"])) for name, item in addresses.items()}
+        )
     if expected is not None and found != expected[data_rank]:
         known = {name for rank in expected for group in rank for name in group}
         if found in expected or any(name not in known for group in found for name in group):
@@ -179,10 +219,11 @@ def _mappings(
 
 
 def _our_name(files: OpenFiles, name: str, inner: str, roles: Roles, stage: int) -> str | None:
-    """Our name of a parameter of the original's pipeline module; None for the tied module's copy on a later stage.
+    """Our name of a parameter of the original's pipeline module; None for the tied module's copy on
+    a later stage.
 
-    That copy is of the embedding's whole module. Only its word embedding trains there, in step with the first
-    stage's; its LayerNorm and positions stay what they were at the start.
+    That copy is of the embedding's whole module. Only its word embedding trains there, in step with
+    the first stage's; its LayerNorm and positions stay what they were at the start.
     """
     if match := _TIED.fullmatch(inner):
         if stage > 0:
@@ -190,7 +231,9 @@ def _our_name(files: OpenFiles, name: str, inner: str, roles: Roles, stage: int)
         found = roles.names.get((roles.embedding, match[1]))
     else:
         match = _POSITIONED.fullmatch(inner)
-        found = roles.names.get((int(match[1]), match[2])) if match else None
+        found = None
+        if match:
+            found = roles.names.get((int(match[1]), match[2]))
     if found is None:
         raise CheckpointError(
             f"{files.folder / name} holds {inner}, and no layer file does: that layer's file is missing, or this one "
@@ -213,7 +256,10 @@ def _assembled(
                 missing = missing_elements(slices[-1])
                 if missing:
                     total = math.prod(part.shape)
-                    where = held[0].path if held else f"the optimizer files of tensor rank {rank}"
+                    if held:
+                        where = held[0].path
+                    else:
+                        where = f"the optimizer files of tensor rank {rank}"
                     raise CheckpointError(
                         f"{files.folder / where}, with those of its other data ranks, holds {total - missing} of "
                         f"{total} elements of {ours}/{kind}: one of them is in another's place; {AGAIN}"
@@ -229,14 +275,22 @@ def _assembled(
 _LARGEST, _SAMPLES = 2, 4
 
 
-def _check_pairs(files: OpenFiles, weights: Mapping[str, StoredTensor], tensors: Mapping[str, StoredTensor]) -> None:
-    """Compare a few masters of each optimizer file with the weights: of files in each other's place they differ.
+def _check_pairs(
+    files: OpenFiles, weights: Mapping[str, StoredTensor], tensors: Mapping[str, StoredTensor]
+) -> None:
+    """Compare a few masters of each optimizer file with the weights: of files in each other's place
+    they differ.
 
-    The weights are the masters, rounded. Looked at are the largest matrices, because LayerNorms are much alike, and
-    the fragments that are cut, because only they tell the data ranks apart.
+    The weights are the masters, rounded. Looked at are the largest matrices, because LayerNorms are
+    much alike, and the fragments that are cut, because only they tell the data ranks apart.
     """
     by_file: dict[str, list[tuple[FlatRun, FlatRun]]] = {}
-    matrices = {run for name, weight in weights.items() for run in _runs(weight) if len(weight.facts.shape) > 1}
+    matrices = {
+        run
+        for name, weight in weights.items()
+        for run in _runs(weight)
+        if len(weight.facts.shape) > 1
+    }
     for name, weight in weights.items():
         for part, low in zip(tensors[f"{name}/fp32"].slices, _runs(weight), strict=True):
             for run in part.runs:

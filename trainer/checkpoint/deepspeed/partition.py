@@ -1,4 +1,6 @@
-"""Arithmetic of the original's sharding: layers over stages, parameters over groups, flat groups over data ranks."""
+"""Arithmetic of the original's sharding: layers over stages, parameters over groups, flat groups
+over data ranks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ ALIGNMENT = 2  # DeepSpeed pads a flat group to a multiple of this, times the da
 class FlatFragment(Record):
     """A run of a parameter in one data rank's partition of a flat group.
 
-    Elements [first, first + numel) of the flattened parameter are [start, start + numel) of the partition.
+    Elements [first, first + numel) of the flattened parameter are [start, start + numel) of the
+    partition.
     """
 
     name: str
@@ -29,8 +32,12 @@ def partition_elements(total: int, data: int) -> int:
     return -(-total // unit) * unit // data
 
 
-def fragments_of(parameters: Iterable[tuple[str, int]], data: int, data_rank: int) -> list[FlatFragment]:
-    """What one data rank's partition holds of the (name, elements) that are flattened one after the other."""
+def fragments_of(
+    parameters: Iterable[tuple[str, int]], data: int, data_rank: int
+) -> list[FlatFragment]:
+    """What one data rank's partition holds of the (name, elements) that are flattened one after the
+    other.
+    """
     parameters = list(parameters)
     size = partition_elements(sum(numel for _, numel in parameters), data)
     begin, end = data_rank * size, (data_rank + 1) * size
@@ -50,22 +57,28 @@ def padding_elements(total: int, data: int, data_rank: int) -> int:
 
 
 def stage_bounds(layers: int, stages: int) -> list[int]:
-    """First position of each stage of a model of `layers` blocks, and the end: the original's balanced division.
+    """First position of each stage of a model of `layers` blocks, and the end: the original's
+    balanced division.
 
-    The embedding, each block and the tied head weigh one, the other positions nothing. The division is the one whose
-    heaviest and lightest stage differ least; of equal ones, stages take as much as they can from the end (DeepSpeed's
-    `partition_method="type:transformer|embedding"`). Raises ValueError when a stage would be without a block.
+    The embedding, each block and the tied head weigh one, the other positions nothing. The division
+    is the one whose heaviest and lightest stage differ least; of equal ones, stages take as much as
+    they can from the end (DeepSpeed's `partition_method="type:transformer|embedding"`). Raises
+    ValueError when a stage would be without a block.
     """
     weights = [0, 1, 0, *([1] * layers), 0, 0, 1, 0]
     bounds = _balanced(weights, stages)
     for first, end in pairwise(bounds):
         if not any(3 <= position < 3 + layers for position in range(first, end)):
-            raise ValueError(f"{layers} blocks cannot be dealt to {stages} stages so that each has one")
+            raise ValueError(
+                f"{layers} blocks cannot be dealt to {stages} stages so that each has one"
+            )
     return bounds
 
 
 def _balanced(weights: Sequence[int], parts: int) -> list[int]:
-    """Linear partition by dynamic programming, as DeepSpeed does it: position k of the last cut that wins a tie."""
+    """Linear partition by dynamic programming, as DeepSpeed does it: position k of the last cut
+    that wins a tie.
+    """
     count = len(weights)
     sums = [0]
     for weight in weights:

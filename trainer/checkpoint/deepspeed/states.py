@@ -1,4 +1,6 @@
-"""Files of the original layout, opened without running anything that is in them and without reading their tensors."""
+"""Files of the original layout, opened without running anything that is in them and without reading
+their tensors.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ from trainer.contract.errors import CheckpointError
 
 
 class Inert:
-    """Stands for an object of any class that torch does not know (Megatron's arguments, DeepSpeed's addresses).
+    """Stands for an object of any class that torch does not know (Megatron's arguments, DeepSpeed's
+    addresses).
 
-    Its attributes are those that were stored, `arguments` what its constructor was given. No code of the class runs.
+    Its attributes are those that were stored, `arguments` what its constructor was given. No code
+    of the class runs.
     """
 
     arguments: tuple[Any, ...]
@@ -35,21 +39,28 @@ class Inert:
 
 
 def open_states(path: Path) -> dict[Any, Any]:
-    """The dictionary in one file of `torch.save`; its tensors are mapped, so only what is touched is read.
+    """The dictionary in one file of `torch.save`; its tensors are mapped, so only what is touched
+    is read.
 
-    Classes that torch does not allow by default become `Inert`. Raises CheckpointError, naming the file, when it is
-    missing, truncated, or not such a file.
+    Classes that torch does not allow by default become `Inert`. Raises CheckpointError, naming the
+    file, when it is missing, truncated, or not such a file.
     """
     try:
         with _inert(torch.serialization.get_unsafe_globals_in_checkpoint(path)):
             states = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing; copy the checkpoint again, or use another step") from None
+        raise CheckpointError(
+            f"{path} is missing; copy the checkpoint again, or use another step"
+        ) from None
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
         reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise CheckpointError(f"{path} is damaged or not a checkpoint file ({reason}); copy it again") from None
+        raise CheckpointError(
+            f"{path} is damaged or not a checkpoint file ({reason}); copy it again"
+        ) from None
     if not isinstance(states, dict):
-        raise CheckpointError(f"{path} holds a {type(states).__name__}, not a dictionary: it is not of this layout")
+        raise CheckpointError(
+            f"{path} holds a {type(states).__name__}, not a dictionary: it is not of this layout"
+        )
     return states
 
 
@@ -60,7 +71,9 @@ def _inert(names: Sequence[str]) -> Iterator[None]:
 
 
 class OpenFiles:
-    """The files of one checkpoint folder, opened when first needed; the least recently used are closed again."""
+    """The files of one checkpoint folder, opened when first needed; the least recently used are
+    closed again.
+    """
 
     def __init__(self, folder: Path, most: int):
         self.folder = folder
@@ -85,7 +98,9 @@ class OpenFiles:
         return found
 
     def tensor(self, name: str, keys: Sequence[Any]) -> Tensor:
-        """The tensor under nested `keys` of a file. Raises CheckpointError, naming the file, when it is not there."""
+        """The tensor under nested `keys` of a file. Raises CheckpointError, naming the file, when
+        it is not there.
+        """
         value: Any = self.states(name)
         for key in keys:
             try:
@@ -94,12 +109,16 @@ class OpenFiles:
                 value = None
         if not isinstance(value, Tensor):
             shown = "/".join(map(str, keys))
-            raise CheckpointError(f"{self.folder / name} lacks {shown}: it is of another checkpoint, or damaged")
+            raise CheckpointError(
+                f"{self.folder / name} lacks {shown}: it is of another checkpoint, or damaged"
+            )
         return value
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """The stored attributes of an inert object, a namespace or a dictionary; empty for anything else."""
+    """The stored attributes of an inert object, a namespace or a dictionary; empty for anything
+    else.
+    """
     if isinstance(value, dict):
         return {str(key): item for key, item in value.items()}
     return dict(getattr(value, "__dict__", {}))

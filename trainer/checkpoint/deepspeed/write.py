@@ -1,7 +1,8 @@
 """One process writes the original layout, for any degrees, from any source of tensors.
 
-The unmodified DeepSpeed engine loads the folder into a pipeline of the original's layers, with two parameter groups
-(matrices that decay; then LayerNorms and biases) in the order of its `named_parameters`.
+The unmodified DeepSpeed engine loads the folder into a pipeline of the original's layers, with two
+parameter groups (matrices that decay; then LayerNorms and biases) in the order of its
+`named_parameters`.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def write_deepspeed_layout(
     fence: Fence | None = None,
     on_bytes: OnBytes = lambda count: None,
 ) -> Path:
-    """Write all tensors of `source` as the checkpoint of `step` below `folder`, cut as `info.topology` says.
+    """Write all tensors of `source` as the checkpoint of `step` below `folder`, cut as
+    `info.topology` says.
 
     Returns its place. Holds one file in memory at a time: what one rank of that topology would hold. A source without
     an optimizer gives layer and rank files only. `latest`, `fence`: see `publish`; that file is written last, so
@@ -90,23 +92,37 @@ def write_deepspeed_layout(
             for name, contents in _files(plan, source, extras.cursor, info=info, settings=settings)
         ]
         entries += write_extras(partial, 0, step, extras)
-        publish(folder, partial, make_manifest(step, extras, info, tuple(entries)), latest=latest, fence=fence)
+        publish(
+            folder,
+            partial,
+            make_manifest(step, extras, info, tuple(entries)),
+            latest=latest,
+            fence=fence,
+        )
     return folder / checkpoint_name(step)
 
 
 def layout_bytes(source: TensorSource, topology: Mapping[str, int]) -> int:
-    """About how many bytes `write_deepspeed_layout` writes: replicated weights once per tensor rank."""
+    """About how many bytes `write_deepspeed_layout` writes: replicated weights once per tensor
+    rank.
+    """
     tensor = topology.get("tensor", 1)
     parts: tuple[Part, ...] = ("weights", "optimizer")
     return sum(
-        math.prod(facts.shape) * facts.dtype.itemsize * (1 if cut_dimension(key.split("/")[0]) is not None else tensor)
+        math.prod(facts.shape)
+        * facts.dtype.itemsize
+        * (1 if cut_dimension(key.split("/")[0]) is not None else tensor)
         for part in parts
         for key, facts in source.tensors(part).items()
     )
 
 
-def write_file(partial: Path, name: str, contents: Any, on_bytes: OnBytes = lambda count: None) -> FileEntry:
-    """Write one file of `torch.save` into a folder, flushed to disk; returns its entry for the manifest."""
+def write_file(
+    partial: Path, name: str, contents: Any, on_bytes: OnBytes = lambda count: None
+) -> FileEntry:
+    """Write one file of `torch.save` into a folder, flushed to disk; returns its entry for the
+    manifest.
+    """
     with digesting(partial / name) as stream:
         torch.save(contents, cast(IO[bytes], stream))
     entry = stream.entry(name)
@@ -115,10 +131,15 @@ def write_file(partial: Path, name: str, contents: Any, on_bytes: OnBytes = lamb
 
 
 class _Plan:
-    """What each rank of the target topology holds. Raises CheckpointError when the model cannot be cut so."""
+    """What each rank of the target topology holds. Raises CheckpointError when the model cannot be
+    cut so.
+    """
 
     def __init__(self, source: TensorSource, degrees: Degrees):
-        for key, usual in {**UNNAMED, "model.key_value_heads": source.facts.model.get("model.attention_heads")}.items():
+        for key, usual in {
+            **UNNAMED,
+            "model.key_value_heads": source.facts.model.get("model.attention_heads"),
+        }.items():
             if with_unnamed(source.facts.model).get(key, usual) != usual:
                 raise CheckpointError(
                     f"the DeepSpeed layout has no place for {key} = {source.facts.model[key]!r}; use the tr11 format"
@@ -126,7 +147,9 @@ class _Plan:
         self.degrees = degrees
         self.shapes = {name: facts.shape for name, facts in source.tensors("weights").items()}
         self.bf16 = source.tensors("weights")["embedding.word.weight"].dtype == torch.bfloat16
-        self.layers = 1 + max(int(name.split(".")[1]) for name in self.shapes if name.startswith("blocks."))
+        self.layers = 1 + max(
+            int(name.split(".")[1]) for name in self.shapes if name.startswith("blocks.")
+        )
         try:
             self.positions = {name: place_of(name, self.layers) for name in self.shapes}
             self._bounds = stage_bounds(self.layers, degrees.pipeline)
@@ -134,11 +157,17 @@ class _Plan:
                 self.local_shape(name)
             heads = source.facts.model.get("model.attention_heads")
             if isinstance(heads, int) and heads % degrees.tensor:
-                raise ValueError(f"{heads} attention heads cannot be cut into {degrees.tensor} equal parts")
+                raise ValueError(
+                    f"{heads} attention heads cannot be cut into {degrees.tensor} equal parts"
+                )
         except KeyError as error:
-            raise CheckpointError(f"the DeepSpeed layout has no place for {error}; use the tr11 format") from None
+            raise CheckpointError(
+                f"the DeepSpeed layout has no place for {error}; use the tr11 format"
+            ) from None
         except ValueError as error:
-            raise CheckpointError(f"the checkpoint cannot be cut so: {error}; choose other degrees") from None
+            raise CheckpointError(
+                f"the checkpoint cannot be cut so: {error}; choose other degrees"
+            ) from None
 
     def local_shape(self, name: str) -> tuple[int, ...]:
         return self._sharding(name).local_shape(self.shapes[name])
@@ -153,18 +182,36 @@ class _Plan:
     def layer(self, position: int) -> list[str]:
         """Names of the parameters of the layer at a position, in the original's order."""
         ordered = [*embedding_names().values()]
-        ordered += [f"blocks.{block}.{suffix}" for block in range(self.layers) for suffix in block_suffixes()]
+        ordered += [
+            f"blocks.{block}.{suffix}"
+            for block in range(self.layers)
+            for suffix in block_suffixes()
+        ]
         ordered += [*final_names().values()]
-        return [name for name in ordered if name in self.positions and self.positions[name].position == position]
+        return [
+            name
+            for name in ordered
+            if name in self.positions and self.positions[name].position == position
+        ]
 
     def stage(self, number: int) -> list[StageParameter]:
-        """The parameters of a stage in the order of the original's `named_parameters`: tied modules come first."""
+        """The parameters of a stage in the order of the original's `named_parameters`: tied modules
+        come first.
+        """
         first, end = self._bounds[number], self._bounds[number + 1]
         names = [name for position in range(first, end) for name in self.layer(position)]
-        found = [StageParameter(name, module_name(self.positions[name]), self.local_shape(name)) for name in names]
+        found = [
+            StageParameter(name, module_name(self.positions[name]), self.local_shape(name))
+            for name in names
+        ]
         if number == self.degrees.pipeline - 1 and number > 0:
             copies = [
-                StageParameter(name, module_name(self.positions[name]), self.local_shape(name), idle=name != TIED_NAME)
+                StageParameter(
+                    name,
+                    module_name(self.positions[name]),
+                    self.local_shape(name),
+                    idle=name != TIED_NAME,
+                )
                 for name in self.layer(EMBEDDING_POSITION)
             ]
             found = copies + found
@@ -172,39 +219,71 @@ class _Plan:
 
 
 def _files(
-    plan: _Plan, source: TensorSource, cursor: Mapping[str, Any], info: CheckpointInfo, settings: OptimizerSettings
+    plan: _Plan,
+    source: TensorSource,
+    cursor: Mapping[str, Any],
+    info: CheckpointInfo,
+    settings: OptimizerSettings,
 ) -> Iterator[tuple[str, Any]]:
     """Names and contents of all files, made one at a time."""
     degrees, steps = plan.degrees, source.facts.optimizer_step
     for position in sorted({place.position for place in plan.positions.values()}):
         for tensor_rank in range(degrees.tensor):
-            yield layer_file(position, tensor_rank), _layer_contents(plan, source, position, tensor_rank)
+            yield (
+                layer_file(position, tensor_rank),
+                _layer_contents(plan, source, position, tensor_rank),
+            )
     for stage in range(degrees.pipeline):
         groups = flat_groups(plan.stage(stage))
-        # The same memory for all files of a stage: fresh memory for each is slow to come back from the allocator.
+        # The same memory for all files of a stage: fresh memory for each is slow to come back from
+        # the allocator.
         held = state_kinds(source.tensors("optimizer"))
-        kinds = [empty_kinds(sum(item.numel for item in group), degrees.data, held) for group in groups]
+        kinds = [
+            empty_kinds(sum(item.numel for item in group), degrees.data, held) for group in groups
+        ]
         for tensor_rank in range(degrees.tensor):
             model_rank = stage * degrees.tensor + tensor_rank
-            yield rank_file(model_rank), rank_contents(groups, degrees, cursor, info=info, optimizer_step=steps)
+            yield (
+                rank_file(model_rank),
+                rank_contents(groups, degrees, cursor, info=info, optimizer_step=steps),
+            )
             if not source.tensors("optimizer"):
                 continue
             for data_rank in range(degrees.data):
                 filled = [
-                    _filled(plan, source, group, tensor_rank=tensor_rank, data_rank=data_rank, kinds=memory)
+                    _filled(
+                        plan,
+                        source,
+                        group,
+                        tensor_rank=tensor_rank,
+                        data_rank=data_rank,
+                        kinds=memory,
+                    )
                     for group, memory in zip(groups, kinds, strict=True)
                 ]
                 names = {item.name: item.module_name for group in groups for item in group}
                 contents = optimizer_contents(
-                    filled, names, degrees, data_rank=data_rank, bf16=plan.bf16, optimizer_step=steps, settings=settings
+                    filled,
+                    names,
+                    degrees,
+                    data_rank=data_rank,
+                    bf16=plan.bf16,
+                    optimizer_step=steps,
+                    settings=settings,
                 )
                 yield optimizer_file(data_rank, model_rank, plan.bf16), contents
 
 
-def _layer_contents(plan: _Plan, source: TensorSource, position: int, tensor_rank: int) -> dict[str, Tensor]:
+def _layer_contents(
+    plan: _Plan, source: TensorSource, position: int, tensor_rank: int
+) -> dict[str, Tensor]:
     return {
         plan.positions[name].inner: read_finite(
-            source, "weights", name, offsets=plan.offsets(name, tensor_rank), sizes=plan.local_shape(name)
+            source,
+            "weights",
+            name,
+            offsets=plan.offsets(name, tensor_rank),
+            sizes=plan.local_shape(name),
         ).contiguous()
         for name in plan.layer(position)
     }
@@ -226,13 +305,19 @@ def _filled(
         flat.zero_()
     for fragment in fragments:
         for kind, flat in kinds.items():
-            if kind == MASTERS or fragment.name not in idle:  # an idle copy has no gradient, so no moments
+            # an idle copy has no gradient, so no moments
+            if kind == MASTERS or fragment.name not in idle:
                 _read_run(plan, source, fragment, kind=kind, tensor_rank=tensor_rank, flat=flat)
     return FlatGroup(fragments, kinds, sum(numel for _, numel in sizes))
 
 
 def _read_run(
-    plan: _Plan, source: TensorSource, fragment: FlatFragment, kind: str, tensor_rank: int, flat: Tensor
+    plan: _Plan,
+    source: TensorSource,
+    fragment: FlatFragment,
+    kind: str,
+    tensor_rank: int,
+    flat: Tensor,
 ) -> None:
     base = plan.offsets(fragment.name, tensor_rank)
     facts = source.tensors("optimizer")[f"{fragment.name}/{kind}"]
@@ -240,6 +325,8 @@ def _read_run(
         begin = fragment.start + block.start
         for piece, sizes in row_blocks(TensorFacts(block.sizes, facts.dtype), _READ_BYTES):
             offsets = tuple(map(sum, zip(base, block.offsets, piece, strict=True)))
-            value = read_finite(source, "optimizer", f"{fragment.name}/{kind}", offsets=offsets, sizes=sizes)
+            value = read_finite(
+                source, "optimizer", f"{fragment.name}/{kind}", offsets=offsets, sizes=sizes
+            )
             flat[begin : begin + value.numel()].copy_(value.flatten())
             begin += value.numel()

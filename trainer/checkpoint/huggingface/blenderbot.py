@@ -1,9 +1,10 @@
 """The Blenderbot architecture of the `transformers` library, as which a T5 of ours is written.
 
-It is an encoder-decoder that normalises before each part, with learned positions, biases everywhere, one table of words
-for all and a bias of each logit: Megatron's T5. (`transformers`' own T5 has relative positions, root-mean-square norms,
-no biases.) It has a table of positions on each side; ours is both. Query, key and value are matrices of their own
-there; ours are rows [heads, 3, head size] of one, or [heads, 2, head size] of key and value of the encoder's tokens.
+It is an encoder-decoder that normalises before each part, with learned positions, biases
+everywhere, one table of words for all and a bias of each logit: Megatron's T5. (`transformers`' own
+T5 has relative positions, root-mean-square norms, no biases.) It has a table of positions on each
+side; ours is both. Query, key and value are matrices of their own there; ours are rows [heads, 3,
+head size] of one, or [heads, 2, head size] of key and value of the encoder's tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from trainer.checkpoint.huggingface.megatron_bert import ACTIVATIONS
 
 MODEL_TYPE = "blenderbot"
 LAYERNORM_EPSILON = 1e-5  # which cannot be set there
-REMARK = "decoder_start_token_id is not in the checkpoint: to generate text, set it to the id of [BOS]"
+REMARK = (
+    "decoder_start_token_id is not in the checkpoint: to generate text, set it to the id of [BOS]"
+)
 _ENDS = {
     "model.shared.weight": "embedding.word.weight",
     "model.encoder.embed_positions.weight": "embedding.position.weight",
@@ -54,7 +57,10 @@ def t5_tensors(facts: Mapping[str, Any]) -> dict[str, MappedTensor]:
         for layer in range(layers):
             theirs, ours = f"model.{side}.layers.{layer}.", f"blocks.{first + layer}."
             for kind in ("weight", "bias"):
-                found |= {f"{theirs}{name}.{kind}": MappedTensor(f"{ours}{own}.{kind}") for name, own in parts.items()}
+                found |= {
+                    f"{theirs}{name}.{kind}": MappedTensor(f"{ours}{own}.{kind}")
+                    for name, own in parts.items()
+                }
                 for part, name in enumerate(_FUSED):
                     fused = MappedTensor(f"{ours}attention.query_key_value.{kind}", part, 3)
                     found[f"{theirs}{name}.{kind}"] = fused
@@ -65,8 +71,13 @@ def t5_tensors(facts: Mapping[str, Any]) -> dict[str, MappedTensor]:
 
 
 def t5_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """The model's config.json, from its facts under the card's keys. Raises CheckpointError for what it cannot say."""
-    hidden, heads = needed_fact(facts, "model.hidden_size"), needed_fact(facts, "model.attention_heads")
+    """The model's config.json, from its facts under the card's keys. Raises CheckpointError for
+    what it cannot say.
+    """
+    hidden, heads = (
+        needed_fact(facts, "model.hidden_size"),
+        needed_fact(facts, "model.attention_heads"),
+    )
     only(facts, "model.kv_channels", hidden // heads, "Blenderbot")
     only(facts, "model.layernorm_epsilon", LAYERNORM_EPSILON, "Blenderbot")
     layers, ffn = needed_fact(facts, "model.layers"), needed_fact(facts, "model.ffn_hidden_size")
@@ -89,7 +100,8 @@ def t5_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
         "scale_embedding": False,
         "is_encoder_decoder": True,
         "tie_word_embeddings": True,
-        # Named even when unknown: a reader would otherwise take the ids of Blenderbot's own vocabulary.
+        # Named even when unknown: a reader would otherwise take the ids of Blenderbot's own
+        # vocabulary.
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,

@@ -2,8 +2,8 @@
 
 A GPT is written as a BLOOM, a Llama or a Qwen3, a BERT as a Megatron-BERT, a T5 as a Blenderbot.
 
-Tensors are streamed from the checkpoint into the shards a few rows at a time, so the memory needed does not grow with
-the model. The folder appears whole or not at all.
+Tensors are streamed from the checkpoint into the shards a few rows at a time, so the memory needed
+does not grow with the model. The folder appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from torch import Tensor
 from trainer.checkpoint.compatibility import check_model
 from trainer.checkpoint.files import digesting
 from trainer.checkpoint.huggingface import blenderbot, llama, megatron_bert
-from trainer.checkpoint.huggingface.mapped import FusedRows, MappedTensor, StackedMatrix, needed_fact
+from trainer.checkpoint.huggingface.mapped import (
+    FusedRows,
+    MappedTensor,
+    StackedMatrix,
+    needed_fact,
+)
 from trainer.checkpoint.huggingface.names import (
     DTYPES,
     ROOT,
@@ -49,11 +54,22 @@ DEFAULT_SHARD_BYTES = 5 * 10**9
 BLOCK_BYTES = 64 << 20
 
 _SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float16: "F16"}
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
 
 
 class _Item(Record):
-    """A tensor on its way: our name, their full name, its shape and target dtype. `fused`: of which rows it is made.
+    """A tensor on its way: our name, their full name, its shape and target dtype. `fused`: of which
+    rows it is made.
 
     `leading`: dimensions of size 1 that theirs has in front of the shape.
     """
@@ -66,7 +82,9 @@ class _Item(Record):
 
     def blocks(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Offsets and sizes, in our tensor, of what makes up theirs, in order."""
-        return row_blocks(self.facts, BLOCK_BYTES) if self.fused is None else self.fused.blocks(self.facts.shape)
+        if self.fused is None:
+            return row_blocks(self.facts, BLOCK_BYTES)
+        return self.fused.blocks(self.facts.shape)
 
     @property
     def bytes(self) -> int:
@@ -74,7 +92,9 @@ class _Item(Record):
 
 
 class ExportPlan(Record):
-    """An export that has been checked and can begin. `bytes`: of all tensors. `remarks`: what had to be assumed."""
+    """An export that has been checked and can begin. `bytes`: of all tensors. `remarks`: what had
+    to be assumed.
+    """
 
     source: TensorSource
     shards: tuple[tuple[_Item, ...], ...]
@@ -141,7 +161,9 @@ def plan_export(
     stored = source.tensors("weights")
     _check_tensors(shape, stored)
     if tokens is not None and (rows := used_rows(source, tokens)) < shape.vocabulary_size:
-        remarks.append(f"{shape.vocabulary_size - rows} empty rows behind the vocabulary are padding: left out")
+        remarks.append(
+            f"{shape.vocabulary_size - rows} empty rows behind the vocabulary are padding: left out"
+        )
         shape = replace(shape, vocabulary_size=rows)
     chosen = dtype or _kept_dtype(stored)
     _check_tokenizer(tokenizer, shape.vocabulary_size)
@@ -151,7 +173,9 @@ def plan_export(
     ]
     ids = tokenizer.ids if tokenizer else {}
     config = config_document(shape, chosen, {**(extra or {}), **ids})
-    return ExportPlan(source, _shards(items, max_shard_bytes), config, tokenizer=tokenizer, remarks=tuple(remarks))
+    return ExportPlan(
+        source, _shards(items, max_shard_bytes), config, tokenizer=tokenizer, remarks=tuple(remarks)
+    )
 
 
 def _kept_dtype(stored: Mapping[str, TensorFacts]) -> str:
@@ -159,7 +183,9 @@ def _kept_dtype(stored: Mapping[str, TensorFacts]) -> str:
     kept = stored[WORDS].dtype
     name = next((name for name, kind in DTYPES.items() if kind == kept), None)
     if name is None:
-        raise CheckpointError(f"the weights are {kept}; choose one with --dtype: {', '.join(DTYPES)}")
+        raise CheckpointError(
+            f"the weights are {kept}; choose one with --dtype: {', '.join(DTYPES)}"
+        )
     return name
 
 
@@ -172,9 +198,10 @@ def _check_tokenizer(tokenizer: TokenizerFiles | None, rows: int) -> None:
 
 
 class _Architecture(Record):
-    """One of theirs whose tensors are made of ours. `std`: its key for the deviation of initial weights. `length`: its
-    key for the tokens of a sample, where positions leave it open. `cuts_padding`: empty rows behind the vocabulary are
-    left out; where a bias of each word learns, none is empty.
+    """One of theirs whose tensors are made of ours. `std`: its key for the deviation of initial
+    weights. `length`: its key for the tokens of a sample, where positions leave it open.
+    `cuts_padding`: empty rows behind the vocabulary are left out; where a bias of each word learns,
+    none is empty.
     """
 
     tensors: Callable[[Mapping[str, Any]], dict[str, MappedTensor]]
@@ -186,10 +213,18 @@ class _Architecture(Record):
 
 
 _MAPPED = {
-    "bert": _Architecture(megatron_bert.bert_tensors, megatron_bert.bert_config, "initializer_range"),
-    "t5": _Architecture(blenderbot.t5_tensors, blenderbot.t5_config, "init_std", remarks=(blenderbot.REMARK,)),
+    "bert": _Architecture(
+        megatron_bert.bert_tensors, megatron_bert.bert_config, "initializer_range"
+    ),
+    "t5": _Architecture(
+        blenderbot.t5_tensors, blenderbot.t5_config, "init_std", remarks=(blenderbot.REMARK,)
+    ),
     "llama": _Architecture(
-        llama.llama_tensors, llama.llama_config, "initializer_range", "max_position_embeddings", cuts_padding=True
+        llama.llama_tensors,
+        llama.llama_config,
+        "initializer_range",
+        "max_position_embeddings",
+        cuts_padding=True,
     ),
 }
 
@@ -197,7 +232,9 @@ _MAPPED = {
 def _architecture(facts: Mapping[str, Any]) -> str:
     """Which of theirs a model is written as."""
     family: str = facts["model.family"]
-    return "llama" if family == "gpt" and llama.is_llama(facts) else family
+    if family == "gpt" and llama.is_llama(facts):
+        return "llama"
+    return family
 
 
 def _plan_mapped(
@@ -210,7 +247,9 @@ def _plan_mapped(
     tokens: int | None,
     extra: Mapping[str, Any],
 ) -> ExportPlan:
-    """The same of a model whose tensors are made of ours. `tokens`: of the vocabulary, None where no one says."""
+    """The same of a model whose tensors are made of ours. `tokens`: of the vocabulary, None where
+    no one says.
+    """
     stored = source.tensors("weights")
     wanted = theirs.tensors(facts)
     ours = {item.key for item in wanted.values()}
@@ -236,24 +275,40 @@ def _plan_mapped(
         if item.key in tables:
             shape = (rows, *shape[1:])
         items.append(
-            _Item(item.key, name, TensorFacts(shape, DTYPES[chosen]), fused=item.rows(groups), leading=item.leading)
+            _Item(
+                item.key,
+                name,
+                TensorFacts(shape, DTYPES[chosen]),
+                fused=item.rows(groups),
+                leading=item.leading,
+            )
         )
-    known = {theirs.std: "initializer_range"} | ({theirs.length: "seq_length"} if theirs.length else {})
+    known = {theirs.std: "initializer_range"} | (
+        {theirs.length: "seq_length"} if theirs.length else {}
+    )
     more = {key: extra[ours] for key, ours in known.items() if ours in extra}
     ids = tokenizer.ids if tokenizer else {}
     return ExportPlan(
-        source, _shards(items, max_shard_bytes), {**config, **more, **ids}, tokenizer=tokenizer, remarks=tuple(remarks)
+        source,
+        _shards(items, max_shard_bytes),
+        {**config, **more, **ids},
+        tokenizer=tokenizer,
+        remarks=tuple(remarks),
     )
 
 
 def write_export(
-    plan: ExportPlan, target: Path, *, force: bool = False, on_bytes: Callable[[int], None] = lambda count: None
+    plan: ExportPlan,
+    target: Path,
+    *,
+    force: bool = False,
+    on_bytes: Callable[[int], None] = lambda count: None,
 ) -> tuple[FileEntry, ...]:
     """Write the folder `target`; returns its files with sizes and SHA-256.
 
-    `force` replaces an earlier export. `on_bytes` is told of each block of tensors written (`plan.bytes` in all).
-    Raises CheckpointError when the target is taken, the disk too small, the checkpoint damaged or a weight not finite;
-    then nothing is left.
+    `force` replaces an earlier export. `on_bytes` is told of each block of tensors written
+    (`plan.bytes` in all). Raises CheckpointError when the target is taken, the disk too small, the
+    checkpoint damaged or a weight not finite; then nothing is left.
     """
     check_target(target.resolve(), force, is_export)
     _check_space(target.resolve(), plan.bytes)
@@ -261,7 +316,10 @@ def write_export(
         entries, places = [], {}
         count = len(plan.shards)
         for number, shard in enumerate(plan.shards, 1):
-            name = SINGLE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
+            if count == 1:
+                name = SINGLE
+            else:
+                name = f"model-{number:05d}-of-{count:05d}.safetensors"
             entries.append(_write_shard(folder, name, shard, source=plan.source, on_bytes=on_bytes))
             places.update({item.name: name for item in shard})
         if count > 1:
@@ -290,7 +348,9 @@ def is_export(folder: Path) -> bool:
 
 
 def used_rows(source: TensorSource, tokens: int, key: str = WORDS) -> int:
-    """Rows of the vocabulary up to the last that belongs to one of the `tokens`, or is not all zero in `key`."""
+    """Rows of the vocabulary up to the last that belongs to one of the `tokens`, or is not all zero
+    in `key`.
+    """
     facts = source.tensors("weights")[key]
     begin = used = min(tokens, facts.shape[0])
     if begin == facts.shape[0]:
@@ -308,14 +368,18 @@ def _check_tensors(shape: BloomShape, stored: Mapping[str, TensorFacts]) -> None
     wanted = bloom_tensors(shape)
     for key, tensor in wanted.items():
         if key not in stored:
-            raise CheckpointError(f"the checkpoint has no {key}, which a BLOOM of {shape.layers} layers has")
+            raise CheckpointError(
+                f"the checkpoint has no {key}, which a BLOOM of {shape.layers} layers has"
+            )
         if stored[key].shape != tensor.shape:
             raise CheckpointError(
                 f"{key} has shape {stored[key].shape} in the checkpoint, a BLOOM's has {tensor.shape}"
             )
     extra = sorted(set(stored) - set(wanted))
     if extra:
-        raise CheckpointError(f"the checkpoint has {extra[0]} (and {len(extra) - 1} more), which a BLOOM does not have")
+        raise CheckpointError(
+            f"the checkpoint has {extra[0]} (and {len(extra) - 1} more), which a BLOOM does not have"
+        )
 
 
 def _check_space(target: Path, needed: int) -> None:
@@ -341,9 +405,15 @@ def _shards(items: list[_Item], most_bytes: int) -> tuple[tuple[_Item, ...], ...
 
 
 def _write_shard(
-    folder: Path, name: str, items: tuple[_Item, ...], source: TensorSource, on_bytes: Callable[[int], None]
+    folder: Path,
+    name: str,
+    items: tuple[_Item, ...],
+    source: TensorSource,
+    on_bytes: Callable[[int], None],
 ) -> FileEntry:
-    """One safetensors file: the header's length (8 bytes, little-endian), a JSON header, the tensors end to end."""
+    """One safetensors file: the header's length (8 bytes, little-endian), a JSON header, the
+    tensors end to end.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begin = 0
     for item in items:
@@ -375,7 +445,9 @@ def convert(key: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _write_json(folder: Path, name: str, value: Mapping[str, Any]) -> FileEntry:
-    return _write(folder, name, (json.dumps(value, indent=2, sort_keys=name == CONFIG) + "\n").encode())
+    return _write(
+        folder, name, (json.dumps(value, indent=2, sort_keys=name == CONFIG) + "\n").encode()
+    )
 
 
 def _write(folder: Path, name: str, content: bytes) -> FileEntry:

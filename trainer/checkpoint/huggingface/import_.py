@@ -1,4 +1,5 @@
-"""A Hugging Face folder as the source of a checkpoint: weights, masters equal to them, and empty moments.
+"""A Hugging Face folder as the source of a checkpoint: weights, masters equal to them, and empty
+moments.
 
 What is common to all architectures, and BLOOM.
 """
@@ -38,7 +39,8 @@ from trainer.contract.record import Record
 from trainer.parallel.agreement import one_line
 from trainer.parallel.state import FRAGMENT_KINDS
 
-# The files of a Hugging Face folder: its JSON, and each tensor in safetensors or torch's own format, one or many.
+# The files of a Hugging Face folder: its JSON, and each tensor in safetensors or torch's own
+# format, one or many.
 
 TORCH_SINGLE, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _FLOATS = {"BF16", "F16", "F32", "F64"}
@@ -62,7 +64,9 @@ class _SafetensorsFile:
         try:
             self._file = safe_open(str(path), framework="pt")
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} cannot be read ({one_line(error)}); copy it again") from None
+            raise CheckpointError(
+                f"{path} cannot be read ({one_line(error)}); copy it again"
+            ) from None
 
     def names(self) -> list[str]:
         return list(self._file.keys())
@@ -76,7 +80,9 @@ class _SafetensorsFile:
         return tuple(found.get_shape())
 
     def read(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
-        rectangle = tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
+        rectangle = tuple(
+            slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True)
+        )
         return self._file.get_slice(name)[rectangle].clone(memory_format=torch.contiguous_format)
 
 
@@ -86,53 +92,78 @@ class _TorchFile:
     def __init__(self, path: Path):
         self.path = path
         if not zipfile.is_zipfile(path):
-            raise CheckpointError(f"{path} is damaged, or of a torch before 1.6; copy it again, or convert it")
+            raise CheckpointError(
+                f"{path} is damaged, or of a torch before 1.6; copy it again, or convert it"
+            )
         try:
             self._tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:  # the unpickler raises almost anything over a damaged or foreign file
-            raise CheckpointError(f"{path} cannot be read ({one_line(error)}); copy it again") from None
-        if not isinstance(self._tensors, dict) or not all(isinstance(item, Tensor) for item in self._tensors.values()):
-            raise CheckpointError(f"{path} holds something else than tensors by name; it is not a model's file")
+        except (
+            Exception
+        ) as error:  # the unpickler raises almost anything over a damaged or foreign file
+            raise CheckpointError(
+                f"{path} cannot be read ({one_line(error)}); copy it again"
+            ) from None
+        if not isinstance(self._tensors, dict) or not all(
+            isinstance(item, Tensor) for item in self._tensors.values()
+        ):
+            raise CheckpointError(
+                f"{path} holds something else than tensors by name; it is not a model's file"
+            )
 
     def names(self) -> list[str]:
         return list(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
         if not self._tensors[name].is_floating_point():
-            raise CheckpointError(f"{self.path}: {name} is {self._tensors[name].dtype}; only unquantised models fit")
+            raise CheckpointError(
+                f"{self.path}: {name} is {self._tensors[name].dtype}; only unquantised models fit"
+            )
         return tuple(self._tensors[name].shape)
 
     def read(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
-        rectangle = tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
+        rectangle = tuple(
+            slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True)
+        )
         return self._tensors[name][rectangle].clone(memory_format=torch.contiguous_format)
 
 
 def open_files(folder: Path) -> dict[str, TensorFile]:
     """The file of each tensor in the folder. Raises CheckpointError when one is missing or damaged."""
-    for index, single, kind in ((INDEX, SINGLE, _SafetensorsFile), (TORCH_INDEX, TORCH_SINGLE, _TorchFile)):
+    for index, single, kind in (
+        (INDEX, SINGLE, _SafetensorsFile),
+        (TORCH_INDEX, TORCH_SINGLE, _TorchFile),
+    ):
         if (folder / index).is_file():
             return _open_indexed(folder, index, kind)
         if (folder / single).is_file():
             file: TensorFile = kind(folder / single)
             return dict.fromkeys(file.names(), file)
-    raise CheckpointError(f"{folder} has none of {SINGLE}, {INDEX}, {TORCH_SINGLE}, {TORCH_INDEX}; it holds no model")
+    raise CheckpointError(
+        f"{folder} has none of {SINGLE}, {INDEX}, {TORCH_SINGLE}, {TORCH_INDEX}; it holds no model"
+    )
 
 
-def _open_indexed(folder: Path, index: str, kind: type[_SafetensorsFile] | type[_TorchFile]) -> dict[str, TensorFile]:
+def _open_indexed(
+    folder: Path, index: str, kind: type[_SafetensorsFile] | type[_TorchFile]
+) -> dict[str, TensorFile]:
     places = read_json(folder / index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise CheckpointError(f"{folder / index} has no weight_map; copy it again")
     opened: dict[str, TensorFile] = {}
     for name in sorted(set(places.values())):
         if Path(name).name != name:
-            raise CheckpointError(f"{folder / index} names {name!r}, which is not a file of this folder")
+            raise CheckpointError(
+                f"{folder / index} names {name!r}, which is not a file of this folder"
+            )
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name} is missing, {index} names it; copy it again")
         opened[name] = kind(folder / name)
     held = {name: set(file.names()) for name, file in opened.items()}
     for tensor, name in places.items():
         if tensor not in held[name]:
-            raise CheckpointError(f"{folder / name} has no tensor {tensor}, {index} says it has; copy it again")
+            raise CheckpointError(
+                f"{folder / name} has no tensor {tensor}, {index} says it has; copy it again"
+            )
     return {tensor: opened[name] for tensor, name in places.items()}
 
 
@@ -140,7 +171,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing; give the folder of a Hugging Face model") from None
+        raise CheckpointError(
+            f"{path} is missing; give the folder of a Hugging Face model"
+        ) from None
     except ValueError as error:
         raise CheckpointError(f"{path} is not JSON ({error}); copy it again") from None
     if not isinstance(value, dict):
@@ -154,8 +187,8 @@ _COMPARED_BYTES = 64 << 20
 class ImportedTensor(Record):
     """One of our tensors: its whole shape, and the names of the files' tensors that it is made of.
 
-    Of several (query, key and value) its rows are [groups, parts, head size], of which each has so many as `counts`
-    says. Without groups they are matrices that lie one behind the other.
+    Of several (query, key and value) its rows are [groups, parts, head size], of which each has so
+    many as `counts` says. Without groups they are matrices that lie one behind the other.
     """
 
     shape: tuple[int, ...]
@@ -183,12 +216,16 @@ class HuggingFaceFolder(ABC):
     """Our tensors whose rows are those of the vocabulary."""
 
     def __init__(self, folder: Path, dtype: str):
-        """Open the folder; `dtype` (bf16, fp32, fp16) is what the weights shall have, masters are always fp32.
+        """Open the folder; `dtype` (bf16, fp32, fp16) is what the weights shall have, masters are
+        always fp32.
 
-        Raises CheckpointError, naming the file, when it is another model, incomplete, or damaged as far as headers say.
+        Raises CheckpointError, naming the file, when it is another model, incomplete, or damaged as
+        far as headers say.
         """
         if not folder.is_dir():
-            raise CheckpointError(f"{folder} is not a folder; give the folder of a Hugging Face model")
+            raise CheckpointError(
+                f"{folder} is not a folder; give the folder of a Hugging Face model"
+            )
         facts = self.describe(read_json(folder / CONFIG), str(folder / CONFIG))
         self._dtype = DTYPES[dtype]
         self._files = open_files(folder)
@@ -206,7 +243,9 @@ class HuggingFaceFolder(ABC):
 
     @abstractmethod
     def describe(self, config: dict[str, Any], path: str) -> dict[str, Any]:
-        """The model's facts, under the card's keys, of its config.json. Raises CheckpointError for another model."""
+        """The model's facts, under the card's keys, of its config.json. Raises CheckpointError for
+        another model.
+        """
 
     @abstractmethod
     def tensors_of(self, facts: Mapping[str, Any], present: set[str]) -> dict[str, ImportedTensor]:
@@ -221,10 +260,11 @@ class HuggingFaceFolder(ABC):
         return False
 
     def with_rows(self, rows: int) -> Self:
-        """The same model with `rows` rows of the vocabulary: padding is of zeros, and only zeros are cut off.
+        """The same model with `rows` rows of the vocabulary: padding is of zeros, and only zeros
+        are cut off.
 
-        The logits of the tokens are unchanged; those of padding are 0. Raises CheckpointError when a row that would
-        be cut off is not empty.
+        The logits of the tokens are unchanged; those of padding are 0. Raises CheckpointError when
+        a row that would be cut off is not empty.
         """
         used = max((used_rows(self, rows, key) for key in self.vocabulary), default=0)
         if rows < self._stored_rows and used > rows:
@@ -234,7 +274,9 @@ class HuggingFaceFolder(ABC):
             )
         padded = copy(self)
         padded._tensors = {
-            key: replace(tensor, shape=(rows, *tensor.shape[1:])) if key in self.vocabulary else tensor
+            key: replace(tensor, shape=(rows, *tensor.shape[1:]))
+            if key in self.vocabulary
+            else tensor
             for key, tensor in self._tensors.items()
         }
         padded._facts = replace(self._facts, model={**self._facts.model, ROWS_KEY: rows})
@@ -256,7 +298,9 @@ class HuggingFaceFolder(ABC):
 
     def tensors(self, part: Part) -> Mapping[str, TensorFacts]:
         if part == "weights":
-            return {key: TensorFacts(tensor.shape, self._dtype) for key, tensor in self._tensors.items()}
+            return {
+                key: TensorFacts(tensor.shape, self._dtype) for key, tensor in self._tensors.items()
+            }
         return {
             f"{key}/{kind}": TensorFacts(tensor.shape, torch.float32)
             for key, tensor in self._tensors.items()
@@ -268,7 +312,10 @@ class HuggingFaceFolder(ABC):
         if part == "optimizer" and kind != "fp32":
             return torch.zeros(tuple(sizes))
         tensor = self._tensors[name]
-        stored = min(sizes[0], self._stored_rows - offsets[0]) if name in self.vocabulary else sizes[0]
+        if name in self.vocabulary:
+            stored = min(sizes[0], self._stored_rows - offsets[0])
+        else:
+            stored = sizes[0]
         if tensor.groups and len(tensor.names) > 1:
             values = self._read_fused(tensor, offsets, sizes)
         elif len(tensor.names) > 1:
@@ -278,11 +325,17 @@ class HuggingFaceFolder(ABC):
         else:
             values = torch.zeros(tuple(sizes))
             if stored > 0:
-                values[:stored] = self.read("optimizer", f"{name}/fp32", offsets, (stored, *sizes[1:]))
+                values[:stored] = self.read(
+                    "optimizer", f"{name}/fp32", offsets, (stored, *sizes[1:])
+                )
         return convert(name, values, self._dtype if part == "weights" else torch.float32)
 
-    def _read_fused(self, tensor: ImportedTensor, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
-        """Rows of ours, [groups, parts, head size], from those of theirs, [groups, some parts, head size] each."""
+    def _read_fused(
+        self, tensor: ImportedTensor, offsets: Sequence[int], sizes: Sequence[int]
+    ) -> Tensor:
+        """Rows of ours, [groups, parts, head size], from those of theirs, [groups, some parts, head
+        size] each.
+        """
         size = tensor.shape[0] // (tensor.groups * sum(tensor.counts))
         ends = [size * end for end in accumulate(tensor.counts)]
         pieces, row, end = [], offsets[0], offsets[0] + sizes[0]
@@ -296,25 +349,37 @@ class HuggingFaceFolder(ABC):
             row += rows
         return torch.cat(pieces)
 
-    def _read_stacked(self, tensor: ImportedTensor, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    def _read_stacked(
+        self, tensor: ImportedTensor, offsets: Sequence[int], sizes: Sequence[int]
+    ) -> Tensor:
         names = tensor.names[offsets[0] : offsets[0] + sizes[0]]
         return torch.stack([self._files[name].read(name, offsets[1:], sizes[1:]) for name in names])
 
     def _check_names(self, folder: Path) -> None:
         """Names and shapes, that nothing else is there, and that what is tied is the same."""
-        wanted = {name: shape for tensor in self._tensors.values() for name, shape in tensor.stored()}
+        wanted = {
+            name: shape for tensor in self._tensors.values() for name, shape in tensor.stored()
+        }
         for name, shape in wanted.items():
             if name not in self._files:
-                raise CheckpointError(f"{folder} has no tensor {name}; a part of the model is missing")
+                raise CheckpointError(
+                    f"{folder} has no tensor {name}; a part of the model is missing"
+                )
             found = self._files[name].shape(name)
             if found != shape:
-                raise CheckpointError(f"{self._files[name].path}: {name} has shape {found}, {CONFIG} says {shape}")
+                raise CheckpointError(
+                    f"{self._files[name].path}: {name} has shape {found}, {CONFIG} says {shape}"
+                )
         copies = self.copies()
         extra = sorted(
-            name for name in self._files if name not in wanted and name not in copies and not self.is_passed_over(name)
+            name
+            for name in self._files
+            if name not in wanted and name not in copies and not self.is_passed_over(name)
         )
         if extra:
-            raise CheckpointError(f"{self._files[extra[0]].path}: {extra[0]} is no part of a {self.kind}")
+            raise CheckpointError(
+                f"{self._files[extra[0]].path}: {extra[0]} is no part of a {self.kind}"
+            )
         for name, key in copies.items():
             if name in self._files:
                 self._check_tied(name, key)
@@ -327,7 +392,9 @@ class HuggingFaceFolder(ABC):
             torch.equal(head.read(repeated, *block), words.read(own, *block))
             for block in row_blocks(facts, _COMPARED_BYTES)
         ):
-            raise CheckpointError(f"{head.path}: {repeated} differs from {own}; they are one weight in this model")
+            raise CheckpointError(
+                f"{head.path}: {repeated} differs from {own}; they are one weight in this model"
+            )
 
     def _path_of(self, key: str) -> Path:
         return self._files[self._tensors[key].names[0]].path

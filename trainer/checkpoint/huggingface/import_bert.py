@@ -1,4 +1,6 @@
-"""A Megatron-BERT of the `transformers` library as the source of a checkpoint: the inverse of the export."""
+"""A Megatron-BERT of the `transformers` library as the source of a checkpoint: the inverse of the
+export.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class MegatronBertFolder(HuggingFaceFolder):
             names.setdefault(item.key, []).append(theirs)
         heads = facts["model.attention_heads"]
         return {
-            key: ImportedTensor(_shape(key, facts), tuple(own), heads, (1,) * len(own)) for key, own in names.items()
+            key: ImportedTensor(_shape(key, facts), tuple(own), heads, (1,) * len(own))
+            for key, own in names.items()
         }
 
     def copies(self) -> dict[str, str]:
@@ -50,7 +53,10 @@ def _shape(key: str, facts: Mapping[str, Any]) -> tuple[int, ...]:
     if key in tables:
         return tables[key]
     part, kind = key.rsplit(".", 1)
-    name = part.split(".", 2)[2] if part.startswith("blocks.") else part
+    if part.startswith("blocks."):
+        name = part.split(".", 2)[2]
+    else:
+        name = part
     matrices = {
         "attention.query_key_value": (3 * hidden, hidden),
         "attention.dense": (hidden, hidden),
@@ -62,4 +68,6 @@ def _shape(key: str, facts: Mapping[str, Any]) -> tuple[int, ...]:
     }
     if name not in matrices:  # a LayerNorm
         return (hidden,)
-    return matrices[name] if kind == "weight" else matrices[name][:1]
+    if kind == "weight":
+        return matrices[name]
+    return matrices[name][:1]

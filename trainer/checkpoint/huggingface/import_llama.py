@@ -1,4 +1,6 @@
-"""A Llama or Qwen3 of the `transformers` library as the source of a checkpoint: the inverse of the export."""
+"""A Llama or Qwen3 of the `transformers` library as the source of a checkpoint: the inverse of the
+export.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,15 @@ class LlamaFolder(HuggingFaceFolder):
         for key, own in parts.items():
             is_fused = len(own) > 1 and not any(item.is_stacked for item in own.values())
             counts = tuple(item.count for item in own.values())
-            found[key] = ImportedTensor(_shape(key, facts), tuple(own), groups if is_fused else 0, counts)
+            found[key] = ImportedTensor(
+                _shape(key, facts), tuple(own), groups if is_fused else 0, counts
+            )
         return found
 
     def copies(self) -> dict[str, str]:
-        return {"lm_head.weight": WORDS} if self.is_tied else {}
+        if self.is_tied:
+            return {"lm_head.weight": WORDS}
+        return {}
 
     def is_passed_over(self, name: str) -> bool:
         return name.endswith(".rotary_emb.inv_freq")  # a row of numbers that older versions saved
@@ -43,7 +49,11 @@ class LlamaFolder(HuggingFaceFolder):
 
 def _shape(key: str, facts: Mapping[str, Any]) -> tuple[int, ...]:
     """The whole shape of our tensor."""
-    hidden, ffn, size = facts["model.hidden_size"], facts["model.ffn_hidden_size"], facts["model.kv_channels"]
+    hidden, ffn, size = (
+        facts["model.hidden_size"],
+        facts["model.ffn_hidden_size"],
+        facts["model.kv_channels"],
+    )
     width, groups = facts["model.attention_heads"] * size, facts["model.key_value_heads"]
     if key in (WORDS, HEAD):
         return (facts[ROWS_KEY], hidden)

@@ -1,7 +1,9 @@
-"""The Llama and Qwen3 architectures of the `transformers` library: tensors, config.json, and what they can express.
+"""The Llama and Qwen3 architectures of the `transformers` library: tensors, config.json, and what
+they can express.
 
-Qwen3 is Llama with a norm of each head's queries and keys. Query, key and value are three matrices there; ours are one
-whose rows are [groups, queries + 2, head size]. Gate and up are two there, and one behind the other in ours.
+Qwen3 is Llama with a norm of each head's queries and keys. Query, key and value are three matrices
+there; ours are one whose rows are [groups, queries + 2, head size]. Gate and up are two there, and
+one behind the other in ours.
 """
 
 from __future__ import annotations
@@ -41,13 +43,17 @@ _STRETCH = {
 
 
 def is_llama(facts: Mapping[str, Any]) -> bool:
-    """Whether a GPT is nearer to these than to BLOOM: what it lacks of them is then said by `llama_config`."""
+    """Whether a GPT is nearer to these than to BLOOM: what it lacks of them is then said by
+    `llama_config`.
+    """
     return facts.get("model.norm") == "rmsnorm" or facts.get("model.activation") == "swiglu"
 
 
 def llama_tensors(facts: Mapping[str, Any]) -> dict[str, MappedTensor]:
     """Every tensor of theirs, by its name there, but for a copy of a tied head."""
-    queries = needed_fact(facts, "model.attention_heads") // needed_fact(facts, "model.key_value_heads")
+    queries = needed_fact(facts, "model.attention_heads") // needed_fact(
+        facts, "model.key_value_heads"
+    )
     block = _BLOCK | (_QK_NORMS if facts.get("model.qk_norm") else {})
     found = {"model.embed_tokens.weight": MappedTensor(WORDS)}
     for layer in range(needed_fact(facts, "model.layers")):
@@ -59,7 +65,10 @@ def llama_tensors(facts: Mapping[str, Any]) -> dict[str, MappedTensor]:
         for part, name in enumerate(("gate", "up")):
             item = MappedTensor(f"{ours}mlp.up.weight", part, 2, is_stacked=True)
             found[f"{theirs}mlp.{name}_proj.weight"] = item
-        found |= {f"{theirs}{name}.weight": MappedTensor(f"{ours}{own}.weight") for name, own in block.items()}
+        found |= {
+            f"{theirs}{name}.weight": MappedTensor(f"{ours}{own}.weight")
+            for name, own in block.items()
+        }
     found["model.norm.weight"] = MappedTensor("final_norm.weight")
     if not facts["model.tied_embeddings"]:
         found["lm_head.weight"] = MappedTensor(HEAD)
@@ -67,7 +76,9 @@ def llama_tensors(facts: Mapping[str, Any]) -> dict[str, MappedTensor]:
 
 
 def llama_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """The model's config.json, from its facts under the card's keys. Raises CheckpointError for what it cannot say."""
+    """The model's config.json, from its facts under the card's keys. Raises CheckpointError for
+    what it cannot say.
+    """
     kind = "qwen3" if facts["model.qk_norm"] else "llama"
     for key, value in _FIXED.items():
         only(facts, key, value, kind.capitalize())
@@ -92,7 +103,11 @@ def llama_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
         "rope_parameters": {"rope_theta": base, **(stretch or {"rope_type": "default"})},
         "attention_bias": False,
         "attention_dropout": 0.0,
-        **({"mlp_bias": False, "pretraining_tp": 1} if kind == "llama" else {"use_sliding_window": False}),
+        **(
+            {"mlp_bias": False, "pretraining_tp": 1}
+            if kind == "llama"
+            else {"use_sliding_window": False}
+        ),
         "initializer_range": 0.02,
         "tie_word_embeddings": facts["model.tied_embeddings"],
         "use_cache": True,
@@ -106,33 +121,56 @@ def llama_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def facts_of_config(config: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The model's facts under the card's keys, of its config.json. Raises CheckpointError naming `path` and the key."""
+    """The model's facts under the card's keys, of its config.json. Raises CheckpointError naming
+    `path` and the key.
+    """
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
-        raise CheckpointError(f"{path}: model_type = {kind!r}: only 'llama' or 'qwen3' can be imported as such a model")
-    fixed = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
+        raise CheckpointError(
+            f"{path}: model_type = {kind!r}: only 'llama' or 'qwen3' can be imported as such a model"
+        )
+    fixed = {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "use_sliding_window": False,
+    }
     for key, value in fixed.items():
         if config.get(key, value) != value:
-            raise CheckpointError(f"{path}: {key} = {config[key]!r}: only {value!r} can be imported")
+            raise CheckpointError(
+                f"{path}: {key} = {config[key]!r}: only {value!r} can be imported"
+            )
     heads = _count(config, "num_attention_heads", path)
-    groups = heads if config.get("num_key_value_heads") is None else _count(config, "num_key_value_heads", path)
+    if config.get("num_key_value_heads") is None:
+        groups = heads
+    else:
+        groups = _count(config, "num_key_value_heads", path)
     if heads % groups:
-        raise CheckpointError(f"{path}: num_key_value_heads = {groups}: must divide num_attention_heads = {heads}")
+        raise CheckpointError(
+            f"{path}: num_key_value_heads = {groups}: must divide num_attention_heads = {heads}"
+        )
     hidden = _count(config, "hidden_size", path)
-    size = hidden // heads if config.get("head_dim") is None else _count(config, "head_dim", path)
-    return UNNAMED | _FIXED | {
-        "model.qk_norm": kind == "qwen3",
-        "model.layers": _count(config, "num_hidden_layers", path),
-        "model.hidden_size": hidden,
-        "model.attention_heads": heads,
-        "model.key_value_heads": groups,
-        "model.kv_channels": size,
-        "model.ffn_hidden_size": _count(config, "intermediate_size", path),
-        "model.layernorm_epsilon": _number(config, "rms_norm_eps", 1e-6, path),
-        **_rotary_facts(config, path),
-        "model.tied_embeddings": bool(config.get("tie_word_embeddings", False)),
-        ROWS_KEY: _count(config, "vocab_size", path),
-    }  # fmt: skip
+    if config.get("head_dim") is None:
+        size = hidden // heads
+    else:
+        size = _count(config, "head_dim", path)
+    return (
+        UNNAMED
+        | _FIXED
+        | {
+            "model.qk_norm": kind == "qwen3",
+            "model.layers": _count(config, "num_hidden_layers", path),
+            "model.hidden_size": hidden,
+            "model.attention_heads": heads,
+            "model.key_value_heads": groups,
+            "model.kv_channels": size,
+            "model.ffn_hidden_size": _count(config, "intermediate_size", path),
+            "model.layernorm_epsilon": _number(config, "rms_norm_eps", 1e-6, path),
+            **_rotary_facts(config, path),
+            "model.tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+            ROWS_KEY: _count(config, "vocab_size", path),
+        }
+    )
 
 
 def _count(config: Mapping[str, Any], key: str, path: str) -> int:
@@ -159,7 +197,9 @@ def _stretch_said(facts: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _rotary_facts(config: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Of plain rotary positions or of Llama 3.1's stretched ones, where old files and new ones say it."""
+    """Of plain rotary positions or of Llama 3.1's stretched ones, where old files and new ones say
+    it.
+    """
     facts: dict[str, Any] = {"model.rotary_factor": 1.0}
     base = _number(config, "rope_theta", 10_000.0, path)
     for key in ("rope_parameters", "rope_scaling"):
@@ -167,7 +207,10 @@ def _rotary_facts(config: Mapping[str, Any], path: str) -> dict[str, Any]:
         if said is None:
             continue
         place = f"{path}: {key}"
-        kind = said.get("rope_type", said.get("type", "default")) if isinstance(said, Mapping) else said
+        if isinstance(said, Mapping):
+            kind = said.get("rope_type", said.get("type", "default"))
+        else:
+            kind = said
         if kind not in {"default", _STRETCHED} or not isinstance(said, Mapping):
             raise CheckpointError(
                 f"{place} = {kind!r}: only plain rotary positions ('default') and those stretched as Llama 3.1's "

@@ -14,7 +14,8 @@ Blocks = Iterator[tuple[tuple[int, ...], tuple[int, ...]]]
 class FusedRows(Record):
     """The rows of one of several matrices in ours, whose rows are [groups, `parts`, head size].
 
-    Of each group it has `count` parts from `part` on: a query, key or value one, a group's queries several.
+    Of each group it has `count` parts from `part` on: a query, key or value one, a group's queries
+    several.
     """
 
     groups: int
@@ -26,7 +27,10 @@ class FusedRows(Record):
         """Offsets and sizes in our tensor, a group at a time, of theirs of `shape`."""
         size, rest = shape[0] // (self.groups * self.count), shape[1:]
         for group in range(self.groups):
-            yield ((self.parts * group + self.part) * size, *(0 for _ in rest)), (self.count * size, *rest)
+            yield (
+                ((self.parts * group + self.part) * size, *(0 for _ in rest)),
+                (self.count * size, *rest),
+            )
 
 
 class StackedMatrix(Record):
@@ -42,8 +46,8 @@ class StackedMatrix(Record):
 class MappedTensor(Record):
     """Where a tensor of theirs comes from: our name, and which of the `parts` that are one in ours.
 
-    `leading`: dimensions of size 1 that theirs has in front. `count`: so many parts of each group, see `FusedRows`.
-    `is_stacked`: the parts are matrices of their own in ours.
+    `leading`: dimensions of size 1 that theirs has in front. `count`: so many parts of each group,
+    see `FusedRows`. `is_stacked`: the parts are matrices of their own in ours.
     """
 
     key: str
@@ -73,12 +77,16 @@ class MappedTensor(Record):
 def needed_fact(facts: Mapping[str, Any], key: str) -> Any:
     """What a model's facts say. Raises CheckpointError where they do not."""
     if key not in facts:
-        raise CheckpointError(f"{key} is not known from the checkpoint: name its run card with --run")
+        raise CheckpointError(
+            f"{key} is not known from the checkpoint: name its run card with --run"
+        )
     return facts[key]
 
 
 def only(facts: Mapping[str, Any], key: str, value: Any, architecture: str) -> None:
-    """Raises CheckpointError where the model has another value than the one that the architecture can have."""
+    """Raises CheckpointError where the model has another value than the one that the architecture
+    can have.
+    """
     if facts.get(key, value) != value:
         raise CheckpointError(
             f"{key} = {facts[key]}: the {architecture} architecture of Hugging Face has only {value}, "

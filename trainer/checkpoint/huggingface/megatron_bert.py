@@ -1,7 +1,8 @@
-"""The Megatron-BERT architecture of the `transformers` library: its tensors, its config.json, and what it can express.
+"""The Megatron-BERT architecture of the `transformers` library: its tensors, its config.json, and
+what it can express.
 
-It is an encoder that normalises before each part, as ours. Query, key and value are three matrices there; ours are one
-whose rows are [heads, 3, head size].
+It is an encoder that normalises before each part, as ours. Query, key and value are three matrices
+there; ours are one whose rows are [heads, 3, head size].
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ _BLOCK_PARTS = {
 _FUSED = "attention.query_key_value"
 _SPLIT = ("attention.self.query", "attention.self.key", "attention.self.value")
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
-_READ_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_new": "gelu_tanh"}
+_READ_ACTIVATIONS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {
+    "gelu_new": "gelu_tanh"
+}
 
 
 def bert_tensors(facts: Mapping[str, Any]) -> dict[str, MappedTensor]:
@@ -49,7 +52,9 @@ def bert_tensors(facts: Mapping[str, Any]) -> dict[str, MappedTensor]:
     for layer in range(layers):
         for kind in ("weight", "bias"):
             for ours, theirs in _BLOCK_PARTS.items():
-                found[f"bert.encoder.layer.{layer}.{theirs}.{kind}"] = MappedTensor(f"blocks.{layer}.{ours}.{kind}")
+                found[f"bert.encoder.layer.{layer}.{theirs}.{kind}"] = MappedTensor(
+                    f"blocks.{layer}.{ours}.{kind}"
+                )
             for part, theirs in enumerate(_SPLIT):
                 fused = MappedTensor(f"blocks.{layer}.{_FUSED}.{kind}", part)
                 found[f"bert.encoder.layer.{layer}.{theirs}.{kind}"] = fused
@@ -57,8 +62,17 @@ def bert_tensors(facts: Mapping[str, Any]) -> dict[str, MappedTensor]:
 
 
 def bert_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """The model's config.json, from its facts under the card's keys. Raises CheckpointError for what it cannot say."""
-    needed = ("layers", "hidden_size", "attention_heads", "ffn_hidden_size", "max_position_embeddings", "activation")
+    """The model's config.json, from its facts under the card's keys. Raises CheckpointError for
+    what it cannot say.
+    """
+    needed = (
+        "layers",
+        "hidden_size",
+        "attention_heads",
+        "ffn_hidden_size",
+        "max_position_embeddings",
+        "activation",
+    )
     for name in (*(f"model.{each}" for each in needed), "tokenizer.padded_vocabulary_size"):
         needed_fact(facts, name)
     hidden, heads = facts["model.hidden_size"], facts["model.attention_heads"]
@@ -85,7 +99,9 @@ def bert_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def facts_of_config(config: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The model's facts under the card's keys, of its config.json. Raises CheckpointError naming `path` and the key."""
+    """The model's facts under the card's keys, of its config.json. Raises CheckpointError naming
+    `path` and the key.
+    """
     only = {
         "model_type": (MODEL_TYPE, None),
         "type_vocab_size": (2, 2),
@@ -95,7 +111,9 @@ def facts_of_config(config: Mapping[str, Any], path: str) -> dict[str, Any]:
     }
     for key, (value, default) in only.items():
         if config.get(key, default) != value:
-            raise CheckpointError(f"{path}: {key} = {config.get(key)!r}: only {value!r} can be imported as a BERT")
+            raise CheckpointError(
+                f"{path}: {key} = {config.get(key)!r}: only {value!r} can be imported as a BERT"
+            )
     counts = {
         "model.layers": "num_hidden_layers",
         "model.hidden_size": "hidden_size",
@@ -112,10 +130,14 @@ def facts_of_config(config: Mapping[str, Any], path: str) -> dict[str, Any]:
         facts[ours] = value
     hidden, heads = facts["model.hidden_size"], facts["model.attention_heads"]
     if hidden % heads:
-        raise CheckpointError(f"{path}: num_attention_heads = {heads}: must divide hidden_size = {hidden}")
+        raise CheckpointError(
+            f"{path}: num_attention_heads = {heads}: must divide hidden_size = {hidden}"
+        )
     epsilon = config.get("layer_norm_eps", 1e-12)
     if not isinstance(epsilon, float) or not 0.0 < epsilon < 1.0:
-        raise CheckpointError(f"{path}: layer_norm_eps = {epsilon!r}: must be a number between 0 and 1")
+        raise CheckpointError(
+            f"{path}: layer_norm_eps = {epsilon!r}: must be a number between 0 and 1"
+        )
     activation = config.get("hidden_act", "gelu")
     if activation not in _READ_ACTIVATIONS:
         known = ", ".join(_READ_ACTIVATIONS)

@@ -1,6 +1,8 @@
-"""The BLOOM architecture of the `transformers` library: its tensors, its config.json, and which models it can express.
+"""The BLOOM architecture of the `transformers` library: its tensors, its config.json, and which
+models it can express.
 
-Our fused query-key-value rows are [heads, 3, head size], which is also BLOOM's order, so tensors keep their values.
+Our fused query-key-value rows are [heads, 3, head size], which is also BLOOM's order, so tensors
+keep their values.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from trainer.contract.errors import CheckpointError
 from trainer.contract.record import Record
 from trainer.contract.resumable import UNNAMED, model_facts
 
-ROOT = "transformer."  # before all names in a causal language model's files; absent in those of the bare model
+# before all names in a causal language model's files; absent in those of the bare model
+ROOT = "transformer."
 HEAD = "lm_head.weight"  # the tied output projection, which some files repeat
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
 
@@ -37,7 +40,9 @@ _DEFAULTS = {"activation": "gelu_tanh", "layernorm_epsilon": 1e-5}
 
 
 class BloomShape(Record):
-    """All numbers that make a BLOOM: MLPs are 4 x hidden_size wide, heads hidden_size / attention_heads."""
+    """All numbers that make a BLOOM: MLPs are 4 x hidden_size wide, heads hidden_size /
+    attention_heads.
+    """
 
     layers: int
     hidden_size: int
@@ -89,7 +94,9 @@ WORDS = "embedding.word.weight"
 
 
 def facts_of_card(config: TrainerConfig) -> dict[str, Any]:
-    """What a run card says of the model, under the keys that a checkpoint's facts have too; not of its precision."""
+    """What a run card says of the model, under the keys that a checkpoint's facts have too; not of
+    its precision.
+    """
     return {key: fact for key, fact in model_facts(config).items() if key != "precision.dtype"}
 
 
@@ -113,11 +120,14 @@ def facts_of_bloom(shape: BloomShape) -> dict[str, Any]:
 def bloom_shape(facts: Mapping[str, Any]) -> tuple[BloomShape, list[str]]:
     """The BLOOM that a model's facts describe, and a remark for each fact that had to be assumed.
 
-    Raises CheckpointError with the first key that BLOOM cannot express, or that is needed and unknown.
+    Raises CheckpointError with the first key that BLOOM cannot express, or that is needed and
+    unknown.
     """
     for key in (*(f"model.{name}" for name in _NEEDED), "tokenizer.padded_vocabulary_size"):
         if key not in facts:
-            raise CheckpointError(f"{key} is not known from the checkpoint: name its run card with --run")
+            raise CheckpointError(
+                f"{key} is not known from the checkpoint: name its run card with --run"
+            )
     known = {**{f"model.{name}": value for name, value in _DEFAULTS.items()}, **facts}
     hidden, heads = known["model.hidden_size"], known["model.attention_heads"]
     wanted = {
@@ -143,11 +153,16 @@ def bloom_shape(facts: Mapping[str, Any]) -> tuple[BloomShape, list[str]]:
         layernorm_epsilon=known["model.layernorm_epsilon"],
     )
     assumed = [f"model.{name}" for name in _DEFAULTS if f"model.{name}" not in facts]
-    return shape, [f"{key} is not in the checkpoint: {known[key]!r} assumed (--run CARD tells)" for key in assumed]
+    return shape, [
+        f"{key} is not in the checkpoint: {known[key]!r} assumed (--run CARD tells)"
+        for key in assumed
+    ]
 
 
 def config_document(shape: BloomShape, dtype: str, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's config.json. `dtype`: a key of DTYPES. `extra`: what else is known under BLOOM's own keys."""
+    """The model's config.json. `dtype`: a key of DTYPES. `extra`: what else is known under BLOOM's
+    own keys.
+    """
     return {
         "architectures": ["BloomForCausalLM"],
         "model_type": "bloom",
@@ -169,31 +184,42 @@ def config_document(shape: BloomShape, dtype: str, extra: Mapping[str, Any]) -> 
         "eos_token_id": None,
         "pad_token_id": None,
         "dtype": str(DTYPES[dtype]).removeprefix("torch."),
-        "torch_dtype": str(DTYPES[dtype]).removeprefix("torch."),  # the same, for transformers < 4.56
+        # the same, for transformers < 4.56
+        "torch_dtype": str(DTYPES[dtype]).removeprefix("torch."),
         **extra,
     }
 
 
 def shape_of_config(config: Mapping[str, Any], path: str) -> BloomShape:
-    """The shape that a config.json describes, old spellings too. Raises CheckpointError naming `path` and the key."""
+    """The shape that a config.json describes, old spellings too. Raises CheckpointError naming
+    `path` and the key.
+    """
     if config.get("model_type") != "bloom":
-        raise CheckpointError(f"{path}: model_type = {config.get('model_type')!r}: only 'bloom' can be imported")
+        raise CheckpointError(
+            f"{path}: model_type = {config.get('model_type')!r}: only 'bloom' can be imported"
+        )
     if config.get("apply_residual_connection_post_layernorm", False):
         raise CheckpointError(
             f"{path}: apply_residual_connection_post_layernorm = true: this trainer's blocks have no such connection"
         )
     if config.get("tie_word_embeddings", True) is not True:
-        raise CheckpointError(f"{path}: tie_word_embeddings = false: input and output embedding are one weight here")
+        raise CheckpointError(
+            f"{path}: tie_word_embeddings = false: input and output embedding are one weight here"
+        )
 
     def count(*spellings: str) -> int:
         value = next((config[name] for name in spellings if config.get(name) is not None), None)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise CheckpointError(f"{path}: {spellings[0]} = {value!r}: must be a whole number above 0")
+            raise CheckpointError(
+                f"{path}: {spellings[0]} = {value!r}: must be a whole number above 0"
+            )
         return value
 
     epsilon = config.get("layer_norm_epsilon", _DEFAULTS["layernorm_epsilon"])
     if not isinstance(epsilon, float) or not 0.0 < epsilon < 1.0:
-        raise CheckpointError(f"{path}: layer_norm_epsilon = {epsilon!r}: must be a number between 0 and 1")
+        raise CheckpointError(
+            f"{path}: layer_norm_epsilon = {epsilon!r}: must be a number between 0 and 1"
+        )
 
     return BloomShape(
         layers=count("n_layer", "num_hidden_layers"),

@@ -17,7 +17,9 @@ _ROLES = ("bos", "eos", "pad")
 
 
 class TokenizerFiles(Record):
-    """`files`: name -> content. `ids`: `bos_token_id`, `eos_token_id`, `pad_token_id` as far as they are known."""
+    """`files`: name -> content. `ids`: `bos_token_id`, `eos_token_id`, `pad_token_id` as far as
+    they are known.
+    """
 
     files: dict[str, bytes]
     ids: dict[str, int]
@@ -25,9 +27,11 @@ class TokenizerFiles(Record):
 
 
 def tokenizer_files(path: Path) -> TokenizerFiles:
-    """What a Hugging Face folder needs of the tokenizer in a folder with tokenizer.json (or in that file).
+    """What a Hugging Face folder needs of the tokenizer in a folder with tokenizer.json (or in that
+    file).
 
-    A tokenizer_config.json is made where there is none. Raises CheckpointError when it is not a tokenizer.
+    A tokenizer_config.json is made where there is none. Raises CheckpointError when it is not a
+    tokenizer.
     """
     try:
         tokenizer = load_tokenizer(path)
@@ -41,7 +45,9 @@ def tokenizer_files(path: Path) -> TokenizerFiles:
         try:
             config = json.loads((home / CONFIG_FILE).read_text(encoding="utf-8"))
         except ValueError as error:
-            raise CheckpointError(f"{home / CONFIG_FILE} is not JSON ({error}); repair it") from None
+            raise CheckpointError(
+                f"{home / CONFIG_FILE} is not JSON ({error}); repair it"
+            ) from None
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": tokenizer.end_token,
@@ -57,5 +63,10 @@ def tokenizer_files(path: Path) -> TokenizerFiles:
 
 def _id(engine: Engine, token: Any) -> int | None:
     """The id of a special token, which a config spells as text or as an object with `content`."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return engine.token_to_id(text) if isinstance(text, str) else None
+    if isinstance(token, dict):
+        text = token.get("content")
+    else:
+        text = token
+    if isinstance(text, str):
+        return engine.token_to_id(text)
+    return None

@@ -33,7 +33,9 @@ MAP_PARTS = ("samples",)
 
 
 class SampleMapKey(CacheKey):
-    """Everything that a sample map is a function of: the lengths of the sentences and the documents that they form."""
+    """Everything that a sample map is a function of: the lengths of the sentences and the documents
+    that they form.
+    """
 
     data_set: str
     name: str
@@ -55,7 +57,9 @@ class SampleMapKey(CacheKey):
         return f"{self.data_set}_{self.name}_samplemap_{size}_{key_digest(self)}"
 
     @classmethod
-    def of(cls, data: IndexedDataset, name: str, samples: int, documents: range, rules: MapRules) -> SampleMapKey:
+    def of(
+        cls, data: IndexedDataset, name: str, samples: int, documents: range, rules: MapRules
+    ) -> SampleMapKey:
         """The key of some documents of a data set."""
         begins = np.asarray(data.documents[documents.start : documents.stop + 1])
         return cls(
@@ -69,7 +73,9 @@ class SampleMapKey(CacheKey):
             first_document=documents.start,
             end_document=documents.stop,
             sizes_digest=digest_sizes(data.sizes, range(int(begins[0]), int(begins[-1]))),
-            documents_digest=hashlib.blake2b(begins.astype("<i8").tobytes(), digest_size=16).hexdigest(),
+            documents_digest=hashlib.blake2b(
+                begins.astype("<i8").tobytes(), digest_size=16
+            ).hexdigest(),
         )
 
     def build(self, data: IndexedDataset) -> IntArray:
@@ -141,7 +147,9 @@ class BertTask(MaskedTask):
     def map_rules(self) -> MapRules:
         """Two sentences or more where their order is learned."""
         longest = self.rules.sequence_length - BERT_SPECIAL_TOKENS
-        return MapRules(longest, self.short_probability, 2 if self.rules.orders_sentences else 1, self.seed)
+        return MapRules(
+            longest, self.short_probability, 2 if self.rules.orders_sentences else 1, self.seed
+        )
 
     def sample(self, sentences: list[Tokens], target: int, random: np.random.RandomState) -> Sample:
         """The fields of one sample."""
@@ -170,7 +178,9 @@ class T5Task(MaskedTask):
     @property
     def map_rules(self) -> MapRules:
         """Any number of sentences."""
-        return MapRules(self.rules.sequence_length - T5_SPECIAL_TOKENS, self.short_probability, 1, self.seed)
+        return MapRules(
+            self.rules.sequence_length - T5_SPECIAL_TOKENS, self.short_probability, 1, self.seed
+        )
 
     def sample(self, sentences: list[Tokens], target: int, random: np.random.RandomState) -> Sample:
         """The fields of one sample."""
@@ -178,9 +188,13 @@ class T5Task(MaskedTask):
 
 
 class MaskedDataset:
-    """Samples of one data set, or of a range of its documents, in the order of their map. See `sample_map`."""
+    """Samples of one data set, or of a range of its documents, in the order of their map. See
+    `sample_map`.
+    """
 
-    def __init__(self, tokens: IndexedDataset, rows: IntArray, task: MaskedTask, samples: int) -> None:
+    def __init__(
+        self, tokens: IndexedDataset, rows: IntArray, task: MaskedTask, samples: int
+    ) -> None:
         self.tokens = tokens
         self.prefix = tokens.prefix
         self.task = task
@@ -209,7 +223,9 @@ class MaskedDataset:
 
     def documents_of(self, index: int) -> list[int]:
         """The document of the data set that sample `index` is from."""
-        return [int(np.searchsorted(self.tokens.documents, int(self._rows[index][0]), side="right")) - 1]
+        return [
+            int(np.searchsorted(self.tokens.documents, int(self._rows[index][0]), side="right")) - 1
+        ]
 
     def __getitem__(self, index: int) -> Row:
         return one_row(self, index)
@@ -218,10 +234,13 @@ class MaskedDataset:
 def masked_task(config: TrainerConfig) -> MaskedTask | None:
     """How samples are made for a family that is trained on masked words; None for a GPT.
 
-    Reads the tokenizer's files. Raises DataError: no WordPiece vocabulary, or more ids than rows of the embedding.
+    Reads the tokenizer's files. Raises DataError: no WordPiece vocabulary, or more ids than rows of
+    the embedding.
     """
     make = _MAKERS.get(config.model.family)
-    return None if make is None else make(config)
+    if make is None:
+        return None
+    return make(config)
 
 
 def _bert(config: TrainerConfig) -> BertTask:

@@ -1,14 +1,17 @@
-"""Which sentences make up each sample of BERT and T5 training: rows of (first sentence, last + 1, target length).
+"""Which sentences make up each sample of BERT and T5 training: rows of (first sentence, last + 1,
+target length).
 
-A document is walked from its first sentence; a sample ends where its sentences hold the target length, if it has enough
-sentences and more than one is left, or at the end of the document. Documents with too few sentences or a very long
-one are passed over. The target is mostly the longest, and now and then a shorter one: each document takes a
-32-bit Mersenne number as it begins and another after each of its samples, and r mod ratio == 0 makes it short. As many
-epochs as the asked samples need follow each other; all rows are then shuffled. The draws follow Megatron's, so the same
-data and seed give the same rows.
+A document is walked from its first sentence; a sample ends where its sentences hold the target
+length, if it has enough sentences and more than one is left, or at the end of the document.
+Documents with too few sentences or a very long one are passed over. The target is mostly the
+longest, and now and then a shorter one: each document takes a 32-bit Mersenne number as it begins
+and another after each of its samples, and r mod ratio == 0 makes it short. As many epochs as the
+asked samples need follow each other; all rows are then shuffled. The draws follow Megatron's, so
+the same data and seed give the same rows.
 
-How long a sample of full length gets is known for every sentence that may begin one, in numpy. Only the way from
-sample to sample is a loop: what a draw decides depends on how many draws all documents before it have used up.
+How long a sample of full length gets is known for every sentence that may begin one, in numpy. Only
+the way from sample to sample is a loop: what a draw decides depends on how many draws all documents
+before it have used up.
 """
 
 from __future__ import annotations
@@ -49,15 +52,18 @@ class MapRules(Record):
     def ratio(self) -> int:
         """One sample in so many is short; 0 for none."""
         # Half away from zero, as C rounds; Python would round to even.
-        return int(1.0 / self.short_probability + 0.5) if self.short_probability > 0 else 0
+        if self.short_probability > 0:
+            return int(1.0 / self.short_probability + 0.5)
+        return 0
 
 
 class _Ways(Record):
-    """Where samples of full length lead, over the places of all usable documents: sentences, and an end for each.
+    """Where samples of full length lead, over the places of all usable documents: sentences, and an
+    end for each.
 
-    following [places + 1]: the place where a sample from this place ends, or from an end the place behind it.
-    tokens [places + 1]: before each place. ends: 1 at each document's end [places + 2]. origin: sentence numbers
-    [places + 1]; of an end the number behind the document's last.
+    following [places + 1]: the place where a sample from this place ends, or from an end the place
+    behind it. tokens [places + 1]: before each place. ends: 1 at each document's end [places + 2].
+    origin: sentence numbers [places + 1]; of an end the number behind the document's last.
     """
 
     following: array[int]
@@ -66,11 +72,13 @@ class _Ways(Record):
     origin: IntArray
 
 
-def build_sample_map(sizes: IntArray, documents: IntArray, *, samples: int, rules: MapRules) -> IntArray:
+def build_sample_map(
+    sizes: IntArray, documents: IntArray, *, samples: int, rules: MapRules
+) -> IntArray:
     """Rows [n, 3], n >= samples, shuffled; uint32 (int64 where sentence numbers need it).
 
-    sizes: tokens of every sentence of the data set; documents: the sentences at which the documents of the split
-    begin, and the end of the last. Raises DataError when no document can be used.
+    sizes: tokens of every sentence of the data set; documents: the sentences at which the documents
+    of the split begin, and the end of the last. Raises DataError when no document can be used.
     """
     if samples < 1:
         raise DataError(f"{samples} samples asked of the data; ask for at least 1")
@@ -81,11 +89,16 @@ def build_sample_map(sizes: IntArray, documents: IntArray, *, samples: int, rule
     while found < samples:
         parts.append(_walk(ways, draws, rules))
         found += len(parts[-1])
-    rows = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    if len(parts) > 1:
+        rows = np.concatenate(parts)
+    else:
+        rows = parts[0]
     return rows[shuffled_order(found, rules.seed + 1)]
 
 
-def usable_documents(sizes: IntArray, documents: IntArray, least_sentences: int) -> npt.NDArray[np.bool_]:
+def usable_documents(
+    sizes: IntArray, documents: IntArray, least_sentences: int
+) -> npt.NDArray[np.bool_]:
     """Which documents give samples: enough sentences, and none very long beside others [documents]."""
     counts = np.diff(documents)
     usable: npt.NDArray[np.bool_] = counts >= max(least_sentences, 1)
@@ -136,12 +149,21 @@ def _find_ways(sizes: IntArray, documents: IntArray, rules: MapRules) -> _Ways:
 
 
 def _find_some(
-    sizes: IntArray, begins: IntArray, lasts: IntArray, rules: MapRules, total: int, at: int,
-    following: IntArray, tokens: IntArray, origin: IntArray,
-) -> int:  # fmt: skip
-    """Fill the ways of some documents, whose places begin at `at`; returns the tokens up to their end.
+    sizes: IntArray,
+    begins: IntArray,
+    lasts: IntArray,
+    rules: MapRules,
+    total: int,
+    at: int,
+    following: IntArray,
+    tokens: IntArray,
+    origin: IntArray,
+) -> int:
+    """Fill the ways of some documents, whose places begin at `at`; returns the tokens up to their
+    end.
 
-    begins: the first sentence of each document; lasts: the place of each one's end, counted from `at`.
+    begins: the first sentence of each document; lasts: the place of each one's end, counted from
+    `at`.
     """
     count = int(lasts[-1]) + 1
     places = slice(at, at + count)
@@ -158,7 +180,9 @@ def _find_some(
     for first in range(0, count, SEARCH_AT_ONCE):
         piece = slice(first, min(first + SEARCH_AT_ONCE, count))
         reached[piece] = np.searchsorted(before, before[piece] + rules.longest)
-    np.maximum(reached, np.arange(rules.least_sentences, count + rules.least_sentences), out=reached)
+    np.maximum(
+        reached, np.arange(rules.least_sentences, count + rules.least_sentences), out=reached
+    )
     own_end = np.repeat(lasts, spans)
     result = np.where(reached > own_end - 2, own_end, reached)
     result[lasts] = lasts + 1
@@ -175,7 +199,9 @@ def _as_array(values: IntArray) -> array[int]:
 
 
 class _Draws:
-    """The target lengths, one after the other: how many full ones come, and the short one behind them; 0 for none."""
+    """The target lengths, one after the other: how many full ones come, and the short one behind
+    them; 0 for none.
+    """
 
     def __init__(self, rules: MapRules) -> None:
         self._random = np.random.RandomState(rules.seed)
@@ -211,7 +237,8 @@ class _Draws:
 def _walk(ways: _Ways, draws: _Draws, rules: MapRules) -> IntArray:
     """The rows of one epoch, in order."""
     following, tokens, ends, least = ways.following, ways.tokens, ways.ends, rules.least_sentences
-    places = len(following) - 1  # stepping from there leads there, so that a run may go on beyond the end
+    # stepping from there leads there, so that a run may go on beyond the end
+    places = len(following) - 1
     visited = array(following.typecode)
     short_turns: list[int] = []
     short_lengths: list[int] = []
@@ -243,8 +270,11 @@ def _walk(ways: _Ways, draws: _Draws, rules: MapRules) -> IntArray:
     targets = np.full(len(steps), rules.longest, dtype=np.int64)
     targets[short_turns] = short_lengths
     begins = np.flatnonzero(np.frombuffer(ends, dtype=np.uint8)[steps] == 0)
-    rows = np.empty((len(begins), 3), dtype=np.uint32 if ways.origin.dtype == np.int32 else np.int64)
+    rows = np.empty(
+        (len(begins), 3), dtype=np.uint32 if ways.origin.dtype == np.int32 else np.int64
+    )
     rows[:, 0] = ways.origin[steps[begins]]
-    rows[:, 1] = ways.origin[steps[begins + 1]]  # a sample is followed by another or by its document's end
+    # a sample is followed by another or by its document's end
+    rows[:, 1] = ways.origin[steps[begins + 1]]
     rows[:, 2] = targets[begins]
     return rows

@@ -1,4 +1,6 @@
-"""The order in which a Fisher-Yates shuffle leaves things, without going through it one exchange after the other."""
+"""The order in which a Fisher-Yates shuffle leaves things, without going through it one exchange
+after the other.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,14 @@ class Mersenne64:
         for place in range(1, WORDS):
             last = state[-1]
             state.append((6364136223846793005 * (last ^ (last >> 62)) + place) & 0xFFFFFFFFFFFFFFFF)
-        self._words = np.empty(WORDS + STEP * STEPS_AT_ONCE, dtype=np.uint64)  # the last 312, then what follows them
-        self._twisted = np.empty(MIDDLE + STEP * STEPS_AT_ONCE, dtype=np.uint64)  # f of the word 156 before, onwards
+        # the last 312, then what follows them
+        self._words = np.empty(WORDS + STEP * STEPS_AT_ONCE, dtype=np.uint64)
+        # f of the word 156 before, onwards
+        self._twisted = np.empty(MIDDLE + STEP * STEPS_AT_ONCE, dtype=np.uint64)
         first = np.array(state, dtype=np.uint64)
         self._words[-WORDS:] = first
-        # f(k - 156) of the first words, of which nothing is known but what they make: word(k + 156) ^ word(k).
+        # f(k - 156) of the first words, of which nothing is known but what they make: word(k + 156)
+        # ^ word(k).
         self._twisted[-MIDDLE:] = first[MIDDLE:] ^ first[:MIDDLE]
         self._ready: Words = np.empty(0, dtype=np.uint64)
 
@@ -81,9 +86,11 @@ IntArray = npt.NDArray[Any]
 
 
 def shuffled_order(count: int, seed: int) -> IntArray:
-    """Which of `count` things stands at each place after the shuffle of Megatron's sample maps [count].
+    """Which of `count` things stands at each place after the shuffle of Megatron's sample maps
+    [count].
 
-    For i from count - 1 down to 1 the things at i and at j = (64-bit Mersenne number) mod (i + 1) change places.
+    For i from count - 1 down to 1 the things at i and at j = (64-bit Mersenne number) mod (i + 1)
+    change places.
     """
     partners = _partners(count, seed)
     return _exchange(partners)
@@ -104,24 +111,29 @@ def _partners(count: int, seed: int) -> IntArray:
 def _exchange(partners: IntArray) -> IntArray:
     """The result of exchanging i with partners[i] <= i for i from the last place down to 1.
 
-    What stands at a place p when the turn comes to i is what the turn before, the least i' > i with partners[i'] = p,
-    has put there: what then stood at i'. If there was none, p's own thing stands there still. So every place takes what
-    stood at another one, and chains of such places, a few long, are followed for all of them together.
+    What stands at a place p when the turn comes to i is what the turn before, the least i' > i with
+    partners[i'] = p, has put there: what then stood at i'. If there was none, p's own thing stands
+    there still. So every place takes what stood at another one, and chains of such places, a few
+    long, are followed for all of them together.
     """
     count = len(partners)
-    came_from = np.arange(count, dtype=partners.dtype)  # of each place: the last turn that put something there
-    source = np.empty_like(partners)  # of each turn: the turn before it with the same partner, or the partner itself
+    # of each place: the last turn that put something there
+    came_from = np.arange(count, dtype=partners.dtype)
+    # of each turn: the turn before it with the same partner, or the partner itself
+    source = np.empty_like(partners)
     for end in range(count, 0, -AT_ONCE):
         begin = max(end - AT_ONCE, 0)
         turns = np.arange(end - 1, begin - 1, -1, dtype=partners.dtype)
         there = partners[begin:end][::-1]
         before = came_from[there]
-        came_from[there] = turns  # of several equal ones the last assignment, which is the last turn, stays
+        # of several equal ones the last assignment, which is the last turn, stays
+        came_from[there] = turns
         overtaken = came_from[there] != turns
         if np.any(overtaken):
             _put_in_order(before, there, turns, overtaken)
         source[begin:end] = before[::-1]
-    # A turn with itself as partner puts nothing anywhere: it took what stood there, which is what the turn before put.
+    # A turn with itself as partner puts nothing anywhere: it took what stood there, which is what
+    # the turn before put.
     places = np.arange(count, dtype=partners.dtype)
     itself = partners == places
     came_from[itself] = source[itself]
@@ -131,11 +143,16 @@ def _exchange(partners: IntArray) -> IntArray:
         if np.array_equal(further, stood):
             break
         stood = further
-    return np.where(source > places, stood[source], source)  # a turn before this one, or the partner's own thing
+    # a turn before this one, or the partner's own thing
+    return np.where(source > places, stood[source], source)
 
 
-def _put_in_order(before: IntArray, there: IntArray, turns: IntArray, overtaken: npt.NDArray[np.bool_]) -> None:
-    """Correct `before` where turns of one piece have the same partner: each follows the one that is next to it."""
+def _put_in_order(
+    before: IntArray, there: IntArray, turns: IntArray, overtaken: npt.NDArray[np.bool_]
+) -> None:
+    """Correct `before` where turns of one piece have the same partner: each follows the one that is
+    next to it.
+    """
     shared = np.flatnonzero(np.isin(there, there[overtaken]))
     order = shared[np.argsort(there[shared], kind="stable")]
     same = there[order[1:]] == there[order[:-1]]

@@ -1,4 +1,5 @@
-"""Which tokens of a sample are masked: whole words, in runs of one or more, until the budget is used up.
+"""Which tokens of a sample are masked: whole words, in runs of one or more, until the budget is
+used up.
 
 The draws of randomness follow Megatron's, so the same generator gives the same spans.
 """
@@ -49,12 +50,15 @@ _SHORT_SHARES = _shares(BERT_LONGEST)
 
 
 def budget(probability: float, target: int, length: int) -> float:
-    """Tokens to mask at most in `length` tokens of a sample whose target is `target`; not always whole."""
+    """Tokens to mask at most in `length` tokens of a sample whose target is `target`; not always
+    whole.
+    """
     return min(probability * target, max(1, round(length * probability)))
 
 
 def find_words(tokens: Tokens, vocabulary: MaskingVocabulary) -> list[list[int]]:
-    """Positions of each word's pieces. A piece that continues a word belongs to the last one before it, if any does.
+    """Positions of each word's pieces. A piece that continues a word belongs to the last one before
+    it, if any does.
 
     [CLS] and [SEP] are no words.
     """
@@ -78,10 +82,12 @@ def choose_spans(
     word_count: WordCount,
     on_masked: Callable[[int], None] = lambda position: None,
 ) -> list[Span]:
-    """Spans of together at most `most` tokens, none overlapping, in the order in which they were drawn.
+    """Spans of together at most `most` tokens, none overlapping, in the order in which they were
+    drawn.
 
-    Every word, in shuffled order, begins a span of as many words as `word_count` draws, or of fewer if they do not fit.
-    One that overlaps another is left out. `on_masked` is called for each position as it is chosen.
+    Every word, in shuffled order, begins a span of as many words as `word_count` draws, or of fewer
+    if they do not fit. One that overlaps another is left out. `on_masked` is called for each
+    position as it is chosen.
     """
     order = np.arange(len(words))
     random.shuffle(order)

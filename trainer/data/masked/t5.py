@@ -1,8 +1,10 @@
-"""Samples of T5 training: runs of words are cut out, each leaving a sentinel, and the decoder is to say them.
+"""Samples of T5 training: runs of words are cut out, each leaving a sentinel, and the decoder is to
+say them.
 
-The draws of randomness follow Megatron's, so the same sentences and seed give the same sample. Where Megatron stops
-with an error, because the decoder is too short for all runs or there are fewer sentinels than runs, a run is
-shortened to what fits, and the words of the runs behind it stay in the text.
+The draws of randomness follow Megatron's, so the same sentences and seed give the same sample.
+Where Megatron stops with an error, because the decoder is too short for all runs or there are fewer
+sentinels than runs, a run is shortened to what fits, and the words of the runs behind it stay in
+the text.
 """
 
 from __future__ import annotations
@@ -28,15 +30,23 @@ class T5Rules(Record):
 
 
 def t5_sample(
-    sentences: list[Tokens], target: int, rules: T5Rules, vocabulary: MaskingVocabulary, random: np.random.RandomState
+    sentences: list[Tokens],
+    target: int,
+    rules: T5Rules,
+    vocabulary: MaskingVocabulary,
+    random: np.random.RandomState,
 ) -> Sample:
     """One sample of some sentences, of which the first `target` tokens are kept; int64 arrays.
 
-    `text_enc`, `enc_mask` [sequence_length]: the text with a sentinel for each run, padded; 1 up to its last token.
-    `text_dec`, `labels`, `loss_mask`, `dec_mask` [decoder_sequence_length]: begin, sentinel, run, sentinel, run, ...;
-    the same one further with the end behind it, -1 beyond; 1 up to the last token.
+    `text_enc`, `enc_mask` [sequence_length]: the text with a sentinel for each run, padded; 1 up to
+    its last token. `text_dec`, `labels`, `loss_mask`, `dec_mask` [decoder_sequence_length]: begin,
+    sentinel, run, sentinel, run, ...; the same one further with the end behind it, -1 beyond; 1 up
+    to the last token.
     """
-    tokens = np.concatenate(sentences).astype(np.int64)[:target] if sentences else np.empty(0, dtype=np.int64)
+    if sentences:
+        tokens = np.concatenate(sentences).astype(np.int64)[:target]
+    else:
+        tokens = np.empty(0, dtype=np.int64)
     most = budget(rules.mask_probability, target, len(tokens))
     chosen = choose_spans(find_words(tokens, vocabulary), most, random, geometric_runs)
     ascending = sorted(chosen, key=lambda span: span.positions[0])
@@ -63,7 +73,9 @@ def t5_sample(
 
 
 def fitting_spans(spans: Sequence[Span], sentinels: int, decoder_length: int) -> list[Span]:
-    """The first of the spans for which there are sentinels and room in the decoder; the last one may be shortened."""
+    """The first of the spans for which there are sentinels and room in the decoder; the last one
+    may be shortened.
+    """
     fitting = []
     room = decoder_length - 1  # begin; and the end of the labels, which are as long
     for span in spans[:sentinels]:

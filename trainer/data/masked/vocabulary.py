@@ -1,4 +1,6 @@
-"""What masking needs to know of a WordPiece vocabulary: its special tokens, and which pieces continue a word."""
+"""What masking needs to know of a WordPiece vocabulary: its special tokens, and which pieces
+continue a word.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ SENTINEL = "<extra_id_{}>"
 
 
 class MaskingVocabulary(Record, dict=True):
-    """Ids. `size` counts every id, added ones too; `continuations`: one bit for each id that continues a word.
+    """Ids. `size` counts every id, added ones too; `continuations`: one bit for each id that
+    continues a word.
 
-    Begin, end and sentinels that the vocabulary does not have take the ids behind its last one, in this order, as in
-    Megatron. Small, and can be sent between processes.
+    Begin, end and sentinels that the vocabulary does not have take the ids behind its last one, in
+    this order, as in Megatron. Small, and can be sent between processes.
     """
 
     size: int

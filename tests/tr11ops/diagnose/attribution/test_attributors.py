@@ -38,7 +38,9 @@ def evidence(lines: str = "", **changes: object) -> Evidence:
     return Evidence(**values)  # type: ignore[arg-type]
 
 
-def failure(host: str, rank: int | None, error: str, time: float = 1.0, signal: int | None = None) -> Failure:
+def failure(
+    host: str, rank: int | None, error: str, time: float = 1.0, signal: int | None = None
+) -> Failure:
     return Failure(host, rank, time, error, signal)
 
 
@@ -85,19 +87,29 @@ def test_a_killed_worker_is_named_before_nodes_that_ended_first():
 
 
 def test_a_dead_node_is_named_by_its_state_and_by_silence():
-    states = {ONE: frozenset({"mixed"}), TWO: frozenset({"mixed", "not_responding"}), THREE: frozenset({"mixed"})}
+    states = {
+        ONE: frozenset({"mixed"}),
+        TWO: frozenset({"mixed", "not_responding"}),
+        THREE: frozenset({"mixed"}),
+    }
     victims = (failure(ONE, 0, LOST), failure(THREE, 4, LOST))
     found = attribute(evidence(NODE_DEAD, failures=victims, states=states))
     assert (found.kind, found.blamed) == (Kind.NODE, (TWO,)) and found.confidence > 0.9
     silent = attribute(evidence(NODE_DEAD, failures=victims, overdue=True))
     assert (silent.kind, silent.blamed) == (Kind.NODE, (TWO,))
-    assert attribute(evidence(NODE_DEAD, failures=victims)).kind is Kind.UNKNOWN  # without the wait it is no sign
+    assert (
+        attribute(evidence(NODE_DEAD, failures=victims)).kind is Kind.UNKNOWN
+    )  # without the wait it is no sign
 
 
 @pytest.mark.parametrize("flag", ["fail", "drain", "maintenance"])
 def test_a_node_that_is_taken_out_of_service_is_not_lost(flag):
     """Its jobs run on: it is not to blame for what killed a worker elsewhere."""
-    states = {ONE: frozenset({"mixed", flag}), TWO: frozenset({"mixed"}), THREE: frozenset({"mixed"})}
+    states = {
+        ONE: frozenset({"mixed", flag}),
+        TWO: frozenset({"mixed"}),
+        THREE: frozenset({"mixed"}),
+    }
     killed = failure(TWO, 2, "the worker was ended by SIGKILL", 1.2, 9)
     found = attribute(evidence(WORKER_KILLED, failures=(killed,), states=states))
     assert (found.blamed, found.suspects) == ((), (TWO,))
@@ -105,7 +117,9 @@ def test_a_node_that_is_taken_out_of_service_is_not_lost(flag):
 
 def test_a_silent_node_whose_workers_left_word_is_not_lost():
     """Its slurmd does not answer the controller; the machine does."""
-    states = dict.fromkeys((ONE, THREE), frozenset({"mixed"})) | {TWO: frozenset({"mixed", "not_responding"})}
+    states = dict.fromkeys((ONE, THREE), frozenset({"mixed"})) | {
+        TWO: frozenset({"mixed", "not_responding"})
+    }
     failures = (failure(TWO, 2, LOST), failure(THREE, 4, "the worker was ended by SIGKILL", 1.2, 9))
     found = attribute(evidence(NODE_DEAD, failures=failures, states=states))
     assert (found.blamed, found.suspects) == ((), (THREE,))
@@ -128,17 +142,28 @@ def test_a_black_hole_leaves_only_sruns_line():
 
 
 def test_a_condemned_node_is_named_by_its_own_check():
-    reports = (NodeReport(ONE, passed_checks=("gpu-count",)), NodeReport(TWO, 4, ("gpu-count: 7 of 8",)))
+    reports = (
+        NodeReport(ONE, passed_checks=("gpu-count",)),
+        NodeReport(TWO, 4, ("gpu-count: 7 of 8",)),
+    )
     found = attribute(evidence(WORKER_KILLED, reports=reports))
-    assert (found.blamed, found.evidence) == ((TWO,), ("jean-zay-iam02: health check gpu-count: 7 of 8",))
+    assert (found.blamed, found.evidence) == (
+        (TWO,),
+        ("jean-zay-iam02: health check gpu-count: 7 of 8",),
+    )
 
 
 @pytest.mark.parametrize(
-    "others", [(), (NodeReport(ONE),), (NodeReport(ONE, passed_checks=("memory",)), NodeReport(THREE))]
+    "others",
+    [(), (NodeReport(ONE),), (NodeReport(ONE, passed_checks=("memory",)), NodeReport(THREE))],
 )
-def test_a_check_that_no_other_node_has_answered_makes_a_suspect(others: tuple[NodeReport, ...]) -> None:
+def test_a_check_that_no_other_node_has_answered_makes_a_suspect(
+    others: tuple[NodeReport, ...],
+) -> None:
     """It may fail everywhere: the launch was over before the others could say."""
-    found = attribute(evidence(WORKER_KILLED, reports=(*others, NodeReport(TWO, 4, ("script:fans.sh: slow",)))))
+    found = attribute(
+        evidence(WORKER_KILLED, reports=(*others, NodeReport(TWO, 4, ("script:fans.sh: slow",))))
+    )
     assert (found.kind, found.blamed, found.suspects) == (Kind.NODE, (), (TWO,))
     assert found.evidence == ("jean-zay-iam02: health check script:fans.sh: slow",)
     alone = attribute(evidence(nodes=(TWO,), reports=(NodeReport(TWO, 4, ("gpu-count: 7 of 8",)),)))
@@ -156,7 +181,10 @@ def test_a_cuda_error_blames_its_node_and_not_the_peers():
 
 
 def test_death_on_most_nodes_at_once_is_no_nodes_fault():
-    failures = tuple(failure(node, rank, "the worker was ended by SIGSEGV", 1.0, 11) for rank, node in enumerate(NODES))
+    failures = tuple(
+        failure(node, rank, "the worker was ended by SIGSEGV", 1.0, 11)
+        for rank, node in enumerate(NODES)
+    )
     found = attribute(evidence(failures=failures))
     assert (found.kind, found.blamed) == (Kind.UNKNOWN, ())
 
@@ -178,7 +206,9 @@ def test_nodes_that_end_alike_without_a_word_name_no_one():
 )
 def test_a_task_that_died_alone_makes_a_suspect_only(line):
     ending = "srun: launch/slurm: _step_signal: Terminating StepId=4.0"
-    found = attribute(evidence(f"{line}\n{ending}\nsrun: error: jean-zay-iam01: task 0: Terminated"))
+    found = attribute(
+        evidence(f"{line}\n{ending}\nsrun: error: jean-zay-iam01: task 0: Terminated")
+    )
     assert (found.kind, found.blamed, found.suspects) == (Kind.NODE, (), (TWO,))
 
 
@@ -246,21 +276,41 @@ IN_USE = (
     "DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: 0, "
     "code: -98, name: EADDRINUSE, message: address already in use",
 )
-DOES_NOT_ANSWER = "RankLost: rank 0 does not answer on 10.0.0.1:29500 ([Errno 111] Connection refused)"
+DOES_NOT_ANSWER = (
+    "RankLost: rank 0 does not answer on 10.0.0.1:29500 ([Errno 111] Connection refused)"
+)
 
 
 @pytest.mark.parametrize("error", IN_USE)
 @pytest.mark.parametrize("rank", [0, None])  # the worker's own word, or its launcher's
 def test_a_taken_port_is_told_by_rank_0_whatever_the_others_say(error, rank):
-    witnesses = (failure(TWO, 2, DOES_NOT_ANSWER, 0.5), failure(THREE, 4, "RankLost: connection closed by rank 0", 0.6))
-    found = attribute(evidence(WORKER_KILLED, failures=(*witnesses, failure(ONE, rank, error, 1.0))))
-    assert (found.kind, found.blamed, found.suspects, found.fault) == (Kind.PORT, (), (), "port taken")
+    witnesses = (
+        failure(TWO, 2, DOES_NOT_ANSWER, 0.5),
+        failure(THREE, 4, "RankLost: connection closed by rank 0", 0.6),
+    )
+    found = attribute(
+        evidence(WORKER_KILLED, failures=(*witnesses, failure(ONE, rank, error, 1.0)))
+    )
+    assert (found.kind, found.blamed, found.suspects, found.fault) == (
+        Kind.PORT,
+        (),
+        (),
+        "port taken",
+    )
     assert error in found.summary
     holder = (NodeReport(ONE, port_holder="process 77 (nc) of ana"),)
-    fixed = attribute(evidence(failures=(*witnesses, failure(ONE, rank, error)), reports=holder, fixed_port=29500))
-    assert (fixed.kind, fixed.blamed, fixed.suspects, fixed.fault) == (Kind.PORT, (), (ONE,), "port 29500 taken")
-    assert "port 29500 of jean-zay-iam01 is held by process 77 (nc) of ana: end that, or remove slurm.master_port" in (
-        fixed.summary
+    fixed = attribute(
+        evidence(failures=(*witnesses, failure(ONE, rank, error)), reports=holder, fixed_port=29500)
+    )
+    assert (fixed.kind, fixed.blamed, fixed.suspects, fixed.fault) == (
+        Kind.PORT,
+        (),
+        (ONE,),
+        "port 29500 taken",
+    )
+    assert (
+        "port 29500 of jean-zay-iam01 is held by process 77 (nc) of ana: end that, or remove slurm.master_port"
+        in (fixed.summary)
     )
     unseen = attribute(evidence(failures=(failure(ONE, rank, error),), fixed_port=29500)).summary
     assert "is held by a process that cannot be seen" in unseen
@@ -275,13 +325,23 @@ OWN_WORD = "TimeoutError: reading /scratch/data/corpus.bin timed out"
 
 
 def test_the_accused_ranks_own_word_is_quoted_before_what_is_said_of_it():
-    found = attribute(evidence(failures=(failure(ONE, 0, LOST, 1.0), failure(TWO, 2, OWN_WORD, 2.0))))
+    found = attribute(
+        evidence(failures=(failure(ONE, 0, LOST, 1.0), failure(TWO, 2, OWN_WORD, 2.0)))
+    )
     assert (found.suspects, found.summary) == ((TWO,), f"rank 2 on {TWO}: {OWN_WORD}")
     assert found.evidence == (f"rank 2 on {TWO}: {OWN_WORD}", f"rank 0 on {ONE}: {LOST}")
     mute = attribute(
-        evidence(failures=(failure(ONE, 0, LOST), failure(TWO, 2, "RuntimeError: Connection reset by peer", 2.0)))
+        evidence(
+            failures=(
+                failure(ONE, 0, LOST),
+                failure(TWO, 2, "RuntimeError: Connection reset by peer", 2.0),
+            )
+        )
     )
-    assert (mute.suspects, mute.summary) == ((TWO,), f"rank 0 on {ONE}: {LOST}")  # a victim's words, of no one
+    assert (mute.suspects, mute.summary) == (
+        (TWO,),
+        f"rank 0 on {ONE}: {LOST}",
+    )  # a victim's words, of no one
 
 
 def test_who_accuses_whom_is_followed_to_the_last():
@@ -290,18 +350,28 @@ def test_who_accuses_whom_is_followed_to_the_last():
     found = attribute(evidence(failures=chain))
     assert (found.suspects, found.summary) == ((THREE,), f"rank 2 on {TWO}: {by_three}")
     by_one = f"RankLost: connection closed by rank 0 on {ONE}"
-    mutual = attribute(evidence(failures=(failure(ONE, 0, LOST, 1.0), failure(TWO, 2, by_one, 2.0))))
-    assert (mutual.suspects, mutual.summary) == ((), f"rank 0 on {ONE}: {LOST}")  # the two ends of one link
+    mutual = attribute(
+        evidence(failures=(failure(ONE, 0, LOST, 1.0), failure(TWO, 2, by_one, 2.0)))
+    )
+    assert (mutual.suspects, mutual.summary) == (
+        (),
+        f"rank 0 on {ONE}: {LOST}",
+    )  # the two ends of one link
 
 
 def test_the_peer_that_most_nodes_name_is_the_suspect_and_no_witness():
     def lost(host: str, rank: int, peer: str, time: float) -> Failure:
         return failure(
-            host, rank, f"NCCL WARN NET/IB : Got completion from peer {peer}<41> with error 12, vendor err 129", time
+            host,
+            rank,
+            f"NCCL WARN NET/IB : Got completion from peer {peer}<41> with error 12, vendor err 129",
+            time,
         )
 
     nodes = tuple(f"n{place}" for place in range(1, 6))
-    reports = tuple(NodeReport(node, addresses=(f"10.0.0.{place}",)) for place, node in enumerate(nodes, 1))
+    reports = tuple(
+        NodeReport(node, addresses=(f"10.0.0.{place}",)) for place, node in enumerate(nodes, 1)
+    )
     ring = (
         lost("n3", 2, "10.0.0.4", 1.0),
         lost("n1", 0, "10.0.0.2", 2.0),
@@ -310,7 +380,11 @@ def test_the_peer_that_most_nodes_name_is_the_suspect_and_no_witness():
     )
     found = attribute(evidence(nodes=nodes, failures=ring, reports=reports))
     assert (found.blamed, found.suspects) == ((), ("n3",))
-    third = (lost("n1", 0, "10.0.0.2", 1.0), lost("n2", 1, "10.0.0.1", 2.0), lost("n5", 4, "10.0.0.2", 3.0))
+    third = (
+        lost("n1", 0, "10.0.0.2", 1.0),
+        lost("n2", 1, "10.0.0.1", 2.0),
+        lost("n5", 4, "10.0.0.2", 3.0),
+    )
     assert attribute(evidence(nodes=nodes, failures=third, reports=reports)).suspects == ("n2",)
     ends = attribute(evidence(nodes=nodes, failures=third[:2], reports=reports))
     assert (ends.blamed, ends.suspects) == ((), ())
@@ -327,15 +401,21 @@ def test_the_peer_that_most_nodes_name_is_the_suspect_and_no_witness():
 def test_a_network_that_is_not_set_up_is_configuration(error):
     found = attribute(evidence(failures=(failure(ONE, 0, error), failure(TWO, 2, error))))
     assert (found.kind, found.blamed, found.suspects) == (Kind.CONFIGURATION, (), ())
-    late = attribute(evidence(failures=(failure(ONE, 0, error), failure(TWO, 2, error)), reached=20))
+    late = attribute(
+        evidence(failures=(failure(ONE, 0, error), failure(TWO, 2, error)), reached=20)
+    )
     assert (late.kind, late.blamed) == (Kind.UNKNOWN, ())  # it has worked with these settings
 
 
 # ----------------------------------------------------------------------------- other causes
 def test_refusals_are_configuration():
-    refused = attribute(evidence(WORKER_KILLED, marker=marker("refused", "data.prefixes: not there", False)))
+    refused = attribute(
+        evidence(WORKER_KILLED, marker=marker("refused", "data.prefixes: not there", False))
+    )
     assert (refused.kind, refused.blamed) == (Kind.CONFIGURATION, ())
-    assert attribute(evidence(WORKER_KILLED, worker_statuses={0: 2, 2: 2})).kind is Kind.CONFIGURATION
+    assert (
+        attribute(evidence(WORKER_KILLED, worker_statuses={0: 2, 2: 2})).kind is Kind.CONFIGURATION
+    )
     mixed = attribute(evidence(WORKER_KILLED, worker_statuses={0: 2, 2: 1}))
     assert mixed.kind is not Kind.CONFIGURATION
 
@@ -350,21 +430,29 @@ def test_refusals_are_configuration():
     ],
 )
 def test_errors_that_another_node_would_meet_too(error, kind):
-    assert attribute(evidence(failures=(failure(ONE, 0, error), failure(TWO, 2, error)))).kind is kind
+    assert (
+        attribute(evidence(failures=(failure(ONE, 0, error), failure(TWO, 2, error)))).kind is kind
+    )
 
 
 def test_a_full_disk_of_a_nodes_own_is_the_nodes():
-    found = attribute(evidence(failures=(failure(TWO, 2, "OSError: [Errno 28] No space left on device: '/tmp/x'"),)))
-    assert (found.kind, found.blamed, found.suspects) == (Kind.NODE, (), (TWO,))  # its health check can condemn it
+    found = attribute(
+        evidence(
+            failures=(failure(TWO, 2, "OSError: [Errno 28] No space left on device: '/tmp/x'"),)
+        )
+    )
+    assert (found.kind, found.blamed, found.suspects) == (
+        Kind.NODE,
+        (),
+        (TWO,),
+    )  # its health check can condemn it
 
 
 # ----------------------------------------------------------------------------- what was met, after how much, told by whom
 PROGRAM = "KeyError: 'tokens'"
 DATA = "DataError: data.prefixes[0]: /scratch/corpus.idx: is cut at byte 12"
 DATA_WORKER = "LostWorkerError: data worker 0 (process 77) was killed (SIGKILL), most likely for want of memory: start"
-SHARED_MEMORY = (
-    "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's"
-)
+SHARED_MEMORY = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's"
 GPU_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 FULL = "CheckpointError: saving: rank 2 on jean-zay-iam02: No space left on device: /scratch/run/checkpoints"
 NOT_FINITE = "NotFiniteError: the loss is not finite"
@@ -397,7 +485,9 @@ def test_kind_by_error_steps_done_and_teller(error: str, reached: int | None, te
         if found.kind in {Kind.NODE, Kind.UNKNOWN} and found.summary.startswith("rank 2"):
             assert found.suspects == (TWO,) or error == OWN_WORD
     elif teller == "all nodes":
-        alike = tuple(failure(node, 2 * place, error, 2.0 + place) for place, node in enumerate(NODES))
+        alike = tuple(
+            failure(node, 2 * place, error, 2.0 + place) for place, node in enumerate(NODES)
+        )
         found = attribute(evidence(failures=alike, reached=reached))
         expected = all_of_them[reached is not None]
     else:
@@ -405,15 +495,25 @@ def test_kind_by_error_steps_done_and_teller(error: str, reached: int | None, te
         expected = all_of_them[reached is not None]
     assert (found.kind, found.blamed) == (expected, ())
     if reached is not None:
-        assert found.kind is not Kind.CONFIGURATION  # it has trained with this card and this program
+        assert (
+            found.kind is not Kind.CONFIGURATION
+        )  # it has trained with this card and this program
 
 
 @pytest.mark.parametrize(
     ("reason", "message", "kind"),
     [
         ("refused", "data.prefixes: not there", Kind.CONFIGURATION),
-        ("refused", "loading: rank 2 on jean-zay-iam02: [Errno 5] Input/output error: /scratch/x", Kind.STORAGE),
-        ("error", "the last save failed, all steps after 10 are lost: No space left on device", Kind.STORAGE),
+        (
+            "refused",
+            "loading: rank 2 on jean-zay-iam02: [Errno 5] Input/output error: /scratch/x",
+            Kind.STORAGE,
+        ),
+        (
+            "error",
+            "the last save failed, all steps after 10 are lost: No space left on device",
+            Kind.STORAGE,
+        ),
         ("error", "something else", Kind.UNKNOWN),
     ],
 )
@@ -423,8 +523,13 @@ def test_the_trainers_own_word_by_what_it_tells(reason: str, message: str, kind:
 
 def test_a_node_that_alone_cannot_load_makes_a_suspect():
     """All ranks raise the same error together: it says on which node."""
-    words = f"CheckpointError: loading: rank 2 on {TWO}: Input/output error: /scratch/run/checkpoints/x"
-    alike = tuple(replace(failure(node, 2 * place, words, 1.0 + place), node=TWO) for place, node in enumerate(NODES))
+    words = (
+        f"CheckpointError: loading: rank 2 on {TWO}: Input/output error: /scratch/run/checkpoints/x"
+    )
+    alike = tuple(
+        replace(failure(node, 2 * place, words, 1.0 + place), node=TWO)
+        for place, node in enumerate(NODES)
+    )
     found = attribute(evidence(failures=alike))
     assert (found.kind, found.blamed, found.suspects) == (Kind.NODE, (), (TWO,))
     everywhere = attribute(evidence(failures=tuple(replace(one, node="") for one in alike)))
@@ -435,7 +540,9 @@ def test_a_node_that_alone_cannot_save_is_the_trainers_word():
     words = f"{TWO} alone could not write the save of step 20 and 40, to which 2 other nodes wrote: Input/output error"
     found = attribute(evidence(WORKER_KILLED, marker=replace(marker("error", words), node=TWO)))
     assert (found.kind, found.blamed, found.summary) == (Kind.NODE, (TWO,), words)
-    other = attribute(evidence(WORKER_KILLED, marker=replace(marker("error", words), node="elsewhere")))
+    other = attribute(
+        evidence(WORKER_KILLED, marker=replace(marker("error", words), node="elsewhere"))
+    )
     assert (other.kind, other.blamed) == (Kind.STORAGE, ())  # no node of this launch
 
 
@@ -447,7 +554,9 @@ def test_an_exit_status_of_refusal_after_steps_is_no_refusal():
 
 def test_a_killed_data_worker_is_told_with_what_is_known_of_the_memory():
     report = (NodeReport(TWO, memory="the kernel killed 1 process for want of memory"),)
-    found = attribute(evidence(failures=(failure(TWO, 2, DATA_WORKER),), reports=report, reached=62))
+    found = attribute(
+        evidence(failures=(failure(TWO, 2, DATA_WORKER),), reports=report, reached=62)
+    )
     assert found.evidence[1:] == (f"{TWO}: the kernel killed 1 process for want of memory",)
     other = attribute(evidence(failures=(failure(TWO, 2, PROGRAM),), reports=report, reached=62))
     assert len(other.evidence) == 1 and other.summary.endswith("(after iteration 62)")
@@ -455,7 +564,9 @@ def test_a_killed_data_worker_is_told_with_what_is_known_of_the_memory():
 
 def test_one_workers_own_error_makes_its_node_a_suspect_only():
     found = attribute(
-        evidence(failures=(failure(TWO, 2, "IndexError: list index out of range"), failure(ONE, 0, LOST)))
+        evidence(
+            failures=(failure(TWO, 2, "IndexError: list index out of range"), failure(ONE, 0, LOST))
+        )
     )
     assert (found.kind, found.blamed, found.suspects) == (Kind.UNKNOWN, (), (TWO,))
 
@@ -463,7 +574,12 @@ def test_one_workers_own_error_makes_its_node_a_suspect_only():
 def test_a_rank_that_the_others_lost_makes_its_node_a_suspect():
     words = "RankLost: step: no word within 30 s from rank 2 on jean-zay-iam02"
     found = attribute(
-        evidence(failures=(failure(ONE, 0, words), failure(THREE, 4, "RankLost: connection closed by rank 0")))
+        evidence(
+            failures=(
+                failure(ONE, 0, words),
+                failure(THREE, 4, "RankLost: connection closed by rank 0"),
+            )
+        )
     )
     assert (found.kind, found.blamed, found.suspects) == (Kind.UNKNOWN, (), (TWO,))
 
@@ -477,22 +593,31 @@ def test_a_rank_that_the_others_lost_makes_its_node_a_suspect():
     ],
 )
 def test_a_peers_address_or_rank_makes_its_node_a_suspect(error):
-    reports = tuple(NodeReport(node, addresses=(f"10.0.0.{place}",)) for place, node in enumerate(NODES, 1))
+    reports = tuple(
+        NodeReport(node, addresses=(f"10.0.0.{place}",)) for place, node in enumerate(NODES, 1)
+    )
     found = attribute(evidence(failures=(failure(ONE, 0, error),), reports=reports, ranks={3: TWO}))
     assert (found.kind, found.blamed, found.suspects) == (Kind.UNKNOWN, (), (TWO,))
     assert error in found.evidence[0]
-    alike = tuple(NodeReport(node, addresses=("10.0.0.2",)) for node in NODES)  # one machine plays them all
+    alike = tuple(
+        NodeReport(node, addresses=("10.0.0.2",)) for node in NODES
+    )  # one machine plays them all
     assert attribute(evidence(failures=(failure(ONE, 0, error),), reports=alike)).suspects == ()
 
 
 def test_the_steps_exit_code_tells_what_the_jobs_own_hides():
     found = attribute(evidence(derived_exit_code=134))
-    assert (found.kind, found.summary) == (Kind.UNKNOWN, "a step of the job was ended by SIGABRT (DerivedExitCode 6)")
+    assert (found.kind, found.summary) == (
+        Kind.UNKNOWN,
+        "a step of the job was ended by SIGABRT (DerivedExitCode 6)",
+    )
     assert (found.blamed, found.suspects) == ((), ())
     assert attribute(evidence(nodes=(ONE,), derived_exit_code=137)).suspects == (ONE,)
     for told_to_go in (143, 130, 138, 1, 0, 250):
         assert "step of the job" not in attribute(evidence(derived_exit_code=told_to_go)).summary
-    better = attribute(evidence(derived_exit_code=134, failures=(failure(TWO, 2, "the worker was ended", 1.0, 6),)))
+    better = attribute(
+        evidence(derived_exit_code=134, failures=(failure(TWO, 2, "the worker was ended", 1.0, 6),))
+    )
     assert better.suspects == (TWO,)
 
 
@@ -506,15 +631,15 @@ def test_the_worker_that_was_gone_first_makes_a_suspect():
     found = attribute(evidence(reports=missed(100.0, 130.0)))
     assert (found.kind, found.blamed, found.suspects) == (Kind.UNKNOWN, (), (TWO,))
     assert found.evidence == ("rank 2 on jean-zay-iam02 was gone first: exit status 7",)
-    assert attribute(evidence(reports=missed(100.0, 101.0))).suspects == ()  # clocks differ by as much
+    assert (
+        attribute(evidence(reports=missed(100.0, 101.0))).suspects == ()
+    )  # clocks differ by as much
     own = (failure(THREE, 4, "IndexError: list index out of range"),)
     assert attribute(evidence(reports=missed(100.0, 130.0), failures=own)).suspects == (THREE,)
 
 
 def test_a_task_that_was_told_to_go_names_no_node():
-    lines = (
-        "srun: error: jean-zay-iam02: tasks 2-3: Terminated\nsrun: error: jean-zay-iam01: task 0: User defined signal 1"
-    )
+    lines = "srun: error: jean-zay-iam02: tasks 2-3: Terminated\nsrun: error: jean-zay-iam01: task 0: User defined signal 1"
     found = attribute(evidence(lines))
     assert (found.kind, found.suspects) == (Kind.UNKNOWN, ())
 
@@ -524,7 +649,11 @@ def test_a_refused_credential_is_no_lost_node():
     one = attribute(evidence(line.format(TWO)))
     assert (one.blamed, one.suspects) == ((), (TWO,))  # its clock or its key
     both = attribute(evidence("\n".join(line.format(node) for node in (ONE, TWO))))
-    assert (both.kind, both.blamed, both.suspects) == (Kind.UNKNOWN, (), ())  # whoever made it: no node's own
+    assert (both.kind, both.blamed, both.suspects) == (
+        Kind.UNKNOWN,
+        (),
+        (),
+    )  # whoever made it: no node's own
 
 
 def test_a_link_has_two_ends_and_condemns_neither():
@@ -538,7 +667,9 @@ def test_a_save_that_failed_at_the_end_is_storage():
     assert attribute(evidence(marker=marker("error", words))).kind is Kind.STORAGE
 
 
-@pytest.mark.parametrize("reason", ["finished", "exit-duration", "kill-switch", "pause", "superseded"])
+@pytest.mark.parametrize(
+    "reason", ["finished", "exit-duration", "kill-switch", "pause", "superseded"]
+)
 def test_an_orderly_end_stands_whatever_launchers_did_later(reason):
     lines = WORKER_KILLED + "\nsrun: error: jean-zay-iam02: task 1: Killed"
     assert attribute(evidence(lines, marker=marker(reason), status=137)).kind is Kind.OPERATOR
@@ -547,7 +678,10 @@ def test_an_orderly_end_stands_whatever_launchers_did_later(reason):
 def test_a_signal_that_no_one_sent_means_a_node_died_if_one_did():
     lines = "srun: error: Node failure on jean-zay-iam02"
     assert attribute(evidence(lines, marker=marker("signal"))).blamed == (TWO,)
-    assert attribute(evidence(lines, marker=marker("signal"), stopped_by="SIGUSR1")).kind is Kind.OPERATOR
+    assert (
+        attribute(evidence(lines, marker=marker("signal"), stopped_by="SIGUSR1")).kind
+        is Kind.OPERATOR
+    )
     assert attribute(evidence(WORKER_KILLED, marker=marker("signal"))).kind is Kind.OPERATOR
     killed = "srun: error: jean-zay-iam02: task 1: Killed"
     assert attribute(evidence(killed, marker=marker("signal"))).kind is Kind.NODE
@@ -556,8 +690,14 @@ def test_a_signal_that_no_one_sent_means_a_node_died_if_one_did():
 def test_what_follows_an_end_at_once_is_nobodys_fault():
     killed = "srun: error: jean-zay-iam02: task 1: Killed"
     found = attribute(evidence(killed, ended_by="ana on n1"))
-    assert (found.kind, found.blamed, found.summary) == (Kind.OPERATOR, (), "ended at once, as asked by ana on n1")
-    assert attribute(evidence(killed, ended_by="ana", marker=marker("error"))).summary != found.summary
+    assert (found.kind, found.blamed, found.summary) == (
+        Kind.OPERATOR,
+        (),
+        "ended at once, as asked by ana on n1",
+    )
+    assert (
+        attribute(evidence(killed, ended_by="ana", marker=marker("error"))).summary != found.summary
+    )
 
 
 def test_a_full_run_directory_blames_storage_a_dead_node_itself():
@@ -569,12 +709,18 @@ def test_a_full_run_directory_blames_storage_a_dead_node_itself():
     assert full in found.summary
     lost = "srun: error: Node failure on jean-zay-iam02"
     assert attribute(evidence(lost, unwritable=full)).blamed == (TWO,)
-    assert attribute(evidence(first, unwritable=full, marker=marker("exit-duration"))).kind is Kind.OPERATOR
+    assert (
+        attribute(evidence(first, unwritable=full, marker=marker("exit-duration"))).kind
+        is Kind.OPERATOR
+    )
 
 
 def test_nothing_at_all_is_unknown_and_says_so():
     found = attribute(evidence(status=0))
-    assert (found.kind, found.summary) == (Kind.UNKNOWN, "the workers ended with status 0 and no word")
+    assert (found.kind, found.summary) == (
+        Kind.UNKNOWN,
+        "the workers ended with status 0 and no word",
+    )
 
 
 def test_a_fault_has_one_name_wherever_and_whenever_it_strikes():
@@ -596,7 +742,9 @@ def test_a_fault_has_one_name_wherever_and_whenever_it_strikes():
     st.booleans(),
 )  # fmt: skip
 def test_whatever_was_left_behind_there_is_one_conclusion(failures, lines, end, overdue):
-    found = attribute(evidence("\n".join(lines), failures=tuple(failures), marker=end, overdue=overdue))
+    found = attribute(
+        evidence("\n".join(lines), failures=tuple(failures), marker=end, overdue=overdue)
+    )
     assert 0 <= found.confidence <= 1
     assert found.fault
     assert not found.blamed or (found.kind is Kind.NODE and not found.suspects)
@@ -606,8 +754,13 @@ def test_whatever_was_left_behind_there_is_one_conclusion(failures, lines, end, 
 
 
 def test_who_waited_in_vain_is_not_the_suspect_though_all_saw_it_end():
-    waited = failure(ONE, 0, f"RankLost: step timed out after 10 s: no word from rank 2 on {TWO}", 1.0)
-    saw = [failure(node, rank, "RankLost: connection closed by rank 0", 1.1) for rank, node in ((2, TWO), (4, THREE))]
+    waited = failure(
+        ONE, 0, f"RankLost: step timed out after 10 s: no word from rank 2 on {TWO}", 1.0
+    )
+    saw = [
+        failure(node, rank, "RankLost: connection closed by rank 0", 1.1)
+        for rank, node in ((2, TWO), (4, THREE))
+    ]
     found = attribute(evidence(failures=(waited, *saw), ranks={0: ONE, 2: TWO, 4: THREE}))
     assert (found.kind, found.blamed, found.suspects) == (Kind.UNKNOWN, (), (TWO,))
     assert "no word from rank 2" in found.summary

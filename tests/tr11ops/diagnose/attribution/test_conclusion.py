@@ -40,10 +40,18 @@ def failure(rank: int, host: str, error: str, time: float) -> dict[str, object]:
 def test_the_agents_conclusion_stands(tmp_path: Path) -> None:
     AGENTS.write(tmp_path)
     replace(AGENTS, launch=1, suspects=("n1",)).write(tmp_path)
-    put(tmp_path, "failures/rank-0.json", failure(0, "n1", "RuntimeError: No CUDA GPUs are available", 101.0))
+    put(
+        tmp_path,
+        "failures/rank-0.json",
+        failure(0, "n1", "RuntimeError: No CUDA GPUs are available", 101.0),
+    )
     found = conclude(tmp_path, None, None)
     assert found is not None and found.by_agent
-    assert (found.found.kind, found.found.suspects, found.found.confidence) == (Kind.NODE, ("n2",), 0.78)
+    assert (found.found.kind, found.found.suspects, found.found.confidence) == (
+        Kind.NODE,
+        ("n2",),
+        0.78,
+    )
     first = conclude(tmp_path, 1, None)
     assert first is not None and first.found.suspects == ("n1",)
     assert conclude(tmp_path, 9, None) is None and conclude(tmp_path / "none", None, None) is None
@@ -51,10 +59,20 @@ def test_the_agents_conclusion_stands(tmp_path: Path) -> None:
 
 def test_without_the_agents_word_the_records_are_asked(tmp_path: Path) -> None:
     BEGUN.write(tmp_path)
-    assert conclude(tmp_path, None, None) is None  # it may still train: nothing is left that tells of an end
+    assert (
+        conclude(tmp_path, None, None) is None
+    )  # it may still train: nothing is left that tells of an end
     (tmp_path / "launches" / "3.json").write_text('{"launch": "three"}')  # not one
-    put(tmp_path, "failures/rank-0.json", failure(0, "n1", "RankLost: connection closed by rank 3 on n2", 102.0))
-    put(tmp_path, "failures/rank-3.json", failure(3, "n2", "RuntimeError: No CUDA GPUs are available", 101.0))
+    put(
+        tmp_path,
+        "failures/rank-0.json",
+        failure(0, "n1", "RankLost: connection closed by rank 3 on n2", 102.0),
+    )
+    put(
+        tmp_path,
+        "failures/rank-3.json",
+        failure(3, "n2", "RuntimeError: No CUDA GPUs are available", 101.0),
+    )
     found = conclude(tmp_path, None, None)
     assert found is not None and not found.by_agent
     assert (found.found.kind, found.found.blamed) == (Kind.NODE, ("n2",))
@@ -82,12 +100,16 @@ def test_the_schedulers_step_code_counts_where_all_else_is_silent(tmp_path: Path
     assert asked == []
 
 
-def diagnosis(fault: FaultClass, step: NextStep, node: str | None = "n1", confidence: float = 0.6) -> Diagnosis:
+def diagnosis(
+    fault: FaultClass, step: NextStep, node: str | None = "n1", confidence: float = 0.6
+) -> Diagnosis:
     line = QuotedLine("train.log", 7, "words", rank=1, node=node)
     return Diagnosis(fault, step, confidence, line, (), (), 0, "A reason.")
 
 
-def of(kind: Kind, blamed: tuple[str, ...] = (), suspects: tuple[str, ...] = (), sure: float = 0.95) -> Conclusion:
+def of(
+    kind: Kind, blamed: tuple[str, ...] = (), suspects: tuple[str, ...] = (), sure: float = 0.95
+) -> Conclusion:
     return Conclusion(Attribution(kind, "what it says", sure, blamed, suspects), by_agent=True)
 
 
@@ -115,9 +137,13 @@ def test_class_of_the_log_and_blame_of_the_records(
 
 
 def test_the_node_is_the_conclusions() -> None:
-    victim = joined(diagnosis(FaultClass.NCCL_NETWORK, NextStep.RESUBMIT), of(Kind.NODE, ("n2",))).root_cause
+    victim = joined(
+        diagnosis(FaultClass.NCCL_NETWORK, NextStep.RESUBMIT), of(Kind.NODE, ("n2",))
+    ).root_cause
     assert victim is not None and (victim.node, victim.rank) == ("n2", None)
-    unplaced = joined(diagnosis(FaultClass.UNKNOWN, NextStep.PAGE, node=None), of(Kind.NODE, ("n2",))).root_cause
+    unplaced = joined(
+        diagnosis(FaultClass.UNKNOWN, NextStep.PAGE, node=None), of(Kind.NODE, ("n2",))
+    ).root_cause
     assert unplaced is not None and (unplaced.node, unplaced.rank) == ("n2", 1)
     own = joined(diagnosis(FaultClass.STORAGE, NextStep.FIX_STORAGE), of(Kind.STORAGE)).root_cause
     assert own is not None and (own.node, own.rank) == ("n1", 1)
@@ -133,9 +159,19 @@ def test_detectors_and_status_quote_what_the_agent_would_say(tmp_path: Path) -> 
         return seen.failure
 
     assert quoted() == ""  # it may still train
-    put(attempt, "failures/rank-0.json", failure(0, "n1", "RankLost: connection closed by rank 3", 102.0))
-    put(attempt, "failures/rank-3.json", failure(3, "n2", "RuntimeError: No CUDA GPUs are available", 103.0))
-    assert quoted() == "rank 3 on n2: RuntimeError: No CUDA GPUs are available"  # the agent was ended too
+    put(
+        attempt,
+        "failures/rank-0.json",
+        failure(0, "n1", "RankLost: connection closed by rank 3", 102.0),
+    )
+    put(
+        attempt,
+        "failures/rank-3.json",
+        failure(3, "n2", "RuntimeError: No CUDA GPUs are available", 103.0),
+    )
+    assert (
+        quoted() == "rank 3 on n2: RuntimeError: No CUDA GPUs are available"
+    )  # the agent was ended too
     AGENTS.write(attempt)
     assert quoted() == AGENTS.summary
     put(attempt, "verdict.json", {"message": "the verdict's words"})

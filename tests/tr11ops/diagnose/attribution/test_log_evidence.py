@@ -32,7 +32,9 @@ def log_evidence(path: Path, text: str) -> Evidence:
     return found.log_evidence
 
 
-@pytest.mark.parametrize("line", [f"1: [default2]:{ERROR}", f"[rank6]: {ERROR}", f"1: [rank6]: {ERROR}"])
+@pytest.mark.parametrize(
+    "line", [f"1: [default2]:{ERROR}", f"[rank6]: {ERROR}", f"1: [rank6]: {ERROR}"]
+)
 def test_prefixes_and_the_node_list_name_the_node(tmp_path: Path, line: str) -> None:
     path = tmp_path / "train.log"
     left = log_evidence(path, f"{START}{line}\n0: [default1]:{LOST}\n")

@@ -9,7 +9,12 @@ from pathlib import Path
 from tr11ops.agent.node_record import NodeRecord, own_addresses
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import Evidence, Kind
-from tr11ops.diagnose.attribution.records import all_failures, read_elastic_errors, read_ranks, read_reports
+from tr11ops.diagnose.attribution.records import (
+    all_failures,
+    read_elastic_errors,
+    read_ranks,
+    read_reports,
+)
 from tr11ops.rundir.attempts import LaunchRecord
 
 NODES = ("n1", "n2")
@@ -18,16 +23,28 @@ NODES = ("n1", "n2")
 def error_file(attempt: Path, node_rank: int, local: int, words: object) -> None:
     folder = attempt / "torchrun" / str(node_rank) / "none_x" / "attempt_0" / str(local)
     folder.mkdir(parents=True)
-    (folder / "error.json").write_text(words if isinstance(words, str) else json.dumps({"message": words}))
+    (folder / "error.json").write_text(
+        words if isinstance(words, str) else json.dumps({"message": words})
+    )
 
 
 def elastic(text: str, when: float) -> dict[str, object]:
-    return {"message": text, "extraInfo": {"py_callstack": "Traceback", "timestamp": str(int(when))}}
+    return {
+        "message": text,
+        "extraInfo": {"py_callstack": "Traceback", "timestamp": str(int(when))},
+    }
 
 
 def test_the_first_worker_to_fail_by_elastic_error_files(tmp_path: Path) -> None:
-    error_file(tmp_path, 0, 1, elastic("RuntimeError: Connection closed by peer [10.0.0.2]:7", 1002))
-    error_file(tmp_path, 1, 0, elastic("RuntimeError: CUDA error: uncorrectable ECC error encountered", 1001))
+    error_file(
+        tmp_path, 0, 1, elastic("RuntimeError: Connection closed by peer [10.0.0.2]:7", 1002)
+    )
+    error_file(
+        tmp_path,
+        1,
+        0,
+        elastic("RuntimeError: CUDA error: uncorrectable ECC error encountered", 1001),
+    )
     error_file(tmp_path, 1, 1, '{"message": {"mess')  # half a file
     error_file(tmp_path, 1, 2, elastic("RuntimeError: of the launch before", 10))
     error_file(tmp_path, 9, 0, elastic("RuntimeError: of no node of this launch", 1000))
@@ -75,4 +92,8 @@ def test_the_first_worker_that_an_agent_missed(tmp_path: Path) -> None:
     record.write(failed_workers=workers)
     [report] = read_reports(tmp_path, 1)
     assert report.first_missed is not None
-    assert (report.first_missed.rank, report.first_missed.time, report.first_missed.how) == (3, 9.0, "exit status 7")
+    assert (report.first_missed.rank, report.first_missed.time, report.first_missed.how) == (
+        3,
+        9.0,
+        "exit status 7",
+    )

@@ -8,9 +8,13 @@ from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.diagnose.attribution.restart import restart_after
 from tr11ops.diagnose.signature import Restart
 
-EVICTED = "rank 3 on n2: OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lustre/x'"
+EVICTED = (
+    "rank 3 on n2: OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lustre/x'"
+)
 FULL = "rank 3 on n2: OSError: [Errno 28] No space left on device: '/lustre/x'"
-OUT_OF_MEMORY = "rank 3 on n2: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+OUT_OF_MEMORY = (
+    "rank 3 on n2: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+)
 
 
 def concluded(kind: Kind, said: str = "no words", **more: tuple[str, ...]) -> Attribution:
@@ -51,7 +55,10 @@ def test_a_fault_of_unknown_cause_may_come_twice_by_chance() -> None:
 
 
 def test_a_node_that_fails_twice_at_one_step_is_still_the_nodes() -> None:
-    assert restart_after(concluded(Kind.NODE, blamed=("n2",)), trained=True, times=2).answer is Restart.ELSEWHERE
+    assert (
+        restart_after(concluded(Kind.NODE, blamed=("n2",)), trained=True, times=2).answer
+        is Restart.ELSEWHERE
+    )
 
 
 def stuck(rank: int, number: int, operation: str) -> str:
@@ -71,6 +78,10 @@ def stuck(rank: int, number: int, operation: str) -> str:
         (("rank 0 on n1: DistStoreError: Timed out after 301 seconds waiting for clients. 8/16 clients joined.",), Restart.PLAIN, "passes"),
     ],
 )  # fmt: skip
-def test_what_is_missing_is_said_as_by_diagnose(evidence: tuple[str, ...], answer: Restart, why: str) -> None:
-    found = restart_after(Attribution(Kind.UNKNOWN, evidence[0], 0.9, evidence=evidence), trained=False)
+def test_what_is_missing_is_said_as_by_diagnose(
+    evidence: tuple[str, ...], answer: Restart, why: str
+) -> None:
+    found = restart_after(
+        Attribution(Kind.UNKNOWN, evidence[0], 0.9, evidence=evidence), trained=False
+    )
     assert found.answer is answer and why in found.why

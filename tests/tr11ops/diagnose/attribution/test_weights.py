@@ -25,7 +25,9 @@ def cases() -> list[fit.WeighedCase]:
 
 def test_every_rule_has_a_weight_and_no_other() -> None:
     source = Path(attributors.__file__).read_text(encoding="utf-8")
-    named = set(re.findall(r'_weighed\(\s*"([a-z-]+)"', source)) | set(re.findall(r'"(death[a-z-]*)"', source))
+    named = set(re.findall(r'_weighed\(\s*"([a-z-]+)"', source)) | set(
+        re.findall(r'"(death[a-z-]*)"', source)
+    )
     named |= {f"error-{kind}" for kind in (Kind.STORAGE, Kind.NUMERICS)}
     assert named == set(weights())
 
@@ -46,7 +48,9 @@ def test_the_order_and_the_threshold_are_those_of_the_priors() -> None:
 def test_the_weights_are_those_of_the_labelled_logs() -> None:
     assert len(cases()) >= 100
     anew = fit.fitted(cases(), PRIORS)
-    assert max(abs(anew[rule] - weight) for rule, weight in weights().items()) <= 0.03  # a few logs may come or go
+    assert (
+        max(abs(anew[rule] - weight) for rule, weight in weights().items()) <= 0.03
+    )  # a few logs may come or go
 
 
 def test_they_are_nearer_the_truth_than_the_priors() -> None:
@@ -65,7 +69,10 @@ def test_no_innocent_node_is_blamed_by_a_log() -> None:
 
 
 def test_pools_keep_the_order_and_the_mean() -> None:
-    values, shares = fit.np.array([0.2, 0.9, 0.3, 0.6, 0.5]), fit.np.array([1.0, 1.0, 2.0, 1.0, 1.0])
+    values, shares = (
+        fit.np.array([0.2, 0.9, 0.3, 0.6, 0.5]),
+        fit.np.array([1.0, 1.0, 2.0, 1.0, 1.0]),
+    )
     assert fit.pooled(values, shares) == pytest.approx([0.2, 0.5, 0.5, 0.55, 0.55])
 
 

@@ -20,9 +20,13 @@ SAVE = (Frame("_write_all", "trainer/checkpoint/files.py", 180), LOOP)
 ELSEWHERE = (Frame("sleep_on_it", "plugin/odd.py", 3), LOOP)
 
 
-def worker(rank: int, frames: tuple[Frame, ...] = ALL_REDUCE, *, per_node: int = 1, **more: str) -> WorkerStack:
+def worker(
+    rank: int, frames: tuple[Frame, ...] = ALL_REDUCE, *, per_node: int = 1, **more: str
+) -> WorkerStack:
     """Rank r on node tw0(r / per_node)."""
-    return WorkerStack(rank, f"tw{rank // per_node:02d}", 1000 + rank, more.pop("state", "S"), frames, **more)  # type: ignore[arg-type]
+    return WorkerStack(
+        rank, f"tw{rank // per_node:02d}", 1000 + rank, more.pop("state", "S"), frames, **more
+    )  # type: ignore[arg-type]
 
 
 def ranks(

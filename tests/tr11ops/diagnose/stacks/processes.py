@@ -24,7 +24,11 @@ def started(*programs: tuple[str, Mapping[str, str]]) -> Iterator[list[subproces
     try:
         for code, own in programs:
             environment = {"PATH": os.environ["PATH"], **own}
-            processes.append(subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE))
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE
+                )
+            )
         for process in processes:
             assert process.stdout is not None
             assert process.stdout.readline(), "it ended at once"

@@ -36,7 +36,9 @@ def test_looks_count_as_long_as_a_worker_does_not_move() -> None:
     assert counts == {0: 2, 1: 1, 2: 1}
     counts = looks_of(numbered(*second), counts, [*second, worker(3)])
     assert counts == {0: 3, 1: 2, 2: 2, 3: 1}
-    assert [group.looks for group in grouped([*second, worker(3)], counts)] == [2, 2, 1], "a row's least"
+    assert [group.looks for group in grouped([*second, worker(3)], counts)] == [2, 2, 1], (
+        "a row's least"
+    )
 
 
 def test_what_was_not_read_has_not_stood_still() -> None:

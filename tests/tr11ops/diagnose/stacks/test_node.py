@@ -65,11 +65,15 @@ def workers() -> Iterator[list[subprocess.Popen[bytes]]]:
         yield found
 
 
-def beat(folder: Path, rank: int, pid: int, host: str = "a", phase: str = "training", job: str = JOB) -> None:
+def beat(
+    folder: Path, rank: int, pid: int, host: str = "a", phase: str = "training", job: str = JOB
+) -> None:
     write_heartbeat(folder / f"{rank}.json", Heartbeat(rank, host, pid, phase, 5, time.time(), job))
 
 
-def test_workers_of_the_node_are_found(workers: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+def test_workers_of_the_node_are_found(
+    workers: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
     beat(tmp_path, 7, workers[4].pid)
     (tmp_path / "8.json").write_text("{")
     found = workers_here(tmp_path, JOB, "a")
@@ -88,7 +92,9 @@ def test_a_child_that_inherits_the_rank_is_no_worker(tmp_path: Path) -> None:
         assert len(children) == 1
         assert [one.pid for one in workers_here(tmp_path, JOB, "a")] == [parent.pid]
         beat(tmp_path, 3, children[0].pid)
-        assert [one.pid for one in workers_here(tmp_path, JOB, "a")] == [children[0].pid], "its own word"
+        assert [one.pid for one in workers_here(tmp_path, JOB, "a")] == [children[0].pid], (
+            "its own word"
+        )
 
 
 def test_a_wrapper_that_passes_the_rank_on_is_no_worker(tmp_path: Path) -> None:
@@ -104,7 +110,9 @@ def test_a_rank_whose_process_is_gone_is_dead_unless_it_left(tmp_path: Path) -> 
     beat(tmp_path, 0, gone.pid)
     beat(tmp_path, 1, gone.pid, phase="ended")
     beat(tmp_path, 2, gone.pid, job="7")
-    beat(tmp_path, 3, os.getpid())  # another process has the number by now: it started after the beat
+    beat(
+        tmp_path, 3, os.getpid()
+    )  # another process has the number by now: it started after the beat
     write_heartbeat(tmp_path / "3.json", Heartbeat(3, "a", os.getpid(), "training", 5, 1.0, JOB))
     answer = answers_here(tmp_path, JOB, "a", 300.0)[0]
     assert [(one.rank, one.state) for one in answer.workers] == [(0, GONE), (3, GONE)]
@@ -116,7 +124,11 @@ def until_it_waits(worker: FoundWorker, kind: WaitKind, function: str) -> Worker
 
     def waits() -> WorkerStack | None:
         found = read_worker(worker)
-        return found if wait_of(found).kind is kind and function in {frame.name for frame in found.frames} else None
+        return (
+            found
+            if wait_of(found).kind is kind and function in {frame.name for frame in found.frames}
+            else None
+        )
 
     found = until(waits, f"{kind} in {function}", context=lambda: read_worker(worker))
     assert found is not None
@@ -138,9 +150,13 @@ def test_a_hung_loader_a_hung_file_and_a_stopped_rank_are_told_apart(tmp_path: P
         if Path(f"/proc/{os.getpid()}/syscall").exists():
             read = until_it_waits(FoundWorker(1, "a", reader.pid), WaitKind.FILE, "read_index")
             assert (read.call, read.path) == ("read", str(pipe))
-        until_it_waits(FoundWorker(2, "a", sleeper.pid), WaitKind.STOPPED, "<module>")  # its stack is read all the same
+        until_it_waits(
+            FoundWorker(2, "a", sleeper.pid), WaitKind.STOPPED, "<module>"
+        )  # its stack is read all the same
         [answer] = answers_here(tmp_path, JOB, "a", 300.0)
-        assert [one.rank for one in answer.workers] == [0, 1, 2], "the loader's own process is no worker"
+        assert [one.rank for one in answer.workers] == [0, 1, 2], (
+            "the loader's own process is no worker"
+        )
 
 
 def test_looking_changes_nothing(tmp_path: Path) -> None:
@@ -154,16 +170,27 @@ def test_looking_changes_nothing(tmp_path: Path) -> None:
         assert process.poll() is None
 
 
-def test_a_worker_that_py_spy_cannot_read_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_py_spy_cannot_read_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spy = tmp_path / "py-spy"
-    monkeypatch.setattr(node.shutil, "which", lambda name, path=None: str(spy) if name == "py-spy" else None)
-    spy.write_text("#!/bin/sh\necho 'Error: Permission Denied: Try running again with sudo' >&2; exit 1\n")
+    monkeypatch.setattr(
+        node.shutil, "which", lambda name, path=None: str(spy) if name == "py-spy" else None
+    )
+    spy.write_text(
+        "#!/bin/sh\necho 'Error: Permission Denied: Try running again with sudo' >&2; exit 1\n"
+    )
     spy.chmod(0o755)
     with started((SLEEPS, environment("a", "0"))) as [process]:
         found = read_worker(FoundWorker(0, "a", process.pid))
-        assert found.trouble.startswith(f"no right to read process {process.pid} of ") and "or root" in found.trouble
+        assert (
+            found.trouble.startswith(f"no right to read process {process.pid} of ")
+            and "or root" in found.trouble
+        )
         # Which state it is depends on the moment: it has only just printed its line.
-        assert re.match(rf"thread {process.pid}: state [RSD]\b", found.threads[0]), "the kernel's words are kept"
+        assert re.match(rf"thread {process.pid}: state [RSD]\b", found.threads[0]), (
+            "the kernel's words are kept"
+        )
         assert wait_of(found).kind is WaitKind.UNREAD
         spy.write_text("#!/bin/sh\nexec sleep 3000\n")
         monkeypatch.setattr(node, "SPY_SECONDS", 0.5)

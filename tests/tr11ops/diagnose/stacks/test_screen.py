@@ -26,9 +26,13 @@ def look(
     trouble: str = "",
 ) -> StacksLook:
     nodes = sorted({one.node for one in workers})
-    answers = tuple(NodeStacks(node, tuple(one for one in workers if one.node == node)) for node in nodes)
+    answers = tuple(
+        NodeStacks(node, tuple(one for one in workers if one.node == node)) for node in nodes
+    )
     collected = CollectedStacks(answers, silent, trouble)
-    return StacksLook.after(before, "1234_7", NOW, collected, records or RecordsLook(Path("/r/flight-recorder")))
+    return StacksLook.after(
+        before, "1234_7", NOW, collected, records or RecordsLook(Path("/r/flight-recorder"))
+    )
 
 
 STOPPED = [*ranks(8, but=5), worker(5, state="T")]
@@ -48,14 +52,22 @@ def test_the_verdict_is_on_top_and_the_odd_one_first() -> None:
 @pytest.mark.parametrize("count", [1, 8, 384])
 def test_every_line_fits_80_columns(count: int) -> None:
     long = tuple(
-        Frame("a_very_long_function_name_indeed" * 3, "a/long/path/to/some/where" * 5 + ".py", 7) for _ in range(40)
+        Frame("a_very_long_function_name_indeed" * 3, "a/long/path/to/some/where" * 5 + ".py", 7)
+        for _ in range(40)
     )
     moved = [worker(rank, (Frame("f", "x.py", rank), *long), per_node=8) for rank in range(count)]
     records = RecordsLook(
-        Path("/r"), NOW - 90, 7, OperationsFinding("rank 5 did not enter " + "it " * 60, (5,)), ("x " * 90,)
+        Path("/r"),
+        NOW - 90,
+        7,
+        OperationsFinding("rank 5 did not enter " + "it " * 60, (5,)),
+        ("x " * 90,),
     )
     before = look(moved)
-    for one in (before, look(moved, "tw99", before=before, records=records, trouble="srun: error: " + "y " * 90)):
+    for one in (
+        before,
+        look(moved, "tw99", before=before, records=records, trouble="srun: error: " + "y " * 90),
+    ):
         shown = list(lines(one))
         assert max(map(len, shown)) <= 80, max(shown, key=len)
     assert len(shown) < 45
@@ -80,15 +92,22 @@ def test_another_attempt_begins_anew_in_the_document() -> None:
 
 
 def test_the_document_is_json_with_a_schema() -> None:
-    records = RecordsLook(Path("/r"), NOW - 90, 7, OperationsFinding("rank 5 did not enter it", (5,), "data", 9))
+    records = RecordsLook(
+        Path("/r"), NOW - 90, 7, OperationsFinding("rank 5 did not enter it", (5,), "data", 9)
+    )
     document = json.loads(json.dumps(look(STOPPED, records=records).document()))
     assert document["schema"] == 1 and document["job"] == "1234_7" and document["exit_code"] == 1
     assert document["odd"] == {"ranks": [5], "nodes": ["tw05"], "kind": "stopped", "certain": True}
-    assert document["flight_recorder"]["missing_ranks"] == [5] and document["flight_recorder"]["sequence"] == 9
+    assert (
+        document["flight_recorder"]["missing_ranks"] == [5]
+        and document["flight_recorder"]["sequence"] == 9
+    )
     assert document["groups"][0]["frames"][0] == {
         "function": "all_reduce", "file": "torch/distributed/distributed_c10d.py", "line": 2810,
     }  # fmt: skip
-    assert {"rank", "node", "pid", "state", "call", "path", "trouble"} == set(document["workers"][0])
+    assert {"rank", "node", "pid", "state", "call", "path", "trouble"} == set(
+        document["workers"][0]
+    )
 
 
 def test_exit_codes() -> None:
@@ -103,10 +122,14 @@ def test_exit_codes() -> None:
 def test_an_old_flight_record_is_shown_but_judges_nothing() -> None:
     finding = OperationsFinding("rank 5 did not enter all-reduce 9", (5,))
     fresh = look(ranks(8), records=RecordsLook(Path("/r"), NOW - 30, 8, finding))
-    assert fresh.verdict.ranks == (5,) and "told by the flight recorder of 8 ranks, 30 s ago" in list(lines(fresh))
+    assert fresh.verdict.ranks == (
+        5,
+    ) and "told by the flight recorder of 8 ranks, 30 s ago" in list(lines(fresh))
     old = look(ranks(8), records=RecordsLook(Path("/r"), NOW - 7200, 8, finding))
     assert not old.verdict.needs_person
-    assert any(line.startswith("flight recorder (8 ranks, 2 h 00 min ago): rank 5") for line in lines(old))
+    assert any(
+        line.startswith("flight recorder (8 ranks, 2 h 00 min ago): rank 5") for line in lines(old)
+    )
 
 
 def test_why_stacks_are_missing_is_said_once() -> None:
@@ -117,6 +140,8 @@ def test_why_stacks_are_missing_is_said_once() -> None:
 
 
 def test_the_kept_text_has_every_frame() -> None:
-    text = text_of("tw05", [worker(5, ALL_REDUCE, state="T", call="futex"), worker(6, (), trouble="no right")])
+    text = text_of(
+        "tw05", [worker(5, ALL_REDUCE, state="T", call="futex"), worker(6, (), trouble="no right")]
+    )
     assert text.startswith("rank 5, process 1005, state T, in futex\n    all_reduce (torch/")
     assert "rank 6, process 1006, state S (no right)" in text

@@ -6,7 +6,15 @@ import re
 
 import pytest
 
-from tests.tr11ops.diagnose.stacks.made import ALL_REDUCE, ELSEWHERE, FORWARD, LOADER, SAVE, SEND, worker
+from tests.tr11ops.diagnose.stacks.made import (
+    ALL_REDUCE,
+    ELSEWHERE,
+    FORWARD,
+    LOADER,
+    SAVE,
+    SEND,
+    worker,
+)
 from tr11ops.diagnose.stacks.waits import WaitKind, WaitRule, read_rule, rules, wait_of
 from tr11ops.diagnose.stacks.worker import GONE, Frame
 
@@ -49,7 +57,9 @@ def test_every_rule_has_examples_of_both_kinds() -> None:
         (ELSEWHERE, WaitKind.OTHER, "sleep_on_it (plugin/odd.py:3)"),
     ],
 )
-def test_the_innermost_frame_that_is_known_decides(frames: tuple[Frame, ...], kind: WaitKind, what: str) -> None:
+def test_the_innermost_frame_that_is_known_decides(
+    frames: tuple[Frame, ...], kind: WaitKind, what: str
+) -> None:
     found = wait_of(worker(0, frames))
     assert (found.kind, found.what) == (kind, what)
 
@@ -71,7 +81,9 @@ def test_the_kernel_knows_who_is_stopped_or_dead(state: str, kind: WaitKind) -> 
 def test_a_call_on_a_file_counts_before_the_place_in_the_program() -> None:
     reading = worker(0, LOADER, call="read", path="/fs/corpus.bin")
     assert (wait_of(reading).kind, wait_of(reading).what) == (WaitKind.FILE, "read /fs/corpus.bin")
-    assert wait_of(worker(0, LOADER, call="read")).kind is WaitKind.DATA_LOADER, "of a pipe or socket, it says nothing"
+    assert wait_of(worker(0, LOADER, call="read")).kind is WaitKind.DATA_LOADER, (
+        "of a pipe or socket, it says nothing"
+    )
     assert wait_of(worker(0, LOADER, call="futex")).kind is WaitKind.DATA_LOADER
     assert wait_of(worker(0, ALL_REDUCE, call="write", path="/x.log")).kind is WaitKind.COLLECTIVE
 

@@ -8,13 +8,22 @@ import random
 import pytest
 
 from tests.tr11ops.diagnose.stacks.made import ranks, worker
-from tr11ops.diagnose.stacks.worker import MARK, PIECE_CHARACTERS, AnswerReader, Frame, NodeStacks, main_thread
+from tr11ops.diagnose.stacks.worker import (
+    MARK,
+    PIECE_CHARACTERS,
+    AnswerReader,
+    Frame,
+    NodeStacks,
+    main_thread,
+)
 
 
 def big_answer(node: str, seed: int) -> NodeStacks:
     """One that needs several lines: numbers that do not pack well."""
     chance = random.Random(seed)
-    frames = tuple(Frame(f"f{chance.random()}", f"a/{chance.random()}.py", number) for number in range(60))
+    frames = tuple(
+        Frame(f"f{chance.random()}", f"a/{chance.random()}.py", number) for number in range(60)
+    )
     return NodeStacks(node, (worker(seed, frames, call="read", path="/a b/é"),))
 
 
@@ -51,13 +60,22 @@ def dumped(*threads: dict[str, object]) -> str:
 
 
 def frame(name: str) -> dict[str, object]:
-    return {"name": name, "filename": f"/x/{name}.py", "short_filename": f"{name}.py", "line": 3, "module": None}
+    return {
+        "name": name,
+        "filename": f"/x/{name}.py",
+        "short_filename": f"{name}.py",
+        "line": 3,
+        "module": None,
+    }
 
 
 def test_the_main_thread_is_the_one_with_the_process_number() -> None:
     other = {"os_thread_id": 9, "thread_name": "kill-now", "frames": [frame("watch")]}
     named = {"os_thread_id": 7, "thread_name": None, "frames": [frame("inner"), frame("outer")]}
-    assert main_thread(dumped(other, named), 7) == (Frame("inner", "inner.py", 3), Frame("outer", "outer.py", 3))
+    assert main_thread(dumped(other, named), 7) == (
+        Frame("inner", "inner.py", 3),
+        Frame("outer", "outer.py", 3),
+    )
     unnumbered = {"os_thread_id": None, "thread_name": "MainThread", "frames": [frame("main")]}
     assert main_thread(dumped(other, unnumbered), 7) == (Frame("main", "main.py", 3),)
 

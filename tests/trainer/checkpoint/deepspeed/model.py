@@ -33,7 +33,11 @@ class Part:
         self.size, self.rank = shape.tensor, rank % shape.tensor
         self.group = None
         for first in range(0, shape.world, shape.tensor):
-            made = dist.new_group(list(range(first, first + shape.tensor))) if shape.tensor > 1 else None
+            made = (
+                dist.new_group(list(range(first, first + shape.tensor)))
+                if shape.tensor > 1
+                else None
+            )
             if first <= rank < first + shape.tensor:
                 self.group = made
 
@@ -53,7 +57,9 @@ class Column(nn.Module):
         self.bias.model_parallel = True  # type: ignore[attr-defined]
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return functional.linear(copy_to_tensor_region(hidden, self.part.group), self.weight, self.bias)
+        return functional.linear(
+            copy_to_tensor_region(hidden, self.part.group), self.weight, self.bias
+        )
 
 
 class Row(nn.Module):
@@ -64,7 +70,10 @@ class Row(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return reduce_from_tensor_region(functional.linear(hidden, self.weight), self.part.group) + self.bias
+        return (
+            reduce_from_tensor_region(functional.linear(hidden, self.weight), self.part.group)
+            + self.bias
+        )
 
 
 class Words(nn.Module):
@@ -139,7 +148,9 @@ def transpose(hidden: Tensor) -> Tensor:
 def head(module: EmbeddingPipe, hidden: Tensor) -> Tensor:
     """Logits of this tensor rank's rows, joined by a sum: each rank fills its own columns."""
     part = module.word_embeddings.part
-    local = functional.linear(copy_to_tensor_region(hidden, part.group), module.word_embeddings.weight)
+    local = functional.linear(
+        copy_to_tensor_region(hidden, part.group), module.word_embeddings.weight
+    )
     before = part.rank * local.shape[-1]
     wide = functional.pad(local, (before, VOCABULARY - before - local.shape[-1]))
     return reduce_from_tensor_region(wide, part.group)
@@ -159,24 +170,40 @@ def build(shape: Shape, bf16: bool, weight_decay: float = 0.1) -> Any:
     tied = {"key": "embed", "typename": EmbeddingPipe, "tied_weight_attr": "word_embeddings_weight"}
     layers = [
         lambda tokens: tokens,
-        TiedLayerSpec(tied["key"], tied["typename"], part, tied_weight_attr=tied["tied_weight_attr"]),
+        TiedLayerSpec(
+            tied["key"], tied["typename"], part, tied_weight_attr=tied["tied_weight_attr"]
+        ),
         transpose,
         *(LayerSpec(ParallelTransformerLayerPipe, part, number) for number in range(LAYERS)),
         transpose,
         LayerSpec(nn.LayerNorm, HIDDEN),
-        TiedLayerSpec(tied["key"], tied["typename"], part, forward_fn=head, tied_weight_attr=tied["tied_weight_attr"]),
+        TiedLayerSpec(
+            tied["key"],
+            tied["typename"],
+            part,
+            forward_fn=head,
+            tied_weight_attr=tied["tied_weight_attr"],
+        ),
         lambda logits: logits.float(),
     ]
     with contextlib.redirect_stdout(io.StringIO()):
         module = PipelineModule(
             layers=layers,
-            topology=PipeModelDataParallelTopology(num_pp=shape.pipeline, num_mp=shape.tensor, num_dp=shape.data),
+            topology=PipeModelDataParallelTopology(
+                num_pp=shape.pipeline, num_mp=shape.tensor, num_dp=shape.data
+            ),
             loss_fn=loss,
             partition_method="type:transformer|embedding",
         )
         groups = [
-            {"params": [item for item in module.parameters() if item.dim() > 1], "weight_decay": weight_decay},
-            {"params": [item for item in module.parameters() if item.dim() == 1], "weight_decay": 0.0},
+            {
+                "params": [item for item in module.parameters() if item.dim() > 1],
+                "weight_decay": weight_decay,
+            },
+            {
+                "params": [item for item in module.parameters() if item.dim() == 1],
+                "weight_decay": 0.0,
+            },
         ]
         optimizer = torch.optim.AdamW(groups, lr=1e-2)
         config: dict[str, Any] = {
@@ -190,14 +217,18 @@ def build(shape: Shape, bf16: bool, weight_decay: float = 0.1) -> Any:
         }
         if bf16:
             config |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
-        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
+        engine, *_ = deepspeed.initialize(
+            model=module, optimizer=optimizer, config=config, dist_init_required=False
+        )
     return engine
 
 
 def batches(shape: Shape, step: int) -> Iterator[tuple[Tensor, Tensor]]:
     """This replica's micro batches of a step: the same samples whatever the shape."""
     data_rank = dist.get_rank() // shape.tensor % shape.data
-    tokens = torch.randint(VOCABULARY, (SAMPLES, LENGTH + 1), generator=torch.Generator().manual_seed(step))
+    tokens = torch.randint(
+        VOCABULARY, (SAMPLES, LENGTH + 1), generator=torch.Generator().manual_seed(step)
+    )
     for index in range(data_rank, SAMPLES // 2, shape.data):
         piece = tokens[2 * index : 2 * index + 2]
         yield piece[:, :-1], piece[:, 1:]
@@ -223,7 +254,9 @@ def held(engine: Any) -> dict[str, dict[str, Tensor]]:
                 partition = optimizer.param_groups[mapping.param_group_index]["params"][0]
                 flat = partition.detach() if kind == "fp32" else optimizer.state[partition][kind]
                 where, address = mapping.hp_fragment_address, mapping.lp_fragment_address
-                whole.narrow(0, address.start, address.numel).copy_(flat.narrow(0, where.start, where.numel))
+                whole.narrow(0, address.start, address.numel).copy_(
+                    flat.narrow(0, where.start, where.numel)
+                )
             dist.all_reduce(whole, group=parameter._dp_group)
             kinds[kind] = whole.view_as(parameter)
         found[name] = kinds
@@ -253,7 +286,9 @@ def client_state(iteration: int) -> dict[str, Any]:
 
 def save(engine: Any, folder: Path, step: int) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
-        engine.save_checkpoint(str(folder), tag=f"global_step{step}", client_state=client_state(step))
+        engine.save_checkpoint(
+            str(folder), tag=f"global_step{step}", client_state=client_state(step)
+        )
 
 
 def load(engine: Any, folder: Path) -> dict[str, Any]:
@@ -304,7 +339,9 @@ def whole(ranks: list[dict[str, dict[str, Tensor]]], shape: Shape) -> dict[str, 
         first = stage * shape.data * shape.tensor
         for name in ranks[first]:
             for kind in ranks[first][name]:
-                value = join(name, [ranks[first + part][name][kind] for part in range(shape.tensor)])
+                value = join(
+                    name, [ranks[first + part][name][kind] for part in range(shape.tensor)]
+                )
                 key = f"{logical_name(name)}/{kind}"
                 if key in found and key.startswith("embedding.word.weight"):
                     assert torch.equal(found[key], value), key

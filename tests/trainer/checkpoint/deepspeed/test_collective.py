@@ -13,7 +13,13 @@ from msgspec.structs import replace
 
 from tests.trainer.cases import CPU, Piece, assemble, batches, copy_state, tiny
 from tests.trainer.checkpoint import world
-from tests.trainer.checkpoint.memory_source import Sizes, differences, extras_of, info_of, memory_source
+from tests.trainer.checkpoint.memory_source import (
+    Sizes,
+    differences,
+    extras_of,
+    info_of,
+    memory_source,
+)
 from tests.trainer.checkpoint.synthetic import Shape
 from trainer.checkpoint import randomness, store
 from trainer.checkpoint.deepspeed.collective import load_deepspeed, save_deepspeed
@@ -32,7 +38,9 @@ SAVED, OTHER = Shape(tensor=2, pipeline=2), Shape(pipeline=2, data=2)
 
 
 def info(mesh: Mesh, **facts: Any) -> CheckpointInfo:
-    return CheckpointInfo(mesh.degrees(), {"model.layers": 2, "model.hidden_size": 32} | facts, "hash")
+    return CheckpointInfo(
+        mesh.degrees(), {"model.layers": 2, "model.hidden_size": 32} | facts, "hash"
+    )
 
 
 def built(shape: Shape, dtype: str) -> tuple[Engine, Mesh]:
@@ -52,12 +60,16 @@ def save(rank: int, folder: Path, shape: Shape, dtype: str) -> tuple[list[Piece]
     for number in range(STEP):
         step(engine, mesh, number)
     torch.manual_seed(100 + rank)
-    extras = Extras({"iteration": STEP, "consumed_samples": 48, "consumed_tokens": 768}, randomness.capture())
+    extras = Extras(
+        {"iteration": STEP, "consumed_samples": 48, "consumed_tokens": 768}, randomness.capture()
+    )
     state = engine.sharded_state()
     save_deepspeed(folder / "theirs", STEP, state, extras, info(mesh), mesh)
     store.save(folder / "ours", STEP, state, extras, info(mesh))
     kept = sorted(path.name for path in (folder / "theirs").iterdir())
-    with contextlib.suppress(CheckpointError):  # a fragment that ZeRO-1 would not give: refused by all, nothing left
+    with contextlib.suppress(
+        CheckpointError
+    ):  # a fragment that ZeRO-1 would not give: refused by all, nothing left
         odd = replace(state.fragments[0], start=state.fragments[0].start + 1)
         broken = replace(state, fragments=[odd, *state.fragments[1:]]) if rank == 1 else state
         save_deepspeed(folder / "theirs", STEP + 1, broken, extras, info(mesh), mesh)
@@ -68,15 +80,23 @@ def save(rank: int, folder: Path, shape: Shape, dtype: str) -> tuple[list[Piece]
     return pieces, following, kept
 
 
-def resume(rank: int, folder: Path, shape: Shape, dtype: str) -> tuple[list[Piece], float, bool, tuple[str, ...]]:
+def resume(
+    rank: int, folder: Path, shape: Shape, dtype: str
+) -> tuple[list[Piece], float, bool, tuple[str, ...]]:
     engine, mesh = built(shape, dtype)
     state = engine.sharded_state()
-    with contextlib.suppress(CheckpointError):  # another model: refused by all, and nothing is touched
+    with contextlib.suppress(
+        CheckpointError
+    ):  # another model: refused by all, and nothing is touched
         load_deepspeed(folder, state, info(mesh, **({"model.layers": 3} if rank == 0 else {})))
         raise AssertionError("it was loaded")
     assert engine.sharded_state().optimizer_step == 0
     loaded = load_deepspeed(folder, state, info(mesh))
-    assert (loaded.optimizer_step, loaded.cursor["iteration"], loaded.manifest.step) == (STEP, STEP, STEP)
+    assert (loaded.optimizer_step, loaded.cursor["iteration"], loaded.manifest.step) == (
+        STEP,
+        STEP,
+        STEP,
+    )
     engine.finish_load(replace(state, optimizer_step=loaded.optimizer_step))
     restored = loaded.rng is not None
     if loaded.rng is not None:
@@ -89,10 +109,17 @@ def resume(rank: int, folder: Path, shape: Shape, dtype: str) -> tuple[list[Piec
     return pieces, following, restored, loaded.remarks
 
 
-@pytest.mark.parametrize(("dtype", "shapes"), [("bf16", [SAVED, OTHER]), ("fp32", [OTHER])], ids=["bf16", "fp32"])
-def test_save_and_resume_on_this_shape_and_on_another(memory: Path, dtype: str, shapes: list[Shape]) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "shapes"), [("bf16", [SAVED, OTHER]), ("fp32", [OTHER])], ids=["bf16", "fp32"]
+)
+def test_save_and_resume_on_this_shape_and_on_another(
+    memory: Path, dtype: str, shapes: list[Shape]
+) -> None:
     ranks = world.run(4, save, memory, SAVED, dtype)
-    truth, place = assemble([pieces for pieces, *_ in ranks]), memory / "theirs" / f"global_step{STEP}"
+    truth, place = (
+        assemble([pieces for pieces, *_ in ranks]),
+        memory / "theirs" / f"global_step{STEP}",
+    )
     assert ranks[0][2] == [f"global_step{STEP}", "latest"]
     assert sorted(path.name for path in (memory / "theirs").iterdir()) == ranks[0][2]
     manifest = Manifest.read(place)
@@ -113,7 +140,10 @@ def test_save_and_resume_on_this_shape_and_on_another(memory: Path, dtype: str, 
         answers = world.run(4, resume, place, shape, dtype)
         again = assemble([pieces for pieces, *_ in answers])
         assert [
-            name for name in truth for kind in truth[name] if not torch.equal(again[name][kind], truth[name][kind])
+            name
+            for name in truth
+            for kind in truth[name]
+            if not torch.equal(again[name][kind], truth[name][kind])
         ] == []
         for _, following, restored, remarks in answers:
             assert restored == (shape == SAVED) and bool(remarks) == (shape != SAVED)
@@ -128,7 +158,11 @@ REFUSED = {
         torch.bfloat16,
         r"layer_03-model_00-model_states\.pt is damaged or not a checkpoint",
     ),
-    "narrower": (Sizes(2, 16, 4, 64), torch.bfloat16, r"has shape .* in the checkpoint and .* in this run"),
+    "narrower": (
+        Sizes(2, 16, 4, 64),
+        torch.bfloat16,
+        r"has shape .* in the checkpoint and .* in this run",
+    ),
     "deeper": (
         Sizes(3, 32, 4, 64),
         torch.bfloat16,
@@ -144,9 +178,13 @@ def refused(rank: int, folder: Path) -> list[str]:
     before = [item.tensor.clone() for item in state.weights]
     for name in REFUSED:
         with pytest.raises(CheckpointError) as caught:
-            load_deepspeed(folder / name / "global_step5", state, CheckpointInfo(mesh.degrees(), {}))
+            load_deepspeed(
+                folder / name / "global_step5", state, CheckpointInfo(mesh.degrees(), {})
+            )
         messages.append(str(caught.value))
-        assert all(torch.equal(old, item.tensor) for old, item in zip(before, state.weights, strict=True))
+        assert all(
+            torch.equal(old, item.tensor) for old, item in zip(before, state.weights, strict=True)
+        )
     engine.close()
     return messages
 
@@ -154,7 +192,9 @@ def refused(rank: int, folder: Path) -> list[str]:
 def test_one_refusal_for_all_ranks_before_anything_is_loaded(memory: Path) -> None:
     for name, (sizes, dtype, _) in REFUSED.items():
         source = memory_source(sizes, dtype=dtype)
-        write_deepspeed_layout(memory / name, source, 5, extras_of(source), info_of(source, {"data": 3}))
+        write_deepspeed_layout(
+            memory / name, source, 5, extras_of(source), info_of(source, {"data": 3})
+        )
     damaged = memory / "damaged" / "global_step5"
     (damaged / "manifest.json").unlink()
     (damaged / "layer_03-model_00-model_states.pt").write_bytes(b"PK" + bytes(300))

@@ -34,7 +34,9 @@ def train_and_save(rank: int, folder: Path, shape: Shape, bf16: bool) -> tuple[H
     return held, following
 
 
-def load_and_train(rank: int, folder: Path, shape: Shape, bf16: bool) -> tuple[Held, float, int, dict[str, Any]]:
+def load_and_train(
+    rank: int, folder: Path, shape: Shape, bf16: bool
+) -> tuple[Held, float, int, dict[str, Any]]:
     engine = model.build(shape, bf16, weight_decay=0.9)  # to be replaced by the checkpoint's
     client = model.load(engine, folder)
     held, steps = model.held(engine), engine.global_steps
@@ -66,7 +68,9 @@ def test_the_engines_checkpoint_is_read_and_it_loads_ours(
 ) -> None:
     ranks = world.run(saved.world, train_and_save, tmp_path / "theirs", saved, bf16)
     truth = model.whole([held for held, _ in ranks], saved)
-    assert truth["embedding.norm.weight/exp_avg"].abs().sum() > 0, "the idle copy must not stand for the trained one"
+    assert truth["embedding.norm.weight/exp_avg"].abs().sum() > 0, (
+        "the idle copy must not stand for the trained one"
+    )
 
     said: list[str] = []
     source = open_deepspeed_layout(tmp_path / "theirs" / f"global_step{SAVED}", said.append)
@@ -90,7 +94,9 @@ def test_the_engines_checkpoint_is_read_and_it_loads_ours(
     settings = OptimizerSettings.of(source.group_options)
     assert (settings.learning_rate, settings.weight_decay, settings.beta2) == (1e-2, 0.1, 0.999)
     info = info_of(source, loaded.topology)
-    write_deepspeed_layout(tmp_path / "ours", source, SAVED, extras_of(source), info, settings=settings)
+    write_deepspeed_layout(
+        tmp_path / "ours", source, SAVED, extras_of(source), info, settings=settings
+    )
     answers = world.run(loaded.world, load_and_train, tmp_path / "ours", loaded, bf16)
     again = model.whole([held for held, *_ in answers], loaded)
     assert [key for key in truth if not torch.equal(again[key], truth[key])] == []

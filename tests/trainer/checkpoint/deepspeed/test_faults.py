@@ -27,7 +27,9 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pristine")
     for step, sizes in ((5, Sizes()), (6, Sizes()), (7, Sizes(hidden=16))):
         source = memory_source(sizes, step)
-        place = write_deepspeed_layout(folder, source, step, extras_of(source), info_of(source, TOPOLOGY))
+        place = write_deepspeed_layout(
+            folder, source, step, extras_of(source), info_of(source, TOPOLOGY)
+        )
         (place / "manifest.json").unlink()
     return folder
 
@@ -84,7 +86,16 @@ def test_the_copy_itself_is_good(place: Path) -> None:
     assert len(open_deepspeed_layout(place).tensors("optimizer")) == 3 * len(Sizes().shapes())
 
 
-EVERY_CLASS = [layer(1), layer(3, 1), layer(5), layer(7, 1), states(0), states(3), optimizer(0, 0), optimizer(1, 3)]
+EVERY_CLASS = [
+    layer(1),
+    layer(3, 1),
+    layer(5),
+    layer(7, 1),
+    states(0),
+    states(3),
+    optimizer(0, 0),
+    optimizer(1, 3),
+]
 
 
 @pytest.mark.parametrize("name", EVERY_CLASS)
@@ -146,7 +157,9 @@ def test_files_in_each_others_place(place: Path, one: str, other: str, said: str
         (optimizer(0, 2), "global_step7", "elements of|it is of another model|is of update"),
     ],
 )
-def test_a_file_of_another_checkpoint(place: Path, pristine: Path, name: str, source: str, said: str) -> None:
+def test_a_file_of_another_checkpoint(
+    place: Path, pristine: Path, name: str, source: str, said: str
+) -> None:
     shutil.copy(pristine / source / name, place / name)
     message = refusal(place)
     assert re.search(said, message) and name in message, message
@@ -155,26 +168,46 @@ def test_a_file_of_another_checkpoint(place: Path, pristine: Path, name: str, so
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (change(layer(4), lambda held: held.update({"extra.weight": torch.zeros(2)})), "holds extra.weight, which"),
-        (change(layer(4), lambda held: held.pop("mlp.dense_h_to_4h.bias")), "lacks mlp.dense_h_to_4h.bias"),
-        (change(layer(4, 1), lambda held: held.pop("mlp.dense_h_to_4h.bias")), "lacks mlp.dense_h_to_4h.bias"),
-        (change(states(0), lambda held: held.update(checkpoint_version=1.0)), "not in the order of heads"),
+        (
+            change(layer(4), lambda held: held.update({"extra.weight": torch.zeros(2)})),
+            "holds extra.weight, which",
+        ),
+        (
+            change(layer(4), lambda held: held.pop("mlp.dense_h_to_4h.bias")),
+            "lacks mlp.dense_h_to_4h.bias",
+        ),
+        (
+            change(layer(4, 1), lambda held: held.pop("mlp.dense_h_to_4h.bias")),
+            "lacks mlp.dense_h_to_4h.bias",
+        ),
+        (
+            change(states(0), lambda held: held.update(checkpoint_version=1.0)),
+            "not in the order of heads",
+        ),
         (change(states(1), lambda held: held.update(mp_world_size=8)), "has mp_world_size 8"),
         (
-            change(states(0), lambda held: held["ds_config"]["zero_optimization"].update(round_robin_gradients=True)),
+            change(
+                states(0),
+                lambda held: held["ds_config"]["zero_optimization"].update(
+                    round_robin_gradients=True
+                ),
+            ),
             "round_robin_gradients",
         ),
         (
-            change(optimizer(1, 1), lambda held: held["optimizer_state_dict"].update(partition_count=[4, 4])),
+            change(
+                optimizer(1, 1),
+                lambda held: held["optimizer_state_dict"].update(partition_count=[4, 4]),
+            ),
             r"is one of \[4, 4\] partitions",
         ),
         (change(optimizer(1, 1), lambda held: held.clear()), "holds no state of ZeRO stage 1 or 2"),
         (
             change(
                 optimizer(0, 0),
-                lambda held: held["optimizer_state_dict"]["base_optimizer_state"]["state"][0].update(
-                    exp_avg=torch.zeros(3)
-                ),
+                lambda held: held["optimizer_state_dict"]["base_optimizer_state"]["state"][
+                    0
+                ].update(exp_avg=torch.zeros(3)),
             ),
             "should be elements",
         ),
@@ -185,7 +218,9 @@ def test_a_file_of_another_checkpoint(place: Path, pristine: Path, name: str, so
             "layer_09.* is not a layer of a GPT",
         ),
         (
-            lambda place: shutil.copy(place / optimizer(0, 0), place / optimizer(0, 0).removeprefix("bf16_")),
+            lambda place: shutil.copy(
+                place / optimizer(0, 0), place / optimizer(0, 0).removeprefix("bf16_")
+            ),
             "mixes two checkpoints",
         ),
     ],
@@ -203,10 +238,15 @@ def test_another_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_manifest_is_believed_over_the_files(pristine: Path, tmp_path: Path) -> None:
     source = memory_source(Sizes())
-    place = write_deepspeed_layout(tmp_path, source, 5, extras_of(source), info_of(source, TOPOLOGY))
+    place = write_deepspeed_layout(
+        tmp_path, source, 5, extras_of(source), info_of(source, TOPOLOGY)
+    )
     with (place / layer(4)).open("ab") as stream:
         stream.write(b"x")
-    assert re.search(r"is damaged: layer_04-model_00-model_states.pt: \d+ bytes, the manifest says", refusal(place))
+    assert re.search(
+        r"is damaged: layer_04-model_00-model_states.pt: \d+ bytes, the manifest says",
+        refusal(place),
+    )
 
 
 class Hostile:
@@ -242,14 +282,20 @@ def test_a_step_that_exists_is_not_replaced(pristine: Path) -> None:
         ({"pipeline": 4}, "3 blocks cannot be dealt to 4 stages so that each has one"),
     ],
 )
-def test_degrees_that_do_not_fit_the_model(tmp_path: Path, topology: dict[str, int], said: str) -> None:
+def test_degrees_that_do_not_fit_the_model(
+    tmp_path: Path, topology: dict[str, int], said: str
+) -> None:
     source = memory_source(Sizes())
     with pytest.raises(CheckpointError, match=said):
-        write_deepspeed_layout(tmp_path / "new", source, 5, extras_of(source), info_of(source, topology))
+        write_deepspeed_layout(
+            tmp_path / "new", source, 5, extras_of(source), info_of(source, topology)
+        )
     assert not (tmp_path / "new").exists()
 
 
-def test_nothing_is_left_of_a_write_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_of_a_write_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, reads = memory_source(Sizes()), []
     whole_read = source.read
 

@@ -8,6 +8,7 @@ import pickle
 import shutil
 from collections.abc import Mapping
 from contextlib import redirect_stdout
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.trainer.checkpoint.memory_source import Sizes, differences, extras_of, info_of, memory_source
+from tests.trainer.checkpoint.memory_source import (
+    Sizes,
+    differences,
+    extras_of,
+    info_of,
+    memory_source,
+)
 from trainer.checkpoint.deepspeed import partition
 from trainer.checkpoint.deepspeed.content import OptimizerSettings
 from trainer.checkpoint.deepspeed.file_names import cut_dimension, place_of
@@ -38,7 +45,9 @@ def shape(tensor: int = 1, pipeline: int = 1, data: int = 1) -> dict[str, int]:
     return {"tensor": tensor, "pipeline": pipeline, "data": data}
 
 
-def write(folder: Path, source: TensorSource, topology: Mapping[str, int], **options: Any) -> DeepSpeedSource:
+def write(
+    folder: Path, source: TensorSource, topology: Mapping[str, int], **options: Any
+) -> DeepSpeedSource:
     place = write_deepspeed_layout(
         folder, source, source.facts.step, extras_of(source), info_of(source, topology), **options
     )
@@ -68,16 +77,23 @@ def test_every_topology_is_read_back_bitwise(
     assert found.facts.optimizer_step == source.facts.optimizer_step
     assert found.remarks == []
     manifest = Manifest.read(tmp_path / "global_step5")
-    assert manifest is not None and manifest_faults(tmp_path / "global_step5", manifest, read_digests=True) == []
+    assert (
+        manifest is not None
+        and manifest_faults(tmp_path / "global_step5", manifest, read_digests=True) == []
+    )
     assert read_latest(tmp_path) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step5", "latest"]
 
 
 def test_from_the_tr11_layout_and_back(tmp_path: Path) -> None:
     source = memory_source(SIZES)
-    first = write_checkpoint(tmp_path / "a", source, 5, extras_of(source), info_of(source, shape(2, 2, 1)))
+    first = write_checkpoint(
+        tmp_path / "a", source, 5, extras_of(source), info_of(source, shape(2, 2, 1))
+    )
     theirs = write(tmp_path / "b", open_checkpoint(first), shape(2, 2, 2))
-    again = write_checkpoint(tmp_path / "c", theirs, 5, extras_of(theirs), info_of(theirs, theirs.facts.topology))
+    again = write_checkpoint(
+        tmp_path / "c", theirs, 5, extras_of(theirs), info_of(theirs, theirs.facts.topology)
+    )
     opened = open_checkpoint(tmp_path / "b" / "global_step5")
     assert isinstance(opened, DeepSpeedSource)
     assert differences(open_checkpoint(again), source) == []
@@ -130,7 +146,9 @@ def test_any_rectangle_of_any_tensor(opened: DeepSpeedSource, data: st.DataObjec
         low = data.draw(st.integers(0, extent - 1))
         offsets.append(low)
         sizes.append(data.draw(st.integers(1, extent - low)))
-    assert torch.equal(found.read(part, key, offsets, sizes), source.read(part, key, offsets, sizes))
+    assert torch.equal(
+        found.read(part, key, offsets, sizes), source.read(part, key, offsets, sizes)
+    )
 
 
 def test_copies_that_differ_are_averaged_and_named(tmp_path: Path) -> None:
@@ -149,9 +167,14 @@ def test_copies_that_differ_are_averaged_and_named(tmp_path: Path) -> None:
     assert (
         said
         == found.remarks
-        == ["the tensor ranks' copies of blocks.1.input_norm.weight differ by up to 0.5; their mean is taken"]
+        == [
+            "the tensor ranks' copies of blocks.1.input_norm.weight differ by up to 0.5; their mean is taken"
+        ]
     )
-    assert torch.equal(found.read("weights", "blocks.0.input_norm.weight", (0,), (8,)), _masters("blocks.0.input_norm"))
+    assert torch.equal(
+        found.read("weights", "blocks.0.input_norm.weight", (0,), (8,)),
+        _masters("blocks.0.input_norm"),
+    )
 
 
 def _masters(name: str) -> Tensor:
@@ -206,8 +229,12 @@ def test_partitions_are_deepspeeds(data: int) -> None:
         flat = torch.zeros(size)
         theirs = []
         for parameter, start in _init_lp_to_hp_mapping(parameters, rank * size, size, None):
-            linked = get_hp_fragment_mapping(parameter, start, flat, {}, {}, False, 0, rank * size, size)
-            name = next(name for (name, _), item in zip(sizes, parameters, strict=True) if item is parameter)
+            linked = get_hp_fragment_mapping(
+                parameter, start, flat, {}, {}, False, 0, rank * size, size
+            )
+            name = next(
+                name for (name, _), item in zip(sizes, parameters, strict=True) if item is parameter
+            )
             address, where = linked.lp_fragment_address, linked.hp_fragment_address
             theirs.append(partition.FlatFragment(name, address.start, address.numel, where.start))
         assert ours == theirs
@@ -225,7 +252,9 @@ def test_stages_are_deepspeeds(layers: int) -> None:
 
     for stages in range(1, min(layers, 5) + 1):
         theirs = partition_balanced([0, 1, 0, *[1] * layers, 0, 0, 1, 0], stages)
-        with_blocks = all(any(3 <= at < 3 + layers for at in range(*pair)) for pair in zip(theirs, theirs[1:]))  # noqa: B905, RUF007
+        with_blocks = all(
+            any(3 <= at < 3 + layers for at in range(*pair)) for pair in pairwise(theirs)
+        )
         if with_blocks:
             assert partition.stage_bounds(layers, stages) == [int(bound) for bound in theirs]
         else:
@@ -236,20 +265,35 @@ def test_stages_are_deepspeeds(layers: int) -> None:
 def test_the_stages_of_the_176b_run() -> None:
     bounds = partition.stage_bounds(70, 12)
     assert bounds[0] == 0 and bounds[-1] == 77
-    blocks = [sum(3 <= at < 73 for at in range(low, high)) for low, high in zip(bounds, bounds[1:], strict=False)]  # noqa: RUF007
+    blocks = [sum(3 <= at < 73 for at in range(low, high)) for low, high in pairwise(bounds)]
     assert blocks == [5, *[6] * 10, 5]
 
 
 def test_file_names_and_places_are_the_originals(tmp_path: Path) -> None:
     write(tmp_path, memory_source(SIZES), shape(2, 2, 11))
     names = {path.name for path in (tmp_path / "global_step5").glob("*.pt")}
-    layers = {f"layer_{at:02d}-model_{part:02d}-model_states.pt" for at in (1, 3, 4, 5, 7) for part in range(2)}
+    layers = {
+        f"layer_{at:02d}-model_{part:02d}-model_states.pt"
+        for at in (1, 3, 4, 5, 7)
+        for part in range(2)
+    }
     ranks = {f"mp_rank_{rank:02d}_model_states.pt" for rank in range(4)}
-    optimizers = {f"bf16_zero_pp_rank_{d}_mp_rank_{m:02d}_optim_states.pt" for d in range(11) for m in range(4)}
+    optimizers = {
+        f"bf16_zero_pp_rank_{d}_mp_rank_{m:02d}_optim_states.pt"
+        for d in range(11)
+        for m in range(4)
+    }
     assert names == layers | ranks | optimizers
     states = torch.load(tmp_path / "global_step5" / "layer_01-model_00-model_states.pt")
-    assert list(states) == ["word_embeddings.weight", "word_embeddings.norm.weight", "word_embeddings.norm.bias"]
-    assert list(torch.load(tmp_path / "global_step5" / "layer_07-model_01-model_states.pt")) == ["weight", "bias"]
+    assert list(states) == [
+        "word_embeddings.weight",
+        "word_embeddings.norm.weight",
+        "word_embeddings.norm.bias",
+    ]
+    assert list(torch.load(tmp_path / "global_step5" / "layer_07-model_01-model_states.pt")) == [
+        "weight",
+        "bias",
+    ]
     assert place_of("final_norm.bias", 70).position == 74
 
 
@@ -263,7 +307,9 @@ def test_cut_dimensions_are_those_that_the_layers_declare() -> None:
 
     mesh = Mesh.single(torch.device("cpu"))
     for positions in ("alibi", "absolute"):
-        layers = gpt_layers(tiny(position_embedding=positions).model, 64, mesh, LanguageModelHead(mesh))
+        layers = gpt_layers(
+            tiny(position_embedding=positions).model, 64, mesh, LanguageModelHead(mesh)
+        )
         stage = [(layer.prefix, layer.kind(*layer.arguments)) for layer in layers]
         for name, parameter in logical_parameters(stage):
             assert cut_dimension(name) == sharding_of(parameter).dim, name
@@ -275,10 +321,16 @@ def test_transformers_bloom_converter_rule(tmp_path: Path) -> None:
 
     source = memory_source(SIZES, dtype=torch.float32)
     write(tmp_path, source, shape(2, 2, 1))
-    folder, average = tmp_path / "global_step5", ("layernorm", "norm.", "dense.bias", "dense_4h_to_h.bias")
+    folder, average = (
+        tmp_path / "global_step5",
+        ("layernorm", "norm.", "dense.bias", "dense_4h_to_h.bias"),
+    )
     state: dict[str, Tensor] = {}
     for path in sorted(folder.glob("layer_*model_00*")):
-        parts = [torch.load(path.with_name(path.name.replace("model_00", f"model_{rank:02d}"))) for rank in range(2)]
+        parts = [
+            torch.load(path.with_name(path.name.replace("model_00", f"model_{rank:02d}")))
+            for rank in range(2)
+        ]
         position = int(path.name.split("_")[1].split("-")[0])
         for key in parts[0]:
             values = [part[key] for part in parts]
@@ -298,7 +350,8 @@ def test_transformers_bloom_converter_rule(tmp_path: Path) -> None:
     weights = source.parts["weights"]
     assert torch.equal(model.h[2].mlp.dense_4h_to_h.weight, weights["blocks.2.mlp.down.weight"])
     assert torch.equal(
-        model.h[0].self_attention.query_key_value.bias, weights["blocks.0.attention.query_key_value.bias"]
+        model.h[0].self_attention.query_key_value.bias,
+        weights["blocks.0.attention.query_key_value.bias"],
     )
     assert torch.equal(model.word_embeddings.weight, weights["embedding.word.weight"])
     assert torch.equal(model.ln_f.bias, weights["final_norm.bias"])
@@ -312,7 +365,9 @@ def test_settings_are_those_of_the_parameter_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("topology", [shape(2, 2, 3), shape(1, 1, 12)], ids=str)
-def test_deepspeeds_converter_takes_ours_and_its_result_is_read(tmp_path: Path, topology: dict[str, int]) -> None:
+def test_deepspeeds_converter_takes_ours_and_its_result_is_read(
+    tmp_path: Path, topology: dict[str, int]
+) -> None:
     from deepspeed.checkpoint.ds_to_universal import main
 
     source = memory_source(Sizes(positions=10))
@@ -327,10 +382,15 @@ def test_deepspeeds_converter_takes_ours_and_its_result_is_read(tmp_path: Path, 
     assert isinstance(found, DeepSpeedSource)
     assert differences(found, source) == []
     assert (found.facts.cursor, found.facts.model) == (source.facts.cursor, source.facts.model)
-    assert (found.facts.topology, found.facts.optimizer_step) == (topology, source.facts.optimizer_step)
+    assert (found.facts.topology, found.facts.optimizer_step) == (
+        topology,
+        source.facts.optimizer_step,
+    )
 
     (tmp_path / "out" / "zero" / "4.mlp.dense_h_to_4h.weight" / "exp_avg.pt").unlink()
-    with pytest.raises(CheckpointError, match=r"4\.mlp\.dense_h_to_4h\.weight/exp_avg\.pt is missing"):
+    with pytest.raises(
+        CheckpointError, match=r"4\.mlp\.dense_h_to_4h\.weight/exp_avg\.pt is missing"
+    ):
         open_checkpoint(tmp_path / "out")
     shutil.rmtree(tmp_path / "out" / "zero" / "4.mlp.dense_h_to_4h.weight")
     with pytest.raises(CheckpointError, match=r"holds no folder for mlp\.dense_h_to_4h\.weight"):

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.trainer.checkpoint.memory_source import Sizes, differences, extras_of, info_of, memory_source
+from tests.trainer.checkpoint.memory_source import (
+    Sizes,
+    differences,
+    extras_of,
+    info_of,
+    memory_source,
+)
 from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.publishing import CheckpointInfo
 from trainer.checkpoint.reader import open_checkpoint
@@ -68,7 +74,10 @@ def test_there_and_back(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert read_latest(tmp_path / "there") == 5
 
     back = reshape(capsys, place, "-o", tmp_path / "back")
-    assert (back["new_layout"], back["topology"]) == ("tr11", {"tensor": 2, "pipeline": 2, "data": 11})
+    assert (back["new_layout"], back["topology"]) == (
+        "tr11",
+        {"tensor": 2, "pipeline": 2, "data": 11},
+    )
     again = open_checkpoint(tmp_path / "back" / "global_step5")
     assert differences(again, SOURCE) == []
     assert dict(again.facts.cursor) == {**SOURCE.facts.cursor, "step": 5}
@@ -80,15 +89,35 @@ def test_there_and_back(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_weights_only(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for layout in ("tr11", "deepspeed"):
-        result = reshape(capsys, saved, "-o", tmp_path / layout, "--format", layout, "--weights-only", "--no-verify")
+        result = reshape(
+            capsys,
+            saved,
+            "-o",
+            tmp_path / layout,
+            "--format",
+            layout,
+            "--weights-only",
+            "--no-verify",
+        )
         assert (result["optimizer"], result["verified"]) == (False, False)
         found = open_checkpoint(Path(result["folder"]))
         assert found.tensors("optimizer") == {}
         assert differences(found, memory_source(SIZES, optimizer=False)) == []
 
 
-def test_the_text_for_people(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["reshape", str(saved), "-o", str(tmp_path / "new"), "--format", "deepspeed", "--data", "3"]
+def test_the_text_for_people(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "reshape",
+        str(saved),
+        "-o",
+        str(tmp_path / "new"),
+        "--format",
+        "deepspeed",
+        "--data",
+        "3",
+    ]
     assert main(words) == 0
     assert re.fullmatch(
         r"\S+/new/global_step5: step 5, DeepSpeed layout for tensor 1 x pipeline 1 x data 3, [\d.]+ KiB in \d+ files\n",
@@ -98,7 +127,9 @@ def test_the_text_for_people(saved: Path, tmp_path: Path, capsys: pytest.Capture
 
 def test_refusals(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new"
-    assert "only --format deepspeed has a topology" in refusal(capsys, 2, saved, "-o", out, "--tensor", 2)
+    assert "only --format deepspeed has a topology" in refusal(
+        capsys, 2, saved, "-o", out, "--tensor", 2
+    )
     assert "--data 0: a degree is at least 1" in refusal(
         capsys, 2, saved, "-o", out, "--format", "deepspeed", "--data", 0
     )
@@ -117,10 +148,14 @@ def hold(checkpoints: Path) -> None:
     """A living trainer's lease on the run whose checkpoints lie there."""
     paths = RunPaths.of_checkpoints(checkpoints)
     assert paths is not None
-    assert LeaseFolder(paths).claim(1, LeaseClaim("1007", 1, "n01", 1, "ana", 1.0, "token", epoch=1))
+    assert LeaseFolder(paths).claim(
+        1, LeaseClaim("1007", 1, "n01", 1, "ana", 1.0, "token", epoch=1)
+    )
 
 
-def test_latest_of_others_is_left_alone(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_latest_of_others_is_left_alone(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "run" / "checkpoints" / "main"
     folder.mkdir(parents=True)
     (folder / "latest").write_text("global_step3")
@@ -145,7 +180,10 @@ def test_latest_is_not_moved_below_what_a_training_resumes_from(
     manifest.write_text(manifest.read_text().replace('"step": 5', '"step": 7'))
     (folder / "latest").write_text("global_step7")
     said = refusal(capsys, 1, saved, "-o", folder, "--latest")
-    assert "is not moved back to step 5: a training resumes from step 7" in said and "tr11 rollback 5" in said
+    assert (
+        "is not moved back to step 5: a training resumes from step 7" in said
+        and "tr11 rollback 5" in said
+    )
     assert not (folder / "global_step5").exists()
     (folder / "latest").unlink()
     result = reshape(capsys, saved, "-o", folder)
@@ -158,7 +196,11 @@ def test_latest_is_not_moved_below_what_a_training_resumes_from(
 
 @pytest.mark.parametrize("layout", ["tr11", "deepspeed"])
 def test_a_training_that_starts_meanwhile_keeps_its_latest(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, layout: str
+    saved: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    layout: str,
 ) -> None:
     folder = tmp_path / "run" / "checkpoints" / "main"
     write = Manifest.write
@@ -174,7 +216,11 @@ def test_a_training_that_starts_meanwhile_keeps_its_latest(
 
 @pytest.mark.parametrize("options", [(), ("--latest",)])
 def test_a_newer_one_that_comes_meanwhile_keeps_latest(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: list[str]
+    saved: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
 ) -> None:
     """As when several steps are reshaped into one folder at once."""
     folder = tmp_path / "there"
@@ -193,12 +239,20 @@ def test_a_newer_one_that_comes_meanwhile_keeps_latest(
     else:
         assert "is not moved back" in reshape(capsys, saved, "-o", folder)["remarks"][-1]
     found = Manifest.read(folder / "global_step5")
-    assert found is not None and not manifest_faults(folder / "global_step5", found, read_digests=True)
-    assert sorted(path.name for path in folder.iterdir()) == ["global_step5", "global_step7", "latest"]
+    assert found is not None and not manifest_faults(
+        folder / "global_step5", found, read_digests=True
+    )
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "global_step5",
+        "global_step7",
+        "latest",
+    ]
     assert read_latest(folder) == 7
 
 
-def test_weights_alone_never_take_latest(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_alone_never_take_latest(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "other"
     reshape(capsys, saved, "-o", folder)
     (folder / "global_step5").rename(folder / "global_step3")

@@ -25,7 +25,9 @@ TOLERANCE = 1e-5  # fp32 rounding through two blocks, on logits of size 1
 
 
 def info(config: TrainerConfig, mesh: Mesh) -> CheckpointInfo:
-    return CheckpointInfo(mesh.degrees(), {**facts_of_card(config), "precision.dtype": config.precision.dtype})
+    return CheckpointInfo(
+        mesh.degrees(), {**facts_of_card(config), "precision.dtype": config.precision.dtype}
+    )
 
 
 def loss_of_each(engine: Engine, tokens: Tensor) -> list[float]:
@@ -40,13 +42,21 @@ def train_and_save(config: TrainerConfig, folder: Path, tokens: Tensor) -> list[
     for step in range(STEP):
         engine.set_learning_rate(1e-2)
         engine.train_step(batches(config, mesh, step, 8), 8)
-    store.save(folder, STEP, engine.sharded_state(), Extras(EXTRAS.cursor, randomness.capture()), info(config, mesh))
+    store.save(
+        folder,
+        STEP,
+        engine.sharded_state(),
+        Extras(EXTRAS.cursor, randomness.capture()),
+        info(config, mesh),
+    )
     losses = loss_of_each(engine, tokens)
     engine.close()
     return losses
 
 
-def load_and_look(config: TrainerConfig, folder: Path, step: int, tokens: Tensor) -> tuple[list[float], Tensor | None]:
+def load_and_look(
+    config: TrainerConfig, folder: Path, step: int, tokens: Tensor
+) -> tuple[list[float], Tensor | None]:
     """Losses of single samples and, where one process holds the model, the logits; then a step of training."""
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
@@ -69,11 +79,14 @@ def load_and_look(config: TrainerConfig, folder: Path, step: int, tokens: Tensor
 
 def their_losses(logits: Tensor, tokens: Tensor) -> list[float]:
     return [
-        functional.cross_entropy(row.float(), sample[1:]).item() for row, sample in zip(logits, tokens, strict=True)
+        functional.cross_entropy(row.float(), sample[1:]).item()
+        for row, sample in zip(logits, tokens, strict=True)
     ]
 
 
-def require_theirs(looks: Iterable[tuple[list[float], Tensor | None]], model: torch.nn.Module, tokens: Tensor) -> None:
+def require_theirs(
+    looks: Iterable[tuple[list[float], Tensor | None]], model: torch.nn.Module, tokens: Tensor
+) -> None:
     """What each rank's `load_and_look` gave equals the logits and losses of transformers' model within the bounds."""
     with torch.no_grad():
         theirs = model(tokens[:, :-1]).logits

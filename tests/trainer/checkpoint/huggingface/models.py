@@ -23,8 +23,18 @@ EXTRAS = Extras({"iteration": 0, "consumed_samples": 0, "consumed_tokens": 0})
 
 def card(heads: int, pipeline: int = 1, tensor: int = 1, dtype: str = "fp32") -> TrainerConfig:
     """48 wide; heads that are no power of two, cut over two tensor ranks, take ALiBi slopes of both kinds."""
-    config = tiny(pipeline, tensor, dtype, hidden_size=48, attention_heads=heads, sequence_length=24, init_std=0.2)
-    return config.model_copy(update={"batch": config.batch.model_copy(update={"micro_batch_size": 1})})
+    config = tiny(
+        pipeline,
+        tensor,
+        dtype,
+        hidden_size=48,
+        attention_heads=heads,
+        sequence_length=24,
+        init_std=0.2,
+    )
+    return config.model_copy(
+        update={"batch": config.batch.model_copy(update={"micro_batch_size": 1})}
+    )
 
 
 def made_by_transformers(heads: int = 6, vocabulary: int = 64) -> Any:
@@ -32,7 +42,9 @@ def made_by_transformers(heads: int = 6, vocabulary: int = 64) -> Any:
     from transformers import BloomConfig, BloomForCausalLM
 
     torch.manual_seed(11)
-    shape = BloomConfig(vocab_size=vocabulary, hidden_size=48, n_layer=2, n_head=heads, initializer_range=0.2)
+    shape = BloomConfig(
+        vocab_size=vocabulary, hidden_size=48, n_layer=2, n_head=heads, initializer_range=0.2
+    )
     model = BloomForCausalLM(shape)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -48,7 +60,13 @@ def train_and_save(config: TrainerConfig, folder: Path, draw: Callable[..., Any]
         engine.set_learning_rate(1e-2)
         engine.train_step(draw(config, mesh, step, 8), 8)
     extras = Extras(EXTRAS.cursor, randomness.capture())
-    store.save(folder, 3, engine.sharded_state(), extras, CheckpointInfo(mesh.degrees(), model_facts(config)))
+    store.save(
+        folder,
+        3,
+        engine.sharded_state(),
+        extras,
+        CheckpointInfo(mesh.degrees(), model_facts(config)),
+    )
     loss = engine.measure(draw(config, mesh, 9, 4), 1).loss
     engine.close()
     return loss
@@ -56,4 +74,6 @@ def train_and_save(config: TrainerConfig, folder: Path, draw: Callable[..., Any]
 
 def make_checkpoint(model: Path, folder: Path, dtype: str) -> Path:
     source = HuggingFaceModel(model, dtype)
-    return write_checkpoint(folder, source, 0, EXTRAS, CheckpointInfo(source.facts.topology, source.facts.model))
+    return write_checkpoint(
+        folder, source, 0, EXTRAS, CheckpointInfo(source.facts.topology, source.facts.model)
+    )

@@ -23,12 +23,17 @@ def test_an_export_has_the_same_loss_and_what_cannot_be_said_is_refused(tmp_path
     ours = run_ranks(train_and_save, 2, config, tmp_path, t5_batches)[0]
     source = open_checkpoint(tmp_path / "global_step3")
     plan = plan_export(
-        source, card_facts=facts_of_card(config), max_shard_bytes=40_000, extra={"initializer_range": 0.05}
+        source,
+        card_facts=facts_of_card(config),
+        max_shard_bytes=40_000,
+        extra={"initializer_range": 0.05},
     )
     write_export(plan, tmp_path / "hf")
     assert is_export(tmp_path / "hf") and len(plan.shards) > 1
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["init_std"] == 0.05
-    model, told = BlenderbotForConditionalGeneration.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    model, told = BlenderbotForConditionalGeneration.from_pretrained(
+        tmp_path / "hf", output_loading_info=True
+    )
     assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert model.final_logits_bias.abs().max() > 0
     drawn = t5_samples(config, 9, 4)
@@ -41,5 +46,7 @@ def test_an_export_has_the_same_loss_and_what_cannot_be_said_is_refused(tmp_path
         )
     assert abs(float(found.loss) - ours) <= 2e-6
     source.facts.model["model.layernorm_epsilon"] = 1e-6  # type: ignore[index]
-    with pytest.raises(CheckpointError, match="Blenderbot architecture of Hugging Face has only 1e-05"):
+    with pytest.raises(
+        CheckpointError, match="Blenderbot architecture of Hugging Face has only 1e-05"
+    ):
         plan_export(source)

@@ -223,9 +223,15 @@ def test_a_bad_folder_is_refused_by_the_name_of_its_file(
 @pytest.mark.parametrize(
     ("sections", "key"),
     [
-        ({"model": {"attention_heads": 12}}, "model.attention_heads is 6 there and 12 in the run card"),
+        (
+            {"model": {"attention_heads": 12}},
+            "model.attention_heads is 6 there and 12 in the run card",
+        ),
         ({"model": {"layers": 3}}, "model.layers is 2 there and 3 in the run card"),
-        ({"model": {"layernorm_epsilon": 1e-6}}, "model.layernorm_epsilon is 1e-05 there and 1e-06 in the run card"),
+        (
+            {"model": {"layernorm_epsilon": 1e-6}},
+            "model.layernorm_epsilon is 1e-05 there and 1e-06 in the run card",
+        ),
         (
             {"tokenizer": {"padded_vocabulary_size": 128}},
             "tokenizer.padded_vocabulary_size is 64 there and 128 in the run card",
@@ -234,7 +240,11 @@ def test_a_bad_folder_is_refused_by_the_name_of_its_file(
     ],
 )
 def test_a_card_of_another_model(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], sections: dict[str, Any], key: str
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    sections: dict[str, Any],
+    key: str,
 ) -> None:
     path = card_file(card(6), tmp_path, **sections)
     assert main(["import", "--card", str(path), str(model)]) == 1
@@ -272,7 +282,9 @@ def test_numbers_too_large_for_half_precision(tmp_path: Path) -> None:
         made.transformer.ln_f.weight[3] = 1e6
     made.save_pretrained(tmp_path / "hf")
     source = HuggingFaceModel(tmp_path / "hf", "fp32")
-    with pytest.raises(CheckpointError, match=r"final_norm\.weight holds numbers too large for fp16"):
+    with pytest.raises(
+        CheckpointError, match=r"final_norm\.weight holds numbers too large for fp16"
+    ):
         write_export(plan_export(source, dtype="fp16"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -282,7 +294,9 @@ def export(checkpoint: Path, target: Path, *words: str) -> int:
     return main(["export", "--to", "hf", "-o", str(target), *words, str(checkpoint)])
 
 
-def test_a_folder_with_something_in_it(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_something_in_it(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "mine"
     target.mkdir()
     (target / "thesis.txt").write_text("years of work")
@@ -334,7 +348,9 @@ class WithNaN:
     def __init__(self, source: TensorSource):
         self._source, self.facts, self.tensors = source, source.facts, source.tensors
 
-    def read(self, part: str, key: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    def read(
+        self, part: str, key: str, offsets: Sequence[int], sizes: Sequence[int]
+    ) -> torch.Tensor:
         block = self._source.read(part, key, offsets, sizes).clone()
         if key == list(self.tensors("weights"))[-1]:
             block.view(-1)[0] = math.nan
@@ -343,15 +359,22 @@ class WithNaN:
 
 def test_a_model_that_is_not_finite_is_not_exported(checkpoint: Path, tmp_path: Path) -> None:
     plan = plan_export(WithNaN(open_checkpoint(checkpoint)))
-    with pytest.raises(CheckpointError, match=r"holds NaN or infinity as .*: nothing is made of it"):
+    with pytest.raises(
+        CheckpointError, match=r"holds NaN or infinity as .*: nothing is made of it"
+    ):
         write_export(plan, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
 
 
 def test_a_disk_too_small_is_seen_before(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(huggingface_export.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    monkeypatch.setattr(
+        huggingface_export.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000)
+    )
     assert export(checkpoint, tmp_path / "out") == 1
     assert " free and the export needs" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -386,7 +409,9 @@ def slow_export(checkpoint: Path, target: Path, word: Connection) -> None:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_a_stopped_export_is_invisible_and_cleared_away(checkpoint: Path, tmp_path: Path, stop: signal.Signals) -> None:
+def test_a_stopped_export_is_invisible_and_cleared_away(
+    checkpoint: Path, tmp_path: Path, stop: signal.Signals
+) -> None:
     target, context = tmp_path / "out", fork_server()
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=slow_export, args=(checkpoint, target, theirs), daemon=True)
@@ -426,7 +451,9 @@ def test_two_exports_to_one_folder(checkpoint: Path, tmp_path: Path) -> None:
 
 
 # ----------------------------------------------------------------------------- the commands as a whole
-def test_import_and_export_by_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_and_export_by_command(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = card_file(card(6, dtype="bf16"), tmp_path)
     before = time.time()
     assert main(["import", "--card", str(path), "--json", str(model)]) == 0
@@ -442,7 +469,12 @@ def test_import_and_export_by_command(model: Path, tmp_path: Path, capsys: pytes
     target = tmp_path / "out"
     assert main(["export", "--card", str(path), "--json", "-o", str(target), str(place)]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (result["step"], result["dtype"], result["shards"], result["verified"]) == (0, "bfloat16", 1, True)
+    assert (result["step"], result["dtype"], result["shards"], result["verified"]) == (
+        0,
+        "bfloat16",
+        1,
+        True,
+    )
     assert result["tensor_bytes"] == 2 * result["parameters"]
     assert result["remarks"] == ["no tokenizer is known: none is written (--tokenizer PATH)"]
     for entry in result["files"]:
@@ -455,16 +487,28 @@ def test_text_for_people(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     path = card_file(card(6), tmp_path)
     assert main(["import", "--card", str(path), str(model)]) == 0
     shown = capsys.readouterr().out
-    assert "global_step0: 59,808 parameters in fp32, 1.1 MiB with" in shown and shown.count("\n") == 1
+    assert (
+        "global_step0: 59,808 parameters in fp32, 1.1 MiB with" in shown and shown.count("\n") == 1
+    )
     place = tmp_path / "run" / "checkpoints" / "main" / "global_step0"
     assert export(place, tmp_path / "out", "--max-shard-size", "60KB") == 0
     shown = capsys.readouterr().out
-    assert "step 0, 59,808 parameters in float32, 233.6 KiB in 6 files" in shown and shown.count("\n") == 1
+    assert (
+        "step 0, 59,808 parameters in float32, 233.6 KiB in 6 files" in shown
+        and shown.count("\n") == 1
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("5GB", 5 * 10**9), ("500mb", 5 * 10**8), ("1.5GiB", 3 * 2**29), ("2 TB", 2 * 10**12), ("10K", 10**4), ("7", 7)],
+    [
+        ("5GB", 5 * 10**9),
+        ("500mb", 5 * 10**8),
+        ("1.5GiB", 3 * 2**29),
+        ("2 TB", 2 * 10**12),
+        ("10K", 10**4),
+        ("7", 7),
+    ],
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
@@ -479,7 +523,9 @@ def test_what_is_no_size(text: str, tmp_path: Path) -> None:
     assert caught.value.code == 2
 
 
-def test_an_import_needs_a_card(model: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_import_needs_a_card(
+    model: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["import", "--card", str(tmp_path / "none.json"), str(model)]) == 2
     assert "none.json" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match=r"latest already"):

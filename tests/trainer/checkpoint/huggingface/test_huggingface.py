@@ -21,7 +21,12 @@ from tests.trainer.checkpoint.huggingface.looks import (
     their_losses,
     train_and_save,
 )
-from tests.trainer.checkpoint.huggingface.models import EXTRAS, card, made_by_transformers, make_checkpoint
+from tests.trainer.checkpoint.huggingface.models import (
+    EXTRAS,
+    card,
+    made_by_transformers,
+    make_checkpoint,
+)
 from tests.trainer.spawn import run_ranks
 from trainer.checkpoint.commands.import_ import open_for
 from trainer.checkpoint.huggingface.export import plan_export, write_export
@@ -85,23 +90,38 @@ def test_the_files_are_those_of_the_format(imported: Path, tmp_path: Path) -> No
     assert names == {entry.path for entry in entries}
     assert sum(told) == plan.bytes
     index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())
-    shards = {name: load_file(tmp_path / "hf" / name) for name in sorted(set(index["weight_map"].values()))}
-    assert sorted(shards) == [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
+    shards = {
+        name: load_file(tmp_path / "hf" / name)
+        for name in sorted(set(index["weight_map"].values()))
+    }
+    assert sorted(shards) == [
+        f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)
+    ]
     assert {tensor: name for name, held in shards.items() for tensor in held} == index["weight_map"]
     sizes = [[tensor.nbytes for tensor in held.values()] for held in shards.values()]
     assert all(sum(held) <= 60_000 or len(held) == 1 for held in sizes)
-    assert index["metadata"] == {"total_size": sum(map(sum, sizes)), "total_parameters": plan.parameters}
+    assert index["metadata"] == {
+        "total_size": sum(map(sum, sizes)),
+        "total_parameters": plan.parameters,
+    }
     assert sum(map(sum, sizes)) == 4 * plan.parameters == plan.bytes
 
 
 def test_one_shard_needs_no_index(imported: Path, tmp_path: Path) -> None:
     write_export(plan_export(open_checkpoint(imported)), tmp_path / "new" / "hf")
-    assert {path.name for path in (tmp_path / "new" / "hf").iterdir()} == {"config.json", "model.safetensors"}
+    assert {path.name for path in (tmp_path / "new" / "hf").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+    }
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["hf"]
 
 
-@pytest.mark.parametrize(("dtype", "torch_dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_another_dtype(imported: Path, tmp_path: Path, dtype: str, torch_dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "torch_dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_another_dtype(
+    imported: Path, tmp_path: Path, dtype: str, torch_dtype: torch.dtype
+) -> None:
     from transformers import AutoConfig
 
     write_export(plan_export(open_checkpoint(imported), dtype=dtype), tmp_path / "hf")
@@ -139,15 +159,23 @@ def save_sharded_bin(model: Any, folder: Path) -> None:
         if name != "lm_head.weight"
     }
     names = sorted(tensors)
-    places = {name: f"pytorch_model_0000{1 + index % 2}-of-00002.bin" for index, name in enumerate(names)}
+    places = {
+        name: f"pytorch_model_0000{1 + index % 2}-of-00002.bin" for index, name in enumerate(names)
+    }
     for file in set(places.values()):
-        torch.save({name: tensors[name].clone() for name in names if places[name] == file}, folder / file)
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+        torch.save(
+            {name: tensors[name].clone() for name in names if places[name] == file}, folder / file
+        )
+    (folder / "pytorch_model.bin.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": places})
+    )
 
 
 WRITERS = {
     "safetensors": lambda model, folder: model.save_pretrained(folder),
-    "sharded safetensors": lambda model, folder: model.save_pretrained(folder, max_shard_size="60KB"),
+    "sharded safetensors": lambda model, folder: model.save_pretrained(
+        folder, max_shard_size="60KB"
+    ),
     "bin": save_bin,
     "sharded bin": save_sharded_bin,
 }
@@ -164,23 +192,30 @@ def test_every_kind_of_file_is_read(tmp_path: Path, kind: str) -> None:
     found = source.read("weights", "blocks.1.mlp.down.weight", (3, 17), (40, 100))
     assert torch.equal(found, value[3:43, 17:117]) and found.is_contiguous()
     assert torch.equal(
-        source.read("optimizer", "final_norm.bias/fp32", (0,), (48,)), model.transformer.ln_f.bias.detach()
+        source.read("optimizer", "final_norm.bias/fp32", (0,), (48,)),
+        model.transformer.ln_f.bias.detach(),
     )
     moments = source.read("optimizer", "final_norm.bias/exp_avg_sq", (1,), (47,))
     assert moments.shape == (47,) and not moments.any()
 
 
 @pytest.mark.parametrize(("heads", "pipeline", "tensor"), [(6, 1, 1), (6, 2, 2), (12, 1, 2)])
-def test_imported_logits_and_losses_equal_theirs(tmp_path: Path, heads: int, pipeline: int, tensor: int) -> None:
+def test_imported_logits_and_losses_equal_theirs(
+    tmp_path: Path, heads: int, pipeline: int, tensor: int
+) -> None:
     """Made by transformers, loaded with its masters on one to four ranks, and then trained for a step."""
     config = card(heads, pipeline, tensor)
     model, tokens = made_by_transformers(heads), samples(config, 100, 4)
     model.save_pretrained(tmp_path / "hf", max_shard_size="60KB")
     make_checkpoint(tmp_path / "hf", tmp_path, "fp32")
-    require_theirs(run_ranks(load_and_look, pipeline * tensor, config, tmp_path, 0, tokens), model, tokens)
+    require_theirs(
+        run_ranks(load_and_look, pipeline * tensor, config, tmp_path, 0, tokens), model, tokens
+    )
 
 
-@pytest.mark.parametrize(("dtype", "torch_dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("dtype", "torch_dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
 def test_export_of_import_is_the_same(tmp_path: Path, dtype: str, torch_dtype: torch.dtype) -> None:
     model = made_by_transformers().to(torch_dtype)
     model.save_pretrained(tmp_path / "one")
@@ -210,13 +245,17 @@ def test_masters_keep_what_the_precision_of_the_weights_loses(tmp_path: Path) ->
 # ----------------------------------------------------------------------------- a padded vocabulary
 def card_of_300(tensor: int, padded: int = 384) -> TrainerConfig:
     config = card(6, 1, tensor)
-    tokenizer = config.tokenizer.model_copy(update={"vocabulary_size": 300, "padded_vocabulary_size": padded})
+    tokenizer = config.tokenizer.model_copy(
+        update={"vocabulary_size": 300, "padded_vocabulary_size": padded}
+    )
     return config.model_copy(update={"tokenizer": tokenizer})
 
 
 def imported_for(config: TrainerConfig, model: Path, folder: Path) -> Path:
     source = open_for(model, config)
-    return write_checkpoint(folder, source, 0, EXTRAS, CheckpointInfo(source.facts.topology, source.facts.model))
+    return write_checkpoint(
+        folder, source, 0, EXTRAS, CheckpointInfo(source.facts.topology, source.facts.model)
+    )
 
 
 def test_a_padded_vocabulary_is_the_same_model(tmp_path: Path) -> None:
@@ -235,7 +274,9 @@ def test_a_padded_vocabulary_is_the_same_model(tmp_path: Path) -> None:
     assert ours is not None
     torch.testing.assert_close(ours[..., :300], alone, atol=TOLERANCE, rtol=0)
     assert not ours[..., 300:].any()
-    masters = open_checkpoint(place).read("optimizer", "embedding.word.weight/fp32", (290, 0), (94, 48))
+    masters = open_checkpoint(place).read(
+        "optimizer", "embedding.word.weight/fp32", (290, 0), (94, 48)
+    )
     assert torch.equal(masters[:10], model.transformer.word_embeddings.weight[290:].detach())
     assert not masters[10:].any()
 
@@ -243,7 +284,9 @@ def test_a_padded_vocabulary_is_the_same_model(tmp_path: Path) -> None:
     assert plan.remarks == ("84 empty rows behind the vocabulary are padding: left out",)
     write_export(plan, tmp_path / "back")
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "back"))
-    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items()) and sorted(before) == sorted(after)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items()) and sorted(
+        before
+    ) == sorted(after)
     with torch.no_grad():
         again = transformers_model(tmp_path / "back")(tokens[:, :-1]).logits
     torch.testing.assert_close(again, alone, atol=0, rtol=0)
@@ -254,15 +297,22 @@ def test_a_padded_vocabulary_is_the_same_model(tmp_path: Path) -> None:
 def test_only_empty_rows_are_padding(tmp_path: Path) -> None:
     model = made_by_transformers(vocabulary=384)
     model.save_pretrained(tmp_path / "used")
-    with pytest.raises(CheckpointError, match=r"row 383 of the vocabulary is not empty, .*_size = 384"):
+    with pytest.raises(
+        CheckpointError, match=r"row 383 of the vocabulary is not empty, .*_size = 384"
+    ):
         open_for(tmp_path / "used", card_of_300(1, padded=320))
     with torch.no_grad():
         model.transformer.word_embeddings.weight[310:] = 0
     model.save_pretrained(tmp_path / "empty")
     source = open_for(tmp_path / "empty", card_of_300(1, padded=320))
-    assert source.padding_rows == -64 and source.tensors("weights")["embedding.word.weight"].shape == (320, 48)
+    assert source.padding_rows == -64 and source.tensors("weights")[
+        "embedding.word.weight"
+    ].shape == (320, 48)
     assert plan_export(source, vocabulary_size=300).config["vocab_size"] == 310, "row 309 is in use"
-    with pytest.raises(CheckpointError, match=r"has 200 rows of the vocabulary, and tokenizer\.vocabulary_size is 300"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"has 200 rows of the vocabulary, and tokenizer\.vocabulary_size is 300",
+    ):
         made_by_transformers(vocabulary=200).save_pretrained(tmp_path / "small")
         open_for(tmp_path / "small", card_of_300(1))
 
@@ -300,7 +350,9 @@ def test_a_lone_tokenizer_file_gets_a_config(tmp_path: Path, tokenizer: Path) ->
     made_by_transformers(vocabulary=384).save_pretrained(tmp_path / "hf")
     files = tokenizer_files(tmp_path / "lone" / "tokenizer.json")
     assert files.ids == {"eos_token_id": 0}
-    write_export(plan_export(HuggingFaceModel(tmp_path / "hf", "fp32"), tokenizer=files), tmp_path / "out")
+    write_export(
+        plan_export(HuggingFaceModel(tmp_path / "hf", "fp32"), tokenizer=files), tmp_path / "out"
+    )
     assert AutoTokenizer.from_pretrained(tmp_path / "out").eos_token == "<|endoftext|>"
 
 
@@ -346,5 +398,8 @@ def test_an_unknown_number_of_heads_needs_the_card(imported: Path) -> None:
 
 
 def test_the_card_of_another_model(imported: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"model\.attention_heads is 6 in the checkpoint and 12 in the run card"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"model\.attention_heads is 6 in the checkpoint and 12 in the run card",
+    ):
         plan_export(open_checkpoint(imported), card_facts=facts_of_card(card(12)))

@@ -41,7 +41,9 @@ LLAMA_31 = {
 }  # fmt: skip
 
 
-def card(kind: str, pipeline: int = 1, tensor: int = 1, rows: int | None = None, **model: Any) -> TrainerConfig:
+def card(
+    kind: str, pipeline: int = 1, tensor: int = 1, rows: int | None = None, **model: Any
+) -> TrainerConfig:
     """Micro batches of one sample, so that a loss is one's. `rows`: of the vocabulary, padding included."""
     value = tiny_llama(pipeline, tensor, kind=kind, init_std=0.2, **model).model_dump(mode="json")
     value["batch"] |= {"micro_batch_size": 1}
@@ -52,7 +54,9 @@ def card(kind: str, pipeline: int = 1, tensor: int = 1, rows: int | None = None,
 
 def made_by_transformers(kind: str, **changes: Any) -> Any:
     torch.manual_seed(11)
-    document = llama_config(facts_of_card(card(kind)), "float32") | {"initializer_range": 0.2} | changes
+    document = (
+        llama_config(facts_of_card(card(kind)), "float32") | {"initializer_range": 0.2} | changes
+    )
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**document))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -62,18 +66,24 @@ def made_by_transformers(kind: str, **changes: Any) -> Any:
 
 def imported(config: TrainerConfig, model: Path, folder: Path) -> Path:
     source = open_for(model, config)
-    return write_checkpoint(folder, source, 0, EXTRAS, CheckpointInfo(source.facts.topology, source.facts.model))
+    return write_checkpoint(
+        folder, source, 0, EXTRAS, CheckpointInfo(source.facts.topology, source.facts.model)
+    )
 
 
 def transformers_model(folder: Path) -> Any:
-    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
     assert not any(report.values()), report
     return model.eval()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("pipeline", "tensor"), [(1, 2), (2, 1), (2, 2)])
-def test_exported_logits_and_losses_equal_ours(tmp_path: Path, kind: str, pipeline: int, tensor: int) -> None:
+def test_exported_logits_and_losses_equal_ours(
+    tmp_path: Path, kind: str, pipeline: int, tensor: int
+) -> None:
     config = card(kind, pipeline, tensor)
     tokens = samples(config, 100, 4)
     ranks = run_ranks(train_and_save, pipeline * tensor, config, tmp_path, tokens)
@@ -99,13 +109,17 @@ def test_exported_logits_and_losses_equal_ours(tmp_path: Path, kind: str, pipeli
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("pipeline", "tensor"), [(1, 1), (2, 2), (1, 2)])
-def test_imported_logits_and_losses_equal_theirs(tmp_path: Path, kind: str, pipeline: int, tensor: int) -> None:
+def test_imported_logits_and_losses_equal_theirs(
+    tmp_path: Path, kind: str, pipeline: int, tensor: int
+) -> None:
     """Made by transformers, loaded with its masters on one to four ranks, trained for a step; and back, bit for bit."""
     config = card(kind, pipeline, tensor)
     model, tokens = made_by_transformers(kind), samples(config, 100, 4)
     model.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
     place = imported(config, tmp_path / "hf", tmp_path)
-    require_theirs(run_ranks(load_and_look, pipeline * tensor, config, tmp_path, 0, tokens), model, tokens)
+    require_theirs(
+        run_ranks(load_and_look, pipeline * tensor, config, tmp_path, 0, tokens), model, tokens
+    )
     write_export(plan_export(open_checkpoint(place)), tmp_path / "back")
     after, before = load_file(tmp_path / "back" / "model.safetensors"), model.state_dict()
     assert set(before) - set(after) <= {"lm_head.weight"}
@@ -122,7 +136,10 @@ def test_rows_are_read_wherever_they_begin(tmp_path: Path, kind: str) -> None:
         whole = source.read("weights", name, (0,) * len(shape), shape)
         for first in range(0, shape[0], 7):
             for count in {1, min(30, shape[0] - first)}:
-                begin, size = (first, *(1 for _ in shape[1:])), (count, *(extent - 2 for extent in shape[1:]))
+                begin, size = (
+                    (first, *(1 for _ in shape[1:])),
+                    (count, *(extent - 2 for extent in shape[1:])),
+                )
                 window = tuple(slice(at, at + many) for at, many in zip(begin, size, strict=True))
                 assert torch.equal(source.read("weights", name, begin, size), whole[window])
 
@@ -157,18 +174,36 @@ def test_a_padded_vocabulary_is_the_same_model(tmp_path: Path, kind: str) -> Non
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu': only 'silu'"),
         ({"attention_bias": True}, "attention_bias = True: only False"),
         ({"mlp_bias": True}, "mlp_bias = True: only False"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 32.0}}, "rope_parameters = 'yarn': only plain"),
-        ({"rope_parameters": {"rope_type": "llama3", "factor": 32.0}}, "original_max_position_embeddings = None: must"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 32.0}},
+            "rope_parameters = 'yarn': only plain",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 32.0}},
+            "original_max_position_embeddings = None: must",
+        ),
         (
             {"rope_parameters": None, "rope_theta": 500_000.0, "rope_scaling": LLAMA_31},
             r"set model\.rotary_factor = 8\.0",
         ),
-        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling = 'linear'"),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling = 'linear'",
+        ),
         ({"rope_parameters": None, "rope_theta": 1e4}, r"set model\.rotary_base = 10000\.0"),
         ({"num_hidden_layers": 3}, r"has no tensor model\.layers\.2\."),
-        ({"num_key_value_heads": 3}, "num_key_value_heads = 3: must divide num_attention_heads = 4"),
-        ({"num_key_value_heads": 4}, r"k_proj\.weight has shape \(16, 32\), config\.json says \(32, 32\)"),
-        ({"tie_word_embeddings": True}, r"lm_head\.weight differs from model\.embed_tokens\.weight"),
+        (
+            {"num_key_value_heads": 3},
+            "num_key_value_heads = 3: must divide num_attention_heads = 4",
+        ),
+        (
+            {"num_key_value_heads": 4},
+            r"k_proj\.weight has shape \(16, 32\), config\.json says \(32, 32\)",
+        ),
+        (
+            {"tie_word_embeddings": True},
+            r"lm_head\.weight differs from model\.embed_tokens\.weight",
+        ),
         ({"rms_norm_eps": 1e-6}, r"set model\.layernorm_epsilon = 1e-06"),
         ({"rms_norm_eps": 0}, "rms_norm_eps = 0: must be a number above 0"),
         ({"vocab_size": "64"}, "vocab_size = '64': must be a whole number"),
@@ -221,13 +256,23 @@ def test_a_llama_is_no_bloom_and_the_other_way_round(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_the_original_layout_has_no_place_for_it(tmp_path: Path, kind: str, model: dict[str, Any], key: str) -> None:
+def test_the_original_layout_has_no_place_for_it(
+    tmp_path: Path, kind: str, model: dict[str, Any], key: str
+) -> None:
     """Nor is anything left of the try."""
     config = card("llama", **model) if kind == "llama" else tiny(**model)
     run_ranks(train_and_save, 1, config, tmp_path / "ours", samples(config, 100, 4))
     source = open_checkpoint(tmp_path / "ours" / f"global_step{STEP}")
-    with pytest.raises(CheckpointError, match=f"the DeepSpeed layout has no place for {key}; use the tr11 format"):
+    with pytest.raises(
+        CheckpointError, match=f"the DeepSpeed layout has no place for {key}; use the tr11 format"
+    ):
         write_deepspeed_layout(
-            tmp_path / "theirs", source, STEP, EXTRAS, CheckpointInfo(source.facts.topology, source.facts.model)
+            tmp_path / "theirs",
+            source,
+            STEP,
+            EXTRAS,
+            CheckpointInfo(source.facts.topology, source.facts.model),
         )
-    assert not (tmp_path / "theirs").exists() or not list((tmp_path / "theirs").glob("global_step*"))
+    assert not (tmp_path / "theirs").exists() or not list(
+        (tmp_path / "theirs").glob("global_step*")
+    )

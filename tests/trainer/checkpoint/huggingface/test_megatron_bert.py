@@ -26,15 +26,25 @@ from trainer.contract.errors import CheckpointError
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainerConfig, Path, float]:
     config = tiny_bert(1, 2, batch={"micro_batch_size": 4}, model={"activation": "gelu"})
     folder = tmp_path_factory.mktemp("bert")
-    return config, folder / "global_step3", run_ranks(train_and_save, 2, config, folder, bert_batches)[0]
+    return (
+        config,
+        folder / "global_step3",
+        run_ranks(train_and_save, 2, config, folder, bert_batches)[0],
+    )
 
 
-def test_an_export_has_the_same_loss(saved: tuple[TrainerConfig, Path, float], tmp_path: Path) -> None:
+def test_an_export_has_the_same_loss(
+    saved: tuple[TrainerConfig, Path, float], tmp_path: Path
+) -> None:
     config, place, ours = saved
-    plan = plan_export(open_checkpoint(place), card_facts=facts_of_card(config), max_shard_bytes=20_000)
+    plan = plan_export(
+        open_checkpoint(place), card_facts=facts_of_card(config), max_shard_bytes=20_000
+    )
     write_export(plan, tmp_path / "hf")
     assert is_export(tmp_path / "hf") and len(plan.shards) > 1
-    model, told = MegatronBertForPreTraining.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    model, told = MegatronBertForPreTraining.from_pretrained(
+        tmp_path / "hf", output_loading_info=True
+    )
     assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     drawn = bert_samples(config, 9, 4)
     with torch.no_grad():
@@ -48,11 +58,19 @@ def test_an_export_has_the_same_loss(saved: tuple[TrainerConfig, Path, float], t
     assert abs(float(found.loss) - ours) <= 2e-6
 
 
-def test_another_dtype_and_the_config(saved: tuple[TrainerConfig, Path, float], tmp_path: Path) -> None:
+def test_another_dtype_and_the_config(
+    saved: tuple[TrainerConfig, Path, float], tmp_path: Path
+) -> None:
     _, place, _ = saved
-    write_export(plan_export(open_checkpoint(place), dtype="bf16", extra={"seq_length": 16}), tmp_path / "hf")
+    write_export(
+        plan_export(open_checkpoint(place), dtype="bf16", extra={"seq_length": 16}), tmp_path / "hf"
+    )
     written = json.loads((tmp_path / "hf" / "config.json").read_text())
-    assert (written["dtype"], written["hidden_act"], written["vocab_size"]) == ("bfloat16", "gelu", 64)
+    assert (written["dtype"], written["hidden_act"], written["vocab_size"]) == (
+        "bfloat16",
+        "gelu",
+        64,
+    )
     assert "seq_length" not in written
 
 
@@ -63,16 +81,25 @@ def test_what_it_cannot_say_is_refused(saved: tuple[TrainerConfig, Path, float])
     with pytest.raises(CheckpointError, match=r"model\.kv_channels"):
         plan_export(source, card_facts=facts_of_card(config) | facts)
     source.facts.model["model.kv_channels"] = 12  # type: ignore[index]
-    with pytest.raises(CheckpointError, match="Megatron-BERT architecture of Hugging Face has only 8"):
+    with pytest.raises(
+        CheckpointError, match="Megatron-BERT architecture of Hugging Face has only 8"
+    ):
         plan_export(source)
 
 
 # ----------------------------------------------------------------------------- import
 @pytest.fixture(scope="module")
-def exported_once(saved: tuple[TrainerConfig, Path, float], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported_once(
+    saved: tuple[TrainerConfig, Path, float], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     config, place, _ = saved
     folder = tmp_path_factory.mktemp("export") / "hf"
-    write_export(plan_export(open_checkpoint(place), card_facts=facts_of_card(config), max_shard_bytes=20_000), folder)
+    write_export(
+        plan_export(
+            open_checkpoint(place), card_facts=facts_of_card(config), max_shard_bytes=20_000
+        ),
+        folder,
+    )
     return folder
 
 
@@ -87,7 +114,9 @@ def whole(source: Any, key: str, part: Any = "weights") -> torch.Tensor:
     return found
 
 
-def test_an_import_is_the_inverse_of_an_export(saved: tuple[TrainerConfig, Path, float], exported: Path) -> None:
+def test_an_import_is_the_inverse_of_an_export(
+    saved: tuple[TrainerConfig, Path, float], exported: Path
+) -> None:
     config, place, _ = saved
     ours, theirs = open_checkpoint(place), open_for(exported, config)
     assert theirs.tensors("weights") == ours.tensors("weights") and theirs.padding_rows == 0
@@ -103,7 +132,9 @@ def test_an_import_is_the_inverse_of_an_export(saved: tuple[TrainerConfig, Path,
     assert all(torch.equal(whole(again, key), whole(ours, key)) for key in ours.tensors("weights"))
 
 
-def test_padding_is_of_zeros_and_only_zeros_are_cut(saved: tuple[TrainerConfig, Path, float], exported: Path) -> None:
+def test_padding_is_of_zeros_and_only_zeros_are_cut(
+    saved: tuple[TrainerConfig, Path, float], exported: Path
+) -> None:
     config, _, _ = saved
 
     def with_rows(padded: int, tokens: int) -> TrainerConfig:
@@ -114,7 +145,10 @@ def test_padding_is_of_zeros_and_only_zeros_are_cut(saved: tuple[TrainerConfig, 
     more, exact = open_for(exported, with_rows(80, 60)), open_for(exported, config)
     assert more.padding_rows == 16
     for key in ("embedding.word.weight", "heads.word_bias"):
-        assert torch.equal(whole(more, key)[:64], whole(exact, key)) and not whole(more, key)[64:].any()
+        assert (
+            torch.equal(whole(more, key)[:64], whole(exact, key))
+            and not whole(more, key)[64:].any()
+        )
     with pytest.raises(CheckpointError, match=r"row 63 of the vocabulary is not empty"):
         open_for(exported, with_rows(48, 40))
 
@@ -143,7 +177,9 @@ def test_another_bert_is_refused(
         open_for(exported, saved[0])
 
 
-def test_a_model_that_transformers_saved_is_read(saved: tuple[TrainerConfig, Path, float], exported: Path) -> None:
+def test_a_model_that_transformers_saved_is_read(
+    saved: tuple[TrainerConfig, Path, float], exported: Path
+) -> None:
     """It repeats the tied tensors in torch's own format; a copy that differs is refused."""
     config, _, _ = saved
     state = MegatronBertForPreTraining.from_pretrained(exported).state_dict()
@@ -151,7 +187,9 @@ def test_a_model_that_transformers_saved_is_read(saved: tuple[TrainerConfig, Pat
     for path in exported.glob("*.safetensors*"):
         path.unlink()
     torch.save(state, exported / "pytorch_model.bin")
-    assert torch.equal(whole(open_for(exported, config), "heads.word_bias"), state["cls.predictions.bias"])
+    assert torch.equal(
+        whole(open_for(exported, config), "heads.word_bias"), state["cls.predictions.bias"]
+    )
     state["cls.predictions.decoder.bias"] = state["cls.predictions.bias"] + 1
     torch.save(state, exported / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"decoder\.bias differs from cls\.predictions\.bias"):

@@ -26,10 +26,14 @@ def vocabulary(sentinels: int = 38) -> MaskingVocabulary:
 def made_sentences(count: int, longest: int, seed: int) -> list[np.ndarray]:
     random = np.random.RandomState(seed)
     lengths = random.randint(1, longest + 1, count)
-    return [random.randint(WORDS.start, PIECES.stop, length).astype(np.uint16) for length in lengths]
+    return [
+        random.randint(WORDS.start, PIECES.stop, length).astype(np.uint16) for length in lengths
+    ]
 
 
-def walk(sizes: Sequence[int], documents: Sequence[int], samples: int, rules: MapRules) -> list[tuple[int, int, int]]:
+def walk(
+    sizes: Sequence[int], documents: Sequence[int], samples: int, rules: MapRules
+) -> list[tuple[int, int, int]]:
     """The rows in order, before they are shuffled: document by document, sentence by sentence."""
     random = np.random.RandomState(rules.seed)
 
@@ -51,7 +55,9 @@ def walk(sizes: Sequence[int], documents: Sequence[int], samples: int, rules: Ma
             for sentence in range(first, end):
                 tokens += sizes[sentence]
                 left = end - sentence - 1
-                whole = tokens >= wanted and left > 1 and sentence + 1 - begin >= rules.least_sentences
+                whole = (
+                    tokens >= wanted and left > 1 and sentence + 1 - begin >= rules.least_sentences
+                )
                 if whole or left == 0:
                     rows.append((begin, sentence + 1, wanted))
                     begin, tokens, wanted = sentence + 1, 0, target()

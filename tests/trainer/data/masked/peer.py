@@ -18,7 +18,13 @@ from trainer.data.masked.vocabulary import MaskingVocabulary
 
 FOLDER = "megatron/core/datasets"
 PARENTS = ("", ".core", ".core.utils", ".core.datasets")
-NEIGHBOURS = ("blended_megatron_dataset_config", "indexed_dataset", "megatron_dataset", "utils", "helpers")
+NEIGHBOURS = (
+    "blended_megatron_dataset_config",
+    "indexed_dataset",
+    "megatron_dataset",
+    "utils",
+    "helpers",
+)
 
 
 class _Anything(ModuleType):
@@ -43,7 +49,11 @@ def _load(name: str, file: str) -> ModuleType:
 @cache
 def builder() -> ModuleType:
     """The compiled map builder."""
-    [file] = [path.name for path in distribution("megatron-core").files or () if path.name.startswith("helpers_cpp")]
+    [file] = [
+        path.name
+        for path in distribution("megatron-core").files or ()
+        if path.name.startswith("helpers_cpp")
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(sys.modules, "helpers_cpp", raising=False)
         module = _load("helpers_cpp", file)
@@ -64,11 +74,16 @@ def sample_classes() -> tuple[type, type]:
             whole = f"megatron.core.datasets.{name}"
             patch.setitem(sys.modules, whole, ModuleType(whole))
             _load(whole, f"{name}.py")
-        bert, t5 = sys.modules["megatron.core.datasets.bert_dataset"], sys.modules["megatron.core.datasets.t5_dataset"]
+        bert, t5 = (
+            sys.modules["megatron.core.datasets.bert_dataset"],
+            sys.modules["megatron.core.datasets.t5_dataset"],
+        )
         return bert.BERTMaskedWordPieceDataset, t5.T5MaskedWordPieceDataset
 
 
-def their_map(sizes: np.ndarray, documents: np.ndarray, samples: int, rules: MapRules) -> np.ndarray:
+def their_map(
+    sizes: np.ndarray, documents: np.ndarray, samples: int, rules: MapRules
+) -> np.ndarray:
     rows: np.ndarray = builder().build_mapping(
         documents.astype(np.int64), sizes.astype(np.int32), 2**31 - 2, samples, rules.longest, rules.short_probability,
         rules.seed, False, rules.least_sentences,

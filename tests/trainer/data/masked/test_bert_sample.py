@@ -22,14 +22,23 @@ SENTENCES = st.lists(st.lists(st.integers(5, 259), max_size=90), min_size=1, max
 def ours(sentences: list[Any], target: int, number: int, ordered: bool = True) -> Sample:
     random = np.random.RandomState((SEED + number) % 2**32)
     rules = BertRules(LENGTH, 0.15, ordered)
-    return bert_sample([np.asarray(part, dtype=np.uint16) for part in sentences], target, rules, vocabulary(), random)
+    return bert_sample(
+        [np.asarray(part, dtype=np.uint16) for part in sentences],
+        target,
+        rules,
+        vocabulary(),
+        random,
+    )
 
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_fields_equal_megatron(ordered: bool) -> None:
     sentences, random = made_sentences(800, 40, 1), np.random.RandomState(2)
     firsts = random.randint(0, 780, 300)
-    counts, targets = random.randint(2 if ordered else 1, 8, 300), random.randint(2, LENGTH - 2, 300)
+    counts, targets = (
+        random.randint(2 if ordered else 1, 8, 300),
+        random.randint(2, LENGTH - 2, 300),
+    )
     rows = np.stack([firsts, firsts + counts, targets], axis=1)
     theirs = their_samples(
         sample_classes()[0], sentences, rows, vocabulary(), SEED, sequence_length=LENGTH, masking_probability=0.15,
@@ -57,7 +66,9 @@ def test_shares_of_the_masked_tokens() -> None:
         sample = ours(sentences[number * 8 : number * 8 + 8], LENGTH - 3, number)
         chosen = sample["loss_mask"] == 1
         text, labels = sample["text"][chosen], sample["labels"][chosen]
-        assert np.array_equal(chosen, sample["labels"] != -1) and len(labels) <= budget(0.15, LENGTH - 3, LENGTH)
+        assert np.array_equal(chosen, sample["labels"] != -1) and len(labels) <= budget(
+            0.15, LENGTH - 3, LENGTH
+        )
         labelled += len(labels)
         tokens += int(sample["padding_mask"].sum())
         masks += int(np.sum(text == 4))
@@ -74,7 +85,12 @@ def test_shares_of_the_masked_tokens() -> None:
     assert 0.11 < labelled / tokens <= 0.15
 
 
-@given(sentences=SENTENCES, target=st.integers(2, LENGTH - 3), number=st.integers(0, 1000), ordered=st.booleans())
+@given(
+    sentences=SENTENCES,
+    target=st.integers(2, LENGTH - 3),
+    number=st.integers(0, 1000),
+    ordered=st.booleans(),
+)
 @settings(max_examples=200, deadline=None)
 def test_any_sentences_make_a_sound_sample(
     *, sentences: list[list[int]], target: int, number: int, ordered: bool
@@ -82,7 +98,10 @@ def test_any_sentences_make_a_sound_sample(
     ordered = ordered and len(sentences) > 1
     sample = ours(sentences, target, number, ordered)
     again = ours(sentences, target, number, ordered)
-    assert all(np.array_equal(sample[name], again[name]) and sample[name].dtype == np.int64 for name in sample)
+    assert all(
+        np.array_equal(sample[name], again[name]) and sample[name].dtype == np.int64
+        for name in sample
+    )
     length = int(sample["padding_mask"].sum())
     original = np.where(sample["labels"] >= 0, sample["labels"], sample["text"])
     assert np.all(original[length:] == 0) and np.all(sample["types"][length:] == 0)
@@ -99,7 +118,11 @@ def test_any_sentences_make_a_sound_sample(
     assert int(sample["is_random"]) in ((0, 1) if ordered else (0,))
     # Words are masked whole: a piece that continues a word goes with the piece before it.
     chosen = sample["loss_mask"]
-    inner = [at for at in range(2, length) if 200 <= original[at] < 260 and WORDS.start <= original[at - 1] < 260]
+    inner = [
+        at
+        for at in range(2, length)
+        if 200 <= original[at] < 260 and WORDS.start <= original[at - 1] < 260
+    ]
     assert all(chosen[at] == chosen[at - 1] for at in inner)
     assert chosen.sum() <= budget(0.15, target, length)
 

@@ -36,12 +36,27 @@ def card(folder: Path, **sections: dict[str, Any]) -> TrainerConfig:
             for _ in range(200):
                 starts, lengths = random.randint(0, len(WORDS), 6), random.randint(2, 7, 6)
                 words = [
-                    5 + (start + np.arange(length)) % len(WORDS) for start, length in zip(starts, lengths, strict=True)
+                    5 + (start + np.arange(length)) % len(WORDS)
+                    for start, length in zip(starts, lengths, strict=True)
                 ]
-                writer.add_sequences(np.concatenate(words).astype(np.uint16), lengths.astype(np.int32), np.array([6]))
-    data = {"prefixes": [str(folder / "text_sentence")], "split": "8,1,1", "cache": str(folder / "maps"), "workers": 0}
-    tokenizer = {"type": "bert_wordpiece", "vocabulary_file": str(vocabulary), "padded_vocabulary_size": 32}
-    own = {"data": data | sections.pop("data", {}), "tokenizer": tokenizer | sections.pop("tokenizer", {})}
+                writer.add_sequences(
+                    np.concatenate(words).astype(np.uint16), lengths.astype(np.int32), np.array([6])
+                )
+    data = {
+        "prefixes": [str(folder / "text_sentence")],
+        "split": "8,1,1",
+        "cache": str(folder / "maps"),
+        "workers": 0,
+    }
+    tokenizer = {
+        "type": "bert_wordpiece",
+        "vocabulary_file": str(vocabulary),
+        "padded_vocabulary_size": 32,
+    }
+    own = {
+        "data": data | sections.pop("data", {}),
+        "tokenizer": tokenizer | sections.pop("tokenizer", {}),
+    }
     return tiny_bert(**own, run={"directory": str(folder), "seed": 5}, **sections)
 
 
@@ -60,7 +75,9 @@ def test_a_card_opens_the_samples_of_its_family(tmp_path: Path) -> None:
     samples = opened(card(tmp_path))
     batch = next(samples.train(0))
     assert (
-        isinstance(batch, dict) and batch["text"].shape == (2, 16) and set(batch["types"].flatten().tolist()) == {0, 1}
+        isinstance(batch, dict)
+        and batch["text"].shape == (2, 16)
+        and set(batch["types"].flatten().tolist()) == {0, 1}
     )
     alone = next(opened(card(tmp_path, data={"binary_head": False})).train(0))
     assert isinstance(alone, dict) and alone["types"].sum() == 0 and alone["is_random"].sum() == 0
@@ -71,23 +88,33 @@ def test_a_resume_with_another_masking_is_refused(tmp_path: Path) -> None:
     saved = {"data": record_of(config, opened(config)).document()}
     assert match_data(config, opened(config), saved, "step", True) == []
     other = card(tmp_path, data={"mask_probability": 0.3})
-    with pytest.raises(DataMismatch, match=r"data.mask_probability was 0.15, is 0.3; 16 of 16 samples"):
+    with pytest.raises(
+        DataMismatch, match=r"data.mask_probability was 0.15, is 0.3; 16 of 16 samples"
+    ):
         match_data(other, opened(other), saved, "step", True)
 
 
-def test_a_t5s_samples_are_shown_with_their_sentinels_and_compared_by_both_lengths(tmp_path: Path) -> None:
-    config = card(tmp_path, model={"family": "t5", "decoder_sequence_length": 8}, data={"extra_ids": 5})
+def test_a_t5s_samples_are_shown_with_their_sentinels_and_compared_by_both_lengths(
+    tmp_path: Path,
+) -> None:
+    config = card(
+        tmp_path, model={"family": "t5", "decoder_sequence_length": 8}, data={"extra_ids": 5}
+    )
     source = plan_data(config, wanted_data(config))["train"].open()
     [shown] = read_samples(
         config,
         source,
         0,
         0,
-        tokenizer=load_tokenizer(TokenizerSpec("bert_wordpiece", None, str(tmp_path / "vocab.txt"))),
+        tokenizer=load_tokenizer(
+            TokenizerSpec("bert_wordpiece", None, str(tmp_path / "vocab.txt"))
+        ),
     )
     assert shown.text is not None and shown.text.split().count("<extra_id_0>") == 1
     saved = {"data": record_of(config, opened(config)).document()}
-    other = card(tmp_path, model={"family": "t5", "decoder_sequence_length": 5}, data={"extra_ids": 5})
+    other = card(
+        tmp_path, model={"family": "t5", "decoder_sequence_length": 5}, data={"extra_ids": 5}
+    )
     with pytest.raises(DataMismatch, match=r"model.decoder_sequence_length was 8, is 5"):
         match_data(other, opened(other), saved, "step", True)
 
@@ -102,7 +129,9 @@ def test_what_masking_cannot_do_is_refused(tmp_path: Path) -> None:
     for key, sections in keys.items():
         [problem] = data_problems(card(tmp_path, **sections))
         assert problem.key == key and problem.rule and problem.fix
-    with pytest.raises(DataError, match=r"has 20 ids .*padded_vocabulary_size is 16: set it to 20 or more"):
+    with pytest.raises(
+        DataError, match=r"has 20 ids .*padded_vocabulary_size is 16: set it to 20 or more"
+    ):
         opened(card(tmp_path, tokenizer={"padded_vocabulary_size": 16}))
 
 

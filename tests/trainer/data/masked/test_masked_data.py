@@ -30,7 +30,9 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 def vocabulary_file(folder: Path, extra: list[str] | None = None) -> Path:
     pieces = [word[:2] for word in WORDS] + [f"##{word[2:]}" for word in WORDS]
     path = folder / "vocab.txt"
-    path.write_text("\n".join(dict.fromkeys([*SPECIAL, *(extra or []), *pieces, "."])) + "\n", encoding="utf-8")
+    path.write_text(
+        "\n".join(dict.fromkeys([*SPECIAL, *(extra or []), *pieces, "."])) + "\n", encoding="utf-8"
+    )
     return path
 
 
@@ -42,9 +44,20 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = []
     for _ in range(60):
         lengths = random.randint(2, 9, random.randint(1, 12))
-        texts.append(" ".join(" ".join(random.choice(WORDS, length)).capitalize() + "." for length in lengths))
+        texts.append(
+            " ".join(
+                " ".join(random.choice(WORDS, length)).capitalize() + "." for length in lengths
+            )
+        )
     write_lines(folder / "in.jsonl", texts)
-    words = ["--tokenizer-type", "bert_wordpiece_lower", "--vocab-file", vocabulary_file(folder), "--workers", "1"]
+    words = [
+        "--tokenizer-type",
+        "bert_wordpiece_lower",
+        "--vocab-file",
+        vocabulary_file(folder),
+        "--workers",
+        "1",
+    ]
     done = run_data("preprocess", "--input", folder / "in.jsonl", *words, "--split-sentences", "--no-append-eod",
                     "--output-prefix", folder / "p")  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -52,28 +65,47 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task(prefix: Path, family: str) -> MaskedTask:
-    spec = TokenizerSpec("bert_wordpiece_lower", vocabulary_file=str(vocabulary_file(prefix.parent)))
+    spec = TokenizerSpec(
+        "bert_wordpiece_lower", vocabulary_file=str(vocabulary_file(prefix.parent))
+    )
     tokenizer = load_tokenizer(spec)
     common: dict[str, Any] = {"seed": 9, "short_probability": 0.1}
     if family == "t5":
-        return T5Task(vocabulary=masking_vocabulary(tokenizer, 20), rules=T5Rules(LENGTH, 16, 0.15), **common)
-    return BertTask(vocabulary=masking_vocabulary(tokenizer), rules=BertRules(LENGTH, 0.15, True), **common)
+        return T5Task(
+            vocabulary=masking_vocabulary(tokenizer, 20), rules=T5Rules(LENGTH, 16, 0.15), **common
+        )
+    return BertTask(
+        vocabulary=masking_vocabulary(tokenizer), rules=BertRules(LENGTH, 0.15, True), **common
+    )
 
 
-def plan(prefix: Path, folder: Path, family: str = "bert", **changes: Any) -> dict[str, PlannedSource]:
+def plan(
+    prefix: Path, folder: Path, family: str = "bert", **changes: Any
+) -> dict[str, PlannedSource]:
     reading = ReadOptions(LENGTH, 9, 512, folder, other_task=task(prefix, family))
     return plan_splits([(1.0, prefix)], "8,1,1", {"train": 200, "valid": 20}, reading, **changes)
 
 
 @pytest.mark.parametrize("family", ["bert", "t5"])
-def test_micro_batches_have_the_fields_of_the_family(prefix: Path, tmp_path: Path, family: str) -> None:
+def test_micro_batches_have_the_fields_of_the_family(
+    prefix: Path, tmp_path: Path, family: str
+) -> None:
     source = plan(prefix, tmp_path, family)["train"].open()
     batch = next(SampleStream(source, 3))
     assert isinstance(batch, dict)
-    sides = {"text_enc": LENGTH, "enc_mask": LENGTH, "text_dec": 16, "labels": 16, "loss_mask": 16, "dec_mask": 16}
+    sides = {
+        "text_enc": LENGTH,
+        "enc_mask": LENGTH,
+        "text_dec": 16,
+        "labels": 16,
+        "loss_mask": 16,
+        "dec_mask": 16,
+    }
     if family == "bert":
         sides = dict.fromkeys(("text", "types", "labels", "loss_mask", "padding_mask"), LENGTH)
-    shapes = {name: (3, side) for name, side in sides.items()} | ({"is_random": (3,)} if family == "bert" else {})
+    shapes = {name: (3, side) for name, side in sides.items()} | (
+        {"is_random": (3,)} if family == "bert" else {}
+    )
     assert {name: tuple(field.shape) for name, field in batch.items()} == shapes
     weights = {name for name, field in batch.items() if field.dtype == torch.float32}
     assert weights == {"loss_mask"} and all(
@@ -100,20 +132,35 @@ def test_samples_are_of_their_documents_and_splits_apart(prefix: Path, tmp_path:
             [document] = source.documents_of(number)  # type: ignore[attr-defined]
             held.add(document)
             first, end = data.documents[document : document + 2]
-            words = np.concatenate([data.get(sentence) for sentence in range(int(first), int(end))]).tolist()
+            words = np.concatenate(
+                [data.get(sentence) for sentence in range(int(first), int(end))]
+            ).tolist()
             labels = np.array(row[2 * LENGTH : 3 * LENGTH])
             text = np.where(labels >= 0, labels, row[:LENGTH])
-            inside = [token for token in text[: sum(row[4 * LENGTH : 5 * LENGTH])].tolist() if token not in (2, 3)]
+            inside = [
+                token
+                for token in text[: sum(row[4 * LENGTH : 5 * LENGTH])].tolist()
+                if token not in (2, 3)
+            ]
             assert set(inside) <= set(words)
         seen[name] = held
-    assert seen["train"] <= set(range(48)) and seen["valid"] <= set(range(48, 54)) and len(seen["train"]) > 30
+    assert (
+        seen["train"] <= set(range(48))
+        and seen["valid"] <= set(range(48, 54))
+        and len(seen["train"]) > 30
+    )
 
 
 def test_maps_are_built_once_and_found_again(prefix: Path, tmp_path: Path) -> None:
     first = rows_of(plan(prefix, tmp_path)["train"].open(), range(50))
-    [made] = tmp_path.glob("p_text_sentence_train_samplemap_200ns_29msl_0.10ssp_9s_*_samples_idx.npy")
+    [made] = tmp_path.glob(
+        "p_text_sentence_train_samplemap_200ns_29msl_0.10ssp_9s_*_samples_idx.npy"
+    )
     stamp = made.stat().st_mtime_ns
-    assert rows_of(plan(prefix, tmp_path)["train"].open(), range(50)) == first and made.stat().st_mtime_ns == stamp
+    assert (
+        rows_of(plan(prefix, tmp_path)["train"].open(), range(50)) == first
+        and made.stat().st_mtime_ns == stamp
+    )
     made.write_bytes(made.read_bytes()[:-8])
     assert rows_of(plan(prefix, tmp_path)["train"].open(), range(50)) == first
     other = ReadOptions(LENGTH, 9, 512, tmp_path, other_task=task(prefix, "t5"))
@@ -127,8 +174,12 @@ def test_worker_processes_read_the_same(prefix: Path, tmp_path: Path, family: st
     pool = WorkerPool(plans, 2)
     try:
         for rank in range(2):
-            here = SampleStream(plans["train"].open(), 4, dp_rank=rank, dp_size=2, consumed_samples=40)
-            there = SampleStream(pool.reader("train"), 4, dp_rank=rank, dp_size=2, consumed_samples=40)
+            here = SampleStream(
+                plans["train"].open(), 4, dp_rank=rank, dp_size=2, consumed_samples=40
+            )
+            there = SampleStream(
+                pool.reader("train"), 4, dp_rank=rank, dp_size=2, consumed_samples=40
+            )
             for one, other in zip(here, there, strict=True):
                 assert isinstance(one, dict) and isinstance(other, dict)
                 assert all(torch.equal(one[name], other[name]) for name in one)
@@ -139,9 +190,13 @@ def test_worker_processes_read_the_same(prefix: Path, tmp_path: Path, family: st
 def test_a_mixture_takes_of_both(prefix: Path, tmp_path: Path) -> None:
     with IndexedWriter(tmp_path / "other", "uint16") as writer:
         for _ in range(20):
-            writer.add_sequences(np.full(20, 7, dtype=np.uint16), np.full(4, 5, dtype=np.int32), np.array([4]))
+            writer.add_sequences(
+                np.full(20, 7, dtype=np.uint16), np.full(4, 5, dtype=np.int32), np.array([4])
+            )
     reading = ReadOptions(LENGTH, 9, 512, tmp_path, other_task=task(prefix, "bert"))
-    source = plan_splits([(1.0, prefix), (1.0, tmp_path / "other")], "1", {"train": 100}, reading)["train"].open()
+    source = plan_splits([(1.0, prefix), (1.0, tmp_path / "other")], "1", {"train": 100}, reading)[
+        "train"
+    ].open()
     rows = rows_of(source, range(100))
     sevens = [max(set(row[1:10]), key=row[1:10].count) == 7 for row in rows]
     assert 40 <= sum(sevens) <= 60 and len(rows[0]) == source.row.length
@@ -164,17 +219,30 @@ def test_the_vocabulary_that_masking_needs(prefix: Path, tmp_path: Path) -> None
         t for t in known if t.startswith("##")
     ]
     own = vocabulary_file(tmp_path, ["[BOS]", "<extra_id_0>"])
-    found = masking_vocabulary(load_tokenizer(TokenizerSpec("bert_wordpiece", vocabulary_file=str(own))), 2)
-    assert (found.begin, found.sentinels[0], found.end, found.sentinels[1]) == (5, 6, found.size - 2, found.size - 1)
+    found = masking_vocabulary(
+        load_tokenizer(TokenizerSpec("bert_wordpiece", vocabulary_file=str(own))), 2
+    )
+    assert (found.begin, found.sentinels[0], found.end, found.sentinels[1]) == (
+        5,
+        6,
+        found.size - 2,
+        found.size - 1,
+    )
     own.write_text("[UNK]\n[SEP]\nalpha\n")
-    with pytest.raises(DataError, match=r"vocab.txt has no \[CLS\], \[MASK\], \[PAD\]: masked training needs"):
-        masking_vocabulary(load_tokenizer(TokenizerSpec("bert_wordpiece", vocabulary_file=str(own))))
+    with pytest.raises(
+        DataError, match=r"vocab.txt has no \[CLS\], \[MASK\], \[PAD\]: masked training needs"
+    ):
+        masking_vocabulary(
+            load_tokenizer(TokenizerSpec("bert_wordpiece", vocabulary_file=str(own)))
+        )
 
 
 def test_documents_without_sentences_are_refused(tmp_path: Path) -> None:
     with IndexedWriter(tmp_path / "flat", "uint16") as writer:
         writer.add_documents(np.full(400, 7, dtype=np.uint16), np.full(20, 20, dtype=np.int32))
-    with pytest.raises(DataError, match=r"train data of .*flat: none of the 16 documents has 2 or more sentences"):
+    with pytest.raises(
+        DataError, match=r"train data of .*flat: none of the 16 documents has 2 or more sentences"
+    ):
         plan(tmp_path / "flat", tmp_path / "cache")
 
 
@@ -182,8 +250,13 @@ def test_documents_without_sentences_are_refused(tmp_path: Path) -> None:
 def test_a_token_outside_the_vocabulary_is_refused_when_it_is_read(
     prefix: Path, tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.data.sources.check_token_numbers", lambda data, vocabulary_size: None)
+    monkeypatch.setattr(
+        "trainer.data.sources.check_token_numbers", lambda data, vocabulary_size: None
+    )
     reading = ReadOptions(LENGTH, 9, 20, tmp_path, other_task=task(prefix, family))
     source = plan_splits([(1.0, prefix)], "1", {"train": 200}, reading)["train"].open()
-    with pytest.raises(DataError, match=r"p_text_sentence.bin: document \d+ holds token \d+ .*the vocabulary has 20"):
+    with pytest.raises(
+        DataError,
+        match=r"p_text_sentence.bin: document \d+ holds token \d+ .*the vocabulary has 20",
+    ):
         rows_of(source, range(200))

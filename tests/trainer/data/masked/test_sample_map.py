@@ -23,9 +23,14 @@ RULES = st.builds(
 )
 # Documents as the lengths of their sentences; none, one and very long ones among them.
 CORPORA = st.lists(
-    st.lists(st.one_of(st.integers(0, 40), st.sampled_from([511, 512, 513, 900])), max_size=25), min_size=1, max_size=20
+    st.lists(st.one_of(st.integers(0, 40), st.sampled_from([511, 512, 513, 900])), max_size=25),
+    min_size=1,
+    max_size=20,
 )
-TWO_NUMBERS = [14514284786278117030, 4620546740167642908]  # the first of std::mt19937_64(5489), its default seed
+TWO_NUMBERS = [
+    14514284786278117030,
+    4620546740167642908,
+]  # the first of std::mt19937_64(5489), its default seed
 
 
 def laid_out(corpus: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -36,7 +41,9 @@ def laid_out(corpus: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 def test_numbers_are_those_of_the_standard() -> None:
     numbers = Mersenne64(5489)
     assert numbers.take(2).tolist() == TWO_NUMBERS
-    assert int(numbers.take(9998)[-1]) == 9981545732273789042  # the 10,000th, which the C++ standard states
+    assert (
+        int(numbers.take(9998)[-1]) == 9981545732273789042
+    )  # the 10,000th, which the C++ standard states
 
 
 def test_numbers_do_not_depend_on_how_they_are_taken() -> None:
@@ -46,7 +53,9 @@ def test_numbers_do_not_depend_on_how_they_are_taken() -> None:
 
 
 @given(count=st.integers(0, 400), seed=st.integers(0, 2**32), at_once=st.integers(1, 90))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_a_shuffle_is_the_exchanges_one_by_one(
     *, monkeypatch: pytest.MonkeyPatch, count: int, seed: int, at_once: int
 ) -> None:
@@ -59,10 +68,22 @@ def test_a_shuffle_is_the_exchanges_one_by_one(
     assert shuffled_order(count, seed).tolist() == things
 
 
-@given(corpus=CORPORA, rules=RULES, samples=st.integers(1, 120), at_once=st.sampled_from([3, 64, 1 << 14]))
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    corpus=CORPORA,
+    rules=RULES,
+    samples=st.integers(1, 120),
+    at_once=st.sampled_from([3, 64, 1 << 14]),
+)
+@settings(
+    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_rows_are_those_of_the_walk_and_of_megatron(
-    *, monkeypatch: pytest.MonkeyPatch, corpus: list[list[int]], rules: MapRules, samples: int, at_once: int
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    corpus: list[list[int]],
+    rules: MapRules,
+    samples: int,
+    at_once: int,
 ) -> None:
     monkeypatch.setattr(sample_map, "DRAWS_AT_ONCE", at_once)
     monkeypatch.setattr(sample_map, "DOCUMENTS_AT_ONCE", at_once)
@@ -71,15 +92,17 @@ def test_rows_are_those_of_the_walk_and_of_megatron(
         rows = build_sample_map(sizes, documents, samples=samples, rules=rules)
     except DataError:
         usable = [
-            held for held in corpus if len(held) >= rules.least_sentences and (len(held) == 1 or max(held) <= 512)
+            held
+            for held in corpus
+            if len(held) >= rules.least_sentences and (len(held) == 1 or max(held) <= 512)
         ]
         assert not usable
         return
     walked = walk(sizes.tolist(), documents.tolist(), samples, rules)
     assert sorted(map(tuple, rows.tolist())) == sorted(walked)
-    assert [walked[place] for place in shuffled_order(len(walked), rules.seed + 1).tolist()] == list(
-        map(tuple, rows.tolist())
-    )
+    assert [
+        walked[place] for place in shuffled_order(len(walked), rules.seed + 1).tolist()
+    ] == list(map(tuple, rows.tolist()))
     theirs = their_map(sizes, documents, samples, rules)
     assert rows.dtype == theirs.dtype and np.array_equal(rows, theirs)
 
@@ -88,7 +111,9 @@ def test_rows_are_those_of_the_walk_and_of_megatron(
 def test_a_part_of_a_larger_corpus_equals_megatron(least: int) -> None:
     """Documents from the middle of a data set, several epochs, hundreds of thousands of draws."""
     random = np.random.RandomState(3)
-    counts = np.where(random.rand(20_000) < 0.2, random.randint(0, 3, 20_000), random.randint(3, 60, 20_000))
+    counts = np.where(
+        random.rand(20_000) < 0.2, random.randint(0, 3, 20_000), random.randint(3, 60, 20_000)
+    )
     documents = np.cumsum([0, *counts])
     sizes = random.randint(1, 60, documents[-1]).astype(np.int32)
     sizes[random.randint(0, len(sizes), 300)] = 700
@@ -102,9 +127,14 @@ def test_data_without_any_usable_document_is_refused() -> None:
     rules = MapRules(125, 0.1, 2, 1)
     for corpus in ([[5], [7]], [[], []], [[600, 3]]):
         sizes, documents = laid_out(corpus)
-        with pytest.raises(DataError, match=r"none of the \d documents has 2 or more sentences .* --split-sentences"):
+        with pytest.raises(
+            DataError,
+            match=r"none of the \d documents has 2 or more sentences .* --split-sentences",
+        ):
             build_sample_map(sizes, documents, samples=1, rules=rules)
     sizes, documents = laid_out([[600]])
-    assert build_sample_map(sizes, documents, samples=1, rules=MapRules(126, 0.0, 1, 1)).tolist() == [[0, 1, 126]]
+    assert build_sample_map(
+        sizes, documents, samples=1, rules=MapRules(126, 0.0, 1, 1)
+    ).tolist() == [[0, 1, 126]]
     with pytest.raises(DataError, match="ask for at least 1"):
         build_sample_map(sizes, documents, samples=0, rules=rules)

@@ -20,10 +20,18 @@ DECODER = 48
 SEED = 77
 
 
-def ours(sentences: list[Any], target: int, number: int, rules: T5Rules | None = None, sentinels: int = 38) -> Sample:
+def ours(
+    sentences: list[Any],
+    target: int,
+    number: int,
+    rules: T5Rules | None = None,
+    sentinels: int = 38,
+) -> Sample:
     random = np.random.RandomState((SEED + number) % 2**32)
     parts = [np.asarray(part, dtype=np.uint16) for part in sentences]
-    return t5_sample(parts, target, rules or T5Rules(LENGTH, DECODER, 0.15), vocabulary(sentinels), random)
+    return t5_sample(
+        parts, target, rules or T5Rules(LENGTH, DECODER, 0.15), vocabulary(sentinels), random
+    )
 
 
 def rebuilt(sample: Sample) -> list[int]:
@@ -42,7 +50,9 @@ def rebuilt(sample: Sample) -> list[int]:
 def test_fields_equal_megatron() -> None:
     sentences, random = made_sentences(800, 40, 1), np.random.RandomState(2)
     firsts = random.randint(0, 780, 300)
-    rows = np.stack([firsts, firsts + random.randint(1, 12, 300), random.randint(2, LENGTH - 1, 300)], axis=1)
+    rows = np.stack(
+        [firsts, firsts + random.randint(1, 12, 300), random.randint(2, LENGTH - 1, 300)], axis=1
+    )
     theirs = their_samples(
         sample_classes()[1], sentences, rows, vocabulary(), SEED, sequence_length=LENGTH, masking_probability=0.15,
         sequence_length_encoder=LENGTH, sequence_length_decoder=DECODER, masking_max_ngram=T5_LONGEST,
@@ -85,8 +95,12 @@ def test_a_full_decoder_shortens_the_last_span() -> None:
     assert fitting_spans(spans, 1, 100) == [spans[0]]
 
 
-@pytest.mark.parametrize(("share", "decoder", "error"), [(0.6, 1024, IndexError), (0.3, 256, AssertionError)])
-def test_what_stops_megatron_is_shortened(share: float, decoder: int, error: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    ("share", "decoder", "error"), [(0.6, 1024, IndexError), (0.3, 256, AssertionError)]
+)
+def test_what_stops_megatron_is_shortened(
+    share: float, decoder: int, error: type[Exception]
+) -> None:
     """More than 100 spans for 100 sentinels, and more tokens of spans than a decoder holds."""
     sentences = [np.full(1022, 5, dtype=np.uint16)]
     theirs = their_samples(
@@ -99,7 +113,11 @@ def test_what_stops_megatron_is_shortened(share: float, decoder: int, error: typ
     sample = ours(sentences, 1022, 0, T5Rules(1024, decoder, share), sentinels=100)
     assert rebuilt(sample) == [5] * 1022
     used = {token for token in sample["text_dec"].tolist() if token >= 262}
-    assert len(used) == 100 if error is IndexError else int(sample["dec_mask"].sum()) in (decoder - 1, decoder)
+    assert (
+        len(used) == 100
+        if error is IndexError
+        else int(sample["dec_mask"].sum()) in (decoder - 1, decoder)
+    )
 
 
 @pytest.mark.parametrize("sentences", [[], [[]], [[], []]])
@@ -112,4 +130,6 @@ def test_no_tokens_are_an_empty_sample(sentences: list[list[int]]) -> None:
 def test_runs_are_geometric_and_at_most_ten() -> None:
     random = np.random.RandomState(0)
     drawn = [geometric_runs(random) for _ in range(20_000)]
-    assert max(drawn) == T5_LONGEST and abs(np.mean(drawn) - 4.463) < 0.1  # its mean, to five standard deviations
+    assert (
+        max(drawn) == T5_LONGEST and abs(np.mean(drawn) - 4.463) < 0.1
+    )  # its mean, to five standard deviations
