@@ -212,6 +212,27 @@ def test_a_task_that_starts_without_the_directory_holds_the_others(
     stage.train()
 
 
+def test_a_task_that_starts_where_nothing_at_all_lies_holds_the_others(stage: SmallRun) -> None:
+    """Not even the folder that is the mount's place: Slurm's own output, and the job's folder, are none of the run's."""
+    root = stage.paths.root
+    inject(stage.twin, "partition-down")
+    stage.launch(8, *MAILS)
+    away = root.with_name("away")
+    root.rename(away)
+    try:
+        heal(stage.twin, kind="partition-down")
+        stage.wait(
+            lambda: stage.queued().reason.startswith("JobHeld"), "the hold by the first task"
+        )
+        stage.wait(lambda: not any(job.state.is_active for job in stage.jobs()), "its end")
+        assert stage.queued().pending_tasks == (2, 3, 4, 5, 6, 7, 8) and not root.exists()
+        assert f"{root} is not mounted" in stage.queued().comment
+    finally:
+        away.rename(root)
+    assert execute(["resume", "--yes"]) == 0
+    stage.train()
+
+
 def as_older_tr11(stage: SmallRun, tasks: int) -> None:
     """Queue an array whose output Slurm itself must open, in a folder that is missing, in place of what is queued."""
     [queued] = stage.living()

@@ -33,6 +33,9 @@ FLAGS = (
     "PERFCTRS PLANNED POWER_DOWN POWER_DRAIN POWER_UP POWERED_DOWN POWERING_DOWN POWERING_UP REBOOT_CANCELED "
     "REBOOT_ISSUED REBOOT_REQUESTED RESERVED RESUME UNDRAIN"
 ).split()
+JSON = (
+    "INVALID NO_RESPOND MAINT REBOOT_CANCEL INVALID_REG".split()
+)  # as `--json` of some versions has them
 SUFFIXES = "*~#!%$@^-"
 
 
@@ -104,7 +107,7 @@ def test_states_as_slurm_prints_them(
 
 def test_every_word_and_character_of_slurm_is_in_the_table() -> None:
     names = {state.name for state in NODE_STATES}
-    for word in (*STATES, *COMPACT, *FLAGS):
+    for word in (*STATES, *COMPACT, *FLAGS, *JSON):
         assert state_words(word) <= names, word
         assert state_words(word.lower()) == state_words(word)
     for suffix in SUFFIXES:
