@@ -21,7 +21,7 @@ from tr11ops.diagnose.file_servers import BACK, helps_where_dropped
 from tr11ops.diagnose.harmless import without_habits
 from tr11ops.diagnose.hosts import OddHost, machines_of, odd_host
 from tr11ops.diagnose.numbers import Unhealthy, judge_data, judge_steps
-from tr11ops.diagnose.peers import SETTINGS, lone_node, most_named_peer
+from tr11ops.diagnose.peers import DRIVERS, SETTINGS, lone_node, most_named_peer
 from tr11ops.diagnose.places import LaunchPlaces
 from tr11ops.diagnose.roots import (
     CLEAR,
@@ -70,6 +70,9 @@ _FORBIDDEN = re.compile(  # or sought where no other node is: at a loopback, at 
     r"|Cannot assign requested address|No such interface"
     r"|[Cc]onnect(?:ing|ion)? to (?:\S+\()?(?:127\.|localhost\b|::1\b|172\.17\.0\.1\b|169\.254\.)"
 )
+_TOLD_ITSELF = re.compile(r"SignalException: Process \d+ got signal")
+_RECOVERY = "xid-recovery"
+NEAR_LINES = 100  # of a kernel's log, in which one fault is told
 _CONTAINER = "container-start"
 _NOT_STARTED = "slurm-launch"
 _ABSENT = "flight-recorder-missing"
@@ -262,7 +265,11 @@ def _judge(merged: LogLaunch, candidates: Candidates, places: LaunchPlaces) -> D
     if (
         root is not None
         and root.signature.role is Role.SYMPTOM
-        and _left_quietly(root, candidates, merged)
+        and (
+            _left_quietly(root, candidates, merged)
+            or _is_after_last_step(root, candidates, merged)
+            or _was_told_to_go_before(root, candidates)
+        )
     ):
         root = None
     if root is None:
@@ -361,6 +368,27 @@ def _left_quietly(root: Sighting, found: Candidates, launch: LogLaunch) -> bool:
     return report is not None and report.rank is not None and report.rank not in speakers
 
 
+def _is_after_last_step(root: Sighting, found: Candidates, launch: LogLaunch) -> bool:
+    """Whether it is the noise of processes that leave after the last step of all, one before the other."""
+    last = launch.progress
+    if (
+        last is None
+        or not last.is_last
+        or root.file != launch.file
+        or root.line_number <= last.line_number
+    ):
+        return False
+    return root.signature.confidence < CLEAR and not found.summaries and not launch.reports
+
+
+def _was_told_to_go_before(root: Sighting, found: Candidates) -> bool:
+    """Whether a launcher that was itself told to go, which it says at its end, was so before a rank lost another."""
+    told = [one for one in found.consequences if one.file == root.file]
+    if not any(_TOLD_ITSELF.search(one.text) for one in told) or root.signature.confidence >= CLEAR:
+        return False
+    return any(is_before(one, root) for one in told) and not found.summaries
+
+
 def _first_report(launch: LogLaunch) -> WorkerFailure | None:
     """The failure that torchrun's reports hold for the first, by their times."""
     roots = [
@@ -388,9 +416,10 @@ def _of_root(
     root: Sighting, launch: LogLaunch, found: Candidates, places: LaunchPlaces
 ) -> Diagnosis:
     signature = root.signature
-    cited = _unknown_host(root, launch) or _original(root, found.causes)
-    # it is not the loader's own
-    if cited.signature.fault in _OF_THE_MACHINE and cited.signature.family != TOPICS:
+    cited = _unknown_host(root, launch) or _original(root, found)
+    if (
+        cited.signature.fault in _OF_THE_MACHINE and cited.signature.family != TOPICS
+    ):  # it is not the loader's own
         signature = cited.signature
     quoted = places.quoted(cited, is_root=signature.role not in {Role.END, Role.STOP})
     silent_rank = _absent_rank([root, *found.symptoms])
@@ -419,7 +448,10 @@ def _of_root(
         and one.signature.fault is signature.fault
         and _is_proof(one)
     ]
-    if quoted.node is None and signature.step is NextStep.EXCLUDE_AND_RESUBMIT:
+    is_a_nodes = (
+        signature.step is NextStep.EXCLUDE_AND_RESUBMIT or signature.helps is Restart.ELSEWHERE
+    )
+    if quoted.node is None and is_a_nodes:
         quoted = _placed_by([*alike, *backing], quoted, places)
     roots = [report for report in launch.reports if report.is_root and report.exit_code != -15]
     confidence = _confidence(root, found, launch, len(alike), roots)
@@ -456,6 +488,7 @@ def _of_root(
     )
     if not has_passed:  # what has is no node's own
         lone = lone_node(cited, alike, places, launch.sightings)
+    signature = _of_lone_driver(signature, lone)
     return Diagnosis(
         signature.fault,
         step,
@@ -479,6 +512,13 @@ def _of_root(
             missing=what_is_missing(root.signature.fault, root.progress is not None, waits),
         ),
     )
+
+
+def _of_lone_driver(signature: FaultSignature, lone: str | None) -> FaultSignature:
+    """What a driver that does not fit is, where one node alone has it: the node's, and not the program's."""
+    if lone is None or signature.id not in DRIVERS:
+        return signature
+    return replace(signature, fault=FaultClass.GPU_HARDWARE)
 
 
 def _proof(root: Sighting, signature: FaultSignature) -> Proof | None:
@@ -542,13 +582,11 @@ def _step_of_network(
 
 
 def _placed_by(others: Sequence[Sighting], quoted: QuotedLine, places: LaunchPlaces) -> QuotedLine:
-    """The line with the place that others give which tell of the same fault, and of their own node;
-    if they agree.
-    """
+    """The line with the place that others give which tell of the same fault, and of their own node; if they agree."""
     told = [
         places.quoted(one)
         for one in others
-        if one.signature.blame is NodeBlame.NODE and not one.is_mild
+        if not one.is_mild and (one.signature.blame is NodeBlame.NODE or "node" in one.named)
     ]
     nodes = {one.node for one in told} - {None}
     if len(nodes) != 1:
@@ -640,15 +678,20 @@ def _ends(
     return (quoted.node or "who says so", other)
 
 
-def _original(root: Sighting, causes: Sequence[Sighting]) -> Sighting:
-    """The exception that a data loader's worker raised, in place of the line that says that it
-    raised one.
-    """
+def _original(root: Sighting, found: Candidates) -> Sighting:
+    """The exception that a data loader's worker raised, in place of the line that says that it raised one."""
+    if root.signature.id == _RECOVERY:  # which says what is to be done about another Xid
+        others = [
+            one for one in (*found.causes, *found.warnings) if one.signature.family == KERNELS
+        ]
+        others = [one for one in others if one.file == root.file]
+        before = [one for one in others if 0 < root.line_number - one.line_number <= NEAR_LINES]
+        return min(before, key=_line_number, default=root)
     if root.signature.id != _LOADER or root.raised is None or "Caught" not in root.text:
         return root
     inner = [
         one
-        for one in causes
+        for one in found.causes
         if one.raised is not None
         and one.raised.follows
         and one.file == root.file
@@ -658,6 +701,10 @@ def _original(root: Sighting, causes: Sequence[Sighting]) -> Sighting:
     if inner:
         return inner[0]
     return root
+
+
+def _line_number(one: Sighting) -> int:
+    return one.line_number
 
 
 def _unknown_host(root: Sighting, launch: LogLaunch) -> Sighting | None:
@@ -798,6 +845,17 @@ def _nothing(launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diag
         return Diagnosis(
             FaultClass.UNKNOWN, NextStep.PAGE, 0.5, root, evidence, (), 0, why, launch.label
         )
+    return _no_failure_told(launch, found, places, untold, evidence)
+
+
+def _no_failure_told(
+    launch: LogLaunch,
+    found: Candidates,
+    places: LaunchPlaces,
+    untold: Sequence[QuotedLine],
+    evidence: tuple[QuotedLine, ...],
+) -> Diagnosis:
+    """What is left where no launcher says that its workers failed."""
     done = ""
     if launch.progress is not None and launch.progress.iteration is not None:
         done = f" It ends after step {launch.progress.iteration}."
@@ -824,19 +882,12 @@ def _nothing(launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diag
     if warned is not None and not untold:
         why = f"{_sentence(warned)} Nothing else says why it ended.{done}"
         return Diagnosis(
-            warned.signature.fault,
-            NextStep.PAGE,
-            MILD,
-            places.quoted(warned),
-            evidence,
-            (),
-            0,
-            why,
-            launch.label,
-            signs=Signs(
-                warned.signature.role, warned.signature.blame, signature=warned.signature.id
-            ),
-        )
+            warned.signature.fault, NextStep.PAGE, MILD, places.quoted(warned), evidence, (), 0, why, launch.label,
+            signs=Signs(warned.signature.role, warned.signature.blame, signature=warned.signature.id),
+        )  # fmt: skip
+    whole = _by_last_step(launch, found, places, evidence)
+    if whole is not None and whole.fault is FaultClass.CLEAN_EXIT:
+        return whole
     if untold:
         why = f"This line says that something failed, and nothing that is known.{done}"
         return Diagnosis(

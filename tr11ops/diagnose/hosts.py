@@ -32,7 +32,9 @@ _NO_HOST = re.compile(
     r"|(?:step|epoch|iter|global|checkpoint|ckpt)[\w.-]*|[\w-]+\.(?:py|log|txt|json|yaml|so|pt|cc|cpp|cu|hpp|h)",
     re.IGNORECASE,
 )
-_COLUMN = re.compile(rf"^\s{{0,4}}\[?(?P<host>{_HOST})(?:\]:?|:| +\|) +\S")
+_COLUMN = re.compile(
+    rf"^\s{{0,4}}(?:\[[a-z][\w-]{{0,15}}\] (?P<tagged>{_HOST})(?=[ :|])|\[?(?P<host>{_HOST})(?:\]:?|:| +\|) +\S)"
+)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _CLOCK = re.compile(r"\W{0,2}(?:\d{4}[-/]\d\d[-/]\d\d[T ])?\b\d\d:\d\d:\d\d[.,\dZ]*\]? ?")
 _MISSING = re.compile(
@@ -44,6 +46,7 @@ _COUNTED = re.compile(
     r"(?<![\d.])\d+(?= (?:visible |active |healthy )?(?:gpus?|devices?|nics?|ports?|hcas?|cards?|links?)\b)",
     re.IGNORECASE,
 )
+_LISTED = re.compile(rf"\W{{0,2}}(?P<host>{_HOST})\]?:? GPU \d{{1,2}}: ")
 _SHARE = re.compile(r"\b(\d+)/(\d+)\b")
 _THINGS: tuple[tuple[FaultClass, re.Pattern[str]], ...] = (
     (
@@ -77,6 +80,8 @@ _THINGS: tuple[tuple[FaultClass, re.Pattern[str]], ...] = (
 )
 AROUND = 30  # characters about the word that tells of what is missing
 _ON_HOST = r"\b(?:on|host|hostname|node|nodename|running on|->|=>)[ =:]+(?:host |node )?"
+_MAP = re.compile(r"\bmap\b|\branks?\b", re.IGNORECASE)
+_MAPPED = re.compile(rf"\b(?P<first>\d+)-(?P<last>\d+)[ :=]+(?P<host>{_HOST})\b(?=,|;|\s|$)")
 _TO = r"(?:-|\.\.|to|through|\u2013)"
 _RANKS_ON = (
     re.compile(
@@ -89,6 +94,7 @@ _RANKS_ON = (
     ),
     re.compile(rf"\b[Rr]ank[ :=#]+(?P<first>\d+)\b.{{0,40}}?{_ON_HOST}(?P<host>{_HOST})\b"),
     re.compile(rf"\[[Rr]ank ?(?P<first>\d+)\].{{0,60}}?{_ON_HOST}(?P<host>{_HOST})\b"),
+    re.compile(rf"\brank (?P<first>\d+), (?P<host>{_HOST})\b"),
     re.compile(
         rf"(?:^|[\s|])(?P<host>{_HOST}):\d+:\d+ \[\d+\] NCCL INFO .{{0,80}}?\brank (?P<first>\d+) nranks \d+"
     ),
@@ -168,9 +174,9 @@ def hosts_in_columns(heads: Sequence[Head]) -> frozenset[str]:
     for head in heads:
         for _, line in _lines(head):
             found = _COLUMN.match(_CLOCK.sub(" ", line))
-            if found is not None and _NO_HOST.fullmatch(found["host"]) is None:
-                kind = _NUMBER.sub("#", found["host"])
-                of_kind.setdefault(kind, set()).add(found["host"])
+            host = "" if found is None else found["host"] or found["tagged"]
+            if host and _NO_HOST.fullmatch(host) is None:
+                of_kind.setdefault(_NUMBER.sub("#", host), set()).add(host)
     return frozenset(
         host for hosts in of_kind.values() if len(hosts) >= FEWEST_HOSTS for host in hosts
     )
@@ -183,6 +189,9 @@ def hosts_of_ranks(heads: Sequence[Head]) -> Mapping[int, str]:
     found: dict[int, set[str]] = {}
     for head in heads:
         for _, line in _lines(head):
+            for ranks, host in _mapped_ranks(line):
+                for rank in ranks:
+                    found.setdefault(rank, set()).add(host)
             if "ank" not in line:
                 continue
             for pattern in _RANKS_ON:
@@ -194,6 +203,19 @@ def hosts_of_ranks(heads: Sequence[Head]) -> Mapping[int, str]:
         for rank, hosts in found.items()
         if len(hosts) == 1 and _NO_HOST.fullmatch(next(iter(hosts))) is None
     }
+
+
+def _mapped_ranks(line: str) -> Iterator[tuple[range, str]]:
+    """The ranks of each host in a line that maps all: `npu-node map: 0-7 q1, 8-15 q2`."""
+    if _MAP.search(line) is None:
+        return
+    for match in _MAPPED.finditer(line):
+        yield (
+            range(
+                int(match["first"]), min(int(match["last"]), int(match["first"]) + MOST_RANKS) + 1
+            ),
+            match["host"],
+        )
 
 
 def _ranks_of(match: re.Match[str]) -> range:
@@ -236,12 +258,32 @@ def odd_host(heads: Sequence[Head]) -> OddHost | None:
         found = _odd_one(reports)
         if found is not None:
             odd.setdefault(found.host, found)
+    if not odd:
+        return _of_fewer_gpus(heads)
     if len(odd) != 1:
         return None
     [report] = odd.values()
     return OddHost(
         report.host, report.head.file, report.line_number, report.text, _fault_of(report.text)
     )
+
+
+def _of_fewer_gpus(heads: Sequence[Head]) -> OddHost | None:
+    """The one host that lists fewer GPUs, a line each, than all others, which list the same number."""
+    listed: dict[str, list[OddHost]] = {}
+    for head in heads:
+        for number, line in _lines(head):
+            match = _LISTED.match(_CLOCK.sub(" ", line).strip())
+            if match is not None:
+                entry = OddHost(
+                    match["host"], head.file, number, line.strip(), FaultClass.GPU_HARDWARE
+                )
+                listed.setdefault(match["host"], []).append(entry)
+    counts = {host: len(lines) for host, lines in listed.items()}
+    fewest = [host for host, count in counts.items() if count < max(counts.values())]
+    if len(fewest) != 1 or len(set(counts.values())) != FEWEST_HOSTS:
+        return None
+    return listed[fewest[0]][-1]
 
 
 def _reports(head: Head) -> Iterator[_Report]:

@@ -95,6 +95,7 @@ _PREFIXES = (
     re.compile(r"\[(?P<node>(?:node|host)-?[\w.-]*\d)\] "),
     re.compile(r"\[(?P<node>[A-Za-z][\w.-]*\d[\w.-]*):\d+\] "),  # MPI's
     re.compile(r"slurmstepd-(?P<node>[\w.-]+): (?:error: )?"),
+    re.compile(r"slurm(?:d|stepd)\[(?P<node>[A-Za-z][\w.-]*)\]: "),
     re.compile(r"(?!tr11:)(?P<node>[a-z][a-z0-9-]*\d[a-z0-9.-]*): (?!task|error)"),  # pdsh's
     # Loki's labels
     re.compile(r'\{(?:[^}:]*?\b(?:host|node|hostname|node_name)="(?P<node>[\w.-]+)")?[^}:]*\} '),

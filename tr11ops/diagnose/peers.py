@@ -16,9 +16,10 @@ from tr11ops.diagnose.signature import FaultClass, Role
 FEWEST_WITNESSES = 2
 _OF_ONE_MACHINE = frozenset({"memory-held", "nvls-memory"})
 SETTINGS = "nccl-network-settings"
-_DRIVERS = frozenset({"cuda-configuration", "nccl-refused", "driver-mismatch", "fabric-permission"})
+DRIVERS = frozenset({"cuda-configuration", "nccl-refused", "driver-mismatch", "fabric-permission"})
 _OF_A_DRIVER = re.compile(r"driver", re.IGNORECASE)
 _FACTS = "nodes"  # the family of what nodes say of themselves
+_DAEMON_ON = re.compile(r"\bslurmd\[[A-Za-z][\w.-]*\]: ")  # which names its node
 FEWEST_OTHERS = 2  # nodes that agree, before a third one is the odd one
 _ODD_FAULTS = frozenset({FaultClass.NCCL_NETWORK, FaultClass.RENDEZVOUS, FaultClass.USER_CODE})
 _UNLIMITED = "memlock-unlimited"
@@ -85,7 +86,7 @@ def _may_be_nodes_own(root: Sighting) -> bool:
     """Whether an error at the start is one that a node alone may cause by what is installed on it."""
     signature = root.signature
     if signature.fault is FaultClass.USER_CODE:
-        return signature.id in _DRIVERS or signature.family == "nccl"
+        return signature.id in DRIVERS or signature.family == "nccl"
     return signature.fault is FaultClass.NCCL_NETWORK
 
 
@@ -113,10 +114,9 @@ def odd_node(sightings: Sequence[Sighting], places: LaunchPlaces) -> str | None:
 def _is_set_up_here_alone(
     root: Sighting, alike: Sequence[Sighting], places: LaunchPlaces, sightings: Sequence[Sighting]
 ) -> bool:
-    """Whether one node alone says that it is not set up for the network, or its driver not for the
-    program, while others say only that they lost it.
-    """
-    is_driver = root.signature.id in _DRIVERS and _OF_A_DRIVER.search(root.text) is not None
+    """Whether one node alone says that it is not set up for the network, or its driver not for the program, while
+    others say only that they lost it."""
+    is_driver = root.signature.id in DRIVERS and _OF_A_DRIVER.search(root.text) is not None
     if root.signature.id != SETTINGS and not is_driver:
         return False
     own = places.quoted(root, is_root=True)
@@ -134,7 +134,11 @@ def _is_set_up_here_alone(
 def _is_of_a_machine(root: Sighting, places: LaunchPlaces) -> bool:
     signature = root.signature
     if signature.fault is FaultClass.SLURM_AUTH:
-        return "node" in root.named or places.is_of_a_daemon(root)
+        return (
+            "node" in root.named
+            or places.is_of_a_daemon(root)
+            or _DAEMON_ON.search(root.text) is not None
+        )
     if signature.fault is not FaultClass.STORAGE:
         return signature.id in _OF_ONE_MACHINE
     if _OWN_DISK.search(root.text):

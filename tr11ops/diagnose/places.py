@@ -40,9 +40,9 @@ _OWN_HOST = re.compile(
     r"(?<!to )(?<!from )(?<!by )(?<!peer )(?<!remote )\b(?:host|hostname)=(?P<node>[A-Za-z][\w.-]*\d[\w-]*)"
 )
 _NAME = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*(?<![.-])")
-# what may stand before a host in a line: times, numbers, tags of ranks, levels, who watches it
-_HEAD = re.compile(
-    r"(?:[^A-Za-z]|(?<=\d)[TZ]|\b(?:rank|default|[Rr]ank|Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct"
+_HEAD = re.compile(  # what may stand before a host in a line: times, numbers, tags of ranks, levels, who watches it
+    r"(?:\[[a-z][\w-]{0,15}\] |[^A-Za-z]|(?<=\d)[TZ]"
+    r"|\b(?:rank|default|[Rr]ank|Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct"
     r"|Nov|Dec|INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|UTC|kernel|dmesg|epilog|prolog|nhc|NHC|dcgm\w*|node|host|health|check"
     r"|agent|monitor)(?![A-Za-z]))*"
 )
@@ -65,6 +65,11 @@ def worker_of(file: str) -> WorkerLog | None:
     return None
 
 
+def is_daemons_log(file: str) -> bool:
+    """Whether a kernel or a daemon wrote this log, by its name."""
+    return _OF_DAEMONS.search(file.rpartition("/")[2]) is not None
+
+
 def node_of_daemons_log(file: str, nodes: Collection[str]) -> str | None:
     """The node whose kernel or daemon wrote this log, by its path: `dmesg-n7.txt`, `n7.syslog`;
     None for another log.
@@ -73,7 +78,7 @@ def node_of_daemons_log(file: str, nodes: Collection[str]) -> str | None:
     that of the daemon.
     """
     name = file.rpartition("/")[2]
-    if _OF_DAEMONS.search(name) is None:
+    if not is_daemons_log(file):
         return None
     known = {
         node

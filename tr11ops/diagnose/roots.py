@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from tr11ops.diagnose.places import is_daemons_log
 from tr11ops.diagnose.sighting import LogLaunch, Sighting
 from tr11ops.diagnose.signature import SURE_END, FaultClass, NextStep, NodeBlame, Role
 from tr11ops.diagnose.topics import FAMILY as TOPICS
@@ -50,6 +51,8 @@ _OF_PEERS = frozenset({FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultCl
 _ENDS_OF_JOBS = _ORDERED_ENDS | {FaultClass.SLURM_NODE_FAIL, FaultClass.SLURM_USER_CANCEL}
 _OF_SUBMISSIONS = frozenset({FaultClass.SLURM_SUBMIT, FaultClass.SLURM_AUTH})
 _SUBMITS = re.compile(r"\b(?:sbatch|bsub|qsub)\b|[Jj]ob submission failed|SUBMIT_BATCH_JOB")
+_CABLE = re.compile(r"[Cc]able error|unsupported cable")  # no link comes up again for good
+_KERNELS_WORD = re.compile(r"\bkernel: |NVRM: |nvidia-nvswitch")
 _NEVER_ENDED = re.compile("Kill task failed|NOT ENDING")  # a node that is lost because a job hung
 _TOO_FEW = "ray-resources"
 _TASK_FAILED = "ray-task-error"
@@ -107,6 +110,7 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
         if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)
     ]
     left = [one for one in left if not _is_closed_by_order(one, left)]
+    left = [one for one in left if not _is_vague_of_a_daemon(one, left)]
     left = [one for one in left if not _is_of_an_earlier_job(one, left)]
     left = [one for one in left if not _is_want_of_a_lost_node(one, left)]
     left = [one for one in left if not _is_of_a_second_try(one, left)]
@@ -179,9 +183,9 @@ def _is_link_that_came_back(one: Sighting, left: Sequence[Sighting]) -> bool:
     One that broke just before peers missed it, in the log of the training, broke the training all
     the same.
     """
-    if not _is_own_link(one) or any(
-        other.file == one.file and _is_of_peers(other) for other in left
-    ):
+    if not _is_own_link(one) or _CABLE.search(one.text) is not None:
+        return False
+    if any(other.file == one.file and _is_of_peers(other) for other in left):
         return False
     later = [other for other in left if other.signature.id == _LINK_BACK and other.file == one.file]
     return any(
@@ -220,6 +224,15 @@ def _is_missed_by_no_one(one: Sighting, left: Sequence[Sighting]) -> bool:
         other for other in others if other.signature.role is not Role.END and not other.is_mild
     ]
     return bool(others) and not any(other.signature.fault in _OF_PEERS for other in others)
+
+
+def _is_vague_of_a_daemon(one: Sighting, left: Sequence[Sighting]) -> bool:
+    """Whether it is a line of a kernel's or a daemon's log that no signature knows, while a log tells of a failure."""
+    if one.signature.family != TOPICS or one.raised is not None or not is_daemons_log(one.file):
+        return False
+    return any(
+        other.signature.role in _FAILED and other.signature.family != TOPICS for other in left
+    )
 
 
 def _is_closed_by_order(one: Sighting, left: Sequence[Sighting]) -> bool:
@@ -498,11 +511,19 @@ def _says_more(one: Sighting, strong: Sighting) -> bool:
         )
     elif signature.id in _OF_REFUSED_CREDENTIALS:
         is_deeper = one.signature.id == _CREDENTIALS
-    elif signature.fault is FaultClass.GPU_HARDWARE and signature.family != KERNELS:
+    elif (
+        signature.fault is FaultClass.GPU_HARDWARE
+        and signature.family != KERNELS
+        and not _is_kernels(strong)
+    ):
         is_deeper = one.signature.family == KERNELS and _is_lost_gpu(one)
     elif _is_of_peers(strong):
         is_deeper = _is_own_link(one)
     return is_deeper
+
+
+def _is_kernels(one: Sighting) -> bool:
+    return _KERNELS_WORD.search(one.text) is not None
 
 
 def _lines_below(one: Sighting, other: Sighting) -> int:

@@ -62,6 +62,9 @@ _OF_THE_PAST = re.compile(  # what is told of an earlier job, or is repaired
     r"(?:failed|died|crashed|ended)\b"
     r"|\b(?:repaired|replaced|fixed|mended) since\b"
 )
+_OF_OTHER_SERVICES = re.compile(
+    r"/system\.slice/(?!slurm|docker|kube|containerd|cri-)"
+)  # of a node, not of the job
 # Commands, comments, source in boxes and settings name errors and are none.
 _QUOTED = re.compile(
     r"\s*(?:\++ \S|# |#SBATCH\b|\$ |echo |export |declare -x |\u2502|[\w-]+ \.{3,} )"
@@ -79,7 +82,7 @@ _MILD = re.compile(
     r"\[(?:INFO|DEBUG)\]|\b(?:INFO|DEBUG)(?::(?! task \S+ blocked)| *[|-] )|- (?:INFO|DEBUG) -"
     r"|(?<!NCCL )(?<!=)\bWARN(?:ING)?\b|Warning: |(?<!kern: )\bwarning: |\bNCCL (?:INFO|TRACE) "
     r"|(?:^|[\s:\[])[IW]\d{4} (?:[\w.-]{1,40} )?\d\d:\d\d|\[[IW] [\w./]{1,80}\.\w{1,3}:\d"
-    r"|: [IW] [a-z_]{1,20}/|\[NeMo [IW] |\bfall(?:s|ing)? back (?:to|on)\b"
+    r"|^\[[IW] \w{1,40}\]|: [IW] [a-z_]{1,20}/|\[NeMo [IW] |\bfall(?:s|ing)? back (?:to|on)\b"
 )
 LEVEL = 160  # characters in which a line names its level
 _LATE = "start-megatron"  # rank 0 may print it when it dies, with all that its buffer holds
@@ -413,7 +416,7 @@ class LogScan:
 
 def _is_mild(signature: FaultSignature, text: str) -> bool:
     """Whether a line calls itself a warning, or less, or tells of what is over."""
-    if _OF_THE_PAST.search(text):
+    if _OF_THE_PAST.search(text) or _OF_OTHER_SERVICES.search(text):
         return True
     if signature.family in _NEVER_MILD or signature.id in _SAID_MILDLY:
         return False

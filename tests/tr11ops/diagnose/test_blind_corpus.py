@@ -52,7 +52,8 @@ def test_classes_lines_and_no_false_certainty(labels: str) -> None:
         ("one", 91, Most(3, 4, 0, 3)),
         ("two", 75, Most(2, 1, 1, 1)),
         ("three", 70, Most(2, 5, 0, 0)),
-        ("four", 104, Most(4, 5, 1, 3)),
+        ("four", 104, Most(3, 5, 0, 3)),
+        ("five", 124, Most(2, 4, 0, 5)),
     ],
 )
 def test_incidents_of_a_stranger_with_nodes_and_restarts(

@@ -90,10 +90,14 @@ def test_corpus_names_no_machine_of_its_makers() -> None:
             else "\n".join(lines_of(str(path.relative_to(FOLDER))))
         )
         assert not private.search(text), path.name
-        assert "/root/" not in text or path.parent.name in {"one", "two", "three", "four"}, (
-            path.name
-        )  # the home of a public report is no maker's
+        assert "/root/" not in text or path.parent.name in {
+            "one",
+            "two",
+            "three",
+            "four",
+            "five",
+        }, path.name  # the home of a public report is no maker's
 
 
 def test_corpus_stays_small() -> None:
-    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 4_200_000
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 4_900_000

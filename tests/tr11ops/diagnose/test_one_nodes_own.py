@@ -215,3 +215,80 @@ def test_workers_that_ray_could_not_place_need_more_room(tmp_path: Path) -> None
     late = "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/5 clients joined.\n"
     assert of(tmp_path, wait * 3 + late).restart.answer is Restart.CHANGE
     assert of(tmp_path, late).restart.answer is not Restart.CHANGE
+
+
+# ----------------------------------------------------------------------------- who says it, and when
+def test_a_kernels_line_that_no_signature_knows_is_no_cause_beside_what_is_known(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "dmesg-q5.txt"
+    noise = "[11.1] cgroup: fork rejected by pids controller in /system.slice/crond.service\n[12.1] audit: error: denied\n"
+    path.write_text(
+        f"{noise}[77.1] NVRM: Xid (PCI:0000:1b:00): 119, pid=1, Timeout after 6s of waiting for RPC response from GPU5 GSP!\n"
+    )
+    [found] = diagnose_files([path])
+    assert found.fault is FaultClass.GPU_HARDWARE and found.root_cause is not None
+    assert (found.root_cause.line_number, found.accused.nodes) == (3, ("q5",))
+
+
+def test_noise_after_the_last_step_of_all_is_no_fault(tmp_path: Path) -> None:
+    steps = "".join(
+        f"step {number}/90 loss 2.{9 - number // 10}\n" for number in range(10, 100, 10)
+    )
+    noise = "ERROR:root:telemetry: could not reach the collector\nBrokenPipeError: [Errno 32] Broken pipe\n"
+    assert of(tmp_path, steps + noise).fault is FaultClass.CLEAN_EXIT
+    cut = steps.replace("step 90/90 loss 2.0\n", "")
+    assert of(tmp_path, cut + noise).fault is not FaultClass.CLEAN_EXIT
+
+
+def test_a_launcher_that_was_told_to_go_does_not_know_why_its_rank_lost_another(
+    tmp_path: Path,
+) -> None:
+    closing = "W1 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 100 closing signal SIGTERM\n"
+    lost = "[rank17]: ncclRemoteError, remote process exited or there was a network error\n"
+    told = (
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 88 got signal: 15\n"
+    )
+    assert of(tmp_path, STEPS + closing + lost + told).fault is FaultClass.UNKNOWN
+    assert of(tmp_path, STEPS + lost + closing + told).fault is FaultClass.NCCL_NETWORK
+
+
+def test_the_host_that_lists_fewer_gpus_lacks_one(tmp_path: Path) -> None:
+    lists = "".join(
+        f"s-{host} GPU {number}: NVIDIA A100\n" for host in (1, 2) for number in range(9 - host)
+    )
+    error = "s-2: [rank15]: RuntimeError: CUDA error: invalid device ordinal\n"
+    found = of(tmp_path, lists + error)
+    assert (found.fault, found.accused.nodes) == (FaultClass.GPU_HARDWARE, ("s-2",))
+    same = "".join(
+        f"s-{host} GPU {number}: NVIDIA A100\n" for host in (1, 2) for number in range(8)
+    )
+    assert of(tmp_path, same + error).fault is FaultClass.USER_CODE
+
+
+def test_a_gpu_that_is_found_to_compute_wrongly_is_named_by_any_line_that_names_it(
+    tmp_path: Path,
+) -> None:
+    text = (
+        "[sdc] it 40: replica dp=3 differs (hash 0x1 vs 0x2 of 23 others)\n"
+        "[sdc] suspect: c4-n3 cuda:3 computes wrong values; no Xid logged\n"
+        "ERROR: stopping on silent data corruption, checkpoint 30 is clean\n"
+    )
+    found = of(tmp_path, STEPS + text)
+    assert (found.fault, found.accused.nodes) == (FaultClass.GPU_HARDWARE, ("c4-n3",))
+    assert (
+        found.restart.answer is Restart.ELSEWHERE
+        and found.action is not NextStep.EXCLUDE_AND_RESUBMIT
+    )
+
+
+def test_what_the_driver_recommends_is_quoted_by_the_fault_that_it_is_about(tmp_path: Path) -> None:
+    path = tmp_path / "dmesg-q5.txt"
+    path.write_text(
+        "NVRM: Xid (PCI:0000:66:00): 145, RLW_SRC_TRACK Nonfatal XC0 i0 Link 11 (0x00000014 0x00000000)\n"
+        "NVRM: Xid (PCI:0000:66:00): 45, pid=1, name=python3, Ch 00000000 caused by previous Xid 145\n"
+        "NVRM: Xid (PCI:0000:66:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)\n"
+    )
+    [found] = diagnose_files([path])
+    assert found.root_cause is not None and found.root_cause.line_number == 1
+    assert found.accused.nodes == ("q5",) and found.accused.is_proved
