@@ -23,7 +23,10 @@ from trainer.contract.record import Record
 
 NVRX = "nvidia-resiliency-ext==0.7.0"
 _CORPUS = Path(__file__).parents[2] / "tests" / "data" / "diagnose"
-OWN_SETS = (_CORPUS, *(_CORPUS / "blind" / name for name in ("", "one", "two", "three", "four", "five")))
+OWN_SETS = (
+    _CORPUS,
+    *(_CORPUS / "blind" / name for name in ("", "one", "two", "three", "four", "five")),
+)
 WORKER = Path(__file__).with_name("nvrx_worker.py")
 NOT_HERE = (
     "--python-version",

@@ -264,7 +264,11 @@ def odd_host(heads: Sequence[Head]) -> OddHost | None:
         return None
     [report] = odd.values()
     return OddHost(
-        report.host, report.head.file, report.line_number, report.text, _fault_of(report.text)
+        host=report.host,
+        file=report.head.file,
+        line_number=report.line_number,
+        text=report.text,
+        fault=_fault_of(report.text),
     )
 
 
@@ -276,7 +280,11 @@ def _of_fewer_gpus(heads: Sequence[Head]) -> OddHost | None:
             match = _LISTED.match(_CLOCK.sub(" ", line).strip())
             if match is not None:
                 entry = OddHost(
-                    match["host"], head.file, number, line.strip(), FaultClass.GPU_HARDWARE
+                    host=match["host"],
+                    file=head.file,
+                    line_number=number,
+                    text=line.strip(),
+                    fault=FaultClass.GPU_HARDWARE,
                 )
                 listed.setdefault(match["host"], []).append(entry)
     counts = {host: len(lines) for host, lines in listed.items()}
