@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted, duration, quantity
 from tr11ops.detect.filesystem_rules import full, with_limits
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
-from tr11ops.observe.operation import FilesystemRule
+from tr11ops.observe.operation import FilesystemRule, FolderRoom
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.disk_usage import Usage, newest
 from trainer.contract.units import size
@@ -23,6 +24,7 @@ NAME = "filesystem-full"
 NEEDS = ("operation.usage", "operation.shut_folders", "operation.save_room")
 
 CRITICAL_PERCENT = 97.0
+OWN_FOLDERS = frozenset({"checkpoints", "state", "journal"})
 KEPT = 2  # checkpoints: the newest, and the one that a resume takes if that fails
 
 
@@ -47,6 +49,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
                 *(what_fills_it(snapshot, folder.path) if folder.is_full else ()),
             ),
             fix=make_room(snapshot) if folder.is_full else shlex.join(["df", "-h", folder.path]),
+            then=_room_beside(snapshot) if folder.is_full else (),
         )
     yield from _no_room_for_a_save(snapshot, {folder.path for folder in shut})
     samples = newest(known(snapshot.operation.usage, ()))
@@ -89,6 +92,7 @@ def _no_room_for_a_save(snapshot: Snapshot, shut: set[str]) -> Iterator[Finding]
             identity=(room.path,),
             evidence=what_fills_it(snapshot, room.path),
             fix=make_room(snapshot),
+            then=_room_beside(snapshot),
         )
 
 
@@ -103,8 +107,9 @@ def what_fills_it(snapshot: Snapshot, path: str) -> tuple[str, ...]:
     count, sound = len(checkpoints.steps), checkpoints.newest_sound
     each = None if sound is None else sound.bytes
     goes_on = "the training goes on meanwhile, and saves again by itself once there is room"
+    large = _what_is_large(snapshot, room)
     if not count or each is None:
-        return (goes_on,)
+        return (*large, goes_on)
     if room.total_bytes:
         held = min(count * each, room.total_bytes)
     else:
@@ -118,6 +123,7 @@ def what_fills_it(snapshot: Snapshot, path: str) -> tuple[str, ...]:
     if room.total_bytes:
         others = max(0, room.total_bytes - room.free_bytes - held)
         lines.append(_others(others, held, path))
+    lines += large
     if count > KEPT:
         lines.append(
             "the command shows which checkpoints would go, and asks; with `--dry-run` it only shows them"
@@ -139,13 +145,63 @@ def _others(others: int, held: int, path: str) -> str:
     return f"{size(others)}, most of it, are other files, and without them checkpoints help only a while: `{show}`"
 
 
+def _what_is_large(snapshot: Snapshot, room: FolderRoom) -> tuple[str, ...]:
+    """The largest things but for checkpoints, by name; whether they are the run's own is told by where they are."""
+    lines = []
+    for path, held in room.largest.items():
+        whose = "of this run" if _is_own(snapshot, path) else "not tr11's"
+        lines.append(f"{path}: {size(held)}, {whose}")
+    if not room.is_all_seen:
+        lines.append("what else is large there is not known: it was not looked at to the end")
+    return tuple(lines)
+
+
+def _is_own(snapshot: Snapshot, path: str) -> bool:
+    """Whether tr11 or the trainer has written what is there: below the run's folders of checkpoints, logs, records."""
+    if not Path(path).is_relative_to(snapshot.run.directory):
+        return False
+    name = Path(path).relative_to(snapshot.run.directory).parts[0]
+    return name in OWN_FOLDERS or name.endswith("-logs")
+
+
+def _foreign(snapshot: Snapshot) -> str:
+    """The largest thing on a full disk, where it is none of the run's and pruning would free less; else ""."""
+    room, checkpoints = known(snapshot.operation.save_room, None), known(snapshot.checkpoints, None)
+    if (
+        room is None
+        or not room.largest
+        or not Path(room.path).is_relative_to(snapshot.run.directory)
+    ):
+        return ""
+    path, held = next(iter(room.largest.items()))
+    sound = None if checkpoints is None else checkpoints.newest_sound
+    each = 0 if sound is None or sound.bytes is None else sound.bytes
+    spare = 0 if checkpoints is None else max(0, len(checkpoints.steps) - KEPT)
+    return path if held > spare * each and not _is_own(snapshot, path) else ""
+
+
 def make_room(snapshot: Snapshot) -> str:
-    """The command that removes checkpoints which the run does not need; where it needs all, the one
-    that shows what else is in its directory.
-    """
+    """The command that frees the most: it removes checkpoints which the run does not need, or the core dump that fills
+    the disk, and asks; of other files, and where the run needs all its checkpoints, it shows what is there."""
+    path = _foreign(snapshot)
+    if Path(path).name.partition(".")[0] == "core":
+        return shlex.join(["rm", "-ri", path])
+    if path:
+        return shlex.join(["du", "-xhd", "2", path])
     checkpoints = known(snapshot.checkpoints, None)
     if checkpoints is not None and len(checkpoints.steps) <= KEPT:
         return shlex.join(["du", "-xhd", "2", str(snapshot.run.directory)])
+    return _prune(snapshot)
+
+
+def _room_beside(snapshot: Snapshot) -> tuple[str, ...]:
+    """What frees more when the first command has been typed, or where it must not be."""
+    checkpoints = known(snapshot.checkpoints, None)
+    can_prune = checkpoints is not None and len(checkpoints.steps) > KEPT
+    return (_prune(snapshot),) if _foreign(snapshot) and can_prune else ()
+
+
+def _prune(snapshot: Snapshot) -> str:
     return derived.command(snapshot, f"checkpoints prune --keep {KEPT}")
 
 

@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import field
+
 from tr11ops.base.observed import Observed, known, observed
 from tr11ops.cluster.base import Job
 from tr11ops.rundir.copy_policy import CopyPolicy
@@ -182,16 +184,27 @@ class UnwritableDirectory(Record):
     is_full: bool
 
 
+LITTLE = 10  # of a file system, one part in so many
+
+
 class FolderRoom(Record):
     """How many bytes the run may still write to a file system; `path`: the first of its folders
     that are on it.
 
-    `total_bytes` is its size, 0 where it has none.
+    `total_bytes` is its size, 0 where it has none. Where little is left, `largest` are the largest things below `path`
+    but for checkpoints, by path, with their bytes; `is_all_seen`: nothing of it was left out for want of time.
     """
 
     path: str
     free_bytes: int
     total_bytes: int = 0
+    largest: dict[str, int] = field(default_factory=dict)
+    is_all_seen: bool = True
+
+    @property
+    def is_short(self) -> bool:
+        """Whether so little is left that someone asks what fills it."""
+        return self.free_bytes < self.total_bytes / LITTLE
 
 
 class ClockReading(Record):

@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from tr11ops.base.glyphs import plain
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.tail import tail_lines
@@ -22,6 +24,7 @@ from tr11ops.cluster import jobcomp
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.select import start_of_watchdog
 from tr11ops.observe.files import number_of
+from tr11ops.observe.largest import largest_below
 from tr11ops.observe.operation import (
     ClockReading,
     Copied,
@@ -154,9 +157,8 @@ def read_unwritable_directories(paths: RunPaths) -> Observed[tuple[UnwritableDir
 
 
 def read_save_room(paths: RunPaths) -> Observed[FolderRoom | None]:
-    """What is free where checkpoints are written, by the file system; a quota does not show here
-    either.
-    """
+    """What is free where checkpoints are written, by the file system, and what is large there where that is little; a
+    quota does not show here either."""
 
     def read() -> FolderRoom | None:
         try:
@@ -168,7 +170,11 @@ def read_save_room(paths: RunPaths) -> Observed[FolderRoom | None]:
             for folder in _own_folders(paths)
             if folder.exists() and folder.stat().st_dev == device
         )
-        return FolderRoom(str(first), room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize)
+        found = FolderRoom(str(first), room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize)
+        if not found.is_short:
+            return found
+        largest, is_all_seen = largest_below(first)
+        return replace(found, largest=largest, is_all_seen=is_all_seen)
 
     return observed(read)
 

@@ -60,6 +60,7 @@ from tr11ops.status.build import status_of
 from tr11ops.status.care import nodes as row_of_nodes
 from tr11ops.status.extra_observations import ExtraObservations, NodeUse, node_use
 from tr11ops.watchdog.verdict import judge
+from trainer.contract.units import size
 
 
 def test_a_clean_operation_has_no_findings() -> None:
@@ -176,6 +177,43 @@ def test_where_most_of_a_full_disk_is_no_checkpoint_the_mail_shows_how_to_find_i
         "`du -xhd 2 /run`"
     )
     assert "prune --keep 2" in told.fix
+
+
+@pytest.mark.parametrize(
+    ("largest", "fix", "then"),
+    [
+        (
+            {"/run/core-dumps/core.python.4711": 5 * 2**30},
+            "rm -ri /run/core-dumps/core.python.4711",
+            True,
+        ),
+        ({"/run/someone's copy": 5 * 2**30}, """du -xhd 2 '/run/someone'"'"'s copy'""", True),
+        (
+            {"/run/small-logs/logs/main": 5 * 2**30},
+            "tr11 checkpoints prune --keep 2",
+            False,
+        ),  # the run's own
+        ({"/run/core.1": 2**29}, "tr11 checkpoints prune --keep 2", False),  # pruning frees more
+    ],
+)
+def test_what_frees_the_most_of_a_full_disk_is_typed_first(
+    largest: dict[str, int], fix: str, then: bool
+) -> None:
+    """Pruning was mailed first though a foreign file was most of the disk."""
+    newest = Checkpoint(300, True, NOW - 60, 2**30, "sizes")
+    seen = operated(
+        checkpoints=Checkpoints((298, 299, 300), 300, (newest,)),
+        shut_folders=(UnwritableDirectory("/run", "no byte is left", True),),
+        save_room=FolderRoom("/run", 0, 8 * 2**30, largest, is_all_seen=False),
+    )
+    (told,) = filesystem_full.detect(
+        replace(seen, run=facts_with(seen.run, directory=Path("/run")))
+    )
+    assert (told.fix, told.then) == (fix, ("tr11 checkpoints prune --keep 2",) * then)
+    ((path, held),) = largest.items()
+    whose = "of this run" if "logs" in path else "not tr11's"
+    assert f"{path}: {size(held)}, {whose}" in told.evidence
+    assert "what else is large there is not known: it was not looked at to the end" in told.evidence
 
 
 def test_a_save_that_a_full_disk_has_cost_follows_from_the_disk() -> None:

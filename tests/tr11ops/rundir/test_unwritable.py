@@ -28,13 +28,14 @@ from tr11ops.base.observed import known
 from tr11ops.cluster.base import Job
 from tr11ops.cron.runner import run_due, run_job
 from tr11ops.detect.finding import Severity
+from tr11ops.observe.operation_files import read_save_room
 from tr11ops.rundir import fallback
 from tr11ops.rundir.cron_records import read_job
 from tr11ops.rundir.fallback import VARIABLE, existing_fallback, fallback_of
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.reserve import RESERVE_FILE, keep_reserve
-from tr11ops.twin.fault_directories import fill, uncover
+from tr11ops.twin.fault_directories import CORE_DUMP, fill, uncover
 from tr11ops.twin.fault_store import InjectedFault
 from tr11ops.twin.plan import TwinFolders
 from tr11ops.watchdog.bring_back import bring_back
@@ -448,6 +449,9 @@ def test_the_runbooks_commands_make_room_on_the_rehearsed_fault(
     try:
         with pytest.raises(OSError, match="No space left"):
             (directory.root / "one-byte").write_bytes(b"x")
+        room = known(read_save_room(directory.paths), None)
+        assert room is not None and room.is_all_seen
+        assert next(iter(room.largest)) == str(directory.root / CORE_DUMP)
         for line in cure("filesystem-full.md").splitlines():
             typed = shlex.split(line.replace("REASON", "it is full"))
             said = bench.tr11(*typed[1:], "--run", str(bench.card))
