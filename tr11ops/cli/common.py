@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from tr11ops.base.errors import Refusal
 from tr11ops.base.invocation import for_this_card
 from tr11ops.base.moments import span_seconds
 from tr11ops.cli import completion
+from tr11ops.cli.terminal import hanging
 from tr11ops.rundir.paths import RunDirectory
 
 if TYPE_CHECKING:
@@ -261,9 +263,17 @@ def require_file(path: Path, option: str) -> None:
         raise Refusal(f"{option} {path}: is not a file", exit_code=2)
 
 
+_LABEL = re.compile(r"[a-z ]{1,12}: {2,}")  # of a line in columns, such as `jobs:       none`
+
+
 def say(text: str) -> None:
-    """One line for the person; on stderr, so that stdout stays the command's result."""
-    print(for_this_card(text), file=sys.stderr, flush=True)
+    """One line for the person; on stderr, so that stdout stays the command's result. A terminal gets it in as many as
+    it takes, under its label where it has one."""
+    line = for_this_card(text)
+    if "\n" not in line:
+        label = _LABEL.match(line)
+        line = hanging(line, len(label[0]) if label else 2, sys.stderr)
+    print(line, file=sys.stderr, flush=True)
 
 
 def is_terminal() -> bool:

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,14 +40,12 @@ def lines_to_fill(console: Console) -> int | None:
     return None
 
 
-def hanging(text: str, indent: int) -> str:
-    """The text for a terminal: broken between words, what follows the first line moved in by
-    `indent` columns.
+def hanging(text: str, indent: int, stream: TextIO | None = None) -> str:
+    """The text for a terminal: broken between words, what follows the first line moved in by `indent` columns.
 
-    Paths and options stay whole. Unchanged where standard output is no terminal: there a line is
-    one line.
+    Paths and options stay whole. Unchanged where `stream` (standard output) is no terminal: there a line is one line.
     """
-    if not sys.stdout.isatty():
+    if not (stream or sys.stdout).isatty():
         return text
     width = max(NARROWEST, shutil.get_terminal_size((USUAL, 24)).columns) - indent
     return f"\n{' ' * indent}".join(
