@@ -131,7 +131,12 @@ def test_a_partition_that_is_down_names_the_site_and_goes_on(
     stage.wait(lambda: not any(job.state.is_active for job in stage.jobs()), "the task's end")
     heal(stage.twin)
     stage.train(attempt=1)
-    assert set(reader.wait_for("[OK]", "waits-for-site").alerts) & set(mail.alerts)
+    over = reader.wait_for("[OK]", "waits-for-site")
+    assert set(over.alerts) & set(mail.alerts)
+    said = " ".join(over.body.split())
+    assert "Training goes on since" in said and f"job {stage.array}_2, from step" in said, (
+        "the cure changed the job"
+    )
 
 
 def test_a_dead_node_that_the_queue_waits_for_is_one_typing(
