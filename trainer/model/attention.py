@@ -63,12 +63,7 @@ class _Attention(nn.Module):
         """
         if isinstance(self.kernel, FlexKernel):  # its masks are by the head's number
             return False
-        return (
-            self.training
-            and self.dropout > 0.0
-            and self.mesh.tensor > 1
-            and not self.mesh.sequence_parallel
-        )
+        return self.training and self.dropout > 0.0 and self.mesh.tensor > 1
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
         """Each [batch, sequence, heads, head size] -> mixed values [batch, sequence of the queries,

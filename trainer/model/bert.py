@@ -250,7 +250,7 @@ class BertFamily(Family):
             Layer(TokenTypes, (size, std, mesh), "embedding.type."),
         ]
         if model.hidden_dropout > 0.0:
-            layers.append(Layer(Dropout, (model.hidden_dropout,), "embedding.dropout."))
+            layers.append(Layer(Dropout, (model.hidden_dropout, mesh), "embedding.dropout."))
         precision = config.precision
         block = (model, mesh, build_kernel(model, mesh, None, precision.dtype), None)
         layers += [

@@ -15,7 +15,13 @@ from trainer.model.compiled import Compiler, uncompiled
 from trainer.model.documents import Stream, hidden_of, joined
 from trainer.model.initial import output_projection_std
 from trainer.model.kernels import Kernel
-from trainer.model.layers import ColumnParallelLinear, RowParallelLinear, norm_class
+from trainer.model.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    dropout,
+    held_stretch,
+    norm_class,
+)
 from trainer.model.positions import Rotary
 from trainer.parallel.mesh import Mesh
 
@@ -104,7 +110,7 @@ class TransformerBlock(nn.Module):
         self.run = compiler or uncompiled
         self.is_cut = mesh.tensor_group is not None
         self.recomputed = recomputed
-        self.dropout = model.hidden_dropout
+        self.dropout, self.stretch = model.hidden_dropout, held_stretch(mesh)
         norm = norm_class(model)
         self.input_norm = norm(model.hidden_size, model.layernorm_epsilon, mesh)
         self.attention = SelfAttention(
@@ -164,8 +170,8 @@ def added(block: TransformerBlock, hidden: Tensor, summed: Tensor) -> Tensor:
 
 
 def dropped(block: TransformerBlock, branch: Tensor) -> Tensor:
-    if block.dropout > 0.0:
-        return functional.dropout(branch, block.dropout, block.training)
+    if block.training and block.dropout > 0.0:
+        return dropout(branch, block.dropout, block.stretch)
     return branch
 
 

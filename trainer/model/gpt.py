@@ -67,7 +67,7 @@ def gpt_layers(
     if model.embedding_layernorm:
         layers.append(Layer(*norm, "embedding.norm."))
     if model.hidden_dropout > 0.0:
-        layers.append(Layer(Dropout, (model.hidden_dropout,), "embedding.dropout."))
+        layers.append(Layer(Dropout, (model.hidden_dropout, mesh), "embedding.dropout."))
     block = (model, mesh, build_kernel(model, mesh, documents, dtype), rotary)
     layers += [
         Layer(

@@ -2,13 +2,12 @@
 must.
 
 The default generators carry one stream per step, seeded as a function of the seed, the step and the
-worker's pipeline and data coordinates: alike on all tensor ranks, which hold the same activations
-outside tensor regions. A *tensor region* (attention heads of this worker) borrows the generators
-with a seed drawn from that stream and the tensor rank. The draw comes from the CPU generator, which
-activation checkpointing restores before recomputing, so a recomputed mask equals the first one.
-
-With sequence parallelism no two tensor ranks hold the same activations anywhere: each has a stream
-of its own.
+worker's pipeline and data coordinates: alike on all tensor ranks. Outside tensor regions these hold
+the same activations, or, with sequence parallelism, each a stretch of them, of whose whole it draws
+the mask. A *tensor region* (attention heads of this worker) borrows the generators with a seed
+drawn from that stream and the tensor rank. The draw comes from the CPU generator, which activation
+checkpointing restores before recomputing, so a recomputed mask equals the first one. Flex attention
+needs no such region: its masks follow from the number of a head in the model.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from trainer.parallel.mesh import Mesh
 def seed_step(seed: int, step: int, mesh: Mesh) -> None:
     """Start the stream of one training step; a resumed run thus needs no saved generator state."""
     key = f"{seed}/dropout/{step}/{mesh.pipeline_rank}/{mesh.data_rank}"
-    if mesh.sequence_parallel:
-        key += f"/{mesh.tensor_rank}"
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     torch.manual_seed(int.from_bytes(digest, "little") >> 1)
 
@@ -36,7 +33,7 @@ def tensor_region(mesh: Mesh) -> Iterator[None]:
     """Within this block random numbers differ between tensor ranks; outside, the stream of the step
     goes on.
     """
-    if mesh.tensor == 1 or mesh.sequence_parallel:
+    if mesh.tensor == 1:
         yield
         return
     drawn = int(torch.randint(1 << 62, ()).item())

@@ -305,7 +305,7 @@ class T5Family(Family):
             ),
         ]
         if model.hidden_dropout > 0.0:
-            layers.append(Layer(Dropout, (model.hidden_dropout,), "embedding.dropout."))
+            layers.append(Layer(Dropout, (model.hidden_dropout, mesh), "embedding.dropout."))
         padded = build_kernel(model, mesh, None, precision.dtype)
         causal = build_causal_kernel(model, mesh, precision.dtype)
         rest = [

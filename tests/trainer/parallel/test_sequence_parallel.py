@@ -18,7 +18,7 @@ from tests.trainer.spawn import RanksFailed, run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
 from trainer.model import recompute
-from trainer.model.layers import ColumnParallelLinear
+from trainer.model.layers import ColumnParallelLinear, dropout
 from trainer.model.random import seed_step, tensor_region
 from trainer.parallel.comm import gather_sequence, reduce_scatter_sequence
 from trainer.parallel.mesh import Mesh
@@ -171,6 +171,7 @@ def test_a_column_layer_keeps_only_its_stretch() -> None:
     assert run_ranks(kept_shapes, 2) == [[(2, 4, 6), (5, 6)]] * 2
 
 
+# ----------------------------------------------------------------------------- dropout's masks
 def masks(config: TrainerConfig) -> tuple[list[float], list[float]]:
     mesh = Mesh.create(config.parallel, CPU)
     seed_step(7, 3, mesh)
@@ -179,10 +180,64 @@ def masks(config: TrainerConfig) -> tuple[list[float], list[float]]:
         return outside, torch.rand(4).tolist()
 
 
-def test_tensor_ranks_drop_independently_everywhere() -> None:
+def test_tensor_ranks_draw_alike_but_inside_attention() -> None:
     first, second = run_ranks(masks, 2, cut(1, 2))
-    assert not set(first[0]) & set(second[0]) and not set(first[1]) & set(second[1])
+    assert first[0] == second[0] and not set(first[1]) & set(second[1])
     assert run_ranks(masks, 2, cut(1, 2)) == [first, second]
+
+
+@pytest.mark.parametrize(("pipeline", "tensor"), [(1, 2), (1, 4), (2, 2)])
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_hidden_dropout_is_the_same_on_every_shape(
+    pipeline: int, tensor: int, recomputes: bool
+) -> None:
+    """Each stretch is dropped as the whole sequence is by one rank, and by ranks that hold all of it."""
+    drops = {"hidden_dropout": 0.2, "activation_checkpointing": recomputes}
+    card = cut(pipeline, tensor, **drops)
+    (alone, *_), uncut = (
+        run_ranks(train, pipeline * count, tiny(pipeline, count, **drops)) for count in (1, tensor)
+    )
+    ranks = run_ranks(train, pipeline * tensor, card)
+    check_copies(ranks)
+    (dry, *_) = run_ranks(train, pipeline, tiny(pipeline))
+    assert furthest(alone.losses, dry.losses) > 1e-3, "dropout changes the training"
+    for others in (ranks, uncut):
+        assert furthest(others[0].losses, alone.losses) <= 2e-6
+        for ours, theirs in zip(others[0].norms, alone.norms, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def dropped_stretch(probability: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Of ones, this rank's stretch, its gradient, and what it keeps for the backward pass."""
+    torch.manual_seed(5)
+    kept: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    hidden = torch.full((2, 4, 6), 3.0, dtype=dtype, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        out = dropout(hidden, probability, (torch.distributed.get_rank(), 2))
+    out.sum().backward()
+    assert hidden.grad is not None
+    (mask,) = kept
+    return out.detach(), hidden.grad, mask
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_stretch_is_dropped_as_the_whole_is(dtype: torch.dtype) -> None:
+    torch.manual_seed(5)
+    whole = torch.nn.functional.dropout(torch.full((2, 8, 6), 3.0, dtype=dtype), 0.3)
+    for rank, (out, gradient, mask) in enumerate(run_ranks(dropped_stretch, 2, 0.3, dtype)):
+        expected = whole[:, 4 * rank : 4 * rank + 4]
+        torch.testing.assert_close(
+            out, expected, atol=0.0, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6
+        )
+        assert torch.equal(out != 0, expected != 0) and torch.equal(gradient != 0, expected != 0)
+        assert mask.dtype == torch.bool and mask.untyped_storage().nbytes() == mask.numel(), (
+            "no more than its own part"
+        )
 
 
 # ----------------------------------------------------------------------------- dropout, resume, copies
@@ -200,7 +255,7 @@ def test_resume_with_dropout_is_bitwise_and_copies_stay_equal(dtype: str) -> Non
     if compared:
         recomputed, uncut = compared
         assert recomputed.losses == whole.losses and equal(recomputed.final, whole.final)
-        assert whole.losses != uncut.losses  # masks of their own
+        assert whole.losses != uncut.losses  # each rank drops weights of attention for itself
 
 
 def seeded(config: TrainerConfig, name: str) -> list[str]:
