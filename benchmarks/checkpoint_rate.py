@@ -8,6 +8,7 @@ data-parallel ranks save bf16 weights (2 bytes a parameter) and fp32 master weig
 digests, manifest and flush. The asynchronous save is made beside steps of computation, one thread a rank: its stall is
 the time in `start`, its slow-down the time by which the steps beside it, polls included, took longer than as many
 undisturbed ones. The load: digests verified by all ranks, then read back. All take turns within each repeat.
+Last, as many bytes as a rank's share are copied at once, and by a thread in pieces beside the steps: what these lose.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ import os
 import shutil
 import statistics
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +76,35 @@ def raw_write(path: Path, size: int, flags: int = 0) -> None:
         os.close(descriptor)
 
 
+def multiplied(matrix: torch.Tensor) -> float:
+    """Seconds of a step's computation."""
+    begin = time.perf_counter()
+    for _ in range(5):
+        torch.mm(matrix, matrix)
+    return time.perf_counter() - begin
+
+
+def copied_beside(size: int, step: Callable[[], float]) -> tuple[float, float]:
+    """Seconds of a copy of `size` bytes at once, and by which steps are slower while a thread copies them in pieces."""
+    source, target = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
+    usual = statistics.median(step() for _ in range(30))
+    begin = time.perf_counter()
+    target.copy_(source)
+    at_once = time.perf_counter() - begin
+
+    def copy() -> None:
+        for first in range(0, size, 2 * PIECE):
+            target[first : first + 2 * PIECE].copy_(source[first : first + 2 * PIECE])
+
+    copier, steps = threading.Thread(target=copy), 0
+    begin = time.perf_counter()
+    copier.start()
+    while copier.is_alive():
+        step()
+        steps += 1
+    return at_once, time.perf_counter() - begin - steps * usual
+
+
 class Row(NamedTuple):
     """Seconds that one repeat took; `steps` is how many steps the asynchronous save lasted."""
 
@@ -85,6 +118,8 @@ class Row(NamedTuple):
     steps: int
     verify: float
     load: float
+    copy: float
+    beside: float
 
 
 def measure(rank: int, ranks: int, folder: Path, options: argparse.Namespace, results: Any) -> None:
@@ -108,8 +143,7 @@ def measure(rank: int, ranks: int, folder: Path, options: argparse.Namespace, re
 
     def step() -> float:
         begin = time.perf_counter()
-        for _ in range(5):
-            torch.mm(matrix, matrix)
+        multiplied(matrix)
         dist.all_reduce(flag)
         return time.perf_counter() - begin
 
@@ -143,8 +177,9 @@ def measure(rank: int, ranks: int, folder: Path, options: argparse.Namespace, re
         beside = beside_steps(saver)
         verified = timed(lambda: store.find_resumable(place, "digests", True, print))  # noqa: B023
         loaded = timed(lambda: store.load(place, 1, state, info))  # noqa: B023
+        copied = copied_beside(size // ranks, partial(multiplied, matrix))
         if rank == 0:
-            results.send(Row(size, cached, direct, saved, *beside, verified, loaded))
+            results.send(Row(size, cached, direct, saved, *beside, verified, loaded, *copied))
             shutil.rmtree(place)
     saver.close()
     dist.destroy_process_group()
@@ -162,7 +197,8 @@ def shown(row: Row) -> str:
     return (
         f"{row.size / 1e6:.0f} MB: raw {rates['cached']:.0f} and {rates['direct']:.0f}, save {rates['save']:.0f}, "
         f"verify {rates['verify']:.0f}, load {rates['load']:.0f} MB/s; asynchronous: stall {stall} ms of {save}, "
-        f"a checkpoint after {lasting}, {row.steps:.0f} steps slower by {slowdown}"
+        f"a checkpoint after {lasting}, {row.steps:.0f} steps slower by {slowdown}; a rank's share copied at once in "
+        f"{1000 * row.copy:.0f} ms, beside steps, which were slower by {1000 * row.beside:.0f}"
     )
 
 

@@ -675,16 +675,18 @@ def table(title: str, rows: Sequence[Row]) -> str:
 
 
 def put_table(path: Path, text: str) -> None:
-    """Replace what stands between the marks, or add it at the end with them."""
+    put_block(path, text, (BEGIN, END), "On a GPU")
+
+
+def put_block(path: Path, text: str, marks: tuple[str, str], heading: str) -> None:
+    """Replace what stands between the marks, or add it with them at the end, under a heading."""
     old = path.read_text(encoding="utf-8") if path.exists() else ""
-    block = f"{BEGIN}\n{text}\n{END}"
-    before, begin, rest = old.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    new = (
-        f"{before}{block}{after}"
-        if begin and end
-        else f"{old.rstrip()}\n\n## On a GPU\n\n{block}\n".lstrip()
-    )
+    block = f"{marks[0]}\n{text}\n{marks[1]}"
+    before, begin, rest = old.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
+    new = f"{old.rstrip()}\n\n## {heading}\n\n{block}\n".lstrip()
+    if begin and end:
+        new = f"{before}{block}{after}"
     path.write_text(new, encoding="utf-8")
 
 

@@ -199,6 +199,31 @@ def test_an_update_waits_for_the_copies_and_the_host_does_not(late: Driver, memo
     assert late.locked == {}
 
 
+def test_a_save_copies_each_byte_of_the_state_once_beside_the_computation(
+    late: Driver, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it adds to the step behind it: weights, fp32 masters and moments. All of it is in the stream of the copies:
+    `Driver.copy` accepts nothing else."""
+    copied: list[int] = []
+    plain = late.copy
+
+    def noted(target: Tensor, source: files.Bytes) -> None:
+        if isinstance(source, Tensor) and len(source) > files.ALIGNMENT:
+            copied.append(len(source))
+        plain(target, source)
+
+    monkeypatch.setattr(late, "copy", noted)
+    live = state(Model(2, 512, 64), SHAPE, 0, 1)
+    own = sum(weight.tensor.nbytes for weight in live.weights)
+    own += sum(tensor.nbytes for fragment in live.fragments for tensor in fragment.tensors.values())
+    saver = AsyncSaver(memory, pytest.fail, is_held=True)
+    saver.start(1, live, EXTRAS, INFO)
+    assert 0.98 * own < sum(copied) <= own
+    assert "the computation waits for the copies" not in late.events
+    saver.wait()
+    saver.close()
+
+
 def test_an_owner_who_holds_nothing_waits_at_once(late: Driver, memory: Path) -> None:
     """The computation does, that is: what comes next may be the update."""
     saver = AsyncSaver(memory, pytest.fail)
