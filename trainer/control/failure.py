@@ -54,7 +54,11 @@ def is_of_others(error: Exception) -> bool:
 
 
 def failure_text(error: Exception) -> str:
-    """What people read of a failure."""
-    if says_all(error):
-        return f"tr11: stopped: {error}"
-    return traceback.format_exc().rstrip()
+    """What people read of a failure, and `tr11 diagnose`: of bad input the kind too, as a traceback
+    ends with it.
+    """
+    if not says_all(error):
+        return traceback.format_exc().rstrip()
+    if isinstance(error, REFUSALS):
+        return f"tr11: stopped: {type(error).__name__}: {error}"
+    return f"tr11: stopped: {error}"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.tr11ops.diagnose.diagnose_logs import of_text
 from tests.trainer.cases import VOCABULARY
 from tests.trainer.control.trainers import card
 from tests.trainer.spawn import fork_server
@@ -128,7 +129,9 @@ def test_after_steps_it_is_a_failure_in_one_line_all_the_same(tmp_path: Path) ->
     write_foreign(tmp_path, 16 + 11)
     said, codes, config = run_two(tmp_path, data={"order": "single", "workers": 0})
     assert " iteration        1/" in said[1]
-    stopped = [line for line in said[1].splitlines() if line.startswith("tr11: stopped: ")]
+    stopped = [
+        line for line in said[1].splitlines() if line.startswith("tr11: stopped: DataError: ")
+    ]
     assert len(stopped) == 1 and f"holds token {VOCABULARY} at its place" in stopped[0], said[1]
     assert (
         f"tr11: ended with rank 1 on {host_name()}, which stopped: its own line says why" in said[0]
@@ -136,6 +139,9 @@ def test_after_steps_it_is_a_failure_in_one_line_all_the_same(tmp_path: Path) ->
     for text in said:
         assert "Traceback" not in text and "gloo" not in text, text
     assert codes == [EXIT_ERROR, EXIT_ERROR]
+    assert of_text(tmp_path, said[1]).fault.value == "user_code", (
+        "what stopped it is known without a traceback"
+    )
     assert EndMarker.read(config.paths.end_marker("1")) is None, "the next task may train on"
 
 
