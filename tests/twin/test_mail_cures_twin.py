@@ -13,7 +13,7 @@ from tests.plugins.twin_fixture import require_slurm
 from tests.twin.runbook_mails import ASKS, MAILS, commands_of
 from tests.twin.small_run import SmallRun
 from tr11ops.alerts.outbox import waiting_entries
-from tr11ops.alerts.state import Message
+from tr11ops.alerts.state import Alert, Message
 from tr11ops.alerts.store import read_alert_state
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest
@@ -66,13 +66,22 @@ class Reader:
         self.stage.wait(has_come, f"the mail {subject} of {detector}")
         return found[-1]
 
-    def first_command(self, mail: Message) -> str:
-        """The folder that the mail names, and the first command to type there."""
+    def about(self, mail: Message, detector: str) -> Alert:
+        """The alert about this detector's finding: on a busy machine a mail may tell of others beside it."""
         alerts = read_alert_state(self.directory).alert_state.alerts
-        (alert,) = [one for one in alerts if one.fingerprint in mail.alerts][:1]
-        folder, command, *_ = commands_of(mail.body, alert, is_alone=len(mail.alerts) == 1)
-        assert folder == f"cd {self.stage.folder}"
-        return command
+        return next(
+            one for one in alerts if detector in one.detectors and one.fingerprint in mail.alerts
+        )
+
+    def first_command(self, mail: Message, detector: str) -> str:
+        """The first command to type about this detector's finding, in the folder that the mail names."""
+        enter_folder = f"cd {self.stage.folder}"
+        is_alone = len(mail.alerts) == 1
+        first, *others = commands_of(mail.body, self.about(mail, detector), is_alone)
+        if is_alone:
+            assert first == enter_folder
+            return others[0]
+        return first.removeprefix(f"{enter_folder} && ")
 
     def types(self, command: str, expect: int = 0) -> str:
         """Typed once; where it shows its plan and asks, the answer is yes."""
@@ -100,7 +109,7 @@ def test_a_batch_host_that_dies_is_one_typing(stage: SmallRun, reader: Reader) -
     first = stage.train()
     inject(stage.twin, "batch-host-dead", node=stage.running().nodes[0])
     mail = reader.wait_for("[CRITICAL]", "node-lost")
-    assert reader.first_command(mail) == "tr11 launch --repair"
+    assert reader.first_command(mail, "node-lost") == "tr11 launch --repair"
 
     def is_ended() -> (
         bool
@@ -124,9 +133,9 @@ def test_a_partition_that_is_down_names_the_site_and_goes_on(
     mail = reader.wait_for(
         "[WARNING]", "waits-for-site"
     )  # its task has half an hour left, and nothing starts after it
-    assert "cannot start" in mail.subject
+    assert "cannot start" in reader.about(mail, "waits-for-site").title
     assert "scontrol update" not in mail.body and "ask when" in " ".join(mail.body.split())
-    assert "State=DOWN" in reader.types(reader.first_command(mail))
+    assert "State=DOWN" in reader.types(reader.first_command(mail, "waits-for-site"))
     stage.slurm.cancel(first)
     stage.wait(lambda: not any(job.state.is_active for job in stage.jobs()), "the task's end")
     heal(stage.twin)
@@ -165,6 +174,6 @@ def test_a_dead_node_that_the_queue_waits_for_is_one_typing(
     )
     mail = reader.wait_for("[CRITICAL]", "nodes-short")
     assert "no attempt can start" in mail.body.replace("\n", " ")
-    reader.types(reader.first_command(mail))
+    reader.types(reader.first_command(mail, "nodes-short"))
     stage.train()
     assert len(stage.running().nodes) == 3 and dead not in stage.running().nodes

@@ -27,7 +27,7 @@ def without_habits(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch]) 
         left = [one for one in launch.sightings if has_trained or not one.signature.restart]
         if habits:
             left = [replace(one, is_mild=True) if _words(one) in habits else one for one in left]
-        found.append(dataclasses.replace(launch, sightings=left))
+        found.append(dataclasses.replace(launch, sightings=left))  # noqa: TID251 (a dataclass)
     return found
 
 

@@ -7,13 +7,13 @@ training.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import pickle
 import zipfile
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import IO, cast
 
 import torch
@@ -176,7 +176,7 @@ def plan_share(pieces: Sequence[TensorPiece], ranks: RankGroup, what: str) -> Fo
                 placed = _place(item, envelopes)
                 stored[item.index] = _StorageInfo(_file_name(rank), position, placed.bytes)
                 position += placed.bytes
-        whole = replace(
+        whole = dataclasses.replace(  # noqa: TID251 (torch's dataclass)
             metadata, storage_data=stored, storage_meta=StorageMeta(), version=CURRENT_DCP_VERSION
         )
         index = pickle.dumps(whole)
