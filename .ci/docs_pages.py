@@ -27,7 +27,10 @@ def sources() -> dict[str, str]:
         f"docs/{path.relative_to(ROOT / 'docs')}": str(path.relative_to(ROOT / "docs"))
         for path in sorted((ROOT / "docs").rglob("*.md"))
     }
-    found |= {f"runbooks/{path.name}": f"runbooks/{path.name}" for path in sorted((ROOT / "runbooks").glob("*.md"))}
+    found |= {
+        f"runbooks/{path.name}": f"runbooks/{path.name}"
+        for path in sorted((ROOT / "runbooks").glob("*.md"))
+    }
     return found | {
         "README.md": "index.md", "CONTRIBUTING.md": "contributing/index.md", "CHANGELOG.md": "changelog.md",
         "runbooks/README.md": "runbooks/index.md", "benchmarks/RESULTS.md": "benchmarks.md",
@@ -41,12 +44,18 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are not files of docs/."""
     from mkdocs.structure.files import File
 
-    made = {"reference/cli.md": cli_page, "reference/detectors.md": detectors_page, "reference/json.md": json_page}
+    made = {
+        "reference/cli.md": cli_page,
+        "reference/detectors.md": detectors_page,
+        "reference/json.md": json_page,
+    }
     for source, uri in sources().items():
         if uri in made:
             files.append(File.generated(config, uri, content=made[uri]()))
         elif not source.startswith("docs/"):
-            files.append(File.generated(config, uri, content=(ROOT / source).read_text(encoding="utf-8")))
+            files.append(
+                File.generated(config, uri, content=(ROOT / source).read_text(encoding="utf-8"))
+            )
     return files
 
 
@@ -85,7 +94,13 @@ def _links(text: str, source: str, uri: str, places: dict[str, str]) -> str:
 # ----------------------------------------------------------------------------- what is made from code
 def cell(text: str) -> str:
     """A text in a table's cell, on one line."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("[bold]", "").replace("[/bold]", "")
+    return (
+        " ".join(text.split())
+        .replace("|", "\\|")
+        .replace("<", "&lt;")
+        .replace("[bold]", "")
+        .replace("[/bold]", "")
+    )
 
 
 def cli_page() -> str:
@@ -109,16 +124,24 @@ def _command(command: Any, path: str, level: int) -> Iterator[str]:
     if getattr(command, "hidden", False):
         return
     yield from ("#" * level + f" {path}", "")
-    text, _, examples = (command.help or "").replace("[/bold]", "").replace("[bold]", "").partition("Examples")
+    text, _, examples = (
+        (command.help or "").replace("[/bold]", "").replace("[bold]", "").partition("Examples")
+    )
     yield from (text.strip(), "")
     lines = [line.strip() for line in examples.strip(":\n ").splitlines() if line.strip()]
     if lines:
         yield from ("```sh", *lines, "```", "")
-    parameters = [entry for entry in command.params if not getattr(entry, "hidden", False) and entry.name != "help"]
+    parameters = [
+        entry
+        for entry in command.params
+        if not getattr(entry, "hidden", False) and entry.name != "help"
+    ]
     if parameters:
         yield from ("| option | value | meaning |", "|---|---|---|")
         for entry in parameters:
-            names = ", ".join(f"`{name}`" for name in (*shown_spellings(entry), *entry.secondary_opts))
+            names = ", ".join(
+                f"`{name}`" for name in (*shown_spellings(entry), *entry.secondary_opts)
+            )
             is_flag = getattr(entry, "is_flag", False)
             value = "" if is_flag else cell(entry.metavar or "")
             yield f"| {names} | {value} | {cell(getattr(entry, 'help', '') or '')} |"
@@ -142,8 +165,16 @@ def detectors_page() -> str:
         found = (detector.__doc__ or "").partition("\n")[0]
         needs = ", ".join(f"`{need}`" for need in detector.NEEDS)
         page = page_of(detector.NAME)
-        values = (f"`{detector.NAME}`", cell(found), cell(detector.BOUND), cell(detector.SEVERITIES), needs)
-        lines.append(f"| {' | '.join(values)} | [{page.removesuffix('.md')}](../../runbooks/{page}) |")
+        values = (
+            f"`{detector.NAME}`",
+            cell(found),
+            cell(detector.BOUND),
+            cell(detector.SEVERITIES),
+            needs,
+        )
+        lines.append(
+            f"| {' | '.join(values)} | [{page.removesuffix('.md')}](../../runbooks/{page}) |"
+        )
     return "\n".join([*lines, ""])
 
 

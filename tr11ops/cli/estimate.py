@@ -277,7 +277,6 @@ def _ramp(found: Estimate, all_levels: bool) -> Table | None:
 
 
 def _byte_rows(found: Estimate) -> list[Row]:
-    files = found.checkpoint_files
     if found.checkpoints is None:
         count = "saved by the clock"
     else:
@@ -285,11 +284,7 @@ def _byte_rows(found: Estimate) -> list[Row]:
     rows = [
         ("checkpoint", size(found.checkpoint_bytes), count),
         ("weights alone", size(found.weight_bytes), ""),
-        (
-            "files, DeepSpeed layout",
-            f"{files.total:,}",
-            f"{files.layer} layer, {files.model} rank, {files.optimizer} optim",
-        ),
+        _file_row(found),
         ("training state, unsharded", size(found.training_bytes), "weights, gradients, optimizer"),
     ]
     if found.save_copy_bytes is not None:
@@ -305,6 +300,15 @@ def _byte_rows(found: Estimate) -> list[Row]:
             )
         )
     return rows
+
+
+def _file_row(found: Estimate) -> Row:
+    """How many files a save writes, in the layout that the card asks for."""
+    if found.checkpoint_format == "deepspeed":
+        files = found.checkpoint_files
+        parts = f"{files.layer} layer, {files.model} rank, {files.optimizer} optim"
+        return ("files, DeepSpeed layout", f"{files.total:,}", parts)
+    return ("files, at most", f"{found.checkpoint_files_at_most:,}", "any topology reads them")
 
 
 def _memory(found: Estimate) -> Table | None:

@@ -121,7 +121,11 @@ class Estimate(Record):
     total_model_flops: int
     weight_bytes: int
     checkpoint_bytes: int
-    checkpoint_files: flops.CheckpointFiles
+    checkpoint_files: (
+        flops.CheckpointFiles
+    )  # as Megatron-DeepSpeed lays them out, whatever is written
+    checkpoint_format: str  # what is written: "tr11" or "deepspeed"
+    checkpoint_files_at_most: int  # of the format that is written
     checkpoints: int | None  # None when only minutes say when to save
     training_bytes: int
     worker_state_bytes: int | None
@@ -178,6 +182,12 @@ def estimate(
         path.end.consumed_samples,
     )
     stages = flops.stage_layout(model, card.parallel, vocabulary)
+    files = flops.deepspeed_checkpoint_files(
+        model.layers, card.parallel.tensor, card.parallel.pipeline, card.data_parallel_degree
+    )
+    most_files = flops.most_checkpoint_files(card.world_size)
+    if card.checkpoint.format == "deepspeed":
+        most_files = files.total
     full, masked = card.batch.global_batch_size, card.data.mask_probability
     data_parallel = card.data_parallel_degree
     speed = _speed(card, path, seconds_per_iteration, assumed_tflops, steps)
@@ -218,9 +228,9 @@ def estimate(
         ),
         weight_bytes=flops.weight_bytes(count.total, card.precision),
         checkpoint_bytes=flops.checkpoint_bytes(count.total, card.precision, card.optimizer),
-        checkpoint_files=flops.deepspeed_checkpoint_files(
-            model.layers, card.parallel.tensor, card.parallel.pipeline, data_parallel
-        ),
+        checkpoint_files=files,
+        checkpoint_format=card.checkpoint.format,
+        checkpoint_files_at_most=most_files,
         checkpoints=iterations // card.checkpoint.interval if card.checkpoint.interval else None,
         training_bytes=flops.training_bytes(
             count.total, card.precision, card.optimizer, count.word_embedding

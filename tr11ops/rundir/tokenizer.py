@@ -7,10 +7,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.secret_references import values_here
+from trainer.config.end_token import end_token_of
 from trainer.config.hub_files import cache_folder, cached_file, fetch_command
+from trainer.contract.errors import DataError
 from trainer.contract.record import Record
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -20,10 +23,14 @@ FILES = (TOKENIZER_FILE, "tokenizer_config.json")
 class TokenizerFacts(Record):
     """The tokenizer of the card. `size` is None where the card names none; `fault` says why it
     cannot be used.
+
+    `end_fault`: what the trainer says, wherever it loads it, of the token that ends a document; ""
+    if it is there.
     """
 
     size: int | None = None
     fault: str = ""
+    end_fault: str = ""
     fix: str = "correct the path, or make one (`tr11 data tokenizer`)"
 
 
@@ -78,7 +85,7 @@ def _read_vocabulary(path: Path) -> TokenizerFacts:
             pieces = json.loads(text)
         else:
             pieces = text.splitlines()
-        return TokenizerFacts(size=len(pieces))
+        return TokenizerFacts(size=len(pieces), end_fault=_end_fault(path, _ids(pieces)))
     except OSError as error:
         return TokenizerFacts(fault=f"{path}: {error.strerror or error}")
     except (ValueError, TypeError):
@@ -88,10 +95,11 @@ def _read_vocabulary(path: Path) -> TokenizerFacts:
 def _read(path: Path, named: str) -> TokenizerFacts:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        vocabulary = value["model"]["vocab"]
-        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-        added = (entry["id"] for entry in value.get("added_tokens", ()))
-        return TokenizerFacts(size=1 + max((*ids, *added), default=-1))
+        ids = _ids(value["model"]["vocab"])
+        ids |= {str(entry.get("content")): entry["id"] for entry in value.get("added_tokens", ())}
+        return TokenizerFacts(
+            size=1 + max(ids.values(), default=-1), end_fault=_end_fault(path, ids)
+        )
     except NotADirectoryError:
         return TokenizerFacts(
             fault=f"{named} is a file, and the folder that holds {TOKENIZER_FILE} is meant"
@@ -100,3 +108,24 @@ def _read(path: Path, named: str) -> TokenizerFacts:
         return TokenizerFacts(fault=f"{path}: {error.strerror or error}")
     except (ValueError, KeyError, TypeError):
         return TokenizerFacts(fault=f"{path} is not a tokenizer")
+
+
+def _ids(vocabulary: dict[str, int] | list[Any]) -> dict[str, int]:
+    """Id of each token: named by it, or by its place in a list of tokens, or of tokens with their scores."""
+    if isinstance(vocabulary, dict):
+        return dict(vocabulary)
+    tokens = []
+    for entry in vocabulary:
+        if isinstance(entry, list):
+            tokens.append(entry[0])
+        else:
+            tokens.append(entry)
+    return {token: number for number, token in enumerate(tokens)}
+
+
+def _end_fault(path: Path, ids: Mapping[str, int]) -> str:
+    try:
+        end_token_of(path, ids.get)
+    except DataError as error:
+        return str(error)
+    return ""

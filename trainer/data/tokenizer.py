@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,17 +11,13 @@ from typing import Literal
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from trainer.config.end_token import CONFIG_FILE, KNOWN_END_TOKENS, end_token_of
 from trainer.config.hub_files import HUB_ID, hub_file
 from trainer.contract.errors import DataError, HubFileError
 from trainer.contract.manifest import file_digest
 from trainer.contract.record import Record
 
 TOKENIZER_FILE = "tokenizer.json"
-CONFIG_FILE = "tokenizer_config.json"
-END_OF_DOCUMENT = "<|endoftext|>"
-# Spellings of the end of a document in tokenizers made elsewhere, looked for in this order when no
-# config names it.
-KNOWN_END_TOKENS = (END_OF_DOCUMENT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]")
 
 
 class Tokenizer:
@@ -124,7 +119,7 @@ def _load_gpt2(vocabulary: Path, merges: Path) -> Tokenizer:
     )
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     engine.decoder = decoders.ByteLevel()
-    return Tokenizer(engine, (vocabulary, merges), *_end_token(engine, vocabulary))
+    return Tokenizer(engine, (vocabulary, merges), *end_token_of(vocabulary, engine.token_to_id))
 
 
 def _load_bert(vocabulary: Path, lowercase: bool) -> Tokenizer:
@@ -138,7 +133,7 @@ def _load_bert(vocabulary: Path, lowercase: bool) -> Tokenizer:
             f"{vocabulary} has no [UNK], so it is not a vocabulary of WordPiece; name another file"
         )
     split_words(engine, lowercase)
-    return Tokenizer(engine, (vocabulary,), *_end_token(engine, vocabulary))
+    return Tokenizer(engine, (vocabulary,), *end_token_of(vocabulary, engine.token_to_id))
 
 
 def split_words(engine: Engine, lowercase: bool) -> None:
@@ -183,51 +178,7 @@ def _load_huggingface(path: Path) -> Tokenizer:
         ) from error
     engine.no_padding()
     engine.no_truncation()
-    return Tokenizer(engine, (file,), *_end_token(engine, file))
-
-
-def _end_token(engine: Engine, file: Path) -> tuple[str, int]:
-    """The token that ends a document, and its id: the one that the config beside it names, else the
-    first known one.
-    """
-    named = _named_end_token(file.parent / CONFIG_FILE)
-    for token in KNOWN_END_TOKENS if named is None else (named,):
-        number = engine.token_to_id(token)
-        if number is not None:
-            return token, number
-    if named is not None:  # another in its place would end documents where no one meant it
-        there = [token for token in KNOWN_END_TOKENS if engine.token_to_id(token) is not None]
-        has = ""
-        if there:
-            has = f", it has {', '.join(there)}"
-        raise DataError(
-            f"{file.parent / CONFIG_FILE} names {named!r} as eos_token, which {file.name} does not have{has}; name the"
-            " token that ends a document there"
-        )
-    raise DataError(
-        f"{file} has no token that ends a document; name one as eos_token in {CONFIG_FILE} beside it"
-        f" (looked for {', '.join(KNOWN_END_TOKENS)})"
-    )
-
-
-def _named_end_token(config: Path) -> str | None:
-    """None where there is no config, or it names none. Raises DataError where it cannot be read."""
-    try:
-        value = json.loads(config.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(
-            f"{config} cannot be read: {_one_line(error)}; copy it again, or take it away"
-        ) from error
-    named = None
-    if isinstance(value, dict):
-        named = value.get("eos_token")
-    if isinstance(named, dict):
-        named = named.get("content")
-    if isinstance(named, str):
-        return named
-    return None
+    return Tokenizer(engine, (file,), *end_token_of(file, engine.token_to_id))
 
 
 def _one_line(error: Exception) -> str:

@@ -27,9 +27,9 @@ def write_dataset(
 
 
 def write_tokenizer(folder: Path, size: int = 100) -> None:
-    """A tokenizer file with `size` words."""
+    """A tokenizer file with `size` words, the last of which ends a document."""
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = {f"w{number}": number for number in range(size)}
+    vocabulary = {f"w{number}": number for number in range(size - 1)} | {"</s>": size - 1}
     (folder / "tokenizer.json").write_text(
         json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []})
     )

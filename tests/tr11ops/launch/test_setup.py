@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tr11ops.launch.preflight_bench import Bench
 from tests.tr11ops.launch.run_inputs import write_card, write_tokenizer
 from tr11ops.base.shipped import shipped
 from tr11ops.launch import setup as tried
@@ -15,6 +16,8 @@ from tr11ops.launch.setup import setup_checks
 from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.runcard.check import Level, PreflightCheck
 from tr11ops.rundir.tokenizer import look_at_tokenizer, workers_environment
+from trainer.config.end_token import end_token_of
+from trainer.contract.errors import DataError
 
 SCRIPT = 'source "$TR11_SHIPPED/slurm/start-tr11-176B-ml"'
 
@@ -98,6 +101,24 @@ def test_a_folder_of_that_name_is_a_folder(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "big" / "science")
     card = card_with(tmp_path, more=("tokenizer.path=big/science",))
     assert card.tokenizer.path == str(tmp_path / "big/science")
+
+
+def test_an_end_of_document_that_the_tokenizer_lacks_is_told_in_the_trainer_s_words(
+    bench: Bench,
+) -> None:
+    folder = bench.folder / "data" / "tokenizer"
+    assert look_at_tokenizer(bench.card, {}).end_fault == ""
+    (folder / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|im_end|>"}}')
+    said = look_at_tokenizer(bench.card, {}).end_fault
+    assert (
+        "names '<|im_end|>' as eos_token, which tokenizer.json does not have, it has </s>; name the"
+        in said
+    )
+    with pytest.raises(DataError) as refused:
+        end_token_of(folder / "tokenizer.json", {"</s>": 99}.get)
+    assert str(refused.value) == said
+    (check,) = [check for check in bench.checks() if check.name == "tokenizer"]
+    assert check.level is Level.WARNING and check.text == said and "checkpoints export" in check.fix
 
 
 # ----------------------------------------------------------------------------- the shipped script

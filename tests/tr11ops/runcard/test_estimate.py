@@ -206,6 +206,40 @@ def test_the_screen_fits_80_columns(name: str, capsys: pytest.CaptureFixture[str
     assert any(line.split()[:1] == ["parameters"] for line in lines)
 
 
+LLAMA = [
+    "model.norm=rmsnorm",
+    "model.activation=swiglu",
+    "model.tied_embeddings=false",
+    "model.linear_biases=false",
+]
+
+
+@pytest.mark.parametrize("overrides", [[], LLAMA], ids=["bloom", "llama"])
+def test_the_files_are_those_of_the_layout_that_is_written(
+    overrides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for text in overrides for word in ("--set", text)]
+    assert execute(["estimate", "--run", "demo", *words]) == 0
+    shown = capsys.readouterr().out
+    assert execute(["estimate", "--run", "demo", *words, "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    most = value["checkpoint_files_at_most"]
+    assert value["checkpoint_format"] == "tr11" and most == 3 * value["world_size"] + 4
+    assert "DeepSpeed" not in shown and f"{most:,}" in next(
+        line for line in shown.splitlines() if "files," in line
+    )
+
+
+def test_the_original_s_layout_is_counted_where_it_is_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        execute(["estimate", "--run", "tr11-176B-ml", "--set", "checkpoint.format=deepspeed"]) == 0
+    )
+    line = next(line for line in capsys.readouterr().out.splitlines() if "files," in line)
+    assert line.split() == "files, DeepSpeed layout 720 288 layer, 48 rank, 384 optim".split()
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -8,9 +8,10 @@ from typing import Any
 
 from tokenizers import Tokenizer as Engine
 
+from trainer.config.end_token import CONFIG_FILE
 from trainer.contract.errors import CheckpointError, DataError
 from trainer.contract.record import Record
-from trainer.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, load_tokenizer
+from trainer.data.tokenizer import TOKENIZER_FILE, load_tokenizer
 
 _COMPANIONS = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 _ROLES = ("bos", "eos", "pad")
