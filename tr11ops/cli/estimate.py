@@ -334,7 +334,7 @@ def _memory(found: Estimate) -> Table | None:
 
 def _time_rows(found: Duration | None, why_unknown: str) -> list[Row]:
     if found is None:
-        return [("unknown", "", f"{why_unknown}, or give --seconds-per-iteration or --tflops")]
+        return [("unknown", "", f"{why_unknown}; give --seconds-per-iteration or --tflops")]
     return [
         ("rests on", "", found.basis),
         (

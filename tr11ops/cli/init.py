@@ -57,8 +57,8 @@ def init(
         str | None,
         typer.Option(
             "--preset",
-            metavar="|".join(PRESETS),
-            help="Size of the model [toy].",
+            metavar="SIZE",
+            help=f"Size of the model: {', '.join(PRESETS)}; toy unless given.",
             autocompletion=completion.words(*PRESETS),
         ),
     ] = None,
@@ -100,7 +100,7 @@ def init(
         bool | None,
         typer.Option(
             "--act/--no-act",
-            help="The watchdog may act by itself, or only tells (watch.act) [no-act].",
+            help="The watchdog may act by itself (watch.act), or only tells: the default.",
         ),
     ] = None,
     output: Annotated[
@@ -203,7 +203,7 @@ def _start(asker: _Asker, preset: str | None, example: str | None) -> tuple[Path
         return source, example_tables(source)
     if preset is None:
         for name, size in PRESETS.items():
-            asker.show(f"  {name:<5} {size.parameters}")
+            asker.show(f"  {name:<9} {size.parameters}")
         preset = asker.text("preset", "Size of the model", EXAMPLE)
         if preset not in PRESETS:
             raise Refusal(f"size {preset!r}: must be one of {', '.join(PRESETS)}", exit_code=2)

@@ -40,7 +40,7 @@ def list_runs(
     *,
     roots: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[ROOT]...", show_default=False, help="Folders [this one]."),
+        typer.Argument(metavar="[ROOT]...", show_default=False, help="Folders; else this one."),
     ] = None,
     scheduler: SchedulerOption = "auto",
     as_json: JsonOption = False,

@@ -162,7 +162,7 @@ FolderArgument = Annotated[
     typer.Argument(
         metavar="[STUDY]",
         show_default=False,
-        help="Folder of the study, or its name [this folder].",
+        help="Folder of the study, or its name; else this folder.",
     ),
 ]
 

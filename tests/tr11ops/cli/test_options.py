@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,17 @@ def test_an_option_has_one_form_of_value_on_all_pages(commands: dict[str, Any]) 
             if option in one.opts and not one.hidden
         }
         assert found and set(found.values()) <= forms, (option, found)
+
+
+def test_no_word_of_a_help_is_taken_for_markup(commands: dict[str, Any]) -> None:
+    """`[toy]` in a help text is a style to the library that draws the page, and does not show."""
+    style = r"(?<!\\)\[[a-z][a-z -]*\]"
+    assert not [
+        (words, one.name)
+        for words, command in commands.items()
+        for one in command.params
+        if re.search(style, getattr(one, "help", None) or "")
+    ]
 
 
 @pytest.mark.parametrize("words", sorted(FORMER))
