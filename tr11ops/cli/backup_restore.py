@@ -302,7 +302,12 @@ def _numbers_of(made: Path, asked: bool | None) -> ValuesFound | None:
         why = _why_unreadable(made)
         if why:
             return ValuesFound(0, fault=why)
-    return look_at_values([made]).get(made)
+    try:
+        return look_at_values([made]).get(made)
+    except Refusal as error:
+        if asked:
+            raise
+        return ValuesFound(0, fault=str(error))
 
 
 def _why_unreadable(made: Path) -> str:

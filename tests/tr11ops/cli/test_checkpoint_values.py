@@ -9,6 +9,7 @@ import pytest
 
 from tests.tr11ops.cli.local_bench import LocalBench
 from tests.trainer.checkpoint.memory_source import Sizes, extras_of, info_of, memory_source
+from tr11ops.base.errors import Refusal
 from tr11ops.cli import backup_restore
 from tr11ops.cli.checkpoints import ValuesFound
 from trainer.checkpoint import rewrite
@@ -155,3 +156,18 @@ def test_a_drill_looks_at_the_numbers_too(bench: LocalBench, save, stored) -> No
     assert bench.tr11("backup", "run", *run).code == 0
     bad = bench.tr11("backup", "drill", *run)
     assert bad.code == 1 and f"NaN or infinity in {NAN[1]}" in bad.out + bad.err
+
+
+def test_a_reader_that_gives_no_answer_stops_who_asked_alone(
+    bench: LocalBench, save, stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(100)
+    run, into = stored(), tmp_path / "again"
+
+    def no_answer(places: object) -> None:
+        raise Refusal("the numbers could not be looked at (see above)")
+
+    monkeypatch.setattr(backup_restore, "look_at_values", no_answer)
+    assert bench.tr11("backup", "restore", "100", "--output", str(into), "--values", *run).code == 1
+    by_default = bench.tr11("backup", "restore", "100", "--output", str(into), *run)
+    assert by_default.code == 0 and "could not be looked at" in by_default.err
