@@ -14,7 +14,14 @@ from trainer.contract.errors import DataError
 CONFIG_FILE = "tokenizer_config.json"
 END_OF_DOCUMENT = "<|endoftext|>"
 # Spellings of the end of a document in tokenizers made elsewhere, looked for in this order when no config names it.
-KNOWN_END_TOKENS = (END_OF_DOCUMENT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]")
+KNOWN_END_TOKENS: tuple[str, ...] = (
+    END_OF_DOCUMENT,
+    "</s>",
+    "<|end_of_text|>",
+    "<eos>",
+    "[EOS]",
+    "[SEP]",
+)
 
 
 def end_token_of(file: Path, id_of: Callable[[str], int | None]) -> tuple[str, int]:

@@ -396,7 +396,7 @@ def test_a_speed_is_assumed_only_for_models_like_those_that_were_measured(
     assert (found.duration.basis if found.duration else None, found.time_unknown) == (basis, why)
     assert execute(["estimate", "--run", str(path)]) == 0
     screen = " ".join(capsys.readouterr().out.split())
-    assert not why or f"unknown {why}, or give --seconds-per-iteration or --tflops" in screen
+    assert not why or f"unknown {why}; give --seconds-per-iteration or --tflops" in screen
     given, own = (
         estimate(card, seconds_per_iteration=2.0),
         [(number, 3.0) for number in range(1, 5)],
