@@ -332,7 +332,7 @@ def test_the_line_that_says_that_no_one_knows_the_host_is_quoted(tmp_path: Path)
 # ----------------------------------------------------------------------------- how sure, and how it is shown
 def test_every_rule_has_a_weight_and_no_other() -> None:
     source = Path(answers.__file__).read_text(encoding="utf-8")
-    named = {f"restart-{rule}" for rule in re.findall(r'_Because\("([a-z-]+)"', source)}
+    named = {f"restart-{rule}" for rule in re.findall(r'_Because\(\s*"([a-z-]+)"', source)}
     named |= {
         f"restart-own-{helps}"
         for helps in (Restart.PLAIN, Restart.ELSEWHERE, Restart.CHANGE, Restart.UNKNOWN)
