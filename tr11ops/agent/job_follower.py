@@ -57,12 +57,12 @@ class JobFollower:
         scheduler, host = self._context.states, self._observations.batch_host
         if scheduler is None or host not in self._observations.lost_nodes():
             return
-        job_id = self._context.allocation.job_id
+        label = self._context.allocation.label  # its number may be the whole array's
         self._tee.line(
-            f"tr11: ending job {job_id}: the scheduler has lost {host}, which runs its batch script"
+            f"tr11: ending job {label}: the scheduler has lost {host}, which runs its batch script"
         )
         with suppress(SchedulerError):  # the next task, or the watchdog, sees to it
-            scheduler.cancel(job_id)
+            scheduler.cancel(label)
 
     def _follow_limit(self) -> None:
         """Have the trainer leave by the limit of the job as it is now."""

@@ -525,7 +525,7 @@ class Mitigation:
             return
         label = self._attempt.label_of(job_id)
         try:
-            self._scheduler.cancel(job_id)
+            self._scheduler.cancel(label)  # its number may be the whole array's
             self._tee.line(f"tr11: job {label} had lost its batch host: cancelled")
         except SchedulerError as error:
             self._tee.line(

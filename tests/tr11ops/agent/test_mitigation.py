@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
@@ -31,7 +32,7 @@ from tr11ops.observe.snapshot import Attempt
 from tr11ops.queue.held_jobs import held_jobs
 from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.runcard.card import load_card
-from tr11ops.rundir.attempts import of_failure
+from tr11ops.rundir.attempts import ATTEMPT_FILE, of_failure
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, INCLUDED, exclude, include, read_version
 from tr11ops.rundir.hold_store import forget_holds, held_by_tr11, read_holds
 from tr11ops.rundir.journal import read_journal
@@ -307,6 +308,22 @@ def test_a_hold_while_the_run_directory_is_away_has_a_name(
     assert held_jobs([held], [record.job]).ours == (held,)
     forget_holds(directory, ["7"])
     assert read_holds(directory, [held]) == ()
+
+
+def test_a_job_without_its_batch_host_is_ended_alone(scene: Scene, tmp_path: Path):
+    """The last task of an array to begin has the array's own number, which would end all others."""
+    folder = scene.directory.paths.attempt("7")
+    folder.mkdir(parents=True)
+    (folder / ATTEMPT_FILE).write_text(json.dumps({"array_id": "7", "task_id": 4}))
+    ended: list[str] = []
+    scheduler: Any = SimpleNamespace(cancel=ended.append)
+    card = load_card(tmp_path / "small.toml", [], {}, directory=tmp_path)
+    mitigation = Mitigation(
+        ActingAttempt(card, scene.directory, "11", ""), scheduler, None, LineTee(scene.log)
+    )
+    mitigation.cancel("7")
+    mitigation.wait()
+    assert ended == ["7_4"]
 
 
 def test_a_batch_host_that_is_gone_is_left_out_by_the_task_that_ends_its_job(scene: Scene):

@@ -58,6 +58,22 @@ def test_a_task_goes_back_into_the_queue_alone(
     assert all(has_state(slurm, name, JobState.RUNNING) for name in names - {last})
 
 
+def test_the_last_task_to_begin_is_cancelled_alone_by_its_place(
+    slurm: SlurmScheduler, request_: BatchRequest
+) -> None:
+    """By its number, which is the array's too, all tasks are."""
+    array = slurm.submit(replace(request_, array="1-3"))
+    names = {f"{array}_{task}" for task in (1, 2, 3)}
+    until(lambda: all(has_state(slurm, name, JobState.RUNNING) for name in names), "all tasks run")
+    [last] = [job.job_id for job in slurm.jobs() if job.raw_id == array]
+    slurm.cancel(last)
+    until(lambda: has_state(slurm, last, JobState.CANCELLED), "the one is cancelled")
+    assert all(has_state(slurm, name, JobState.RUNNING) for name in names - {last})
+    slurm.cancel(array)
+    for name in names:
+        until(lambda name=name: has_state(slurm, name, JobState.CANCELLED), "all are cancelled")
+
+
 def test_both_ways_to_print_a_queue_agree(slurm: SlurmScheduler, request_: BatchRequest) -> None:
     tasks = ",".join(
         str(number) for number in range(1, 400, 3)
