@@ -119,7 +119,7 @@ def cli_page() -> str:
 
 
 def _command(command: Any, path: str, level: int) -> Iterator[str]:
-    from tr11ops.cli.pages import shown_spellings
+    from tr11ops.cli.main import shown_spellings
 
     if getattr(command, "hidden", False):
         return

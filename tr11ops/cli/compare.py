@@ -1,4 +1,4 @@
-"""`tr11 compare`: the curves of two runs, laid over each other."""
+"""`tr11 compare`: the curves of two runs, laid over each other; `tr11 numbers`: what looks wrong."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tr11ops.base.errors import Refusal
-from tr11ops.base.units import finite, timestamp
+from tr11ops.base.units import counted, finite, timestamp
 from tr11ops.cli.common import JsonOption, directory_of, read_card, require_file, say
-from tr11ops.cli.context import answer
+from tr11ops.cli.context import JSON, RunContext, answer
+from tr11ops.curves.anomaly import NumberAnomaly
 from tr11ops.curves.compare import LINES, ROWS, CurveComparison, compare
 from tr11ops.curves.curve import CurveAxis, CurveValue, RunCurve, curve_of
+from tr11ops.curves.judge import CurveJudgement, judge
 from tr11ops.curves.plot import text_plot
 from tr11ops.curves.ranges import CurvePlace, CurveRange, range_of
 from tr11ops.curves.steps import LoggedStep, logged_steps
 from tr11ops.report.comparison import comparison_cells, page_of_comparison
 from tr11ops.report.html import render
+from trainer.contract.documents import document
 from trainer.contract.files import write_atomically
 from trainer.contract.record import Record
 
@@ -287,3 +290,86 @@ def comparison_document(compared: CurveComparison, axis: str) -> dict[str, objec
         "reached": list(compared.reached),
         "sentences": [compared.sentence(index, axis) for index in range(1, len(compared.names))],
     }
+
+
+# ----------------------------------------------------------------------------- numbers
+NUMBERS_SCHEMA = 1
+MOST_OF_A_KIND = 20
+
+
+def numbers(
+    context: Annotated[RunContext, JSON],
+    *,
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            show_default=False,
+            help="Logs, metrics.jsonl, cards or run directories, else the card's run.",
+        ),
+    ] = None,
+) -> None:
+    """Judge the numbers of a log: spikes, falls of throughput, restarts, gradient norms that
+    repeat, missing losses.
+
+    Reads any log with Megatron's iteration lines, metrics.jsonl, or either in gzip. Exit code 1:
+    something looks wrong.
+
+    Examples:
+      tr11 numbers
+      tr11 numbers main_log.txt
+      tr11 numbers old/metrics.jsonl.gz --json
+    """
+    if runs:
+        courses = [course_named(name) for name in runs]
+    else:
+        courses = [course_of(context.card)]
+    judged = [(course, judge(course.steps())) for course in courses]
+    lines = (line for one in judged for line in _lines(*one))
+    context.emit(
+        {"schema": NUMBERS_SCHEMA, "runs": [_judged_document(*one) for one in judged]}, lines
+    )
+    if any(judgement.wrong for _, judgement in judged):
+        raise typer.Exit(1)
+
+
+def _judged_document(course: NamedCourse, judged: CurveJudgement) -> dict[str, object]:
+    return {"name": course.name, "file": str(course.path), **document(judged)}
+
+
+def _lines(course: NamedCourse, judged: CurveJudgement) -> Iterator[str]:
+    yield f"{course.name}: {course.path}"
+    starts = counted(judged.starts, "start")
+    yield f"{counted(judged.steps, 'line')}, iterations {judged.first:,} to {judged.last:,}, {starts}"
+    yield (
+        "Nothing looks wrong."
+        if not judged.wrong
+        else f"{counted(len(judged.wrong), 'thing')} to look at:"
+    )
+    by_kind: dict[str, list[NumberAnomaly]] = {}
+    for anomaly in judged.anomalies:
+        by_kind.setdefault(anomaly.kind, []).append(anomaly)
+    for kind, found in by_kind.items():
+        wrong = sum(anomaly.is_wrong for anomaly in found)
+        yield ""
+        yield (
+            f"{kind} ({wrong} of {len(found)} wrong)"
+            if wrong < len(found)
+            else f"{kind} ({len(found)})"
+        )
+        for anomaly in found[:MOST_OF_A_KIND]:
+            mark = "!" if anomaly.is_wrong else " "
+            yield from textwrap.wrap(
+                f"{mark} {anomaly.text} (line {anomaly.line:,})", WIDTH, subsequent_indent="    "
+            )
+            said = (line for line in anomaly.evidence if line not in anomaly.text)
+            yield from (
+                part
+                for line in said
+                for part in textwrap.wrap(
+                    line, WIDTH, initial_indent="    ", subsequent_indent="    "
+                )
+            )
+        if len(found) > MOST_OF_A_KIND:
+            yield f"  and {len(found) - MOST_OF_A_KIND} more (--json has all)"
+    yield ""

@@ -16,14 +16,17 @@ from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import directory_of, open_scheduler, read_card, say
 from tr11ops.cli.context import JSON, RunContext, emit
-from tr11ops.cli.cron_install import in_crontab, install, jobs_of, remove
-from tr11ops.cli.cron_link import (
+from tr11ops.cli.cron_install import (
     WATCHING,
     WatchedCell,
     cron_context_of,
     exit_code,
+    in_crontab,
+    install,
     is_never_launched,
+    jobs_of,
     link,
+    remove,
     run_cell_rounds,
     run_rounds,
     watched_cells,

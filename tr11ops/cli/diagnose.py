@@ -1,9 +1,10 @@
-"""`tr11 diagnose`: what ended a training, by any log of it: the first cause, its place, what to do."""
+"""`tr11 diagnose`: what ended a training, by any log of it; `tr11 runbook`: what to do about it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -13,12 +14,22 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown, cause, known, observed
+from tr11ops.base.runbook_pages import page_lines, page_names, page_title, pages_about
 from tr11ops.base.units import duration
-from tr11ops.cli.common import in_time, open_reader, say
-from tr11ops.cli.context import JSON, RunContext
+from tr11ops.cli.common import JsonOption, in_time, open_reader, say
+from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.logs import attempt_named, byte_progress
 from tr11ops.cluster.slurm_command import PatientOnce
+from tr11ops.detect import loss_not_finite
+from tr11ops.detect.nodes_left import exclusion_limit
+from tr11ops.detect.runbooks import page_of, page_of_word
+from tr11ops.detect.unfinished_end import if_the_data_are_at_fault
+from tr11ops.diagnose.attribution.evidence import Kind
+from tr11ops.diagnose.diagnosis import Diagnosis
+from tr11ops.diagnose.signature import FaultClass, NextStep
+from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.attempts import read_attempt_label
+from tr11ops.rundir.exclusion_limit import way_past
 from trainer.contract.errors import NEEDS_PERSON, UNOBSERVED
 
 if TYPE_CHECKING:
@@ -27,6 +38,134 @@ if TYPE_CHECKING:
     from tr11ops.diagnose.diagnosis import Diagnosis
     from tr11ops.rundir.paths import RunDirectory
     from tr11ops.status.assessment import Assessment
+
+
+# ----------------------------------------------------------------------------- advice on an ended launch
+
+
+def advice(snapshot: Snapshot, found: Diagnosis) -> str:
+    """The command that holds for this run at this moment, with its reason; "" where the step's own
+    words do.
+    """
+    if found.conclusion is None:
+        return ""
+    judged = found.conclusion.found
+    if judged.blamed:
+        return _past_the_limit(snapshot, judged.blamed)
+    if judged.kind is Kind.OPERATOR:
+        return _while_not_finite(snapshot, found.launch)
+    attempts = [one for one in known(snapshot.attempts, ()) if one.job_id == found.launch]
+    lines = [line for one in attempts for line in if_the_data_are_at_fault(snapshot, one)]
+    return _sentences(lines)
+
+
+def with_advice(found: Diagnosis, said: str) -> Diagnosis:
+    """The diagnosis with that advice: a run that a person stopped while its losses were no numbers
+    had no clean end.
+    """
+    conclusion = found.conclusion
+    if said and conclusion is not None and conclusion.found.kind is Kind.OPERATOR:
+        # it knew of no fault
+        conclusion = replace(conclusion, found=replace(conclusion.found, restart=None))
+        found = replace(
+            found, fault=FaultClass.NUMERICS, step=NextStep.ROLLBACK_AND_SKIP, conclusion=conclusion
+        )
+    return replace(found, advice=said)
+
+
+def _past_the_limit(snapshot: Snapshot, blamed: tuple[str, ...]) -> str:
+    limit = exclusion_limit(snapshot)
+    if limit is None or isinstance(snapshot.exclusions, Unknown):
+        return ""
+    excluded = {entry.node for entry in snapshot.exclusions}
+    if set(blamed) <= excluded:
+        return f"{', '.join(blamed)} is excluded already: `tr11 resume` releases what is held."
+    if not limit.forbids(blamed, excluded):
+        return ""
+    left = [node for node in blamed if node not in excluded]
+    return f"The limit forbids it ({limit}); all the same: `{way_past(','.join(left))}`"
+
+
+def _while_not_finite(snapshot: Snapshot, attempt: str) -> str:
+    """Why a person may have stopped it: its last losses were no numbers."""
+    steps = known(snapshot.steps, ())
+    if not steps or steps[-1].job_id != attempt:
+        return ""
+    for finding in loss_not_finite.detect(snapshot):
+        return _sentences([f"{finding.title} when it was stopped", finding.evidence[-1]])
+    return ""
+
+
+def _sentences(lines: Sequence[str]) -> str:
+    return " ".join(f"{line[:1].upper()}{line[1:]}." for line in lines)
+
+
+# ----------------------------------------------------------------------------- runbook
+SCHEMA = 1
+WIDTH = 78
+MOST_SHOWN = 4
+
+
+def runbook(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            show_default=False,
+            help="A page, an alert's detector, or what people call the trouble: nan.",
+            autocompletion=page_names,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the page that says what to do about an alert; without NAME, list the pages.
+
+    `tr11 status` and each alert's mail name the page.
+
+    Examples:
+      tr11 runbook
+      tr11 runbook hung
+      tr11 runbook nan
+    """
+    pages = page_names()
+    if name is None:
+        titles = {page: page_title(page) for page in pages}
+        if as_json:
+            emit(
+                {
+                    "schema": SCHEMA,
+                    "pages": [{"name": page, "title": title} for page, title in titles.items()],
+                }
+            )
+            return
+        typer.echo("Read one with `tr11 runbook NAME`:")
+        for page in titles:
+            typer.echo(f"  {page}")
+        return
+    page = name.removeprefix("runbooks/").removesuffix(".md")
+    if page not in pages:
+        page = (page_of_word(page) or page_of(page)).removesuffix(".md")
+    if page not in pages:
+        raise Refusal(f"NAME {name!r}: there is no such page; {_hint(page, pages)}", exit_code=2)
+    title, lines = page_title(page), page_lines(f"{page}.md", WIDTH)
+    if as_json:
+        emit({"schema": SCHEMA, "name": page, "title": title, "lines": list(lines)})
+        return
+    typer.echo(title)
+    for line in lines:
+        typer.echo(line)
+
+
+def _hint(word: str, pages: tuple[str, ...]) -> str:
+    """What may have been meant: a name like it, or pages that speak of it."""
+    near = get_close_matches(word, pages, 1) or [one for one in pages if one.startswith(word)]
+    if near:
+        return f"did you mean {near[0]}?"
+    about = pages_about(word)
+    if about:
+        return f"these speak of it: {', '.join(about[:MOST_SHOWN])}"
+    return "`tr11 runbook` lists them"
+
 
 T = TypeVar("T")
 SILENT_SECONDS = 1800.0  # longer than a step, an evaluation or a save takes
@@ -303,7 +442,6 @@ def _living(sight: _Sight, found: Diagnosis, attempt: str) -> Diagnosis | None:
 
 def _with_advice(sight: _Sight, found: Diagnosis) -> Diagnosis:
     """The same with what can be typed now, where a conclusion is there to act upon."""
-    from tr11ops.cli.diagnose_advice import advice, with_advice
 
     if found.conclusion is None:
         return found

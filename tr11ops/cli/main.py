@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import json
 import os
+import re
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Annotated, Any
 
@@ -22,6 +25,74 @@ from typer.core import TyperCommand, TyperGroup
 from tr11ops.base.invocation import for_this_card
 from trainer.contract.errors import NEEDS_PERSON, USAGE, Tr11Error
 from trainer.contract.record import Record
+
+# ----------------------------------------------------------------------------- a command's page
+_TAG = re.compile(r"\[(?=[a-z#/@])")  # what the terminal library would take for mark-up
+EXAMPLES = "Examples:"  # the line of a docstring before the commands, one a line
+
+
+def flowing(text: str) -> str:
+    """A docstring for a terminal of any width: each paragraph on one line, "Examples" in bold over
+    its commands.
+    """
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    joined = "\n\n".join(re.sub(r"(?<=\S)\n(?=\S)", " ", paragraph) for paragraph in paragraphs)
+    head, line, commands = joined.partition(f"{EXAMPLES}\n")
+    if not line:
+        return joined
+    gap = (
+        "" if "\n\n" in head.rstrip() else "\n"
+    )  # typer dedents what follows the first paragraph but for its first line
+    return f"{head}{gap}[bold]Examples[/bold]\n" + _TAG.sub(r"\\[", commands)
+
+
+class _Page:
+    """What `PageCommand` and `PageGroup` have in common."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for option in found:
+            if getattr(option, "is_flag", False):
+                option.display_type_rich = _no_type
+        return found
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        with _first_spellings(self.get_params(ctx)):
+            super().format_help(ctx, formatter)  # type: ignore[misc]
+
+
+class PageCommand(_Page, TyperCommand):
+    """A command with such a page."""
+
+
+class PageGroup(_Page, TyperGroup):
+    """A group of commands with such a page."""
+
+
+def _no_type(ctx: Any) -> None:
+    """A flag takes no value."""
+
+
+def shown_spellings(option: Any) -> list[str]:
+    """The names of an option (or an argument's) that its page shows."""
+    former = [name for name in option.opts if name.startswith("--")][1:]
+    return [name for name in option.opts if name not in former]
+
+
+@contextmanager
+def _first_spellings(params: list[Any]) -> Iterator[None]:
+    """Of several long names of an option the first is its name; the others are former ones, which
+    are not shown.
+    """
+    before = [(option, option.opts) for option in params if option.param_type_name == "option"]
+    for option, _ in before:
+        option.opts = shown_spellings(option)
+    try:
+        yield
+    finally:
+        for option, names in before:
+            option.opts = names
+
 
 EXIT_FINE = 0
 
@@ -47,15 +118,11 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         "doctor": LazyCommand(
             "doctor", "doctor", "Is everything in place to launch a card from here?"
         ),
-        "estimate": LazyCommand(
-            "estimate", "estimate", "Every number that follows from a run card."
-        ),
+        "estimate": LazyCommand("config", "estimate", "Every number that follows from a run card."),
         "config": LazyCommand(
             "config", "app", "What a run card says: show; what a key means: explain.", is_group=True
         ),
-        "import": LazyCommand(
-            "import_script", "import_script", "Make a run card of an old batch script."
-        ),
+        "import": LazyCommand("init", "import_script", "Make a run card of an old batch script."),
         "data": LazyCommand(
             "data", "app", "Build a corpus, a tokenizer and indexed datasets.", is_group=True
         ),
@@ -95,17 +162,17 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         "alerts": LazyCommand(
             "alerts", "app", "What is open, and who has it: list, ack, snooze.", is_group=True
         ),
-        "runbook": LazyCommand("runbook", "runbook", "What to do about an alert: print its page."),
+        "runbook": LazyCommand("diagnose", "runbook", "What to do about an alert: print its page."),
         "handover": LazyCommand(
             "handover", "handover", "What happened since the last shift, what is open."
         ),
         "goodput": LazyCommand("goodput", "goodput", "Where every second of every node went."),
         "advise": LazyCommand(
-            "advise", "advise", "The save interval, spares and array length to use."
+            "goodput", "advise", "The save interval, spares and array length to use."
         ),
         "report": LazyCommand("report", "report", "The whole run as one page: -o report.html."),
         "numbers": LazyCommand(
-            "numbers", "numbers", "What looks wrong in a log's numbers: spikes, restarts, slow."
+            "compare", "numbers", "What looks wrong in a log's numbers: spikes, restarts, slow."
         ),
         "compare": LazyCommand(
             "compare", "compare_runs", "The curves of two runs, laid over each other."
@@ -127,11 +194,9 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         "nodes": LazyCommand(
             "nodes", "app", "Which nodes the run may use: list, check, exclude.", is_group=True
         ),
-        "fs-watchdog": LazyCommand(
-            "fs_watchdog", "fs_watchdog", "Are the file systems getting full?"
-        ),
+        "fs-watchdog": LazyCommand("storage", "fs_watchdog", "Are the file systems getting full?"),
         "perms": LazyCommand(
-            "perms", "app", "Are the run's files usable for its whole group?", is_group=True
+            "storage", "app", "Are the run's files usable for its whole group?", is_group=True
         ),
         "drill": LazyCommand("drill", "drill", "Prove on this cluster that a stop signal saves."),
     },
@@ -145,7 +210,7 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         "sync": LazyCommand("sync", "sync", "Mirror logs and TensorBoard events to the hub."),
         "upload": LazyCommand("upload", "upload", "Publish a checkpoint as a model on the hub."),
         "eval": LazyCommand(
-            "evaluate", "evaluate", "Loss of a checkpoint on given data, on any topology."
+            "train", "evaluate", "Loss of a checkpoint on given data, on any topology."
         ),
     },
     "Rehearse": {
@@ -272,7 +337,6 @@ def _row(name: str, entry: LazyCommand) -> str:
 def load(name: str) -> Any:
     """Import one command's module and build its parser."""
     from tr11ops.cli.context import with_run_options
-    from tr11ops.cli.pages import PageCommand, PageGroup, flowing
 
     entry = COMMANDS[name]
     target = getattr(importlib.import_module(f"tr11ops.cli.{entry.module}"), entry.attribute)

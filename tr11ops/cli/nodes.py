@@ -15,16 +15,16 @@ from tr11ops.base.units import counted
 from tr11ops.cli import completion
 from tr11ops.cli.common import say, timeout_option
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
-from tr11ops.cli.nodes_bench import bench_nodes
+from tr11ops.cli.nodes_bench import bench_nodes, search_nodes
 from tr11ops.cli.nodes_change import exclude, include, let_in, readmit
-from tr11ops.cli.nodes_check import check_them, result_values
-from tr11ops.cli.nodes_search import search_nodes
-from tr11ops.cli.nodes_view import (
+from tr11ops.cli.nodes_check import (
     SCHEMA,
     ReportOption,
+    check_them,
     exclusion_values,
     expiry,
     open_nodes_context,
+    result_values,
     tell_other_runs,
     write_note,
 )
@@ -42,7 +42,7 @@ from tr11ops.rundir.node_standing import kept_off, what_comes_next
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tr11ops.cli.nodes_view import NodesContext
+    from tr11ops.cli.nodes_check import NodesContext
     from tr11ops.cluster.base import Node
     from tr11ops.nodes.check import NodeCheck
     from tr11ops.nodes.view import NodeRow

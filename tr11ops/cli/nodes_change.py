@@ -20,12 +20,13 @@ from tr11ops.cli.common import (
     timeout_option,
 )
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
-from tr11ops.cli.nodes_check import check_them, never_checked
-from tr11ops.cli.nodes_view import (
+from tr11ops.cli.nodes_check import (
     SCHEMA,
     NodesContext,
     ReasonOption,
     ReportOption,
+    check_them,
+    never_checked,
     open_nodes_context,
     tell_other_runs,
     write_note,

@@ -1,33 +1,267 @@
-"""The health checks of `tr11 nodes check` and `tr11 nodes include`: starting them, their progress,
-their record.
-"""
+"""What the `tr11 nodes` commands share: one look at cluster and ledger, and the health checks."""
 
 from __future__ import annotations
 
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Semaphore
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tr11ops.cli.common import is_terminal, say
-from tr11ops.cli.nodes_view import NodesContext
+import typer
+from msgspec import field
+from msgspec.structs import replace
+
+from tr11ops.base.errors import NodeNameError, Refusal
+from tr11ops.base.observed import known
+from tr11ops.base.units import duration
+from tr11ops.cli.common import is_terminal, kind_to_watch, not_mounted, open_scheduler, say
+from tr11ops.cluster.capacity import with_room
 from tr11ops.cluster.passed_options import options_of
 from tr11ops.cluster.sbatch_script import code_root
 from tr11ops.health.base import CheckOutcome
+from tr11ops.launch.preflight import chosen_partition
 from tr11ops.nodes import check as checking
 from tr11ops.nodes.health_job import HealthRequest
-from tr11ops.rundir.exclusions import record_check
+from tr11ops.nodes.names import card_exclusions, resolve
+from tr11ops.nodes.note import support_note
+from tr11ops.nodes.queue_exclusions import RunQueue
+from tr11ops.nodes.view import is_lost, is_shut, queue_changes
+from tr11ops.observe.files import read_submissions
+from tr11ops.observe.mounted import why_unmounted
+from tr11ops.observe.ownership import own_jobs
+from tr11ops.rundir.exclusion import NodeStanding
+from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes, partitions_of
+from tr11ops.rundir.exclusions import read_version, record_check
+from tr11ops.rundir.journal import user_name
+from tr11ops.rundir.node_standing import what_comes_next
+from tr11ops.rundir.shared_exclusions import SharedWord, publish, read_shared
+from trainer.contract.files import now
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tr11ops.cluster.base import Node
+    from tr11ops.cli.context import RunContext
+    from tr11ops.cluster.base import Job, Node, Partition, Scheduler
     from tr11ops.nodes.check import Answering, NodeCheck, Way
+    from tr11ops.nodes.view import QueueChange
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.exclusion import Exclusion
+    from tr11ops.rundir.paths import RunDirectory
+
+
+# ----------------------------------------------------------------------------- cluster and ledger
+SCHEMA = 1
+
+ReasonOption = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="Kept in the list and in the journal.")
+]
+ReportOption = Annotated[
+    str | None,
+    typer.Option(
+        "--report",
+        metavar="FILE",
+        help="Write a note to the site's support about them; - prints it.",
+    ),
+]
+
+
+class NodesContext(Record):
+    """A run and the cluster it runs on, as they were a moment ago. `partition` is the one that the
+    card's jobs use.
+    """
+
+    card: RunCard
+    directory: RunDirectory
+    scheduler: Scheduler
+    user: str
+    nodes: tuple[Node, ...]
+    partition: Partition | None
+    jobs: tuple[Job, ...]
+    exclusions: tuple[Exclusion, ...]
+    suspects: tuple[Exclusion, ...] = ()  # used on, after the others
+    # what other runs of the site have on record
+    shared: SharedWord = field(default_factory=SharedWord)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every name that may be typed: the cluster's nodes, and those on the ledger that left it."""
+        return frozenset(
+            {node.name for node in self.nodes} | {entry.node for entry in self.exclusions}
+        )
+
+    @property
+    def partition_nodes(self) -> tuple[Node, ...]:
+        """The nodes that count for this run."""
+        queued = partitions_of(with_room(self.own_jobs, self.nodes))
+        return partition_nodes(self.nodes, queued, *self._other_partitions)
+
+    @property
+    def _other_partitions(self) -> tuple[str | None, ...]:
+        default = self.partition.name if self.partition else None
+        return (self.card.slurm.partition, *(job.partition for job in self.own_jobs), default)
+
+    @property
+    def limit(self) -> ExclusionLimit:
+        """How many nodes may be excluded as things are now."""
+        return ExclusionLimit.of_run(
+            self.nodes,
+            self.own_jobs,
+            partitions=self._other_partitions,
+            allocated=self.card.slurm.allocated_nodes,
+            percent=self.card.resilience.exclusion_cap_percent,
+        )
+
+    @property
+    def own_jobs(self) -> tuple[Job, ...]:
+        """Jobs of this run that are not over."""
+        submissions, _ = read_submissions(self.directory)
+        return own_jobs(self.directory, self.jobs, known(submissions, ()), self.scheduler.name)[0]
+
+    def require_mounted(self) -> None:
+        """Raises Refusal where the directory is not the one that the run's jobs were queued from."""
+        why = why_unmounted(self.directory, self.jobs, now())
+        if why:
+            raise not_mounted(self.directory, why)
+
+    @property
+    def queue(self) -> RunQueue:
+        """The run's jobs, to change which nodes they exclude."""
+        known = frozenset(node.name for node in self.nodes)
+        return RunQueue(
+            self.scheduler,
+            lambda: replace(self, jobs=self.scheduler.jobs()).own_jobs,
+            lambda: known,
+            kept=card_exclusions(self.card),
+            user=self.user,
+        )
+
+    def queue_preview(
+        self, add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> tuple[QueueChange, ...]:
+        """What becomes of queued work when these nodes come onto the ledger, or leave it."""
+        listed = ({entry.node for entry in self.exclusions} | set(add)) - set(remove)
+        queue = self.queue
+        return queue_changes(self.own_jobs, queue.known(), listed, remove, keep=queue.kept)
+
+    def resolve(self, typed: Sequence[str]) -> tuple[str, ...]:
+        """The nodes that were typed. Raises Refusal for what cannot be one."""
+        try:
+            return resolve(typed, self.names)
+        except NodeNameError as error:
+            raise Refusal(f"NODE: {error}", exit_code=2) from None
+
+    def find(self, name: str) -> Exclusion | None:
+        return next((entry for entry in self.exclusions if entry.node == name), None)
+
+
+def open_nodes_context(context: RunContext) -> NodesContext:
+    """Look once. Raises CardError, Refusal, SchedulerUnreachable, and Refusal when the ledger
+    cannot be read.
+    """
+    (card, directory), kind = context.seen(missing=None), context.scheduler
+    scheduler = open_scheduler(kind_to_watch(directory, kind))
+    try:
+        version = read_version(directory.exclusions)
+    except (OSError, ValueError) as error:
+        raise Refusal(f"the list of excluded nodes cannot be read: {error}", exit_code=3) from None
+    shared = read_shared(card.resilience.shared_exclusions, directory)
+    for line in shared.faults:
+        say(f"tr11: {line}")
+    return NodesContext(
+        card=card,
+        directory=directory,
+        scheduler=scheduler,
+        user=user_name(),
+        nodes=scheduler.nodes(),
+        partition=chosen_partition(card, scheduler.partitions()),
+        jobs=scheduler.jobs(),
+        exclusions=version.exclusions,
+        suspects=version.suspects,
+        shared=shared,
+    )
+
+
+def tell_other_runs(nodes_context: NodesContext) -> None:
+    """Let the other runs of the site know what this one has on record of nodes."""
+    untold = publish(nodes_context.card.resilience.shared_exclusions, nodes_context.directory)
+    if untold:
+        say(f"tr11: {untold}")
+
+
+def expiry(entry: Exclusion, now: float) -> str:
+    """When an exclusion is due for a check, in words; what is no exclusion has its state before it."""
+    if entry.state != NodeStanding.EXCLUDE:
+        if entry.until is None:
+            return entry.state
+        return f"{entry.state}, {duration(max(0.0, entry.until - now))}"
+    if entry.until is None:
+        return "no expiry"
+    if entry.until <= now:
+        return f"due for a check since {duration(now - entry.until)}"
+    return f"for {duration(entry.until - now)}"
+
+
+def exclusion_values(entry: Exclusion, now: float) -> dict[str, Any]:
+    """One exclusion for --json."""
+    return {
+        "node": entry.node,
+        "why": entry.why,
+        "owner": entry.owner,
+        "since": entry.since,
+        "until": entry.until,
+        "is_due": entry.until is not None and entry.until <= now,
+        "evidence": list(entry.evidence),
+        "job_id": entry.job_id or None,
+        "state": entry.state,
+        "next": what_comes_next(entry),
+    }
+
+
+def write_note(nodes_context: NodesContext, names: Sequence[str], place: str) -> None:
+    """Write the note to the site's support about these nodes to `place`; `-` is the standard
+    output.
+
+    They are those that are excluded or that the scheduler does not use; without `names` the
+    excluded ones, and those of the run's partition that are lost: what the site has drained it
+    knows.
+    """
+    entries = [
+        entry
+        for entry in read_version(nodes_context.directory.exclusions).exclusions
+        if not names or entry.node in names
+    ]
+    listed, own = (
+        {entry.node for entry in entries},
+        {node.name for node in nodes_context.partition_nodes},
+    )
+    shut = [
+        node
+        for node in nodes_context.nodes
+        if is_shut(node)
+        and (node.name in {*names, *listed} or (not names and node.name in own and is_lost(node)))
+    ]
+    try:
+        text = support_note(
+            entries,
+            nodes_context.card.run.name,
+            nodes_context.user,
+            address=nodes_context.card.resilience.support_address,
+            shut=shut,
+        )
+    except ValueError as error:
+        raise Refusal(f"--report: {error}") from None
+    if place == "-":
+        print(text, end="")
+    else:
+        Path(place).write_text(text, encoding="utf-8")
+        print(f"note to the site's support: {place}", file=sys.stderr)
 
 
 def check_them(

@@ -24,7 +24,7 @@ from tr11ops.cli.common import (
     timeout_option,
 )
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
-from tr11ops.cli.status_watch import look_again
+from tr11ops.cli.progress import look_again
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:

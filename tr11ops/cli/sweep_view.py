@@ -30,7 +30,7 @@ from tr11ops.cli.common import (
 )
 from tr11ops.cli.context import emit
 from tr11ops.cli.launch_view import checks_value, show_checks
-from tr11ops.cli.status_watch import look_again
+from tr11ops.cli.progress import look_again
 from tr11ops.cli.terminal import USUAL, drawing_console
 from tr11ops.cluster.shared import SharedOverview
 from tr11ops.launch.facts import LaunchRequest

@@ -16,7 +16,7 @@ OTHERS = {  # never about one, or no sentence of ours
     "agent/breaker.py",
     "backup/restorable.py",
     "checkpoints/quarantine.py",
-    "cli/perms.py",
+    "cli/storage.py",
     "detect/slow.py",
     "diagnose/attribution/attributors.py",
     "goodput/advise.py",

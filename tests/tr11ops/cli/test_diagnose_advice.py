@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from tests.tr11ops.detect.operation_cases import operated
 from tests.tr11ops.status_cases import HOUR, NOW, facts_with, idle, snapshot, steps
-from tr11ops.cli.diagnose_advice import advice, with_advice
+from tr11ops.cli.diagnose import advice, with_advice
 from tr11ops.diagnose.attribution.evidence import Attribution, Conclusion, Kind
 from tr11ops.diagnose.attribution.joined import joined
 from tr11ops.diagnose.causes import judge

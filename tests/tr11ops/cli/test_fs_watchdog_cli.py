@@ -12,7 +12,7 @@ import pytest
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tr11ops.cli.common import read_card
-from tr11ops.cli.fs_watchdog import seconds_of
+from tr11ops.cli.storage import seconds_of
 from tr11ops.rundir.disk_usage import read_usage
 from tr11ops.rundir.paths import RunDirectory
 

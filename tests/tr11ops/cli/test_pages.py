@@ -13,7 +13,7 @@ import pytest
 from tests.pins.commands import typed
 from tests.tr11ops.cli.shown_commands import every_command
 from tr11ops.cli import main
-from tr11ops.cli.pages import flowing
+from tr11ops.cli.main import flowing
 
 PLACES = {
     "Set up": "init doctor estimate import data",

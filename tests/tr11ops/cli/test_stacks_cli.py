@@ -105,7 +105,7 @@ def test_watching_marks_what_stands(
             raise KeyboardInterrupt
 
     clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
-    monkeypatch.setattr("tr11ops.cli.status_watch.time", clock)
+    monkeypatch.setattr("tr11ops.cli.progress.time", clock)
     found = stacks(bench, "--watch", "5", "--json", "--timeout", "200s")
     documents = [json.loads(line) for line in found.out.splitlines()]
     assert [document["groups"][0]["looks"] for document in documents] == [1, 2, 3]

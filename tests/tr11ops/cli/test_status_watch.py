@@ -11,8 +11,8 @@ from rich.console import Console
 
 from tests.tr11ops.status_cases import HOUR, beats, snapshot, steps
 from tests.waiting import until
+from tr11ops.cli.progress import Watcher, watch_lines
 from tr11ops.cli.status import StatusResult
-from tr11ops.cli.status_watch import Watcher, watch_lines
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.status.assessment import Assessment
@@ -87,7 +87,7 @@ def test_a_slow_look_makes_longer_pauses() -> None:
 @pytest.mark.parametrize("height", [1, 5, 24, 100])
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_frame_never_exceeds_the_window(width: int, height: int) -> None:
-    from tr11ops.cli.status_watch import _frame
+    from tr11ops.cli.progress import _frame
 
     watcher = Watcher(
         lambda: look_at(snapshot(heartbeats=beats(age=HOUR), steps=steps(age=HOUR))), 10.0

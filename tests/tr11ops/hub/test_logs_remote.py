@@ -64,7 +64,7 @@ def tr11(
     monkeypatch.setenv("HF_HOME", str(tmp_path / "login"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    monkeypatch.setattr("tr11ops.cli.status_remote.time.time", lambda: NOW + 60)
+    monkeypatch.setattr("tr11ops.cli.status.time.time", lambda: NOW + 60)
 
     def typed(*words: str, token: str | None = None) -> Answer:
         monkeypatch.setenv("HF_TOKEN", repository.token if token is None else token)

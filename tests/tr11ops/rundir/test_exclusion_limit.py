@@ -15,7 +15,7 @@ from tests.tr11ops.launch.run_inputs import write_card
 from tests.tr11ops.status_cases import pending, running
 from tr11ops.agent.mitigation import ActingAttempt, Mitigation
 from tr11ops.agent.step import LineTee
-from tr11ops.cli.nodes_view import NodesContext
+from tr11ops.cli.nodes_check import NodesContext
 from tr11ops.cluster.base import Job, Node, Partition
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.detect.nodes_left import exclusion_limit

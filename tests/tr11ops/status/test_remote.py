@@ -440,7 +440,7 @@ def laptop(hub: Hub, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Hub:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    monkeypatch.setattr("tr11ops.cli.status_remote.time.time", lambda: NOW + 60)
+    monkeypatch.setattr("tr11ops.cli.status.time.time", lambda: NOW + 60)
     return hub
 
 
