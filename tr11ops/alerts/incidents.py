@@ -385,7 +385,6 @@ def _with_another(cause: Alert, alert: Alert) -> Alert:
         said=max(said, default=None),
         heard=max(heard, default=None),
         told=tuple(dict.fromkeys((*cause.told, *alert.told))),
-        mails=(*alert.mails, *cause.mails),
         owner=cause.owner or alert.owner,
         members=tuple(dict.fromkeys((*cause.names, *alert.names))),
     )

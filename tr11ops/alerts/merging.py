@@ -42,8 +42,6 @@ def merged(home: AlertState, local: AlertState) -> AlertState:
         events=tuple({event.id: event for event in (*home.events, *local.events)}.values()),
         digested=max(digests, default=None),
         finished=newest.finished or home.finished or local.finished,
-        mailbox=newest.mailbox or home.mailbox or local.mailbox,
-        answered=tuple(dict.fromkeys((*home.answered, *local.answered))),
     )
 
 

@@ -29,7 +29,6 @@ from tr11ops.alerts.state import OVER, Alert, AlertState, Message, UndeliveredMe
 from tr11ops.detect.finding import Severity
 
 _MAIL_ADDRESS = re.compile(r"[^@\s,]+@[^@\s,]+")
-MOST_MAILS_KEPT = 30  # Message-IDs of an incident, by which a reply is known
 SITE_DETECTORS = frozenset({"nodes-short"})  # what only the site can repair
 SITE_WORDS = OVER | {"opened", "reopened"}  # and what its support hears of it
 # a watchdog that is new to an old run writes of no end that all know
@@ -114,7 +113,6 @@ def told(part: MessagePart, messages: Iterable[Message], now: float) -> Alert:
         called_over=now if is_over else alert.called_over,
         returned=now if part.kind == "reopened" else alert.returned,
         thread=alert.thread or " ".join(identities),
-        mails=(*alert.mails, *identities)[-MOST_MAILS_KEPT:],
     )
     if part.kind in ALARMS:
         return replace(after, alarmed=now, escalated=0)

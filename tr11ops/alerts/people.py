@@ -12,7 +12,6 @@ from tr11ops.alerts.grouping import MessagePart
 from tr11ops.alerts.mail_route import is_address
 from tr11ops.alerts.mail_text.alert import alert_message
 from tr11ops.alerts.mail_text.daily_summary import digest, digest_message, trial_message
-from tr11ops.alerts.mailbox import Mailbox, mailbox_of
 from tr11ops.alerts.merging import merged
 from tr11ops.alerts.notify import digest_readers, tell, told
 from tr11ops.alerts.outbox import OutboxEntry
@@ -23,7 +22,6 @@ from tr11ops.alerts.situation import RunSituation
 from tr11ops.alerts.state import Alert, AlertState, Message
 from tr11ops.alerts.store import commit, read_alert_state
 from tr11ops.alerts.url_route import UrlRoute
-from tr11ops.base.errors import MailboxError
 from tr11ops.base.observed import cause, known
 from tr11ops.rundir.fallback import fallback_of
 from tr11ops.rundir.paths import RunDirectory
@@ -128,9 +126,7 @@ def _assignments(
 def send_test(
     directory: RunDirectory, card: RunCard, to: tuple[str, ...], now: float, typed: str = ""
 ) -> tuple[tuple[str, str, str], ...]:
-    """Send a test message on every route, at once, and read the mailbox; (route, to whom, trouble
-    or "") of each.
-    """
+    """Send a test message on every route, at once; (route, to whom, trouble or "") of each."""
     policy = policy_for(directory, card, typed)
     mail, urls = routes(card, policy, lambda: now)
     results: list[tuple[str, str, str]] = []
@@ -140,9 +136,6 @@ def send_test(
         results.append(("mail", address, "" if report.done else report.trouble or "was not taken"))
     if isinstance(urls, UrlRoute) and not to:
         results += [("urls", name, trouble) for name, trouble in urls.send_each(message)]
-    mailbox = mailbox_of(card)
-    if mailbox is not None and not to:
-        results.append(("imap", f"{mailbox.host}:{mailbox.port}", _trouble(mailbox, policy, now)))
     return tuple(results)
 
 
@@ -163,15 +156,6 @@ def send_what_waits(
         directory, card, policy, alert_state, now, PERSON_SECONDS, proven=taken
     )
     return sent, tuple(troubles)
-
-
-def _trouble(mailbox: Mailbox, policy: Policy, now: float) -> str:
-    """Why replies cannot be read; "" where they can."""
-    try:
-        mailbox.read(policy.domain, None, now)
-    except MailboxError as error:
-        return str(error)
-    return ""
 
 
 def send_digest(

@@ -26,8 +26,8 @@ class Policy(Record):
 
     `run` is its name, `directory` its run directory, `typed` the card as the person named it, `host` and `folder` where
     we run, and where commands are typed.
-    `mark` stands for the run directory in Message-IDs. `has_urls`: messages also go to delivery URLs. `reads_replies`:
-    a mailbox is read for what people reply. `support`: the site's own, who hear of what only the site can repair.
+    `mark` stands for the run directory in Message-IDs. `has_urls`: messages also go to delivery URLs.
+    `support`: the site's own, who hear of what only the site can repair.
     """
 
     run: str
@@ -47,7 +47,6 @@ class Policy(Record):
     resolve_after: int = 2
     digest_time: time | None = None
     has_urls: bool = False
-    reads_replies: bool = False
     support: str = ""
 
     @property
@@ -169,7 +168,6 @@ def policy_of(card: RunCard, *, mark: str, host: str, folder: str = "", typed: s
         resolve_after=rules.resolve_after,
         digest_time=time.fromisoformat(rules.digest_time) if rules.digest_time else None,
         has_urls=rules.urls_file is not None,
-        reads_replies=rules.imap_host is not None,
         support=card.resilience.support_address or "",
     )
 

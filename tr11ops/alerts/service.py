@@ -21,8 +21,6 @@ from msgspec.structs import replace
 
 from tr11ops.alerts import dead_man
 from tr11ops.alerts.incidents import WATCHDOG, look
-from tr11ops.alerts.mail_replies import apply_mails
-from tr11ops.alerts.mailbox import Inbox, mailbox_of
 from tr11ops.alerts.merging import merged
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.outbox import OutboxEntry, queue, waiting_entries
@@ -33,7 +31,7 @@ from tr11ops.alerts.sending import SENT, about, flush, policy_for, routes, route
 from tr11ops.alerts.situation import RunSituation, watchdog_says
 from tr11ops.alerts.state import Alert, AlertEvent, AlertState, Message, UndeliveredMessages, stamp
 from tr11ops.alerts.store import alerts_folder, commit, read_alert_state
-from tr11ops.base.errors import MailboxError, NewerSchema
+from tr11ops.base.errors import NewerSchema
 from tr11ops.base.observed import Unknown, cause, known
 from tr11ops.base.observed import observed as read_observed
 from tr11ops.detect.finding import Finding
@@ -163,32 +161,29 @@ def _recorded(
         known_there = _known_state(home)
     notes: list[str] = []
     replies = _replies(store, notes)
-    inbox = _inbox(store, known_there, card, policy, now, notes)
     before = known(waiting(store), None)
 
     def change(
         alert_state: AlertState,
-    ) -> tuple[AlertState, tuple[tuple[Message, ...], dict[str, str], tuple[str, ...]]]:
+    ) -> tuple[AlertState, tuple[tuple[Message, ...], dict[str, str]]]:
         if home is not None:
             alert_state = merged(
                 known_there if alert_state.looked is None else replace(known_there, events=()),
                 alert_state,
             )
         answered, refused = apply_replies(alert_state, replies, now)
-        answered, unheeded = apply_mails(answered, inbox.mails, policy, now)
-        answered = replace(answered, mailbox=inbox.seen or answered.mailbox)
         looked = sight.of(answered, policy)
         after, messages = tell(looked, policy, now, before, situation=sight.situation)
         if not deliver:
             after = looked.with_events(_suppressed(looked, message, now) for message in messages)
-        return after, (messages, refused, unheeded)
+        return after, (messages, refused)
 
-    stored, (messages, refused, unheeded) = commit(store, change)
+    stored, (messages, refused) = commit(store, change)
     if stored.damage:
         notes.append(
             f"{stored.damage}; what could be read was used, and some messages may come again"
         )
-    notes += [*put_away(store, replies, refused), *unheeded]
+    notes += put_away(store, replies, refused)
     if not policy.is_reachable:
         notes.append("no one is told of anything: set alerts.recipients in the card")
     mine = messages if home is None else stored.alert_state.messages
@@ -233,26 +228,6 @@ def _replies(directory: RunDirectory, notes: list[str]) -> tuple[Reply, ...]:
     except OSError as error:
         notes.append(f"answers by file: {cause(error)}")
         return ()
-
-
-def _inbox(
-    store: RunDirectory,
-    known_there: AlertState,
-    card: RunCard,
-    policy: Policy,
-    now: float,
-    notes: list[str],
-) -> Inbox:
-    """The replies by mail that are new; none where the mailbox cannot be read, which is noted."""
-    mailbox = mailbox_of(card)
-    if mailbox is None:
-        return Inbox()
-    alert_state = merged(known_there, _known_state(store))
-    try:
-        return mailbox.read(policy.domain, alert_state.mailbox, now)
-    except MailboxError as error:
-        notes.append(str(error))
-        return Inbox()
 
 
 def _suppressed(alert_state: AlertState, message: Message, now: float) -> AlertEvent:

@@ -53,8 +53,7 @@ class Alert(Record):
     when the last one did, `remind` that it must be said once again. `heard` is the highest severity
     that any message of this incident named. `identity` is the finding's; None in a record of an
     older tr11. `thread` are the Message-IDs of the incident's first message (one for each group of
-    people that got it in a mail of its own), `mails` those of its last messages, by which a reply
-    is known.
+    people that got it in a mail of its own).
 
     `called_over` is when people were last told that it was over; `returned` when they were last
     told that it is back.
@@ -101,7 +100,6 @@ class Alert(Record):
     thread: str = ""
     heard: Severity | None = None
     identity: tuple[str, ...] | None = None
-    mails: tuple[str, ...] = ()
     then: tuple[str, ...] = ()
     consequences: tuple[Consequence, ...] = ()
     members: tuple[str, ...] = ()
@@ -251,9 +249,8 @@ class AlertState(Record):
     `messages` and `events` are written in the same stroke as what caused them, so that no kill can
     part them; they leave the alert state when outbox and journal hold them. `closed` are older
     incidents, the newest last. `looked` is the last look, `blind` the detectors that could not
-    judge then, `digested` the last digest's moment. `mailbox` says up to where replies were read
-    (UIDVALIDITY, UID), `answered` are the Message-IDs of those that were heeded. `finished` is the
-    look at which people were told that all is trained.
+    judge then, `digested` the last digest's moment. `finished` is the look at which people were
+    told that all is trained.
     """
 
     alerts: tuple[Alert, ...] = ()
@@ -263,8 +260,6 @@ class AlertState(Record):
     looked: float | None = None
     blind: tuple[str, ...] = ()
     digested: float | None = None
-    mailbox: tuple[int, int] | None = None
-    answered: tuple[str, ...] = ()
     finished: float | None = None
 
     @property

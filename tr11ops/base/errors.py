@@ -66,7 +66,6 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
       UploadRefused
     alerts and logs
       NoSuchAlert
-      MailboxError
       NewerSchema
       NoSuchAttempt
       SourceError
@@ -426,10 +425,6 @@ class UploadRefused(Tr11Error):
 # ----------------------------------------------------------------------------- alerts and logs
 class NoSuchAlert(Tr11Error, ValueError):
     """A fingerprint that names no alert, or several. The text is for the person who typed it."""
-
-
-class MailboxError(Tr11Error, OSError):
-    """The mailbox could not be read. The text says which and why, and holds no secret."""
 
 
 class NewerSchema(Tr11Error, ValueError):

@@ -33,7 +33,7 @@ CARD_FILE = "card.toml"
 LONGEST_NAME = 45  # a pod's host name is it, a dash and the index, 63 characters in all
 LEAST_GRACE_SECONDS = 120
 CONTAINER = "trainer"
-_UNSEEN = frozenset({"credentials_file", "urls_file", "dead_man_url_file", "imap_credentials_file"})
+_UNSEEN = frozenset({"credentials_file", "urls_file", "dead_man_url_file"})
 
 
 def kubernetes_problems(card: RunCard) -> Iterator[Problem]:

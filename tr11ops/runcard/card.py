@@ -21,12 +21,15 @@ from tr11ops.runcard.containers import KubernetesSection
 from tr11ops.runcard.copies import BackupSection, HubSection
 from tr11ops.runcard.find import PathBase, base_of, find_card, shipped_cards, shipped_folder
 from tr11ops.runcard.load import (
+    REMOVED_KEYS,
     Key,
     apply_overrides,
     expand,
+    key_of,
     make_absolute,
     overridden_keys,
     read_tables,
+    removed_keys,
     secret_values,
     unusable_values,
     without,
@@ -140,7 +143,6 @@ PATH_KEYS: frozenset[Key] = frozenset(
         ("backup", "credentials_file"),
         ("alerts", "urls_file"),
         ("alerts", "dead_man_url_file"),
-        ("alerts", "imap_credentials_file"),
         ("filesystems", "path"),
         ("perms", "folders"),
     }
@@ -151,7 +153,6 @@ SECRET_FILE_KEYS: frozenset[Key] = frozenset(
         ("backup", "credentials_file"),
         ("alerts", "urls_file"),
         ("alerts", "dead_man_url_file"),
-        ("alerts", "imap_credentials_file"),
     }
 )
 
@@ -230,8 +231,12 @@ def resolved(card: RunCard) -> dict[str, Any]:
 
 
 def card_from_resolved(value: Mapping[str, Any], source: str) -> RunCard:
-    """The card that `resolved` was made from. Raises CardError when it is not one."""
-    return _checked({name: item for name, item in value.items() if name != "derived"}, [], source)
+    """The card that `resolved` was made from. Raises CardError when it is not one.
+
+    Keys that are no longer of the card are passed over: older versions kept them with their
+    defaults.
+    """
+    return _checked(without(value, {("derived",), *REMOVED_KEYS}), [], source)
 
 
 class LoadedCard(Record):
@@ -303,6 +308,9 @@ def _prepared(
     """
     problems: list[Problem] = []
     tables = _usable(read_tables(path), problems)
+    problems += removed_keys(tables, overrides)
+    tables = without(tables, REMOVED_KEYS)
+    overrides = [override for override in overrides if key_of(override) not in REMOVED_KEYS]
     own_run, _ = expand({"run": tables.get("run")}, variables, SHELL_KEYS, True)
     tables, wrong = apply_overrides(tables, overrides, RunCard)
     problems += wrong

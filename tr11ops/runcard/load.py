@@ -23,6 +23,19 @@ from trainer.contract.secret_shapes import has_secret, is_secret
 
 Key = tuple[str | int, ...]
 
+_ACKNOWLEDGE = (
+    "remove it; acknowledge with `tr11 alerts ack`, by a file in state/alerts/replies, or in the "
+    "chat service of alerts.urls_file"
+)
+# Keys that cards had once, and what to do instead.
+REMOVED_KEYS: dict[tuple[str, str], str] = {
+    ("alerts", "imap_host"): _ACKNOWLEDGE,
+    ("alerts", "imap_port"): _ACKNOWLEDGE,
+    ("alerts", "imap_tls"): _ACKNOWLEDGE,
+    ("alerts", "imap_folder"): _ACKNOWLEDGE,
+    ("alerts", "imap_credentials_file"): _ACKNOWLEDGE,
+}
+
 LARGEST_CARD_BYTES = 1 << 20
 LARGEST_INTEGER = 2**63 - 1
 DEEPEST = 16
@@ -144,6 +157,22 @@ def without(tables: Mapping[str, Any], keys: Collection[Key]) -> dict[str, Any]:
     }
 
 
+def removed_keys(tables: Mapping[str, Any], overrides: Sequence[str]) -> list[Problem]:
+    """A problem for each key that cards had once, and that this one or its `overrides` still set.
+
+    The first of those with the same way out says it; one line is enough to act on.
+    """
+    typed = overridden_keys(overrides)
+    found: dict[str, Problem] = {}
+    for (section, key), fix in REMOVED_KEYS.items():
+        table = tables.get(section)
+        if (section, key) in typed or (isinstance(table, dict) and key in table):
+            found.setdefault(
+                fix, Problem(f"{section}.{key}", None, "was removed from the card", fix)
+            )
+    return list(found.values())
+
+
 def secret_values(tables: Mapping[str, Any], file_keys: frozenset[Key]) -> list[Problem]:
     """Texts that are a secret by their form, and addresses where a file that holds one belongs.
 
@@ -189,7 +218,7 @@ def apply_overrides(
     result, problems = copy.deepcopy(tables), []
     for override in overrides:
         name, equals, text = override.partition("=")
-        parts = _parts(override)
+        parts = key_of(override)
         if not equals or len(parts) < 2 or not all(parts):
             problems.append(
                 Problem("--set", name, "must be section.key=value", "e.g. --set slurm.nodes=24")
@@ -223,10 +252,11 @@ def apply_overrides(
 
 def overridden_keys(overrides: Sequence[str]) -> frozenset[Key]:
     """The keys that `overrides` set."""
-    return frozenset(_parts(override) for override in overrides)
+    return frozenset(key_of(override) for override in overrides)
 
 
-def _parts(override: str) -> tuple[str, ...]:
+def key_of(override: str) -> tuple[str, ...]:
+    """The key that one `section.key=value` sets."""
     return tuple(part.strip() for part in override.partition("=")[0].split("."))
 
 

@@ -279,33 +279,4 @@ def _alert_problems(card: RunCard) -> list[Problem]:
         problems.append(
             Problem("alerts.rota_start", start, "is not a day of the calendar", "use YYYY-MM-DD")
         )
-    return [*problems, *_mailbox_problems(card)]
-
-
-def _mailbox_problems(card: RunCard) -> list[Problem]:
-    """What a mailbox for replies needs: a way in, an address to which people reply, and no password
-    in the open.
-    """
-    rules, host = card.alerts, card.alerts.imap_host
-    if host is None:
-        return []
-    problems = []
-    if rules.imap_credentials_file is None:
-        rule = "is needed with alerts.imap_host"
-        problems.append(
-            Problem(
-                "alerts.imap_credentials_file", None, rule, "name a file with user and password"
-            )
-        )
-    if rules.sender is None:
-        problems.append(
-            Problem(
-                "alerts.sender", None, "is needed with alerts.imap_host", "replies are sent to it"
-            )
-        )
-    if not rules.imap_tls and host not in {"localhost", "127.0.0.1", "::1"}:
-        rule = "would send the password in the open"
-        problems.append(
-            Problem("alerts.imap_tls", False, rule, "remove it, or use a server on this machine")
-        )
     return problems

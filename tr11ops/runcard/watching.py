@@ -77,24 +77,7 @@ class AlertsSection(Section):
         default=30,
         gt=0,
         le=600,
-        description="most that one delivery, or one reading of the mailbox, may take",
-    )
-    imap_host: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z0-9.:_-]{1,255}$",
-        description="mail server whose mailbox is read for replies (ack, snooze 2h)",
-    )
-    imap_port: int = Field(default=993, gt=0, le=65535, description="of that server")
-    imap_tls: bool = Field(
-        default=True, description="false: without TLS, to a server on this very machine alone"
-    )
-    imap_folder: str = Field(
-        default="INBOX",
-        pattern=r"^[A-Za-z0-9 ._/-]{1,100}$",
-        description="where replies to alerts.sender arrive",
-    )
-    imap_credentials_file: str | None = Field(
-        default=None, description="file with two lines, user and password; readable by you alone"
+        description="most that one delivery may take",
     )
     urls_file: str | None = Field(
         default=None, description="file with one delivery URL a line; readable by you alone"

@@ -179,6 +179,41 @@ def test_bad_overrides(override: str, words: str) -> None:
     assert fault(override).startswith(words)
 
 
+@pytest.mark.parametrize(
+    ("lines", "overrides", "key"),
+    [
+        ("", ['alerts.imap_host="mail.example.org"'], "alerts.imap_host"),
+        ("", ["alerts.imap_tls=false", "alerts.imap_port=143"], "alerts.imap_port"),
+        ('imap_host = "m"\nimap_folder = "INBOX"', [], "alerts.imap_host"),
+        ('imap_credentials_file = "pass"', [], "alerts.imap_credentials_file"),
+    ],
+)
+def test_a_removed_key_is_one_line_that_says_what_to_do_instead(
+    tmp_path: Path, lines: str, overrides: list[str], key: str
+) -> None:
+    path = tmp_path / "tr11.toml"
+    path.write_text(f"{SMALL.read_text()}\n[alerts]\n{lines}\n")
+    with pytest.raises(CardError) as refused:
+        load_card(path, overrides, {})
+    (line,) = str(refused.value).splitlines()
+    assert (
+        f"{key}: was removed from the card; remove it; acknowledge with `tr11 alerts ack`" in line
+    )
+    assert "mail.example.org" not in line and "did you mean" not in line
+
+
+def test_a_kept_card_of_an_older_version_is_read_without_removed_keys() -> None:
+    card = load_card(SMALL, [], {})
+    kept = resolved(card)
+    kept["alerts"] |= {
+        "imap_host": None,
+        "imap_port": 993,
+        "imap_tls": True,
+        "imap_folder": "INBOX",
+    }
+    assert card_from_resolved(kept, "card.json") == card
+
+
 def test_variables_and_paths(tmp_path: Path) -> None:
     overrides = [
         "run.directory=$BASE/${NAME}-run",

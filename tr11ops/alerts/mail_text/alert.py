@@ -322,19 +322,15 @@ def _to_take_it_on(alerts: Sequence[Alert], policy: Policy) -> Iterator[str]:
         command(f"ack {names}", policy), WIDTH - 4, break_long_words=False, break_on_hyphens=False
     )
     yield "To take it on, so that no one else is called:"
-    if policy.reads_replies:
-        yield "  reply to this mail with the one word: ack   (or: snooze 2h)"
-        yield "or type:"
     yield from enter(policy)
     yield from (f"  {line} \\" for line in lines[:-1])
     yield f"  {lines[-1]}"
-    if not policy.reads_replies:
-        line = f"ack {alerts[0].fingerprint}"
-        each = ", and a file for each other alert" if len(alerts) > 1 else ""
-        yield from wrapped(
-            f"or write the line `{line}` into a file in {policy.directory}/state/alerts/replies/{each}"
-        )
-        yield "Replies to this mail are not read (alerts.imap_host is not set)."
+    line = f"ack {alerts[0].fingerprint}"
+    each = ", and a file for each other alert" if len(alerts) > 1 else ""
+    yield from wrapped(
+        f"or write the line `{line}` into a file in {policy.directory}/state/alerts/replies/{each}"
+    )
+    yield "Replies to this mail are not read."
 
 
 def _state(began: float, policy: Policy, situation: RunSituation | None) -> Iterator[str]:
