@@ -25,7 +25,7 @@ from trainer.data.corpus import _write_lines
 
 # Who makes a folder in another way, and why the group need not come in.
 OTHER_FOLDERS = {
-    "tr11ops/backup/folder_files.py": "flushes each to disk; opens them with share_folder",
+    "tr11ops/backup/folder.py": "flushes each to disk; opens them with share_folder",
     "trainer/checkpoint/files.py": "must not be there before; opens it with share_folder",
     "trainer/contract/sharing.py": "this is the way",
     "tr11ops/backup/remote_fsspec.py": "on a remote store",

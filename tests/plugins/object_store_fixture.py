@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from tests.tr11ops.backup.fault_proxy import FaultProxy
 from tr11ops.backup.base import Archive
-from tr11ops.twin.ports import claimed_ports
+from tr11ops.twin.machine import claimed_ports
 from trainer.contract.record import Record
 
 _NUMBERS = itertools.count(1)

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tr11ops.twin.ports import claimed_ports
+from tr11ops.twin.machine import claimed_ports
 
 # What nearly every rank loads at some time, also what DeepSpeed and torch load at their first use: paid once, not by each.
 PRELOADED = [

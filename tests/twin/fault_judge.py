@@ -18,7 +18,7 @@ from tr11ops.cluster.base import Job
 from tr11ops.dialects.reading import step_record
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.twin.fault_training import last_step
+from tr11ops.twin.fault_effects import last_step
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.stand_in import checkpoint
 from tr11ops.twin.twin import Twin

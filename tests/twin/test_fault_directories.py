@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tr11ops.twin.fault_directories import _listing
+from tr11ops.twin.fault_files import _listing
 
 
 def test_a_folder_that_goes_away_meanwhile_is_left_out(

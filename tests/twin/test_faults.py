@@ -23,14 +23,13 @@ from tr11ops.base.errors import TwinError
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.slurm import SlurmScheduler
-from tr11ops.twin.fault_directories import CORE_DUMP, check_directory
 from tr11ops.twin.fault_effects import EFFECTS, FOREIGN_REASON
+from tr11ops.twin.fault_files import CORE_DUMP, check_directory
 from tr11ops.twin.fault_kinds import KINDS, find_kind
 from tr11ops.twin.fault_store import FaultStore, InjectedFault, new_fault
 from tr11ops.twin.faults import active, heal, inject
-from tr11ops.twin.node_processes import NodeContents, StepWatch, scan
 from tr11ops.twin.plan import TwinFolders, TwinPlan
-from tr11ops.twin.processes import ProcessRecord
+from tr11ops.twin.processes import NodeContents, ProcessRecord, StepWatch, scan
 from tr11ops.twin.twin import Twin
 from trainer.contract.documents import document, record_of
 

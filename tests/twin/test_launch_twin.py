@@ -23,7 +23,7 @@ from tr11ops.cli.launch import prepare
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job
 from tr11ops.cluster.slurm import SlurmScheduler
-from tr11ops.launch.render import render_script
+from tr11ops.launch.plan import render_script
 from tr11ops.launch.session import carry_out, check_launch
 from tr11ops.twin.twin import Twin
 

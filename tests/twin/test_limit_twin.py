@@ -11,7 +11,7 @@ import pytest
 from tests.plugins.twin_fixture import require_slurm
 from tests.twin.small_run import SmallRun
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.twin.fault_client import ask_client
+from tr11ops.twin.fault_site import ask_client
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.end_to_end import Playground
+from tr11ops.cluster.arrays import tasks_of
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.cluster.parts import tasks_of
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.twin.twin import Twin
 from trainer.contract.checkpoint_names import checkpoint_steps

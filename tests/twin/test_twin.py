@@ -26,18 +26,15 @@ from tests.waiting import PATIENCE_SECONDS, until
 from tr11ops.backup.remote import open_remote
 from tr11ops.base.errors import SchedulerError, TwinError
 from tr11ops.cluster.base import BatchRequest, JobState
-from tr11ops.cluster.grants import read_grants
 from tr11ops.cluster.pending_reasons import Cause, reason_of, reason_of_job
 from tr11ops.cluster.process_marks import boot_mark
-from tr11ops.cluster.site import read_site
+from tr11ops.cluster.site import read_grants, read_site
 from tr11ops.cluster.slurm import SlurmScheduler
-from tr11ops.twin.accounting import ACCOUNT
 from tr11ops.twin.faults import active, heal, inject
-from tr11ops.twin.machine import accepts, search_path
+from tr11ops.twin.machine import accepts, is_free, search_path
 from tr11ops.twin.plan import TwinPlan, TwinPorts
-from tr11ops.twin.ports import is_free
 from tr11ops.twin.processes import ProcessRecord, end, marked, start_ticks
-from tr11ops.twin.services import BUCKET, advice
+from tr11ops.twin.services import ACCOUNT, BUCKET, advice
 from tr11ops.twin.twin import Twin
 
 SMALL = TwinPlan(name="small", nodes=2, gpus=4, cpu_nodes=0)

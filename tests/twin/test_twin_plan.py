@@ -9,9 +9,8 @@ import pytest
 
 from tr11ops.base.errors import TwinError
 from tr11ops.cluster.hostlist import expand
-from tr11ops.twin.machine import default_directory
+from tr11ops.twin.machine import BLOCK, claimed_ports, default_directory, is_free
 from tr11ops.twin.plan import TwinFolders, TwinPlan, TwinPorts, cgroup_conf, gres_conf, slurm_conf
-from tr11ops.twin.ports import BLOCK, claimed_ports, is_free
 
 FOLDERS = TwinFolders(Path("/var/lib/tr11/twin/default"))
 

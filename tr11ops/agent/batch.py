@@ -33,7 +33,7 @@ from tr11ops.agent.rendezvous import Rendezvous
 from tr11ops.agent.step import LineTee, StopFlag
 from tr11ops.base.observed import Unknown, known, observed
 from tr11ops.launch.directory_checks import short
-from tr11ops.launch.history import read_history
+from tr11ops.launch.margins import read_history
 from tr11ops.launch.software import identify_code, software_versions
 from tr11ops.launch.successor import BatchJob, begin_attempt
 from tr11ops.observe.files import read_details

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tr11ops.base.nvidia import uuids, visible
 from tr11ops.base.units import counted
-from tr11ops.cluster.gpu_claims import claim_free
-from tr11ops.cluster.local_environment import DEVICES_VARIABLE
-from tr11ops.cluster.local_machine import look_at_gpus
+from tr11ops.cluster.local_machine import DEVICES_VARIABLE, claim_free, look_at_gpus
 
 
 def gpus_of_node(environment: Mapping[str, str], nodes: Sequence[str], name: str) -> dict[str, str]:

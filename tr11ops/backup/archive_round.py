@@ -14,7 +14,7 @@ from tr11ops.backup.base import Archive
 from tr11ops.backup.claim import ArchiveLock
 from tr11ops.backup.copying import Format, copy_source, work_bytes
 from tr11ops.backup.data_sets import DataState, DataUnit, data_states, read_unit
-from tr11ops.backup.due import CopyPlan, Due, is_whole, plan_round
+from tr11ops.backup.due import CopyPlan, Due, choose, is_whole, oldest, plan_round
 from tr11ops.backup.ledger import (
     ArchiveState,
     after_round,
@@ -25,9 +25,7 @@ from tr11ops.backup.ledger import (
 )
 from tr11ops.backup.log_copies import copy_logs
 from tr11ops.backup.ownership import give_id, is_proven, owner_of, stranger_fault, unproven_fault
-from tr11ops.backup.receipts import receipt_path
 from tr11ops.backup.reread import ReadHistory, RereadFile, pieces_of, read_pieces, total_bytes
-from tr11ops.backup.rotation import choose, oldest
 from tr11ops.backup.round_values import (
     CARDS_ARCHIVES,
     ArchiveTally,
@@ -36,7 +34,7 @@ from tr11ops.backup.round_values import (
     RoundRequest,
 )
 from tr11ops.backup.source import read_source
-from tr11ops.backup.survey import Survey, bring_in_line, is_well, records_of, survey
+from tr11ops.backup.survey import Survey, bring_in_line, is_well, receipt_path, records_of, survey
 from tr11ops.backup.transfer import Transfer
 from tr11ops.base.errors import (
     ArchiveError,

@@ -18,12 +18,10 @@ from typing import Literal, TypeAlias
 from msgspec.structs import replace
 
 from tr11ops.backup.base import Archive, hidden_name
-from tr11ops.backup.checking import Checker, PartRange, stretches_of
-from tr11ops.backup.receipts import TAR_SUFFIX, read_receipt, write_receipt
-from tr11ops.backup.retried import SharedTransfer
+from tr11ops.backup.checking import Checker, Filler, PartRange, offsets, stretches_of, tar_layout
 from tr11ops.backup.source import CopySource, SourceFile, read_source
-from tr11ops.backup.tar_layout import Filler, offsets, tar_layout
-from tr11ops.backup.transfer import ByteCounter, Transfer, in_threads
+from tr11ops.backup.survey import TAR_SUFFIX, read_receipt, write_receipt
+from tr11ops.backup.transfer import ByteCounter, SharedTransfer, Transfer, in_threads
 from tr11ops.base.errors import (
     ArchiveFull,
     ArchivePermanentError,

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tr11ops.backup.base import Archive, is_unfinished
-from tr11ops.backup.receipts import list_receipts
 from tr11ops.backup.source import CopySource, SourceFile
+from tr11ops.backup.survey import list_receipts
 from tr11ops.base.errors import CopyError
 from tr11ops.rundir.copies import FOLDERS, CopyRecord, Receipt, digest_of_lines, identity_of_files
 from tr11ops.rundir.datasets import prefixes_of

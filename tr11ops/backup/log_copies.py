@@ -18,9 +18,8 @@ from pathlib import Path
 
 from tr11ops.backup.base import Archive
 from tr11ops.backup.reread import differs
-from tr11ops.backup.retried import retried
 from tr11ops.backup.survey import is_well
-from tr11ops.backup.transfer import Transfer
+from tr11ops.backup.transfer import Transfer, retried
 from tr11ops.base.errors import ArchivePermanentError
 from tr11ops.base.newer import replace_json
 from tr11ops.base.observed import cause

@@ -16,7 +16,7 @@ from tr11ops.backup.base import Archive
 from tr11ops.backup.remote_errors import error_of_exception
 from tr11ops.backup.remote_fsspec import FsspecArchive
 from tr11ops.backup.remote_gcs import REQUEST_BYTES, TIMEOUT_SECONDS, BucketAddress, GcsArchive
-from tr11ops.backup.remote_sessions import UploadSessions, sessions_folder
+from tr11ops.backup.remote_gcs_upload import UploadSessions, sessions_folder
 from tr11ops.base.errors import ArchiveError, ArchivePermanentError, PrivateFileError
 from tr11ops.base.private_file import private_text
 from tr11ops.base.redact import one_line

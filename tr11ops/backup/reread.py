@@ -21,12 +21,11 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from tr11ops.backup.base import Archive
-from tr11ops.backup.receipts import file_path
-from tr11ops.backup.retried import retried
-from tr11ops.backup.rotation import StoredFile
+from tr11ops.backup.checking import BLOCK, tar_layout
+from tr11ops.backup.due import StoredFile
 from tr11ops.backup.source import SourceFile
-from tr11ops.backup.tar_layout import BLOCK, tar_layout
-from tr11ops.backup.transfer import Transfer, in_threads
+from tr11ops.backup.survey import file_path
+from tr11ops.backup.transfer import Transfer, in_threads, retried
 from tr11ops.base.newer import replace_json
 from tr11ops.rundir.copies import CopiedFile, CopyRecord, Receipt, latest_record, write_copy
 from tr11ops.rundir.paths import RunDirectory

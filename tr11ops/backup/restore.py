@@ -20,10 +20,9 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from tr11ops.backup.base import Archive
-from tr11ops.backup.folder_files import make_folders
-from tr11ops.backup.receipts import file_path
-from tr11ops.backup.retried import SharedTransfer
-from tr11ops.backup.transfer import ByteCounter, Transfer, in_threads
+from tr11ops.backup.folder import make_folders
+from tr11ops.backup.survey import file_path
+from tr11ops.backup.transfer import ByteCounter, SharedTransfer, Transfer, in_threads
 from tr11ops.base.errors import AlreadyThere, ArchivePermanentError, CopyDamaged, RestoreError
 from tr11ops.rundir.copies import CopiedFile, Receipt
 from tr11ops.rundir.links import sync_folder

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from tr11ops.backup.archives import open_archive
 from tr11ops.backup.base import ARCHIVE_RETRIES, Archive
 from tr11ops.backup.due import Asked
-from tr11ops.backup.retried import RetriedArchive
-from tr11ops.backup.transfer import Transfer
+from tr11ops.backup.transfer import RetriedArchive, Transfer
 from tr11ops.base.errors import ArchiveUnavailable, CopyStopped
 from tr11ops.base.observed import cause
 from tr11ops.base.retry import RetryPolicy, retry

@@ -9,20 +9,27 @@ without a byte being read.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping
-from typing import get_args
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 from msgspec import field
 from msgspec.structs import replace
 
+from tr11ops.backup.archives import is_folder, open_archive
 from tr11ops.backup.base import Archive
 from tr11ops.backup.folder import MARKER_FILE
-from tr11ops.backup.ledger import drill_file, read_drill
-from tr11ops.backup.receipts import read_receipt, receipt_path
-from tr11ops.base.errors import ArchiveError
+from tr11ops.backup.ledger import ArchiveState, drill_file, last_state, read_drill
+from tr11ops.base.errors import ArchiveError, ArchivePermanentError
+from tr11ops.base.units import duration
+from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.copies import (
     FOLDERS,
     RECEIPT_SUFFIX,
+    SCHEMA,
+    CopiedFile,
     CopyRecord,
     Kind,
     Receipt,
@@ -31,7 +38,102 @@ from tr11ops.rundir.copies import (
     write_copy,
 )
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.documents import document, record_of_text
 from trainer.contract.record import Record
+
+if TYPE_CHECKING:
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.paths import RunDirectory
+
+# The receipt that lies beside each copy at the destination: written last, so what has none is no
+# copy.
+
+MOST_BYTES = 64 << 20  # 100,000 files with long names have 20 MB
+TAR_SUFFIX = ".tar"
+
+
+def receipt_path(location: str) -> str:
+    """Where the receipt of the copy at `location` (a folder or a tar) lies."""
+    return location.removesuffix(TAR_SUFFIX) + RECEIPT_SUFFIX
+
+
+def file_path(receipt: Receipt, file: CopiedFile) -> str:
+    """The file of the archive that holds a file of the copy: itself, or the tar."""
+    if receipt.format == "tar":
+        return receipt.location
+    return f"{receipt.location}/{file.path}"
+
+
+def read_receipt(archive: Archive, location: str) -> Receipt | None:
+    """The receipt of one copy, or None when there is none. Raises ArchiveError; ValueError when it
+    is damaged.
+    """
+    path = receipt_path(location)
+    if archive.look(path) is None:
+        return None
+    return _read(archive, path)
+
+
+def list_receipts(
+    archive: Archive, variant: str, kinds: Sequence[Kind] = get_args(Kind)
+) -> tuple[Receipt, ...]:
+    """Receipts of all copies of these kinds, by step, but those that cannot be read. Raises
+    ArchiveUnavailable.
+    """
+    found = []
+    for kind in kinds:
+        folder = f"{FOLDERS[kind]}/{variant}"
+        for file in archive.list(folder):
+            name = file.path.removeprefix(f"{folder}/")
+            if "/" not in name and name.endswith(RECEIPT_SUFFIX):
+                with suppress(ValueError, RecursionError, ArchivePermanentError):
+                    found.append(_read(archive, file.path))
+    return tuple(sorted(found, key=lambda receipt: (receipt.step, receipt.kind, receipt.location)))
+
+
+def write_receipt(archive: Archive, receipt: Receipt) -> None:
+    """Put the receipt beside its copy; from then on the copy counts. Raises ArchiveError."""
+    archive.put(receipt_path(receipt.location), format_receipt(receipt))
+
+
+def format_receipt(receipt: Receipt) -> bytes:
+    """The receipt's file: JSON, one line for each file of the copy."""
+    value = document(receipt)
+    files = ",\n".join(f"  {json.dumps(file, sort_keys=True)}" for file in value.pop("files"))
+    rest = json.dumps(value, sort_keys=True)
+    return f'{rest[:-1]}, "files": [\n{files}\n]}}\n'.encode()
+
+
+def parse_receipt(content: bytes, where: str) -> Receipt:
+    """The receipt in these bytes. Raises ValueError, which names `where`, when they are none or of
+    a newer tr11.
+    """
+    try:
+        receipt = record_of_text(Receipt, content)
+        if receipt.schema > SCHEMA:
+            raise ValueError("written by a newer tr11")
+    except ValueError as error:
+        raise ValueError(
+            f"{where} is not the receipt of a copy ({' '.join(str(error).split())})"
+        ) from None
+    return receipt
+
+
+def _read(archive: Archive, path: str) -> Receipt:
+    content = bytearray()
+    for piece in archive.read(path):
+        content += piece
+        if len(content) > MOST_BYTES:
+            raise ValueError(
+                f"{path} is not the receipt of a copy (it has more than {MOST_BYTES} bytes)"
+            )
+    where = f"{archive.address}/{path}"
+    receipt = parse_receipt(bytes(content), where)
+    if receipt_path(receipt.location) != path:
+        raise ValueError(
+            f"{where} is the receipt of {receipt.location}: it was renamed; give its name back"
+        )
+    return receipt
 
 
 class Survey(Record):
@@ -210,3 +312,99 @@ def _changes(
 
 def _receipt_name(location: str) -> str:
     return receipt_path(location).rpartition("/")[2]
+
+
+# Whether copies on record are still where they were made: asked before anything is removed on
+# their strength.
+#
+# A folder is looked at now: receipt and sizes of each copy. What lies behind a network counts while a
+# round has listed it within `backup.confirm_hours`. A copy that could not be looked at does not
+# count.
+
+CopyKey: TypeAlias = tuple[str, str]  # a copy's archive and its location there
+Sight: TypeAlias = Callable[[Iterable[CopyRecord], Clocks], Mapping[CopyKey, str]]
+THREADS = 8  # each look is some round trips on a shared file system
+CLOCK_SECONDS = 600.0  # two machines' clocks may differ by so much
+
+
+def look_at_copies(
+    card: RunCard, directory: RunDirectory, copies: Iterable[CopyRecord], clocks: Clocks
+) -> Mapping[CopyKey, str]:
+    """Why copies of the card's archives do not count as things are; those that are well are left
+    out.
+
+    Raises OSError when the record of an archive cannot be read.
+    """
+    by_address: dict[tuple[str, str], list[CopyRecord]] = {}
+    for copy in copies:
+        by_address.setdefault((copy.archive, copy.address), []).append(copy)
+    found: dict[CopyKey, str] = {}
+    for (name, address), ours in by_address.items():
+        if is_folder(address):
+            whys = _look(name, card, ours)
+        else:
+            state = last_state(directory, name)
+            whys = [too_old(copy, state, clocks, card.backup.confirm_hours * 3600) for copy in ours]
+        found.update(
+            {(name, copy.location): why for copy, why in zip(ours, whys, strict=True) if why}
+        )
+    return found
+
+
+def _look(name: str, card: RunCard, copies: list[CopyRecord]) -> list[str]:
+    try:
+        archive = open_archive(name, card)
+    except ArchiveError as error:
+        return [str(error)] * len(copies)
+    try:
+        with ThreadPoolExecutor(min(THREADS, len(copies)), thread_name_prefix="look") as threads:
+            return list(threads.map(lambda copy: missing(archive, copy), copies))
+    finally:
+        archive.close()
+
+
+def missing(archive: Archive, copy: CopyRecord) -> str:
+    """What of a copy is not at its archive now, by its receipt and the sizes of its files; "" when
+    all is.
+    """
+    try:
+        receipt = read_receipt(archive, copy.location)
+        if receipt is None:
+            return f"{archive.address}/{copy.location} has no receipt any more"
+        if (receipt.identity, receipt.kind, receipt.step) != (copy.identity, copy.kind, copy.step):
+            return f"{archive.address}/{copy.location} is a copy of another checkpoint now"
+        faults = Survey({}, {}, _sizes(archive, receipt)).faults(receipt)
+    except (ArchiveError, ValueError) as error:
+        return str(error)
+    first = next(iter(faults.items()), None)
+    if first is None:
+        return ""
+    return f"{archive.address}/{copy.location}/{first[0]}: {first[1]}"
+
+
+def _sizes(archive: Archive, receipt: Receipt) -> dict[str, int]:
+    if receipt.format == "tar":
+        found = archive.look(receipt.location)
+        if found is None:
+            return {}
+        return {found.path: found.bytes}
+    return {file.path: file.bytes for file in archive.list(receipt.location)}
+
+
+def too_old(copy: CopyRecord, state: ArchiveState | None, clocks: Clocks, seconds: float) -> str:
+    """Why the last sight of a copy behind a network is too long ago; "" when it is not. Pure.
+
+    A sight in the future comes of a clock that was set wrong: it says nothing.
+    """
+    moments = [copy.verified, copy.reread or 0.0]
+    if state is not None and state.address == copy.address and copy.location not in state.unseen:
+        moments.append(state.listed or 0.0)
+    past = [max(ages) for moment in moments if min(ages := clocks.ages(moment)) >= -CLOCK_SECONDS]
+    if not past:
+        return f"when the {copy.archive} was last listed is not known: a clock is wrong"
+    if min(past) > seconds:
+        return (
+            f"it was last seen in the {copy.archive} {duration(min(past))} ago, and {duration(seconds)} are allowed "
+            "(backup.confirm_hours): tr11 backup run looks again"
+        )
+    return ""

@@ -57,7 +57,7 @@ from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
-    from tr11ops.backup.sight import Sight
+    from tr11ops.backup.survey import Sight
     from tr11ops.runcard.card import RunCard
 
 
@@ -272,7 +272,7 @@ class Pruner(Record):
         A store that is not there (see `folder_fault`) holds no copy that a checkpoint could go for.
         """
         from tr11ops.backup.archives import folder_fault
-        from tr11ops.backup.sight import look_at_copies
+        from tr11ops.backup.survey import look_at_copies
 
         directory = RunDirectory(card.paths, card.kill_switch)
         policy = RetentionPolicy.of(card, keep_latest)

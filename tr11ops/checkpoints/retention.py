@@ -39,7 +39,7 @@ class RetentionPolicy(Record):
 
     `away`: archives whose copies cannot be there to fall back on as things are, and why; nothing
     goes because of them. `unseen`: the same of single copies, by archive and location (see
-    `tr11ops.backup.sight`).
+    `tr11ops.backup.survey`).
     """
 
     keep_latest: int

@@ -13,7 +13,7 @@ from tr11ops.backup.claim import owner_of
 from tr11ops.backup.data_sets import data_states
 from tr11ops.backup.ledger import read_archive_state, read_drill
 from tr11ops.backup.round_values import RoundRequest
-from tr11ops.backup.screen_status import ArchiveView, BackupStatus, lines, value
+from tr11ops.backup.screen import ArchiveView, BackupStatus, status_lines, status_value
 from tr11ops.backup.service import rebuild
 from tr11ops.base.errors import Refusal
 from tr11ops.cli.backup_owner import adopt
@@ -74,7 +74,7 @@ def status(
         screen = in_time(lambda: _screen(card, archives))
     except (OSError, ValueError) as error:
         raise Refusal(f"what is copied is not known: {error}; try --rebuild", exit_code=3) from None
-    context.emit(value(screen), map(plain, lines(screen)))
+    context.emit(status_value(screen), map(plain, status_lines(screen)))
     raise typer.Exit(max(code, 1 if screen.needs_person else 0))
 
 

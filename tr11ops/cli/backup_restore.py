@@ -50,7 +50,7 @@ from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
     from tr11ops.backup.base import Archive
-    from tr11ops.backup.candidates import Candidate
+    from tr11ops.backup.restorable import Candidate
     from tr11ops.backup.round_values import BackupContext
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.copies import CopyRecord, Kind, Receipt

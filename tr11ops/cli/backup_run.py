@@ -14,7 +14,6 @@ import typer
 
 from tr11ops.backup.archive_round import plan_of, rows_of
 from tr11ops.backup.archives import archive_key, folder_fault
-from tr11ops.backup.damage import note_damage
 from tr11ops.backup.data_sets import data_states
 from tr11ops.backup.due import Asked
 from tr11ops.backup.ledger import read_archive_state
@@ -25,12 +24,16 @@ from tr11ops.backup.round_values import (
     RoundRequest,
     card_archives,
 )
-from tr11ops.backup.screen_data import data_lines, data_value
-from tr11ops.backup.screen_plan import lines as plan_lines
-from tr11ops.backup.screen_plan import value as plan_value
-from tr11ops.backup.screen_plan import weigh
-from tr11ops.backup.screen_round import lines, value
-from tr11ops.backup.service import run_round
+from tr11ops.backup.screen import (
+    data_lines,
+    data_value,
+    plan_lines,
+    plan_value,
+    round_lines,
+    round_value,
+    weigh,
+)
+from tr11ops.backup.service import note_damage, run_round
 from tr11ops.backup.submit import SubmitContext, submit
 from tr11ops.base.errors import PruneBusy, Refusal
 from tr11ops.base.stop_signals import STOP_SIGNALS, StopEvent, obeying
@@ -468,5 +471,5 @@ def _finish(done: RoundResult, pruned: PruneResult | None, as_json: bool, if_bus
     if pruned is not None:
         steps = tuple(outcome.step for outcome in pruned.outcomes if outcome.result == "removed")
         shown = RoundPruning(steps, pruned.freed, pruned.ended_early)
-    answer(as_json, value(done, shown, code), lines(done, shown))
+    answer(as_json, round_value(done, shown, code), round_lines(done, shown))
     raise typer.Exit(code)

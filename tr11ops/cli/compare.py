@@ -16,12 +16,18 @@ from tr11ops.base.errors import Refusal
 from tr11ops.base.units import counted, finite, timestamp
 from tr11ops.cli.common import JsonOption, directory_of, read_card, require_file, say
 from tr11ops.cli.context import JSON, RunContext, answer
-from tr11ops.curves.anomaly import NumberAnomaly
-from tr11ops.curves.compare import LINES, ROWS, CurveComparison, compare
-from tr11ops.curves.curve import CurveAxis, CurveValue, RunCurve, curve_of
+from tr11ops.curves.compare import LINES, ROWS, CurveComparison, compare, text_plot
+from tr11ops.curves.curve import (
+    CurveAxis,
+    CurvePlace,
+    CurveRange,
+    CurveValue,
+    RunCurve,
+    curve_of,
+    range_of,
+)
 from tr11ops.curves.judge import CurveJudgement, judge
-from tr11ops.curves.plot import text_plot
-from tr11ops.curves.ranges import CurvePlace, CurveRange, range_of
+from tr11ops.curves.spikes import NumberAnomaly
 from tr11ops.curves.steps import LoggedStep, logged_steps
 from tr11ops.report.comparison import comparison_cells, page_of_comparison
 from tr11ops.report.html import render

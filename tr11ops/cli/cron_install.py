@@ -48,8 +48,7 @@ from tr11ops.runcard.slurm_syntax import parse_time_limit
 from tr11ops.rundir.cron_records import CHAINS, cron_folder, read_chains, read_job, read_jobs
 from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.journal import Journal
-from tr11ops.sweep.find import studies_in
-from tr11ops.sweep.manifest import CARD
+from tr11ops.sweep.manifest import CARD, studies_in
 from trainer.contract.files import host_name, write_json
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared

@@ -17,9 +17,8 @@ from tr11ops.cli.common import open_scheduler
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.launch import prepare
 from tr11ops.cli.launch_view import checks_value, show_checks, show_first_data
-from tr11ops.launch.environment import environment_checks
+from tr11ops.launch.environment import environment_checks, setup_checks
 from tr11ops.launch.session import check_launch
-from tr11ops.launch.setup import setup_checks
 from tr11ops.runcard.check import Level, ok, unknown, verdict
 
 if TYPE_CHECKING:

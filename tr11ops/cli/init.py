@@ -28,10 +28,10 @@ from tr11ops.cluster.site import read_site
 from tr11ops.importer.importing import import_script as read
 from tr11ops.importer.importing import write_import
 from tr11ops.importer.results import DefectSeverity, LeftReason
-from tr11ops.launch.first_data import dataset_suffix
 from tr11ops.launch.presets import PRESETS, preset_tables, token_count, tokens_of, with_tokens
 from tr11ops.launch.starter import (
     Answers,
+    dataset_suffix,
     example_tables,
     partition_choices,
     proposed_nodes,

@@ -18,12 +18,11 @@ from tr11ops.base.units import counted
 from tr11ops.cli.common import agree, named_card, say
 from tr11ops.cli.context import RunContext, emit
 from tr11ops.cli.terminal import hanging
-from tr11ops.launch.first_data import data_commands
 from tr11ops.launch.plan import plan_value
-from tr11ops.launch.queued_cards import refused_starts
 from tr11ops.launch.repair import RepairOutcome, carry_out, relaunch_of
-from tr11ops.launch.session import check_launch
-from tr11ops.launch.shortage import is_short, report_shortage
+from tr11ops.launch.resume import refused_starts
+from tr11ops.launch.session import check_launch, is_short, report_shortage
+from tr11ops.launch.starter import data_commands
 from tr11ops.observe.look import facts_of, look_now, observe
 from tr11ops.queue.held_jobs import held_jobs
 from tr11ops.queue.repair import plan_repair, plan_replacement

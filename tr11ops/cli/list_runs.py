@@ -26,7 +26,7 @@ from tr11ops.cli.common import (
 )
 from tr11ops.cli.context import answer
 from tr11ops.cluster.base import Overview
-from tr11ops.cluster.shared import SharedOverview
+from tr11ops.cluster.select import SharedOverview
 from tr11ops.observe.look import facts_of
 from tr11ops.status.assessment import assess
 from tr11ops.status.extra_observations import ExtraObservations

@@ -20,10 +20,9 @@ from tr11ops.base.moments import since as moment_of
 from tr11ops.cli import completion
 from tr11ops.cli.common import EndpointOption, SinceOption, VariantOption, is_terminal, say
 from tr11ops.cli.context import JSON, RunContext, emit
-from tr11ops.hub.address import repo_of
-from tr11ops.hub.asking import TRIES, remote_retries
+from tr11ops.hub.base import repo_of
 from tr11ops.hub.credentials import find_credentials
-from tr11ops.hub.remote_log import RemoteFollower, RemoteLog
+from tr11ops.hub.remote_log import TRIES, RemoteFollower, RemoteLog, remote_retries
 from tr11ops.logs import moments
 from tr11ops.logs.line_filter import LineQuery
 from tr11ops.logs.lines import LEVELS, as_typed, coloured, folded, plain
@@ -40,7 +39,7 @@ from trainer.contract.errors import UNOBSERVED
 from trainer.contract.state_file import descriptor_of
 
 if TYPE_CHECKING:
-    from tr11ops.hub.address import HubRepo
+    from tr11ops.hub.base import HubRepo
     from tr11ops.logs.reader import LogReader
     from tr11ops.logs.show import Query
     from tr11ops.logs.tail import LogSource

@@ -22,7 +22,7 @@ from tr11ops.base.units import duration
 from tr11ops.cli.common import is_terminal, kind_to_watch, not_mounted, open_scheduler, say
 from tr11ops.cluster.capacity import with_room
 from tr11ops.cluster.passed_options import options_of
-from tr11ops.cluster.sbatch_script import code_root
+from tr11ops.cluster.sbatch_options import code_root
 from tr11ops.health.base import CheckOutcome
 from tr11ops.launch.preflight import chosen_partition
 from tr11ops.nodes import check as checking

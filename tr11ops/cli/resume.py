@@ -12,9 +12,9 @@ from tr11ops.cli.context import DRY_RUN, JSON, REASON, SCHEDULER, YES, RunContex
 from tr11ops.cli.runner import Change, Outcome, carry_out
 from tr11ops.cli.stopping import StopContext, record, require_switch, run_to_stop, standing_lines
 from tr11ops.cli.terminal import hanging, plain_text
-from tr11ops.cluster.parts import covered, names_of, split
+from tr11ops.cluster.arrays import covered, names_of, split
 from tr11ops.cluster.pending_reasons import Cause, Wait, is_held, reason_of_job
-from tr11ops.launch.queued_cards import refused_starts
+from tr11ops.launch.resume import refused_starts
 from tr11ops.observe.derived import is_left_over
 from tr11ops.queue.held_jobs import can_modify, held_jobs, record_of, release
 from tr11ops.queue.stop import leaving

@@ -16,12 +16,12 @@ from tr11ops.checkpoints.rollback import (
     carry_out,
     claimed,
     finish_pending,
+    look_for_trainer,
     needs_reading,
     not_finite_left,
     plan_rollback,
     plan_undo,
 )
-from tr11ops.checkpoints.trainer_alive import look_for_trainer
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints import read_them
 from tr11ops.cli.checkpoints_keep import open_catalogue

@@ -142,9 +142,9 @@ def remote_reader(
     """What looks at the repository that a person typed. Raises Refusal."""
     from huggingface_hub import constants
 
-    from tr11ops.hub.address import repo_of
-    from tr11ops.hub.asking import remote_retries
+    from tr11ops.hub.base import repo_of
     from tr11ops.hub.credentials import find_credentials
+    from tr11ops.hub.remote_log import remote_retries
     from tr11ops.status.remote import Outside
 
     try:
@@ -334,8 +334,7 @@ class View(Record):
 
 def _view(context: RunContext, digests: bool) -> View:
     from tr11ops.base.errors import SchedulerError
-    from tr11ops.cluster.ahead import AskedAhead
-    from tr11ops.cluster.select import choose_scheduler
+    from tr11ops.cluster.select import AskedAhead, choose_scheduler
 
     card, directory = context.card, context.directory
     kind = kind_to_watch(directory, context.scheduler)

@@ -52,18 +52,16 @@ from tr11ops.cli.sweep_view import (
     show_table,
     study_status,
 )
-from tr11ops.curves.compare import ROWS
-from tr11ops.curves.plot import text_plot
+from tr11ops.curves.compare import ROWS, text_plot
 from tr11ops.launch.rehearse import card_text
 from tr11ops.launch.session import LaunchJob
 from tr11ops.queue.stop import Signalled
 from tr11ops.report.html import render
 from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.rundir.journal import user_name
-from tr11ops.sweep.grid import parse_axis
-from tr11ops.sweep.look import CellState, open_cells
+from tr11ops.sweep.look import CellState, open_cells, out_of_reach, stop_cells
 from tr11ops.sweep.manifest import CARD, create, manifest_of, require_free
-from tr11ops.sweep.plan import SweepPlan, SweepRequest, plan_sweep
+from tr11ops.sweep.plan import BatchRule, SweepPlan, SweepRequest, parse_axis, plan_sweep
 from tr11ops.sweep.results import (
     MOST_CURVES,
     TITLES,
@@ -75,8 +73,6 @@ from tr11ops.sweep.results import (
     result_values,
     study_result,
 )
-from tr11ops.sweep.rule import BatchRule
-from tr11ops.sweep.stop import out_of_reach, stop_cells
 from tr11ops.sweep.submit import SentArray, check_cells, exit_code_of
 from trainer.contract.files import write_atomically
 from trainer.schedule.learning_rate import warmup_samples_of

@@ -32,16 +32,28 @@ from tr11ops.cli.context import emit
 from tr11ops.cli.launch_view import checks_value, show_checks
 from tr11ops.cli.progress import look_again
 from tr11ops.cli.terminal import USUAL, drawing_console
-from tr11ops.cluster.shared import SharedOverview
+from tr11ops.cluster.select import SharedOverview
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.session import LaunchJob
 from tr11ops.runcard.card import PathBase, RunCard
 from tr11ops.runcard.check import Level
 from tr11ops.rundir.journal import user_name
-from tr11ops.sweep.cards import CellCard, read_cell_card
-from tr11ops.sweep.find import find_study
-from tr11ops.sweep.look import CellProgress, CellState, NoScheduler, look_at_cell
-from tr11ops.sweep.manifest import CARD, SweepArray, SweepManifest, add_array, require_manifest
+from tr11ops.sweep.look import (
+    CellCard,
+    CellProgress,
+    CellState,
+    NoScheduler,
+    look_at_cell,
+    read_cell_card,
+)
+from tr11ops.sweep.manifest import (
+    CARD,
+    SweepArray,
+    SweepManifest,
+    add_array,
+    find_study,
+    require_manifest,
+)
 from tr11ops.sweep.submit import SentArray, submit_cells
 from trainer.config.card import CardError
 from trainer.contract.files import now as time_now

@@ -29,11 +29,9 @@ from tr11ops.cli.progress import ByteProgress, by_file
 from tr11ops.hub.base import Repository, hub_retries
 from tr11ops.hub.client import Hub
 from tr11ops.hub.credentials import find_credentials
-from tr11ops.hub.sync import preview, sync_once
+from tr11ops.hub.sync import LoopClock, follow, preview, seconds_of, sync_once
 from tr11ops.hub.sync_files import RunningDigests
-from tr11ops.hub.sync_loop import LoopClock, follow, seconds_of
-from tr11ops.hub.sync_round import SyncSettings
-from tr11ops.hub.sync_state import is_confirmed, write_confirmed, write_revoked
+from tr11ops.hub.sync_round import SyncSettings, is_confirmed, write_confirmed, write_revoked
 from tr11ops.status.publish import document
 from trainer.contract.errors import UNOBSERVED
 

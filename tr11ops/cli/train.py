@@ -18,11 +18,10 @@ from tr11ops.cli import completion
 from tr11ops.cli.checkpoints import resolve_step
 from tr11ops.cli.common import directory_of, open_scheduler, read_card, say, span_option
 from tr11ops.cli.context import JSON, RunContext
-from tr11ops.cluster.sbatch_script import code_root
+from tr11ops.cluster.sbatch_options import code_root
 from tr11ops.launch.facts import LaunchRequest, observe_launch
-from tr11ops.launch.plan import resolved_card
+from tr11ops.launch.plan import agent_command, resolved_card
 from tr11ops.launch.preflight import preflight
-from tr11ops.launch.render import agent_command
 from tr11ops.launch.submit import hold_launch_lock, keep_inputs
 from tr11ops.runcard.card import RunCard, load_card, paths_of_refused, resolved
 from tr11ops.runcard.check import Level, verdict

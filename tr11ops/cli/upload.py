@@ -28,13 +28,11 @@ from tr11ops.cli.goodput import look_back
 from tr11ops.cli.progress import ByteProgress, by_file
 from tr11ops.cli.trainer_child import ask_checkpoint_module
 from tr11ops.goodput.until_checkpoint import past_until
-from tr11ops.hub.address import endpoint_of
-from tr11ops.hub.base import DEFAULT_BRANCH, Repository, hub_retries
+from tr11ops.hub.base import DEFAULT_BRANCH, Repository, endpoint_of, hub_retries
 from tr11ops.hub.client import Hub
 from tr11ops.hub.credentials import find_credentials
 from tr11ops.hub.model_card import model_card
-from tr11ops.hub.model_facts import model_facts, read_losses
-from tr11ops.hub.upload import ROOM, Work, overwritten, publish
+from tr11ops.hub.upload import ROOM, Work, model_facts, overwritten, publish, read_losses
 from tr11ops.runcard.card import resolved
 from tr11ops.runcard.copies import REPOSITORY
 from tr11ops.rundir.copies import identity_of

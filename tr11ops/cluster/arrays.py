@@ -5,9 +5,12 @@ writer. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec.structs import replace
 
 from tr11ops.base.errors import ArraySyntaxError
+from tr11ops.cluster.base import Job, JobState
 from trainer.contract.record import Record
 
 LARGEST_ARRAY_INDEX = 4_000_000  # Slurm's MaxArraySize cannot be configured beyond this
@@ -112,3 +115,210 @@ def _strict_range(part: str) -> range:
             f"the range {part} is empty", f"use {last}-{first}" if turned else f"use {first}-{last}"
         )
     return found
+
+
+# Arrays whose tasks are runs of their own: which run a task is, written in the one comment that an
+# array has. Pure.
+#
+#     tr11-tasks:1=TAG@MARK,2=TAG@MARK [the card's comment]
+#
+# A scheduler has one name and one comment for an array. Each task of such an array is shown as a job
+# of its own, with the comment that its run would have had, so that it belongs to that run for every
+# command.
+
+COMMENT_PREFIX = "tr11:"  # begins the comment of every job of a run
+LONGEST_COMMENT = 1024  # characters that Slurm takes
+CELL = "tr11-cell"  # a word in the comment of such a task: its namesakes are known to be other runs
+_MARKS = re.compile(r"tr11-tasks:(\d+=[^\s,=]+(?:,\d+=[^\s,=]+)*)(?: (.*))?", re.DOTALL)
+
+
+def array_comment(marks: Mapping[int, str], more: str = "") -> str:
+    """The comment of an array whose task `number` is the run that `marks[number]` names:
+    `TAG@MARK`.
+    """
+    named = ",".join(f"{number}={mark}" for number, mark in sorted(marks.items()))
+    return f"tr11-tasks:{named}{f' {more}' if more else ''}"
+
+
+def tasks_apart(jobs: Iterable[Job]) -> tuple[Job, ...]:
+    """The jobs, with each task of such an array as a job of its own; all others as they are."""
+    return tuple(one for job in jobs for one in _apart(job))
+
+
+def task_apart(job: Job) -> Job:
+    """The same of one job; what stands for several of its tasks stays as it is."""
+    apart = tasks_apart((job,))
+    if len(apart) == 1:
+        return apart[0]
+    return job
+
+
+def is_cell(comment: str) -> bool:
+    """Whether it is the comment of such a task, as `tasks_apart` shows it."""
+    return CELL in comment.split()
+
+
+def _apart(job: Job) -> Iterator[Job]:
+    match = None
+    if job.array_id is not None:
+        match = _MARKS.fullmatch(job.comment)
+    if match:
+        numbers = _numbers(job)
+    else:
+        numbers = ()
+    if match is None or not numbers:
+        yield job
+        return
+    marks = {
+        int(number): mark
+        for number, _, mark in (part.partition("=") for part in match[1].split(","))
+    }
+    is_started = bool(job.nodes) or (job.state.is_active and len(numbers) == 1)
+    for number in numbers:
+        name = f"{job.array_id}_{number}"
+        words = (
+            (f"{COMMENT_PREFIX}{marks[number]}", CELL, match[2])
+            if number in marks
+            else (job.comment,)
+        )
+        yield replace(
+            job,
+            job_id=name,
+            raw_id=job.raw_id if is_started and job.state is not JobState.PENDING else name,
+            array_id=None,
+            task_id=None,
+            pending_tasks=(),
+            comment=" ".join(filter(None, words)),
+            output=job.output.replace("%a", str(number)),
+        )
+
+
+def _numbers(job: Job) -> tuple[int, ...]:
+    """The tasks that a job stands for; a cancelled part of an array has them in its name alone."""
+    if job.task_id is not None:
+        return (job.task_id,)
+    return job.pending_tasks or named_tasks(job.job_id.partition("_")[2]) or ()
+
+
+# What changes queued jobs by name: "12" is a whole job or array, "12_5" and "12_[4-10]" are tasks
+# of one. Pure.
+
+_PART = re.compile(r"(.+)_([0-9]{1,7}|\[[0-9,:%-]+\])")
+
+
+def array_number(job: Job) -> str:
+    """The number that stands for a job's whole submission."""
+    return job.array_id or job.raw_id
+
+
+def names_of(chosen: Iterable[Job], left: Iterable[Job]) -> tuple[str, ...]:
+    """Names for the chosen waiting jobs that leave out those in `left`: one for each array or
+    single job.
+
+    An array goes by its number where nothing of it is left out; else its chosen tasks are named.
+    """
+    apart = {array_number(job) for job in left}
+    tasks: dict[str, set[int]] = {}
+    for job in chosen:
+        tasks.setdefault(array_number(job), set()).update(tasks_of(job))
+    return tuple(
+        _name(number, found if number in apart else set()) for number, found in tasks.items()
+    )
+
+
+def split(job: Job, names: Iterable[str]) -> tuple[Job | None, Job | None]:
+    """The part of a waiting job that these names cover, and the part that they do not; None for
+    nothing.
+    """
+    tasks, covered = set(tasks_of(job)), set[int]()
+    for name in names:
+        number, meant = _read(name)
+        if number != array_number(job):
+            continue
+        if meant is None:
+            return job, None
+        covered |= tasks & meant
+    if not covered:
+        return None, job
+    if covered == tasks:
+        return (job, None)
+    return (_only(job, covered), _only(job, tasks - covered))
+
+
+def covered(name: str, jobs: Iterable[Job]) -> tuple[Job, ...]:
+    """What of these waiting jobs a name covers."""
+    return tuple(part for job in jobs if (part := split(job, (name,))[0]) is not None)
+
+
+def covers(name: str, job: Job) -> bool:
+    """Whether a name covers a waiting job, or some tasks of it."""
+    return split(job, (name,))[0] is not None
+
+
+def without(names: Iterable[str], gone: Iterable[str]) -> tuple[str, ...]:
+    """The names less what `gone` covers. A whole array of which a part is gone is gone: what is
+    left has no name.
+    """
+    lost: dict[str, set[int] | None] = {}
+    for number, tasks in map(_read, gone):
+        before = lost.get(number, set())
+        if before is None or tasks is None:
+            lost[number] = None
+        else:
+            lost[number] = before | tasks
+    found = []
+    for name in names:
+        number, tasks = _read(name)
+        taken = lost.get(number, set())
+        if taken == set():
+            found.append(name)
+        elif tasks is not None and taken is not None and tasks - taken:
+            found.append(_name(number, tasks - taken))
+    return tuple(found)
+
+
+def not_repeated(names: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
+    """The names less what `more` names again. A whole array stays whole where `more` names some
+    tasks of it.
+    """
+    again = tuple(more)
+    whole = {number for number, tasks in map(_read, again) if tasks is None}
+    found: list[str] = []
+    for name in names:
+        number, tasks = _read(name)
+        if tasks is None and number not in whole:
+            found.append(name)
+        else:
+            found += without((name,), again)
+    return tuple(found)
+
+
+def tasks_of(job: Job) -> tuple[int, ...]:
+    """The waiting tasks that a job stands for; none for a job that is no array's."""
+    return job.pending_tasks or (() if job.task_id is None else (job.task_id,))
+
+
+def _name(number: str, tasks: set[int]) -> str:
+    if not tasks:
+        return number
+    if len(tasks) == 1:
+        return f"{number}_{min(tasks)}"
+    return f"{number}_[{format_ranges(sorted(tasks))}]"
+
+
+def _only(job: Job, tasks: set[int]) -> Job:
+    name, single = _name(array_number(job), tasks), min(tasks) if len(tasks) == 1 else None
+    return replace(job, job_id=name, task_id=single, pending_tasks=tuple(sorted(tasks)))
+
+
+def _read(name: str) -> tuple[str, set[int] | None]:
+    """The number and the tasks (None: all) that a name means; what is no part is a number, that of
+    no job perhaps.
+    """
+    match = _PART.fullmatch(name)
+    tasks = None
+    if match:
+        tasks = named_tasks(match[2])
+    if match is None or tasks is None:
+        return (name, None)
+    return (match[1], set(tasks))

@@ -16,9 +16,17 @@ from signal import Signals
 from msgspec.structs import replace
 
 from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.arrays import task_apart, tasks_apart
 from tr11ops.cluster.base import BatchRequest, Job, Node, Partition, TestResult
-from tr11ops.cluster.local_environment import DEVICES_VARIABLE, submitted_environment
-from tr11ops.cluster.local_machine import GpuList, local_nodes, look_at_gpus, node_names, open_to
+from tr11ops.cluster.local_machine import (
+    DEVICES_VARIABLE,
+    GpuList,
+    local_nodes,
+    look_at_gpus,
+    node_names,
+    open_to,
+    submitted_environment,
+)
 from tr11ops.cluster.local_records import (
     PARTITION,
     Dropped,
@@ -39,7 +47,6 @@ from tr11ops.cluster.local_rules import (
 from tr11ops.cluster.local_store import NODES_VARIABLE, LocalStore, default_folder, nodes_of
 from tr11ops.cluster.local_view import find_job, node_view, submission_jobs
 from tr11ops.cluster.process_marks import is_alive
-from tr11ops.cluster.task_marks import task_apart, tasks_apart
 from trainer.contract.files import login_name
 
 START_PATIENCE_SECONDS = 10.0

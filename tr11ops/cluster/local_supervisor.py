@@ -25,9 +25,17 @@ from tr11ops.base.errors import SchedulerError
 from tr11ops.base.nvidia import uuids
 from tr11ops.base.processes import adopt_orphans, show_as
 from tr11ops.cluster.base import JobState
-from tr11ops.cluster.gpu_claims import claim_free
-from tr11ops.cluster.local_environment import DEVICES_VARIABLE, interpreter, task_environment
-from tr11ops.cluster.local_machine import GpuList, LocalNode, local_nodes, look_at_gpus, open_to
+from tr11ops.cluster.local_machine import (
+    DEVICES_VARIABLE,
+    GpuList,
+    LocalNode,
+    claim_free,
+    interpreter,
+    local_nodes,
+    look_at_gpus,
+    open_to,
+    task_environment,
+)
 from tr11ops.cluster.local_processes import descendants, is_supervisor, kill_task_leftovers, send
 from tr11ops.cluster.local_records import LocalSettings, LocalSubmission, TaskRecord, WaitingTask
 from tr11ops.cluster.local_recovery import recover, task_variables

@@ -6,10 +6,61 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
+import site
+import sysconfig
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from tr11ops.base.shipped import read_shipped
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.passed_options import with_gpus
+
+if TYPE_CHECKING:
+    import jinja2
+
+
+# What every batch script is made with: where its code is, the template engine.
+
+
+def code_root() -> Path | None:
+    """The folder that Python must be told of to import tr11; None where it is installed."""
+    root = Path(__file__).resolve().parent.parent.parent
+    installed = {
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        site.getusersitepackages(),
+        *site.getsitepackages(),
+    }
+    if str(root) in {str(Path(path).resolve()) for path in installed if path}:
+        return None
+    return root
+
+
+def _shared_part(name: str) -> str:
+    return read_shipped("slurm", name)
+
+
+def script_engine() -> jinja2.Environment:
+    """The template engine of scripts: what is undefined is an error, and `| sh` quotes a value for
+    the shell.
+
+    `{% include NAME %}` takes in a part that scripts share, from slurm/.
+    """
+    import jinja2  # here: most commands that may submit do not
+
+    engine = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_shared_part),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+    )
+    engine.filters["sh"] = shlex.quote
+    return engine
+
 
 FLAG = object()  # the value of an option that takes none
 _NEVER_SATISFIED = re.compile(r"\b(afterok|afternotok|aftercorr):")

@@ -5,11 +5,12 @@ its clock.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
-from tr11ops.base.errors import NewerFileError, SchedulerUnreachable
+from tr11ops.base.errors import NewerFileError, SchedulerError, SchedulerUnreachable
 from tr11ops.base.newer import replace_json
 from tr11ops.cluster.slurm_command import (
     COMMAND_SECONDS,
@@ -17,7 +18,7 @@ from tr11ops.cluster.slurm_command import (
     ask_about_site,
     run_command,
 )
-from tr11ops.cluster.slurm_text import time_stamp
+from tr11ops.cluster.slurm_text import limit_seconds, node_names, records, time_stamp
 from trainer.contract.record import Record
 
 SCHEMA = 1
@@ -87,7 +88,9 @@ def read_site(
         own = ("sacctmgr", "-nP", "show", "assoc", f"user={user}", "format=account,qos,maxsubmit")
         every = ("sacctmgr", "-nP", "show", "qos", "format=name,maxsubmitpu")
         try:
-            accounts, qualities, limits = _associations(ask(*own, seconds=ACCOUNTING_SECONDS) or "")
+            accounts, qualities, limits = _account_limits(
+                ask(*own, seconds=ACCOUNTING_SECONDS) or ""
+            )
             limits += _quality_limits(ask(*every, seconds=ACCOUNTING_SECONDS) or "", qualities)
         except SchedulerUnreachable as error:
             untold = str(error)
@@ -131,7 +134,7 @@ def keep_site(path: Path, rules: SiteRules) -> None:
         replace_json(path, kept, SCHEMA)
 
 
-def _associations(text: str) -> tuple[tuple[str, ...], tuple[str, ...], list[int]]:
+def _account_limits(text: str) -> tuple[tuple[str, ...], tuple[str, ...], list[int]]:
     """Accounts, QoS and limits of submitted jobs in the lines `account|qos,qos|limit`."""
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
     accounts = tuple(dict.fromkeys(account for account, _, _ in rows if account))
@@ -152,3 +155,337 @@ def _number(text: str) -> int | None:
     if match:
         return int(match[0])
     return None
+
+
+# What a Slurm site grants a run: its reservation, and what its account and QoS have left by the
+# controller's count.
+
+# an unlimited one is `cpu=N(12)`
+_BUDGET = re.compile(r"(?P<resource>[^=,]+)=(?P<limit>\d+)\((?P<used>\d+)\)")
+# `node=4(2)`; of one job `node=4`
+_LIMIT = re.compile(r"(?P<resource>[^=,]+)=(?P<limit>\d+)(\(\d+\))?(?=,|$)")
+
+_COUNT = re.compile(r"(\d+)(\(\d+\))?$")  # `3(1)` and `3`; one without a limit is `N(1)` or nothing
+
+USUAL_QUALITY = "normal"  # that Slurm makes for each cluster
+Level: TypeAlias = tuple[str, Mapping[str, str]]  # who owns a limit, and the record that has it
+
+
+class Reservation(Record):
+    """A reservation: when it begins and ends, in seconds since the epoch; None where that is not
+    told.
+
+    `nodes`: those that its jobs get; empty where it has none of its own, or its jobs may take
+    others too.
+    """
+
+    name: str
+    start: float | None
+    end: float | None
+    nodes: tuple[str, ...] = ()
+
+
+class ResourceBudget(Record):
+    """Minutes of a resource (`cpu`, `node`, `gres/gpu`) that an account or QoS may use in all, and
+    has used.
+    """
+
+    owner: str
+    resource: str
+    limit: float
+    used: float
+
+    @property
+    def left(self) -> float:
+        return self.limit - self.used
+
+
+class ResourceLimit(Record):
+    """How much of a resource (`cpu`, `node`, `gres/gpu`) jobs of an account or QoS may have at one
+    time.
+
+    `job` and `queued job` stand for how many may run, and may be queued or run. `is_of_one_job`:
+    each job by itself may have so much; else all of them together, or those of each "user" or
+    "account" (`of_each`).
+    """
+
+    owner: str
+    resource: str
+    limit: int
+    is_of_one_job: bool
+    of_each: str = ""
+
+
+class Grants(Record):
+    """`reservation` is None where none was asked for, or there is none of that name.
+
+    Limits are those that Slurm goes by: of the partition's QoS, else of the job's, else of the
+    associations. A job's QoS with the flag OverPartQOS comes before the partition's.
+
+    `longest_job`: seconds, None for no limit. `is_safe`: a job that asks for more than is left is
+    not started either.
+    """
+
+    reservation: Reservation | None = None
+    budgets: tuple[ResourceBudget, ...] = ()
+    longest_job: int | None = None
+    is_safe: bool = False
+    limits: tuple[ResourceLimit, ...] = ()
+
+
+def read_grants(
+    rules: SiteRules,
+    user: str,
+    account: str | None,
+    quality: str | None,
+    reservation: str | None,
+    environment: Mapping[str, str] | None = None,
+    runner: CommandRunner = run_command,
+    partition: str | None = None,
+) -> Grants:
+    """Ask `scontrol`; only for what the card names and the site enforces. None: the user's default,
+    or the site's.
+
+    Raises SchedulerError where it refuses, SchedulerUnreachable where it does not answer. An
+    accounting database that is silent keeps the user's default QoS untold, and what a QoS gives
+    each user and account: they are left out.
+    """
+
+    def ask(*words: str) -> str:
+        result = ask_about_site(["scontrol", "--oneliner", "show", *words], environment, runner)
+        if result.returncode != 0:
+            said = (result.stderr or result.stdout).strip().splitlines()
+            raise SchedulerError(said[-1] if said else f"scontrol show {words[0]} failed")
+        return result.stdout
+
+    found = None
+    if reservation:
+        found = _reservation(ask("reservation"), reservation)
+    if not rules.enforces_limits:
+        return Grants(found)
+    text = ask("assoc_mgr", "flags=assoc,qos")
+    associations = list(_associations(text, user, account))
+    wanted = quality or _default_quality(rules, user, associations, environment, runner)
+    of_partition = _partition_quality(ask("partition"), partition)
+    told = _told_qualities(rules, {of_partition, wanted}, environment, runner)
+    qualities = list(
+        _qualities(
+            text, of_partition, wanted, "OverPartQOS" in told.get(wanted, {}).get("Flags", "")
+        )
+    )
+    with_told = [(owner, told.get(row["QOS"].partition("(")[0], {})) for owner, row in qualities]
+    walls = [row.get("MaxWallPJ", "") for _, row in (*qualities, *associations)]
+    longest = next((wall for text in walls if (wall := limit_seconds(text)) is not None), None)
+    budgets = tuple(
+        ResourceBudget(owner, match["resource"], float(match["limit"]), float(match["used"]))
+        for owner, match in _of_group(qualities, associations, "GrpTRESMins", _BUDGET)
+    )
+    limits = tuple(
+        ResourceLimit(owner, match["resource"], int(match["limit"]), is_of_one_job)
+        for is_of_one_job, told in (
+            (False, _of_group(qualities, associations, "GrpTRES", _LIMIT)),
+            (True, _nearest((*qualities, *associations), "MaxTRESPJ")),
+        )
+        for owner, match in told
+    )
+    of_each = tuple(
+        ResourceLimit(owner, match["resource"], int(match["limit"]), False, each)
+        for each, key in (("user", "MaxTRESPU"), ("account", "MaxTRESPA"))
+        for owner, match in _nearest(with_told, key)
+    )
+    counts = tuple(_job_counts(qualities, associations, with_told))
+    return Grants(found, budgets, longest, rules.is_safe, (*limits, *of_each, *counts))
+
+
+def _reservation(text: str, name: str) -> Reservation | None:
+    for row in records(text, "ReservationName"):
+        if row["ReservationName"] == name:
+            may_take_others = "FLEX" in row.get("Flags", "").split(",")
+            nodes = () if may_take_others else node_names(row.get("Nodes", ""))
+            return Reservation(
+                name,
+                time_stamp(row.get("StartTime", "")),
+                time_stamp(row.get("EndTime", "")),
+                nodes,
+            )
+    return None
+
+
+def _associations(text: str, user: str, account: str | None) -> Iterator[Level]:
+    """The associations above a user's jobs, from the user's own up to the root; each with its
+    owner.
+    """
+    associations = records(text, "ClusterName")
+    own = [row for row in associations if row.get("UserName", "").partition("(")[0] == user]
+    own = [
+        row
+        for row in own
+        if row.get("Account") == account or (account is None and row.get("DefAssoc") == "Yes")
+    ]
+    for row in own:
+        yield f"user {user} of account {row['Account']}", row
+    if own:
+        wanted = own[0]["Account"]
+    else:
+        wanted = account or ""
+    seen: set[str] = set()
+    while wanted and wanted not in seen:
+        seen.add(wanted)
+        above = [
+            row for row in associations if row.get("Account") == wanted and not row.get("UserName")
+        ]
+        for row in above:
+            yield f"account {wanted}", row
+        wanted = ""
+        if above:
+            wanted = above[0].get("ParentAccount", "").partition("(")[0]
+
+
+def _qualities(text: str, of_partition: str, of_job: str, job_comes_first: bool) -> Iterator[Level]:
+    """The partition's QoS and the job's, in the order in which Slurm goes by them."""
+    rows = {row["QOS"].partition("(")[0]: row for row in records(text, "QOS")}
+    found = []
+    if of_partition in rows:
+        found.append((f"QoS {of_partition} of the partition", rows[of_partition]))
+    if of_job in rows and of_job != of_partition:
+        found.insert(0 if job_comes_first else len(found), (f"QoS {of_job}", rows[of_job]))
+    yield from found
+
+
+_TOLD = (
+    "Name",
+    "Flags",
+    "MaxTRESPU",
+    "MaxTRESPA",
+    "MaxJobsPU",
+    "MaxJobsPA",
+    "MaxSubmitPU",
+    "MaxSubmitPA",
+)
+
+
+def _told_qualities(
+    rules: SiteRules,
+    names: Collection[str],
+    environment: Mapping[str, str] | None,
+    runner: CommandRunner,
+) -> dict[str, Mapping[str, str]]:
+    """What the accounting database alone tells of these QoS, by name; the controller shows it of
+    those in use only.
+
+    Empty where it does not say.
+    """
+    if rules.untold or not any(names):
+        return {}
+    asked = ("sacctmgr", "-nP", "show", "qos", f"format={','.join(_TOLD)}")
+    try:
+        result = ask_about_site(asked, environment, runner, ACCOUNTING_SECONDS)
+    except SchedulerUnreachable:
+        return {}
+    rows = [
+        line.split("|") for line in result.stdout.splitlines() if line.count("|") == len(_TOLD) - 1
+    ]
+    found = [dict(zip(_TOLD, row, strict=True)) for row in rows if result.returncode == 0]
+    return {row["Name"]: row for row in found if row["Name"] in names}
+
+
+def _job_counts(
+    qualities: Sequence[Level], associations: Sequence[Level], with_told: Sequence[Level]
+) -> Iterator[ResourceLimit]:
+    """How many jobs may run, and be queued, at one time: by the first level that says one; of the
+    accounts above, where no QoS says one for all together, by each.
+    """
+    for resource, group, own, per_user, per_account in (
+        ("job", "GrpJobs", "MaxJobs", "MaxJobsPU", "MaxJobsPA"),
+        ("queued job", "GrpSubmitJobs", "MaxSubmitJobs", "MaxSubmitPU", "MaxSubmitPA"),
+    ):
+        of_user = [*_counts(with_told, per_user), *_counts(associations[:1], own)]
+        for told, each in (
+            (list(_counts(qualities, group))[:1] or list(_counts(associations, group)), ""),
+            (of_user[:1], "user"),
+            (list(_counts(with_told, per_account))[:1], "account"),
+        ):
+            for owner, count in told:
+                yield ResourceLimit(owner, resource, count, False, each)
+
+
+def _counts(levels: Sequence[Level], key: str) -> Iterator[tuple[str, int]]:
+    for owner, row in levels:
+        match = _COUNT.match(row.get(key, ""))
+        if match is not None:
+            yield owner, int(match[1])
+
+
+def _partition_quality(text: str, name: str | None) -> str:
+    """The QoS of a partition, or of the site's default one; "" where it has none."""
+    for row in records(text, "PartitionName"):
+        if row["PartitionName"] == name or (name is None and row.get("Default") == "YES"):
+            found = row.get("QoS", "")
+            if found == "N/A":
+                return ""
+            return found
+    return ""
+
+
+def _default_quality(
+    rules: SiteRules,
+    user: str,
+    associations: Sequence[Level],
+    environment: Mapping[str, str] | None,
+    runner: CommandRunner,
+) -> str:
+    """The QoS that a job gets which asks for none: the association's default, its only one, or the
+    site's `normal`.
+
+    "" where it has none, or the accounting database does not say.
+    """
+    account = ""
+    if associations:
+        account = associations[0][1].get("Account", "")
+    if rules.untold or not account:
+        return ""
+    whose = (f"user={user}", f"account={account}")
+    asked = ("sacctmgr", "-nP", "show", "assoc", *whose, "format=partition,qos,defaultqos")
+    try:
+        result = ask_about_site(asked, environment, runner, ACCOUNTING_SECONDS)
+    except SchedulerUnreachable:
+        return ""
+    rows = [line.split("|") for line in result.stdout.splitlines() if line.count("|") == 2]
+    for partition, usable, default in rows:
+        if partition or result.returncode != 0:
+            continue
+        names = usable.split(",")
+        if default or len(names) == 1:
+            return default or names[0]
+        if USUAL_QUALITY in names:
+            return USUAL_QUALITY
+        return ""
+    return ""
+
+
+# ----------------------------------------------------------------------------- which of them count
+def _of_group(
+    qualities: Sequence[Level], associations: Sequence[Level], key: str, pattern: re.Pattern[str]
+) -> Iterator[tuple[str, re.Match[str]]]:
+    """What all jobs together may have: of each association above the job, unless a QoS says
+    another; the first QoS that says one counts alone.
+    """
+    said = list(_nearest(qualities, key, pattern))
+    by_quality = {match["resource"] for _, match in said}
+    for owner, row in associations:
+        for match in pattern.finditer(row.get(key, "")):
+            if match["resource"] not in by_quality:
+                yield owner, match
+    yield from said
+
+
+def _nearest(
+    levels: Sequence[Level], key: str, pattern: re.Pattern[str] = _LIMIT
+) -> Iterator[tuple[str, re.Match[str]]]:
+    """For each resource the first level that limits it: what lies further up is not looked at."""
+    seen: set[str] = set()
+    for owner, row in levels:
+        for match in pattern.finditer(row.get(key, "")):
+            if match["resource"] not in seen:
+                seen.add(match["resource"])
+                yield owner, match

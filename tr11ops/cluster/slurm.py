@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
-from tr11ops.cluster import slurm_nodes, slurm_table, slurm_text
-from tr11ops.cluster.arrays import task_numbers
+from tr11ops.cluster import slurm_table, slurm_text
+from tr11ops.cluster.arrays import covered, names_of, task_apart, task_numbers, tasks_apart
 from tr11ops.cluster.base import BatchRequest, Job, JobState, Node, Partition, TestResult
-from tr11ops.cluster.parts import covered, names_of
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.cluster.sbatch_options import sbatch_options
 from tr11ops.cluster.site import config_time
@@ -26,7 +25,6 @@ from tr11ops.cluster.slurm_command import (
     run_command,
 )
 from tr11ops.cluster.slurm_text import exit_pair, shell_exit_code
-from tr11ops.cluster.task_marks import task_apart, tasks_apart
 
 _UNREACHABLE = re.compile(
     r"unable to (contact|connect)|timed out|connection (refused|reset|failure)|communication|zero bytes|"
@@ -216,11 +214,11 @@ class SlurmScheduler:
 
     def _nodes_as_table(self) -> tuple[Node, ...] | None:
         result = self._run(
-            ["sinfo", "--all", "--noheader", "--Node", f"--Format={slurm_nodes.FORMAT}"]
+            ["sinfo", "--all", "--noheader", "--Node", f"--Format={slurm_table.NODE_FORMAT}"]
         )
         found = None
         if result.returncode == 0 and not result.stderr:
-            found = slurm_nodes.nodes_from_table(result.stdout)
+            found = slurm_table.nodes_from_table(result.stdout)
         if found is None and _UNREACHABLE.search(_message(result, "sinfo")):
             raise SchedulerUnreachable(_message(result, "sinfo"))
         self._has_node_table = found is not None

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from tr11ops.base.shipped import read_shipped
 from tr11ops.cluster.base import BatchRequest
-from tr11ops.cluster.sbatch_options import script_options
-from tr11ops.cluster.sbatch_script import script_engine
+from tr11ops.cluster.sbatch_options import script_engine, script_options
 from tr11ops.cron.runner import child_environment, tr11_command
 from tr11ops.runcard.card import RunCard
 from trainer.contract.record import Record

@@ -13,10 +13,8 @@ from statistics import median
 from msgspec.structs import replace
 
 from tr11ops.base.units import counted
-from tr11ops.curves.anomaly import NumberAnomaly, NumberRule, span
-from tr11ops.curves.spikes import Divergence, Spikes
+from tr11ops.curves.spikes import Divergence, NumberAnomaly, NumberRule, RunningMedian, Spikes, span
 from tr11ops.curves.steps import LoggedStep
-from tr11ops.curves.windows import RunningMedian
 from trainer.contract.logline import StepRecord
 from trainer.contract.record import Record
 

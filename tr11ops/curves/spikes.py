@@ -8,12 +8,90 @@ median.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
-from tr11ops.curves.anomaly import NumberAnomaly, span
 from tr11ops.curves.steps import LoggedStep
-from tr11ops.curves.windows import RunningMedian
+from trainer.contract.record import Record
+
+# What a rule finds in a course of numbers.
+
+AnomalyKind = Literal[
+    "spike",
+    "divergence",
+    "throughput-fall",
+    "restart",
+    "repeated-norm",
+    "missing-loss",
+    "dropped-steps",
+    "gap",
+]
+
+
+class NumberAnomaly(Record):
+    """One thing that looks wrong, or, where `is_wrong` is False, that a reader wants to know.
+
+    `first` and `last` are iterations, `line` is where in the log the first one stands.
+    """
+
+    kind: AnomalyKind
+    first: int
+    last: int
+    line: int
+    text: str
+    is_wrong: bool = True
+    evidence: tuple[str, ...] = ()
+
+
+class NumberRule(Protocol):
+    """A rule sees every step once, in the order of the log, and says at the end what it found."""
+
+    def take(self, step: LoggedStep) -> None: ...
+
+    def anomalies(self) -> Iterable[NumberAnomaly]: ...
+
+
+def span(first: int, last: int) -> str:
+    """`at iteration 7` or `in iterations 7 to 9`."""
+    if first == last:
+        return f"at iteration {first:,}"
+    return f"in iterations {first:,} to {last:,}"
+
+
+# What was usual: the median of the last values, kept in order so that each new one costs little.
+
+
+class RunningMedian:
+    """The median of the last `length` values; NaN, above which nothing is high, until there are
+    `least`.
+    """
+
+    def __init__(self, length: int, least: int) -> None:
+        self._values: deque[float] = deque()
+        self._ordered: list[float] = []
+        self._length, self._least = length, least
+
+    def add(self, value: float) -> None:
+        """Take a finite value."""
+        self._values.append(value)
+        insort(self._ordered, value)
+        if len(self._values) > self._length:
+            del self._ordered[bisect_left(self._ordered, self._values.popleft())]
+
+    @property
+    def value(self) -> float:
+        count = len(self._ordered)
+        if count < self._least:
+            return math.nan
+        return 0.5 * (self._ordered[(count - 1) // 2] + self._ordered[count // 2])
+
+    def clear(self) -> None:
+        self._values.clear()
+        self._ordered.clear()
+
 
 NORM_FACTOR, LOSS_FACTOR = 10.0, 2.0
 WINDOW = 100  # lines of a median, and the longest that a spike lasts: what stays is a new level

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.cluster.parts import array_number
+from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.pending_reasons import Cause, Wait, reason_of_job
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived

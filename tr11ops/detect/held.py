@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator
 
 from tr11ops.base.observed import known
-from tr11ops.cluster.parts import array_number, covers, names_of
+from tr11ops.cluster.arrays import array_number, covers, names_of
 from tr11ops.cluster.pending_reasons import Cause, reason_of_job
 from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
 from tr11ops.detect.unfinished_end import is_bad, passes_over_the_data

@@ -9,8 +9,8 @@ from datetime import UTC
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, duration, timestamp
+from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job
-from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending_reasons import Cause, Wait, reason_of_job
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import usable_nodes

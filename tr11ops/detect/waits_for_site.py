@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job
-from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending_reasons import Wait, reason_of_job
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived

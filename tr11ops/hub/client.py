@@ -16,8 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tr11ops.base.errors import HubMissing, HubPermanentError, HubUnavailable
 from tr11ops.base.retry import RetryPolicy, retry
-from tr11ops.hub.address import endpoint_of
-from tr11ops.hub.base import DEFAULT_BRANCH, HubFile, Operation, Progress, Repository, hub_retries
+from tr11ops.hub.base import (
+    DEFAULT_BRANCH,
+    HubFile,
+    Operation,
+    Progress,
+    Repository,
+    endpoint_of,
+    hub_retries,
+)
 from tr11ops.hub.credentials import Credentials
 
 if TYPE_CHECKING:
@@ -250,7 +257,7 @@ class Hub:
         return retry(attempt, self._retries, HubUnavailable)
 
     def _failure(self, error: Exception, what: str) -> Exception | None:
-        from tr11ops.hub.failures import failure_of
+        from tr11ops.hub.transport import failure_of
 
         token = self.credentials.token
         hidden = () if token is None else (token.reveal(),)

@@ -9,6 +9,7 @@ found again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -24,8 +25,11 @@ from tr11ops.base.errors import (
     HubPermanentError,
     HubUnavailable,
 )
+from tr11ops.base.moments import span_seconds
 from tr11ops.base.observed import cause
-from tr11ops.hub import attributes
+from tr11ops.base.retry import RetryPolicy
+from tr11ops.base.units import duration
+from tr11ops.hub import sync_plan
 from tr11ops.hub.base import FILE_NAME as STATUS_FILE
 from tr11ops.hub.base import Add, HubCopy
 from tr11ops.hub.sync_files import RunningDigests, Scan, measure, scan
@@ -41,22 +45,20 @@ from tr11ops.hub.sync_plan import (
 )
 from tr11ops.hub.sync_round import (
     PUBLIC,
+    Known,
     SyncOutcome,
     SyncRound,
     SyncSettings,
+    SyncState,
     acquaint,
     head,
     journal,
     may_be_public,
     on_record,
-    record,
-    remember,
-)
-from tr11ops.hub.sync_state import (
-    Known,
-    SyncState,
     read_found,
     read_state,
+    record,
+    remember,
     write_failure,
     write_found,
     write_success,
@@ -67,10 +69,85 @@ from trainer.contract.record import Record
 if TYPE_CHECKING:
     from tr11ops.hub.base import Operation, Progress
 
+
+# Synchronising on and on: through days without the hub, and until a signal ends it.
+
+FIRST_PAUSE_SECONDS = 60.0
+LONGEST_PAUSE_SECONDS = 3600.0
+SHORTEST_INTERVAL_SECONDS = 60.0
+LONGEST_INTERVAL_SECONDS = 30 * 86400.0
+
+
+class LoopClock(Record):
+    """`steady` never goes back; `wait` returns true when it is time to end; `chance` gives 0..1."""
+
+    steady: Callable[[], float]
+    wait: Callable[[float], bool]
+    chance: Callable[[], float]
+
+
+def seconds_of(text: str) -> float:
+    """`90s`, `30m`, `1h`, `2d`; a bare number is in minutes. Raises ValueError."""
+    try:
+        seconds = span_seconds(text, "m")
+    except ValueError:
+        seconds = 0.0
+    if not SHORTEST_INTERVAL_SECONDS <= seconds <= LONGEST_INTERVAL_SECONDS:
+        raise ValueError("write it as 30m, 1h or 1d; at least 1 minute, at most 30 days")
+    return seconds
+
+
+def follow(
+    round_: Callable[[], SyncOutcome],
+    interval: float,
+    clock: LoopClock,
+    show: Callable[[SyncOutcome], None],
+    say: Callable[[str], None],
+) -> None:
+    """A round each `interval` seconds, counted from its beginning, until `clock.wait` says that it
+    is enough.
+
+    What fails is said once, and that it works again; meanwhile it is tried with growing pauses, as
+    the hub asks.
+    """
+    trouble, since, failures = "", 0.0, 0
+    retries = RetryPolicy(
+        first_seconds=FIRST_PAUSE_SECONDS,
+        longest_seconds=min(LONGEST_PAUSE_SECONDS, interval),
+        jitter=(0.75, 1.25),
+        longest_asked_seconds=math.inf,
+        chance=clock.chance,
+    )
+    while True:
+        begin = clock.steady()
+        try:
+            outcome = round_()
+        except (HubError, Busy, OSError) as error:
+            if isinstance(error, Busy):
+                text = f"it runs already: {error}"
+            else:
+                text = cause(error)
+            since = since if trouble else begin
+            if text != trouble:
+                say(f"{text}; trying on")
+            trouble = text
+            asked = error.wait if isinstance(error, HubUnavailable) else 0.0
+            failures += 1
+            delay = retries.delay(failures, asked)
+        else:
+            if trouble:
+                say(f"it works again, after {duration(begin - since)}")
+            trouble, failures = "", 0
+            show(outcome)
+            delay = max(0.0, interval - (clock.steady() - begin))
+        if clock.wait(delay):
+            return
+
+
 CLAIM = "hub-sync"  # the periodic job of the name "sync" has its own claim
 CLAIM_SECONDS = 6 * 3600.0
 LOOKS = 8  # at a repository to which others commit all the time
-ROOT_FILES = (attributes.FILE_NAME, STATUS_FILE, "README.md")
+ROOT_FILES = (sync_plan.FILE_NAME, STATUS_FILE, "README.md")
 
 
 def sync_once(
@@ -228,15 +305,15 @@ def _carry_out(this: SyncRound, plan: _Plan) -> SyncState:
     state, setting = plan.state, this.setting
     status = _status(this)
     names = [name for send in plan.sends for name in (send.path, send.superseded) if name]
-    rules = attributes.with_rules(state.attributes, names)
+    rules = sync_plan.with_rules(state.attributes, names)
     if rules != state.attributes:  # a commit of its own: the hub decides by the rules that it has
         content = rules.encode("utf-8", "surrogateescape")
-        add = Add(attributes.FILE_NAME, content)
+        add = Add(sync_plan.FILE_NAME, content)
         state = _commit(
             this,
             state,
             (add,),
-            f"{attributes.FILE_NAME}: logs are large files",
+            f"{sync_plan.FILE_NAME}: logs are large files",
             {add.path: len(content)},
         )
         state = on_record(this, replace(state, attributes=rules))

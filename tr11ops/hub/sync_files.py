@@ -18,9 +18,17 @@ from typing import Any
 from tr11ops.base.errors import FileChanged
 from tr11ops.base.observed import cause
 from tr11ops.hub.base import HubFile
-from tr11ops.hub.masking import Mask, Masks, MaskSearch, before
+from tr11ops.hub.masking import (
+    Mask,
+    Masks,
+    MaskSearch,
+    Read,
+    Whole,
+    before,
+    whole_events,
+    whole_lines,
+)
 from tr11ops.hub.sync_plan import LocalFile, MeasuredFile, Note, Stamp, is_wanted, objection
-from tr11ops.hub.whole_records import Read, Whole, whole_events, whole_lines
 from trainer.contract.record import Record
 
 HEAD_BYTES = 64 << 10  # by which a shorter file is told to be the beginning of a longer one

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tr11ops.importer.builder import Builder
-from tr11ops.importer.place_slurm import RUN_NAME
+from tr11ops.importer.options import Builder
 from tr11ops.importer.results import LeftReason
+from tr11ops.importer.sbatch import RUN_NAME
 from tr11ops.runcard.rules import advised_exit_minutes
 from tr11ops.runcard.slurm_syntax import parse_time_limit
 from trainer.config.model import gated_width

@@ -15,20 +15,16 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import ScriptError
 from tr11ops.base.units import duration
-from tr11ops.importer.builder import Builder
-from tr11ops.importer.case import Case
 from tr11ops.importer.complete import complete, correct, data_parallel
-from tr11ops.importer.deepspeed import DeepSpeedFile, find_deepspeed
-from tr11ops.importer.defects_job import JOB_DEFECTS
-from tr11ops.importer.defects_numbers import NUMBER_DEFECTS
+from tr11ops.importer.defects import JOB_DEFECTS, NUMBER_DEFECTS, Case
 from tr11ops.importer.defects_table import defect
-from tr11ops.importer.launch import find_launch
+from tr11ops.importer.launch import DeepSpeedFile, find_deepspeed, find_launch
+from tr11ops.importer.options import Builder
 from tr11ops.importer.place_shell import place_conditions, place_shell
-from tr11ops.importer.place_slurm import job_variables, place_slurm
 from tr11ops.importer.place_training import place_training
 from tr11ops.importer.reader import read_shell
 from tr11ops.importer.results import CardProblem, Defect, DefectSeverity, Imported, LeftReason
-from tr11ops.importer.sbatch import read_directives
+from tr11ops.importer.sbatch import job_variables, place_slurm, read_directives
 from tr11ops.importer.traced import LARGEST_SCRIPT_BYTES
 from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.runcard.load import apply_overrides, dotted, overridden_keys

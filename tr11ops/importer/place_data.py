@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tr11ops.base.errors import ConversionProblem
-from tr11ops.importer.builder import Builder
-from tr11ops.importer.options import OptionUse, card_text, number, text, unquoted, words_of
+from tr11ops.importer.options import Builder, OptionUse, card_text, number, text, unquoted, words_of
 from tr11ops.importer.results import LeftReason
 
 # Lists of their own for each part, each with all of its data sets.

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from tr11ops.base.errors import ConversionProblem
-from tr11ops.importer.builder import Builder
 from tr11ops.importer.launch import ParsedLaunch
 from tr11ops.importer.options import (
+    Builder,
     Converter,
     OptionUse,
     card_text,
@@ -21,8 +21,7 @@ from tr11ops.importer.options import (
     one_of,
     text,
 )
-from tr11ops.importer.options_left import TOGETHER
-from tr11ops.importer.options_table import OPTIMIZERS, RULES
+from tr11ops.importer.options_table import OPTIMIZERS, RULES, TOGETHER
 from tr11ops.importer.place_data import place_data
 from tr11ops.importer.results import LeftReason
 from tr11ops.importer.traced import Traced

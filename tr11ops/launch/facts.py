@@ -17,22 +17,22 @@ from msgspec.structs import replace
 from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Observed, Unknown, cause, known
 from tr11ops.cluster.base import Job, Node, Partition, Scheduler
-from tr11ops.cluster.grants import Grants
 from tr11ops.cluster.rehearsal import rehearsal_refusal
 from tr11ops.cluster.select import start_of_watchdog
-from tr11ops.cluster.site import SiteRules
-from tr11ops.launch.archives import ArchiveFacts, look_at_archives
+from tr11ops.cluster.site import Grants, SiteRules
 from tr11ops.launch.chain import QueueChain
 from tr11ops.launch.container import ContainerFacts, look_at_container
 from tr11ops.launch.extra_observations import (
     AccessFault,
+    ArchiveFacts,
     ClockFacts,
     clock_of_file_system,
+    look_at_archives,
     prefixes_without_maps,
     read_access,
     read_clocks,
 )
-from tr11ops.launch.history import read_history
+from tr11ops.launch.margins import read_history
 from tr11ops.observe.derived import finish_time, newest_marker
 from tr11ops.observe.files import read_attempts, read_exclusions, read_steps
 from tr11ops.observe.foreground import foreground_trainings

@@ -12,11 +12,9 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.capacity import Lack, NodeNeed, lacking
-from tr11ops.cluster.grants import Reservation
 from tr11ops.cluster.passed_options import memory_megabytes, options_of, shown
 from tr11ops.cluster.sbatch_options import format_time_limit
-from tr11ops.cluster.site import SiteRules
-from tr11ops.launch.archives import archive_checks
+from tr11ops.cluster.site import Reservation, SiteRules
 from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of, site_checks
 from tr11ops.launch.container import container_checks
 from tr11ops.launch.directory_checks import (
@@ -24,13 +22,13 @@ from tr11ops.launch.directory_checks import (
     directory_checks,
     holder_checks,
     not_mounted,
+    queue_checks,
     short,
     switch_checks,
 )
+from tr11ops.launch.extra_observations import archive_checks
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
-from tr11ops.launch.grants import grant_checks
-from tr11ops.launch.margins import is_measured, margin_checks
-from tr11ops.launch.other_jobs import queue_checks
+from tr11ops.launch.margins import grant_checks, is_measured, margin_checks
 from tr11ops.launch.resume import checkpoint_checks, saving_checks
 from tr11ops.nodes.names import card_exclusions
 from tr11ops.queue.given_nodes import Given, given_to_scheduler

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tr11ops.base.observed import Unknown, known
-from tr11ops.launch.facts import LaunchCheckpoints, LaunchFacts
+from tr11ops.cluster.arrays import array_number
+from tr11ops.cluster.base import Job
+from tr11ops.launch.facts import LaunchCheckpoints, LaunchFacts, look_at_checkpoints
 from tr11ops.runcard.card import RunCard
-from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
+from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, warning
+from tr11ops.runcard.exit_duration import card_as_written
+from tr11ops.rundir.paths import RunDirectory, Submission, parse_comment
 from trainer.config.data_match import DataRecord, data_facts, decisive_differences, fact_differences
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest
+from trainer.contract.state_file import read_json
 from trainer.schedule.learning_rate import plan_of
 from trainer.schedule.path import path_of
 from trainer.schedule.start import (
@@ -238,3 +243,48 @@ def _topology(card: RunCard, manifest: Manifest) -> str:
     if saved == own:
         return ""
     return " (saved on " + " x ".join(f"{key} {degree}" for key, degree in saved.items()) + ")"
+
+
+# Whether the trainer would refuse what is queued: each job trains with the card that it was
+# submitted with.
+
+
+def refused_starts(directory: RunDirectory, jobs: Iterable[Job]) -> Mapping[str, PreflightCheck]:
+    """The jobs that the trainer would refuse, by `job_id`, with the first reason.
+
+    A job whose card or whose checkpoints cannot be read is not among them: nothing is concluded
+    from that.
+    """
+    by_number = {
+        entry.job_id: entry for entry in directory.read_submissions() if entry.job_id is not None
+    }
+    by_tag: dict[str, PreflightCheck | None] = {}
+    found: dict[str, PreflightCheck] = {}
+    for job in jobs:
+        tag = _tag_of(job, by_number)
+        if tag and tag not in by_tag:
+            by_tag[tag] = _refusal(directory, tag)
+        refusal = by_tag.get(tag)
+        if refusal is not None:
+            found[job.job_id] = refusal
+    return found
+
+
+def _tag_of(job: Job, by_number: Mapping[str, Submission]) -> str:
+    mark = parse_comment(job.comment)
+    if mark is not None:
+        return mark[0]
+    entry = by_number.get(array_number(job))
+    if entry is not None:
+        return entry.tag
+    return ""
+
+
+def _refusal(directory: RunDirectory, tag: str) -> PreflightCheck | None:
+    path = directory.submission(tag).card
+    try:
+        card = card_as_written(read_json(path) or {}, str(path))
+        checks = start_checks(card, look_at_checkpoints(card))
+        return next((check for check in checks if check.level is Level.REFUSED), None)
+    except (OSError, ValueError):
+        return None

@@ -13,8 +13,8 @@ from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.cluster.arrays import ArraySpec
 from tr11ops.cluster.base import Scheduler
-from tr11ops.cluster.grants import Grants, read_grants
-from tr11ops.cluster.site import SiteRules, keep_site, read_site
+from tr11ops.cluster.site import Grants, SiteRules, keep_site, read_grants, read_site
+from tr11ops.detect import nodes_short
 from tr11ops.detect.cron_dead import watchdog_fault
 from tr11ops.launch.chain import QueueChain, choose_chain
 from tr11ops.launch.directory_checks import base_checks
@@ -22,6 +22,7 @@ from tr11ops.launch.facts import LaunchFacts, LaunchRequest, observe_launch
 from tr11ops.launch.plan import LaunchPlan, plan_launch, plan_lines
 from tr11ops.launch.preflight import excluded_nodes, preflight
 from tr11ops.launch.submit import launch_lock, settle, submit
+from tr11ops.observe.look import facts_of, observe
 from tr11ops.runcard.card import PathBase, RunCard
 from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, verdict, warning
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
@@ -29,7 +30,31 @@ from tr11ops.rundir.state_files import set_damage_aside
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
+    from tr11ops.alerts.service import AlertOutcome
     from tr11ops.rundir.cron_records import PeriodicJobState
+
+
+# A launch that waits for nodes which only the site can give raises the alert at once, and not at
+# the next look.
+
+
+def is_short(view: LaunchView) -> bool:
+    """Whether the partition has nodes enough, of which too few can be used now."""
+    return any(check.name == "nodes" and check.level is Level.WARNING for check in view.checks)
+
+
+def report_shortage(job: LaunchJob, now: float, typed: str) -> AlertOutcome | None:
+    """Hand it to the alerts, who tell those on duty and the site's support; None where a second
+    look finds enough.
+    """
+    from tr11ops.alerts.service import process_some
+
+    findings = tuple(
+        nodes_short.detect(observe(job.directory, facts_of(job.card, typed), job.scheduler, now))
+    )
+    if findings:
+        return process_some(job.directory, job.card, findings, now, typed)
+    return None
 
 
 # Whether a launched run is watched: someone is told of trouble, and something looks. Pure; it only

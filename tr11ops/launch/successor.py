@@ -17,7 +17,7 @@ from tr11ops.base.observed import cause, known
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import Scheduler
 from tr11ops.launch.facts import LaunchRequest
-from tr11ops.launch.history import read_history
+from tr11ops.launch.margins import read_history
 from tr11ops.launch.plan import plan_launch
 from tr11ops.launch.submit import LOOKUP_PAUSE_SECONDS, launch_lock, submit
 from tr11ops.nodes.names import card_exclusions

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from tr11ops.cluster.arrays import names_of
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.cluster.parts import names_of
 from tr11ops.queue.given_nodes import given_to_scheduler
 from tr11ops.rundir.exclusion import Exclusion
 from trainer.contract.record import Record

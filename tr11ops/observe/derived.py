@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import Unknown, known
+from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job
-from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending_reasons import JobReason, Wait, reason_of, reason_of_job
 from tr11ops.observe import normal_silence
 from tr11ops.observe.placement import is_shut, misplaced, too_few_usable

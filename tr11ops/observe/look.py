@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Observed, Unknown, all_unknown, cause, known, observed
+from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job, JobState, Node, Overview
-from tr11ops.cluster.parts import array_number
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe import files
 from tr11ops.observe.clock import (

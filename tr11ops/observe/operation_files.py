@@ -20,7 +20,7 @@ from tr11ops.base.glyphs import plain
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.tail import tail_lines
 from tr11ops.base.units import bytes_of, number_in
-from tr11ops.cluster import jobcomp
+from tr11ops.cluster import slurm_text
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.select import start_of_watchdog
 from tr11ops.observe.files import number_of
@@ -268,7 +268,7 @@ def read_ended_jobs(site: Path, name: str) -> Observed[tuple[Job, ...]]:
         return ()
     except OSError as error:
         return Unknown(cause(error))
-    return jobcomp.ended_jobs(lines, name)
+    return slurm_text.ended_jobs(lines, name)
 
 
 # ----------------------------------------------------------------------------- clocks

@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from tr11ops.base.observed import Observed, Unknown, known
+from tr11ops.cluster.arrays import array_number, is_cell
 from tr11ops.cluster.base import Job, Overview
-from tr11ops.cluster.parts import array_number
-from tr11ops.cluster.task_marks import is_cell
 from tr11ops.observe.files import read_submissions
 from tr11ops.observe.mounted import why_unmounted
 from tr11ops.rundir.paths import DAMAGED, RunDirectory, Submission, parse_comment

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from tr11ops.base import deadline
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Unknown, cause, known
+from tr11ops.cluster.arrays import covered, covers, names_of, split
 from tr11ops.cluster.base import Job, JobState, Scheduler
-from tr11ops.cluster.parts import covered, covers, names_of, split
 from tr11ops.cluster.pending_reasons import HeldBy, is_held, reason_of_job
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.hold_records import HoldRecord

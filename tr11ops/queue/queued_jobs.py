@@ -12,10 +12,9 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.retry import RetryPolicy, retry
+from tr11ops.cluster.arrays import array_number, covered, covers, is_cell, names_of
 from tr11ops.cluster.base import Job, JobState, Scheduler
-from tr11ops.cluster.parts import array_number, covered, covers, names_of
 from tr11ops.cluster.pending_reasons import is_held
-from tr11ops.cluster.task_marks import is_cell
 from tr11ops.observe.ownership import read_own_jobs
 from tr11ops.queue.held_jobs import not_held, shows
 from tr11ops.rundir.hold_marks import with_mark

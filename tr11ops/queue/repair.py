@@ -12,8 +12,8 @@ from typing import Literal
 
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import duration
+from tr11ops.cluster.arrays import array_number, covers, names_of
 from tr11ops.cluster.base import Job
-from tr11ops.cluster.parts import array_number, covers, names_of
 from tr11ops.cluster.pending_reasons import Cause, HeldBy, Wait, is_held, reason_of_job
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie, seconds_to_wait

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import asdict
 
 from tr11ops.base.observed import Observed, Unknown, observed
-from tr11ops.curves.ranges import WHOLE, CurveRange
+from tr11ops.curves.curve import WHOLE, CurveRange
 from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.history import read_history
 from tr11ops.goodput.history_values import History

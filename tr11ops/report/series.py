@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from tr11ops.curves.ranges import WHOLE, CurveRange
+from tr11ops.curves.curve import WHOLE, CurveRange
 from tr11ops.report.layers import LayersPoint, few_of, layers_point
 from trainer.contract.metrics_record import STEP, VALIDATION, MetricsRecord, records
 from trainer.contract.record import Record

@@ -13,9 +13,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from tr11ops.base.redact import one_line
+from tr11ops.cluster.arrays import LONGEST_COMMENT, names_of, without
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.cluster.parts import names_of, without
-from tr11ops.cluster.task_marks import LONGEST_COMMENT
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.hold_records import HoldRecord, ReleaseRecord
 

@@ -22,8 +22,8 @@ from tr11ops.base.newer import newer_schema
 from tr11ops.base.observed import known, observed
 from tr11ops.base.redact import one_line
 from tr11ops.base.units import number_in
+from tr11ops.cluster.arrays import not_repeated, without
 from tr11ops.cluster.base import Job
-from tr11ops.cluster.parts import not_repeated, without
 from tr11ops.rundir.attempts import AttemptVerdict, why_held
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.hold_marks import marked_holds

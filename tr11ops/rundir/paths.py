@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tr11ops.cluster.task_marks import COMMENT_PREFIX
+from tr11ops.cluster.arrays import COMMENT_PREFIX
 from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.documents import document, read_record
 from trainer.contract.errors import DamagedFile

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job
-from tr11ops.cluster.parts import array_number
 from tr11ops.rundir.paths import RunDirectory, Submission, parse_comment
 from trainer.contract.state_file import read_json
 

@@ -18,11 +18,9 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import HubPermanentError, HubUnavailable
 from tr11ops.base.retry import RetryPolicy
-from tr11ops.hub.address import HubRepo, host_of
-from tr11ops.hub.asking import MISSING, TIMEOUT_SECONDS, ask, until_answered
-from tr11ops.hub.base import FILE_NAME
+from tr11ops.hub.base import FILE_NAME, HubRepo, host_of
 from tr11ops.hub.log_end import LogEnd, end_of_log
-from tr11ops.hub.remote_log import RemoteLog
+from tr11ops.hub.remote_log import MISSING, TIMEOUT_SECONDS, RemoteLog, ask, until_answered
 from tr11ops.status.published import read_published
 from trainer.contract.errors import Tr11Error
 from trainer.contract.record import Record

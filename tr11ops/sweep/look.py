@@ -4,29 +4,94 @@ again at each look.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
+from pathlib import Path
 from statistics import median
 
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
-from tr11ops.base.observed import Observed, Unknown, known, observed
+from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.redact import one_line
-from tr11ops.cluster.base import Job, Node, Overview
+from tr11ops.cluster.base import Job, Node, Overview, Scheduler
+from tr11ops.launch.rehearse import as_options, differences
 from tr11ops.observe.derived import identifiers
 from tr11ops.observe.files import read_attempts, read_steps, read_submissions
 from tr11ops.observe.lease import LeaseHolder, read_holder
 from tr11ops.observe.lost_host import SILENCE_SECONDS
 from tr11ops.observe.ownership import Ownership
 from tr11ops.observe.snapshot import Attempt
-from tr11ops.queue.stop import StopView
+from tr11ops.queue.held_jobs import can_modify
+from tr11ops.queue.stop import Signalled, StopView, stop_by_scheduler
 from tr11ops.queue.stop import look as look_at_run
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.step_time import RECENT_STEPS
-from tr11ops.sweep.cards import CellCard
+from tr11ops.sweep.manifest import CARD, ManifestCell
+from trainer.config.card import CardError
 from trainer.contract.files import host_name, now
 from trainer.contract.logline import StepRecord
+from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
+
+# The cards of a study's cells as they are now: each is read for itself, and compared with the
+# plan.
+
+KILL_SWITCH = "kill-switch"  # no cell has one elsewhere (see `plan.REMOVED`)
+Load = Callable[[Path, Sequence[str]], RunCard]
+
+
+class CellCard(Record):
+    """One cell's card, None where it cannot be used; then `directory` is the one that the plan gave
+    the cell.
+
+    `fault`: why the cell is not to be taken up with it, in one line; "" for none.
+    """
+
+    card: RunCard | None
+    directory: RunDirectory
+    fault: str = ""
+
+
+def read_cell_card(folder: Path, study: str, cell: ManifestCell, load: Load) -> CellCard:
+    """Read the card of one cell of the study in `folder`. `load` reads a card with overrides, and
+    raises CardError.
+    """
+    root = folder / cell.name
+    path = root / CARD
+    try:
+        card = load(path, ())
+    except (CardError, OSError) as error:
+        planned = RunDirectory(RunPaths(root, study, cell.name), root / KILL_SWITCH)
+        gone = (
+            f"{path}: there is no card; if planning was cut short, remove {folder} and plan again"
+        )
+        return CellCard(
+            None, planned, " ".join(str(error).split()) if os.path.lexists(path) else gone
+        )
+    return CellCard(
+        card, RunDirectory(card.paths, card.kill_switch), _changed(path, study, cell, card, load)
+    )
+
+
+def _changed(path: Path, study: str, cell: ManifestCell, card: RunCard, load: Load) -> str:
+    """What of the plan the card does not say any more: it would train something else, or elsewhere."""
+    if card.paths.root.resolve() != path.parent.resolve():
+        return (
+            f"{path}: its run directory is {card.paths.root}, not the folder that it is in: the study was moved, or"
+            " the card changed; put it back"
+        )
+    own = as_options({"run.name": study, "run.variant": cell.name, **cell.derived})
+    try:
+        planned = load(path, (*own, *(f"{key}={value}" for key, value in cell.settings.items())))
+    except CardError as error:
+        return f"{' '.join(str(error).split())} (as it was planned)"
+    found = [
+        f"{key} = {now} where {was} was planned" for key, now, was in differences(card, planned)
+    ]
+    if found:
+        return f"{path}: {'; '.join(found)}: put it back, or make it a study of its own"
+    return ""
 
 
 class CellState(StrEnum):
@@ -237,3 +302,45 @@ def open_cells(cells: Iterable[CellProgress]) -> tuple[CellProgress, ...]:
     is left alone.
     """
     return tuple(cell for cell in cells if cell.state in OPEN)
+
+
+# Stopping a study: queued jobs are cancelled, what runs saves and leaves.
+
+
+def stop_cells(
+    cells: Iterable[CellProgress], scheduler: Scheduler, user: str, now: bool
+) -> Signalled:
+    """Cancel queued jobs first, for they would start in place of what leaves. `now`: also end what
+    runs, unsaved.
+    """
+    listed = tuple(cells)
+    asked: list[str] = []
+    refused: list[tuple[str, str]] = []
+    for job in (job for cell in listed for job in cell.view.queued):
+        if not can_modify(job, user):
+            refused.append((job.job_id, f"{job.user} owns it"))
+            continue
+        try:
+            scheduler.cancel(job.job_id)
+        except SchedulerError as error:
+            refused.append((job.job_id, cause(error)))
+        else:
+            asked.append(job.job_id)
+    for cell in listed:
+        found = stop_by_scheduler(cell.view, scheduler, user, now)
+        asked, refused = [*asked, *found.asked], [*refused, *found.refused]
+    return Signalled(tuple(asked), tuple(refused))
+
+
+def out_of_reach(cells: Iterable[CellProgress]) -> Iterator[tuple[CellProgress, str, str]]:
+    """Cells that train where the scheduler cannot stop them: (cell, number of the attempt, why)."""
+    for cell in cells:
+        if cell.stranger is not None:
+            yield cell, cell.stranger.job_id, cell.why
+        elif cell.view.foreground and not cell.view.running:
+            holder = cell.view.holder
+            yield (
+                cell,
+                holder.job_id if holder is not None else "foreground",
+                cell.view.foreground[0],
+            )

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from tr11ops.base.units import finite
 from tr11ops.curves.compare import LINES, CurveComparison, compare
-from tr11ops.curves.curve import CurveAxis, RunCurve, curve_of
-from tr11ops.curves.ranges import WHOLE, CurveRange
+from tr11ops.curves.curve import WHOLE, CurveAxis, CurveRange, RunCurve, curve_of
 from tr11ops.curves.steps import LoggedStep, logged_steps
 from tr11ops.report.comparison import comparison_section, page_of_sections
 from tr11ops.report.page import Column, Page, ReportSection, table

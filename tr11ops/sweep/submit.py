@@ -17,12 +17,10 @@ from msgspec.structs import replace
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable, SubmissionUnknown, SweepError
 from tr11ops.base.observed import known
 from tr11ops.base.shipped import read_shipped
-from tr11ops.cluster.arrays import format_ranges
+from tr11ops.cluster.arrays import LONGEST_COMMENT, array_comment, format_ranges
 from tr11ops.cluster.base import BatchRequest, Scheduler
-from tr11ops.cluster.sbatch_options import script_options
-from tr11ops.cluster.sbatch_script import script_engine
+from tr11ops.cluster.sbatch_options import script_engine, script_options
 from tr11ops.cluster.site import keep_site
-from tr11ops.cluster.task_marks import LONGEST_COMMENT, array_comment
 from tr11ops.launch.plan import LaunchPlan
 from tr11ops.launch.session import LaunchJob, LaunchView, check_launch
 from tr11ops.launch.submit import (

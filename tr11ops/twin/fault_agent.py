@@ -16,7 +16,7 @@ from tr11ops.base.errors import TwinError
 from tr11ops.twin.fault_effects import black_hole, slow_down
 from tr11ops.twin.fault_store import FaultStore, InjectedFault
 from tr11ops.twin.faults import heal
-from tr11ops.twin.node_processes import StepWatch
+from tr11ops.twin.processes import StepWatch
 from tr11ops.twin.twin import Twin
 
 LOOK_SECONDS = 0.25  # between two looks at the fault's record

@@ -10,18 +10,91 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from tr11ops.base.errors import TwinError
-from tr11ops.twin import fault_directories, fault_site, fault_training
-from tr11ops.twin.fault_client import ask_client, retried
-from tr11ops.twin.fault_scripts import TEXTS, restore_script, spoil_script
+from tr11ops.base.observed import known, observed
+from tr11ops.base.tail import tail_lines
+from tr11ops.twin import fault_files, fault_site
+from tr11ops.twin.fault_files import TEXTS, restore_script, spoil_script
+from tr11ops.twin.fault_site import ask_client, retried
 from tr11ops.twin.fault_store import FaultStore, InjectedFault
-from tr11ops.twin.fault_training import Break
-from tr11ops.twin.node_processes import NodeContents, StepWatch, scan
-from tr11ops.twin.processes import ProcessRecord, end, send
+from tr11ops.twin.processes import NodeContents, ProcessRecord, StepWatch, end, scan, send
 from tr11ops.twin.twin import Twin
+from trainer.contract.metrics_record import MetricsRecord, parse_record
+
+# Faults that the training itself carries: the stand-in's workers read them from the twin's records
+# (`stand_in.ailments`).
+
+FIRST_ITERATION = 7
+AHEAD = 5  # iterations, of a run that trains already
+TAIL_BYTES = 4096
+SLOW_FACTOR = 8.0  # of the seconds of a step
+CLOCK_AHEAD_SECONDS = 300.0
+
+Break = Callable[[Twin, FaultStore, InjectedFault], InjectedFault]
+
+
+def fatal_iteration(run: Path) -> int:
+    """An iteration that is still to come: the last one that is well."""
+    step = last_step(run)
+    return max(FIRST_ITERATION, ((step and step.iteration) or 0) + AHEAD)
+
+
+def last_step(run: Path) -> MetricsRecord | None:
+    """The last step that a run below this folder has logged; None when there is none."""
+    for path in run.glob("*-logs/logs/*/metrics.jsonl"):
+        lines, _ = known(observed(lambda path=path: tail_lines(path, TAIL_BYTES)), ([], True))  # type: ignore[misc]
+        found = (
+            record
+            for line in reversed(lines)
+            if (record := parse_record(line)) is not None and record.is_step
+        )
+        if step := next(found, None):
+            return step
+    return None
+
+
+# ----------------------------------------------------------------------------- what stand-ins do by
+# themselves
+def keep(**details: float) -> Break:
+    """A fault that is all in its record."""
+
+    def record(_twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
+        return store.write(
+            replace(fault, details={name: f"{value:g}" for name, value in details.items()})
+        )
+
+    return record
+
+
+def befall_job(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
+    """A fault of the job that runs on the node now: another one there is well. Raises TwinError
+    when none trains.
+    """
+    daemons = scan(twin.folders, [fault.target])[fault.target].daemons
+    steps = {
+        daemon.title[0]
+        for daemon in daemons
+        if daemon.title is not None and daemon.title[1].isdecimal()
+    }
+    if not steps:
+        raise TwinError(f"{fault.kind}: no job trains on {fault.target}")
+    return store.write(replace(fault, details={"job": max(steps, key=int)}))
+
+
+def spoil_data(_twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
+    """From an iteration on that is still to come, whichever launch does it."""
+    return store.write(
+        replace(fault, details={"iteration": str(fatal_iteration(Path(fault.target)))})
+    )
+
+
+def leave_well(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
+    return f"the training on {fault.target} is well again"
+
 
 FOREIGN_REASON = "memory errors on DIMM B2, ticket 20917 (site staff)"
 SLOW_SHARE = 0.2  # of the time in which a slow node's tasks may run
@@ -237,7 +310,7 @@ def _of_target(act: Callable[[InjectedFault], None]) -> Break:
 
 
 def _fill_disk(twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
-    fault_directories.fill(fault, twin.folders)
+    fault_files.fill(fault, twin.folders)
     return fault
 
 
@@ -255,7 +328,7 @@ def _end_bad_sample(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> st
 
 
 def _uncover(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
-    fault_directories.uncover(fault, twin.folders)
+    fault_files.uncover(fault, twin.folders)
     return f"{fault.target} is as it was"
 
 
@@ -285,23 +358,23 @@ EFFECTS: Mapping[str, tuple[Break, Undo]] = {
     "reservation-ended": (fault_site.end_reservations, fault_site.leave_ended),
     "limit-exhausted": (fault_site.exhaust_limit, fault_site.lift_limit),
     "disk-full": (_fill_disk, _uncover),
-    "read-only": (_of_target(fault_directories.make_read_only), _uncover),
-    "unmounted": (_of_target(fault_directories.hide), _uncover),
-    "torn-state": (_of_target(fault_directories.tear_state), _continue),
-    "bad-sample": (fault_training.spoil_data, _end_bad_sample),
+    "read-only": (_of_target(fault_files.make_read_only), _uncover),
+    "unmounted": (_of_target(fault_files.hide), _uncover),
+    "torn-state": (_of_target(fault_files.tear_state), _continue),
+    "bad-sample": (spoil_data, _end_bad_sample),
     "batch-killed": (_strike(_batch_shells, _kill), _continue),
-    "step-hang": (fault_training.befall_job, fault_training.leave_well),
-    "data-wait": (fault_training.befall_job, fault_training.leave_well),
-    "save-error": (fault_training.keep(), fault_training.leave_well),
+    "step-hang": (befall_job, leave_well),
+    "data-wait": (befall_job, leave_well),
+    "save-error": (keep(), leave_well),
     "slow-steps": (
-        fault_training.keep(factor=fault_training.SLOW_FACTOR),
-        fault_training.leave_well,
+        keep(factor=SLOW_FACTOR),
+        leave_well,
     ),
     "clock-ahead": (
-        fault_training.keep(seconds=fault_training.CLOCK_AHEAD_SECONDS),
-        fault_training.leave_well,
+        keep(seconds=CLOCK_AHEAD_SECONDS),
+        leave_well,
     ),
-    "loss-spike": (fault_training.spoil_data, fault_training.leave_well),
+    "loss-spike": (spoil_data, leave_well),
     **dict.fromkeys(TEXTS, (_of_target(spoil_script), _restore_script)),
 }
 

@@ -17,14 +17,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tr11ops.base.errors import TwinError
-from tr11ops.twin.accounting import ACCOUNT
-from tr11ops.twin.fault_directories import check_directory
 from tr11ops.twin.fault_effects import EFFECTS
+from tr11ops.twin.fault_files import check_directory, check_script
 from tr11ops.twin.fault_kinds import FaultKind, find_kind
-from tr11ops.twin.fault_scripts import check_script
 from tr11ops.twin.fault_store import FaultStore, InjectedFault, new_fault
-from tr11ops.twin.node_processes import NodeContents, scan
-from tr11ops.twin.processes import end, send
+from tr11ops.twin.processes import NodeContents, end, scan, send
+from tr11ops.twin.services import ACCOUNT
 from tr11ops.twin.twin import Twin
 from trainer.contract.record import Record
 

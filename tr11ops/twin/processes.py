@@ -7,9 +7,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -197,3 +199,225 @@ def _wait(records: Sequence[ProcessRecord], seconds: float) -> list[ProcessRecor
         if not alive or time.monotonic() > deadline:
             return alive
         time.sleep(0.02)
+
+
+# Which processes belong to which node of a twin. All nodes share one machine, so the kernel's word
+# is not enough.
+#
+# A step daemon (slurmstepd) is known by the socket that it listens on, SPOOL/NODE/NODE_JOB.STEP; a
+# task by the node's name in its environment, and what a task started through its parents.
+
+YOUNG_SECONDS = 2.0  # how long a new process may take until it has become what it was started for
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+_TITLE = re.compile(r"slurmstepd: \[(\d+)\.(\w+)\]")
+_RANK_NAME = re.compile(r"rank-(\d+)")
+
+
+class NodeProcess(Record):
+    """One process of a node. `step` is None for one of a batch script, `rank` None for all but
+    workers.
+
+    `parent` is the parent's process id; `title` of a step daemon is such as ("12", "batch") or
+    ("12", "0").
+    """
+
+    record: ProcessRecord
+    parent: int
+    step: str | None
+    rank: int | None
+    title: tuple[str, str] | None = None
+
+
+class NodeContents(Record):
+    """What runs on one node, without its slurmd."""
+
+    daemons: tuple[NodeProcess, ...] = ()
+    tasks: tuple[NodeProcess, ...] = ()
+
+    @property
+    def all(self) -> tuple[NodeProcess, ...]:
+        return self.daemons + self.tasks
+
+    @property
+    def is_batch_host(self) -> bool:
+        """True when a job's batch script runs here."""
+        return any(
+            daemon.title is not None and daemon.title[1] == "batch" for daemon in self.daemons
+        )
+
+    @property
+    def workers(self) -> tuple[NodeProcess, ...]:
+        """The training's workers, by rank. A helper that a worker started has its environment, and
+        is none.
+        """
+        ranked = {task.record.pid: task for task in self.tasks if task.rank is not None}
+        found = [task for task in ranked.values() if _is_first(task, ranked)]
+        return tuple(sorted(found, key=lambda task: (task.rank or 0, task.record.pid)))
+
+
+def _is_first(task: NodeProcess, ranked: Mapping[int, NodeProcess]) -> bool:
+    parent = ranked.get(task.parent)
+    return parent is None or parent.rank != task.rank
+
+
+def scan(folders: TwinFolders, nodes: Iterable[str]) -> dict[str, NodeContents]:
+    """What runs on each of `nodes` at this moment. A process that comes or goes meanwhile may be
+    missed.
+    """
+    wanted = set(nodes)
+    sockets = _step_sockets(folders, wanted)
+    conf = f"SLURM_CONF={folders.slurm_conf}".encode()
+    daemons: dict[str, list[NodeProcess]] = {name: [] for name in wanted}
+    tasks: dict[str, list[NodeProcess]] = {name: [] for name in wanted}
+    children: dict[int, list[int]] = {}
+    owner: dict[int, str] = {}
+    here, me = boot_mark(), os.getpid()
+    for pid in process_ids():
+        children.setdefault(parent_of(pid), []).append(pid)
+        entries = environment_of(pid)
+        if conf not in entries or pid == me:
+            continue
+        if command_name(pid) == "slurmstepd":
+            node = _listens_for(pid, sockets)
+            ticks = start_ticks(pid)
+            if node is not None and ticks is not None:
+                record = ProcessRecord("slurmstepd", node, pid, ticks, here)
+                daemons[node].append(NodeProcess(record, parent_of(pid), None, None, _title(pid)))
+            continue
+        name = value_of(entries, b"SLURMD_NODENAME")
+        if name in wanted:
+            owner[pid] = name
+    waiting = list(owner)
+    while waiting:
+        pid = waiting.pop()
+        for child in children.get(pid, []):
+            if child not in owner and child != me:
+                owner[child] = owner[pid]
+                waiting.append(child)
+    for pid, node in owner.items():
+        ticks = start_ticks(pid)
+        if ticks is not None:
+            record = ProcessRecord("job", node, pid, ticks, here)
+            entries = environment_of(pid)
+            tasks[node].append(
+                NodeProcess(
+                    record, parent_of(pid), value_of(entries, b"SLURM_STEP_ID"), _rank(pid, entries)
+                )
+            )
+    return {name: NodeContents(tuple(daemons[name]), tuple(tasks[name])) for name in wanted}
+
+
+class StepWatch:
+    """Finds a node's step tasks while they come and go; a look costs little, since only new
+    processes are read.
+
+    Batch scripts are none of them. For a loop that looks many times a second.
+    """
+
+    def __init__(self, folders: TwinFolders, node: str) -> None:
+        self._conf = f"SLURM_CONF={folders.slurm_conf}".encode()
+        self._node = node
+        self._settled: set[int] = set()
+        self._young: dict[int, float] = {}
+        self._found: dict[int, ProcessRecord] = {}
+        self._boot = boot_mark()
+
+    def look(self) -> tuple[ProcessRecord, ...]:
+        """All tasks of the node's steps that live now."""
+        living = set(process_ids())
+        now = time.monotonic()
+        self._settled &= living
+        for pid in living - self._settled - self._young.keys() - self._found.keys():
+            self._young[pid] = now
+        for pid, since in list(self._young.items()):
+            if self._is_task(pid):
+                ticks = start_ticks(pid)
+                if ticks is not None:
+                    self._found[pid] = ProcessRecord("job", self._node, pid, ticks, self._boot)
+                del self._young[pid]
+            elif pid not in living:
+                del self._young[pid]
+            elif now - since > YOUNG_SECONDS and command_name(pid) != "slurmstepd":
+                del self._young[pid]
+                self._settled.add(pid)
+        self._found = {pid: record for pid, record in self._found.items() if record.is_alive}
+        return tuple(self._found.values())
+
+    def _is_task(self, pid: int) -> bool:
+        entries = environment_of(pid)
+        return (
+            self._conf in entries
+            and value_of(entries, b"SLURMD_NODENAME") == self._node
+            and value_of(entries, b"SLURM_STEP_ID") is not None
+            and command_name(pid) != "slurmstepd"
+        )
+
+
+# ----------------------------------------------------------------------------- reading /proc
+def process_ids() -> list[int]:
+    """All processes of this machine."""
+    with os.scandir("/proc") as entries:
+        return [int(entry.name) for entry in entries if entry.name.isdecimal()]
+
+
+def value_of(entries: Iterable[bytes], name: bytes) -> str | None:
+    """The value of one variable among `entries`."""
+    head = name + b"="
+    for entry in entries:
+        if entry.startswith(head):
+            return entry[len(head) :].decode(errors="replace")
+    return None
+
+
+def parent_of(pid: int) -> int:
+    """The parent's process id; 0 when the process is gone."""
+    with suppress(OSError):
+        text = Path(f"/proc/{pid}/stat").read_text()
+        return int(text[text.rindex(")") + 2 :].split()[1])
+    return 0
+
+
+def _rank(pid: int, entries: Iterable[bytes]) -> int | None:
+    """A worker's global rank: a launcher gives it as RANK, a forked stand-in has it as its name."""
+    named = _RANK_NAME.fullmatch(command_name(pid))
+    if named:
+        return int(named.group(1))
+    value = value_of(entries, b"RANK")
+    if value is not None and value.isdecimal():
+        return int(value)
+    return None
+
+
+def _step_sockets(folders: TwinFolders, nodes: set[str]) -> dict[str, str]:
+    """Inode of every step daemon's socket, and its node."""
+    head = f"{folders.spool}/"
+    found = {}
+    for line in Path("/proc/net/unix").read_text().splitlines():
+        words = line.split(maxsplit=7)
+        if len(words) == 8 and words[7].startswith(head):
+            node = words[7].removeprefix(head).split("/", 1)[0]
+            if node in nodes:
+                found[words[6]] = node
+    return found
+
+
+def _listens_for(pid: int, sockets: Mapping[str, str]) -> str | None:
+    with suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                match = _SOCKET.fullmatch(str(Path(entry.path).readlink()))
+                if match and match.group(1) in sockets:
+                    return sockets[match.group(1)]
+    return None
+
+
+def _title(pid: int) -> tuple[str, str] | None:
+    with suppress(OSError):
+        text = (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
+        match = _TITLE.search(text)
+        if match:
+            return (match.group(1), match.group(2))
+        return None
+    return None

@@ -20,15 +20,17 @@ import psutil
 
 from tr11ops.base.errors import TwinError
 from tr11ops.base.units import counted
-from tr11ops.twin import accounting, services
-from tr11ops.twin.fault_directories import uncover
+from tr11ops.twin import services
+from tr11ops.twin.fault_files import uncover
 from tr11ops.twin.fault_store import FaultStore
 from tr11ops.twin.machine import (
     DAEMONS,
     accepts,
     check_memory,
+    claimed_ports,
     default_directory,
     find_programs,
+    is_free,
     listens,
     locked,
     make_folder,
@@ -46,7 +48,6 @@ from tr11ops.twin.plan import (
     slurmdbd_conf,
     twin_record,
 )
-from tr11ops.twin.ports import claimed_ports, is_free
 from tr11ops.twin.processes import MARK, ProcessRecord, end, marked, read_ledger, spawn
 from trainer.contract.record import Record
 
@@ -122,7 +123,7 @@ class Twin:
         path = search_path(os.environ)
         programs = find_programs(path)
         if plan.accounting:
-            programs |= find_programs(path, accounting.PROGRAMS, accounting.INSTALL_FIX)
+            programs |= find_programs(path, services.PROGRAMS, services.ACCOUNTING_FIX)
         if plan.store:
             services.store_program()
         home = _home(directory)
@@ -335,9 +336,9 @@ class Twin:
         if self.plan.accounting:
             progress("starting the accounting database")
             environment = self.client_environment
-            database = accounting.start_database(programs, self.folders, user, environment)
+            database = services.start_database(programs, self.folders, user, environment)
             _await(lambda: listens(self.folders.database_socket), database, self.folders, deadline)
-            slurmdbd = accounting.start_slurmdbd(programs, self.folders, environment)
+            slurmdbd = services.start_slurmdbd(programs, self.folders, environment)
             _await(
                 lambda: accepts(self.ports.accounting(self.plan)), slurmdbd, self.folders, deadline
             )
@@ -363,7 +364,7 @@ class Twin:
             waiting = [name for name in self.plan.node_names if states.get(name) != "idle"]
             if not waiting:
                 if self.plan.accounting:
-                    accounting.add_account(self.client_environment, user)
+                    services.add_account(self.client_environment, user)
                 return
             if len(waiting) < waiting_before:
                 progress(

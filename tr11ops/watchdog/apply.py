@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import NotDone, SchedulerError, SchedulerUnreachable, Uncertain
 from tr11ops.base.observed import Unknown, cause, known, observed
+from tr11ops.cluster.arrays import covers
 from tr11ops.cluster.base import Job, JobState, Scheduler
-from tr11ops.cluster.parts import covers
 from tr11ops.cluster.pending_reasons import is_held as job_is_held
 from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes, include_nodes
 from tr11ops.observe.ownership import read_own_jobs

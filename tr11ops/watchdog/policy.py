@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, duration
+from tr11ops.cluster.arrays import covers, names_of
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.cluster.parts import covers, names_of
 from tr11ops.cluster.pending_reasons import is_held, reason_of
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.kept_stacks import stacks_since

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
+from tr11ops.cluster.arrays import covers
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.cluster.parts import covers
 
 
 class Queue:

@@ -22,7 +22,7 @@ from tr11ops.agent.channel import Channel, Greeting, greet
 from tr11ops.agent.peers import Newcomer, objection
 from tr11ops.agent.rendezvous import Rendezvous, read_rendezvous
 from tr11ops.base.errors import ChannelBusy, ChannelLost, RendezvousError
-from tr11ops.twin.ports import claimed_ports
+from tr11ops.twin.machine import claimed_ports
 from trainer.contract.state_file import read_json
 
 LAUNCHER = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "NNODES": "4", "NODE_RANK": "2"}

@@ -54,8 +54,8 @@ def _copy(what: dict[str, Any]) -> int:
 
 def _restore(what: dict[str, Any]) -> int:
     from tests.tr11ops.backup.copy_cases import make_archive, quick
-    from tr11ops.backup.receipts import read_receipt
     from tr11ops.backup.restore import restore_checkpoint
+    from tr11ops.backup.survey import read_receipt
 
     archive = make_archive(Path(what["store"]))
     receipt = read_receipt(archive, what["location"])

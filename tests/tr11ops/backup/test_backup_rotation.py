@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tr11ops.backup.rotation import DAY_SECONDS, StoredFile, choose, oldest
+from tr11ops.backup.due import DAY_SECONDS, StoredFile, choose, oldest
 
 NOW = 1.7e9
 HOUR = 3600.0

@@ -17,7 +17,7 @@ from tests.tr11ops.backup.copy_cases import (
     make_checkpoint,
 )
 from tests.tr11ops.backup.copy_nursery import CopyNursery
-from tr11ops.backup.receipts import list_receipts
+from tr11ops.backup.survey import list_receipts
 
 TRIALS = 50
 

@@ -20,7 +20,7 @@ from tests.tr11ops.backup.copy_cases import (
 )
 from tr11ops.backup.copying import work_bytes
 from tr11ops.backup.folder import FolderArchive
-from tr11ops.backup.receipts import list_receipts, parse_receipt
+from tr11ops.backup.survey import list_receipts, parse_receipt
 from tr11ops.base.errors import CheckpointChanged, CopyError, CopyStopped, SourceDamaged
 
 

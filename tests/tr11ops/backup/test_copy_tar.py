@@ -19,9 +19,9 @@ from tests.tr11ops.backup.copy_cases import (
     make_checkpoint,
     quick,
 )
+from tr11ops.backup.checking import Filler, offsets, tar_layout
 from tr11ops.backup.copying import items_of
 from tr11ops.backup.source import SourceFile, read_source
-from tr11ops.backup.tar_layout import Filler, offsets, tar_layout
 
 NAMES = st.text(
     st.characters(codec="utf-8", exclude_characters="/\0\n"), min_size=1, max_size=40

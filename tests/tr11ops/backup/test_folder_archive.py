@@ -21,11 +21,10 @@ from tests.tr11ops.backup.copy_cases import (
     make_archive,
     make_checkpoint,
 )
-from tr11ops.backup import folder_files
+from tr11ops.backup import folder
 from tr11ops.backup.archives import archive_address, archive_key, open_archive
 from tr11ops.backup.base import RemoteFile, hidden_name
-from tr11ops.backup.folder import MARKER_FILE, FolderArchive
-from tr11ops.backup.folder_files import part_path
+from tr11ops.backup.folder import MARKER_FILE, FolderArchive, part_path
 from tr11ops.base.errors import ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
 from tr11ops.rundir.copies import CopyRecord, write_copy
@@ -157,7 +156,7 @@ def test_another_users_unshared_part_is_begun_again(
             raise PermissionError(errno.EACCES, "Permission denied")
         return real(path, *given, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(folder_files.os, "open", denied)
+    monkeypatch.setattr(folder.os, "open", denied)
     assert archive.upload("a", 10, "id").offset == 0
     put(archive, "a", b"0123456789")
     assert refused and (tmp_path / "store" / "a").read_bytes() == b"0123456789"
@@ -248,14 +247,14 @@ def test_each_error_has_its_meaning(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patched:
-        patched.setattr(folder_files.os, "pwrite", fail)
+        patched.setattr(folder.os, "pwrite", fail)
         with pytest.raises(kind, match=os.strerror(number)) as caught:
             archive.put("b", b"x")
         assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
         with pytest.raises(kind):
             copy(archive, make_checkpoint(tmp_path / VARIANT))
     with monkeypatch.context() as patched:
-        patched.setattr(folder_files.os, "fsync", fail)
+        patched.setattr(folder.os, "fsync", fail)
         with pytest.raises(kind):
             archive.put("b", b"x")
     assert archive.look("b") is None

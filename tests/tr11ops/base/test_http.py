@@ -20,7 +20,7 @@ from tr11ops.base.errors import (
     NetworkError,
 )
 from tr11ops.base.http import get, may_pass
-from tr11ops.hub.asking import ask
+from tr11ops.hub.remote_log import ask
 
 
 @contextmanager

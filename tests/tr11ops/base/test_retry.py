@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from tr11ops.backup.base import ARCHIVE_RETRIES
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable, Unavailable
 from tr11ops.base.retry import RetryPolicy, retry
-from tr11ops.hub.asking import remote_retries
 from tr11ops.hub.base import hub_retries
+from tr11ops.hub.remote_log import remote_retries
 
 
 class Scene:

@@ -17,8 +17,8 @@ from tests.tr11ops.cli.saving import save
 from tr11ops.backup import round_values
 from tr11ops.backup.archives import open_archive
 from tr11ops.backup.base import Archive
-from tr11ops.backup.retried import RetriedArchive
 from tr11ops.backup.submit import jobs_of
+from tr11ops.backup.transfer import RetriedArchive
 from tr11ops.cli.main import execute
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.paths import RunDirectory

@@ -11,9 +11,8 @@ import pytest
 from tests.fake_gpus import lose_driver, plant_gpus
 from tests.tr11ops.cli.local_bench import LocalBench
 from tr11ops.agent.node_gpus import claim_gpus, gpus_of_node
-from tr11ops.cluster.gpu_claims import claim
 from tr11ops.cluster.local import LocalScheduler
-from tr11ops.cluster.local_machine import machine_name
+from tr11ops.cluster.local_machine import claim, machine_name
 
 CORES = len(os.sched_getaffinity(0))
 GPU_CARD = ("--set", "slurm.nodes=1", "--set", "slurm.gpus_per_node=1")

@@ -12,10 +12,10 @@ import pytest
 from tests.tr11ops.cli.local_bench import LocalBench
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.site import SiteRules
-from tr11ops.launch.first_data import data_commands
 from tr11ops.launch.presets import PRESETS, preset_tables, token_count, tokens_of, with_tokens
 from tr11ops.launch.starter import (
     Answers,
+    data_commands,
     example_tables,
     partition_choices,
     proposed_nodes,

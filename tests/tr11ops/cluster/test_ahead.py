@@ -8,9 +8,9 @@ import pytest
 
 from tests.tr11ops.status_cases import pending, running
 from tr11ops.base.errors import SchedulerUnreachable
-from tr11ops.cluster import ahead
-from tr11ops.cluster.ahead import AskedAhead
+from tr11ops.cluster import select
 from tr11ops.cluster.base import Job, Node
+from tr11ops.cluster.select import AskedAhead
 
 
 class Slow:
@@ -70,7 +70,7 @@ def test_an_old_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = AskedAhead(slow, "r")
     asked._jobs._thread.join(30)  # type: ignore[union-attr]
     asked._nodes._thread.join(30)  # type: ignore[union-attr]
-    monkeypatch.setattr(ahead, "FRESH_SECONDS", -1.0)
+    monkeypatch.setattr(select, "FRESH_SECONDS", -1.0)
     asked.jobs(name="r")
     asked.nodes()
     assert sorted(slow.calls) == ["jobs r None", "jobs r None", "nodes", "nodes"]

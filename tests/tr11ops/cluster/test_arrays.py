@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tr11ops.base.errors import ArraySyntaxError, SchedulerError
-from tr11ops.cluster.arrays import named_tasks, parse_array, task_numbers
+from tr11ops.cluster.arrays import covers, named_tasks, parse_array, task_numbers
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.local_rules import array_of, parse_job_id
-from tr11ops.cluster.parts import covers
 from tr11ops.runcard.card import CardError, parse_attempts
 
 FAULTS = [

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.cluster import jobcomp
+from tr11ops.cluster import slurm_text
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.site import keep_site, read_site
 from tr11ops.cluster.slurm_command import CommandResult
@@ -19,12 +19,12 @@ LINES = (DATA / "jobcomp.txt").read_text().splitlines()
 
 
 def by_name() -> dict[str, Job]:
-    found = [job for line in LINES if (job := jobcomp.ended_job(line)) is not None]
+    found = [job for line in LINES if (job := slurm_text.ended_job(line)) is not None]
     return {job.name: job for job in found}
 
 
 def test_every_line_but_that_of_a_shrinking_job_is_an_end() -> None:
-    others = [line for line in LINES if jobcomp.ended_job(line) is None]
+    others = [line for line in LINES if slurm_text.ended_job(line) is None]
     assert len(others) == 1
     assert "JobState=RESIZING" in others[0]
 
@@ -44,13 +44,13 @@ def test_what_is_told_of_an_end() -> None:
 
 
 def test_tasks_of_an_array_carry_both_numbers() -> None:
-    first, second = jobcomp.ended_jobs(LINES, "arr")
+    first, second = slurm_text.ended_jobs(LINES, "arr")
     assert (first.job_id, first.raw_id, first.array_id, first.task_id) == ("1_1", "4", "1", 1)
     assert (second.job_id, second.raw_id, second.array_id, second.task_id) == ("1_2", "1", "1", 2)
 
 
 def test_a_name_with_blanks_and_a_job_that_lost_a_node_end_once() -> None:
-    (job,) = jobcomp.ended_jobs(LINES, "odd name=x")
+    (job,) = slurm_text.ended_jobs(LINES, "odd name=x")
     assert (job.state, job.raw_id, job.array_id) == (JobState.CANCELLED, "2", None)
 
 
@@ -60,7 +60,7 @@ def test_a_number_that_ends_again_after_a_requeue_counts_once() -> None:
         for line in LINES
         if "Name=stepfail" in line
     ]
-    (job,) = jobcomp.ended_jobs([*LINES, *again], "stepfail")
+    (job,) = slurm_text.ended_jobs([*LINES, *again], "stepfail")
     assert job.state is JobState.COMPLETED
 
 
@@ -69,14 +69,14 @@ def test_limits_in_words(limit: str) -> None:
     line = next(line for line in LINES if "Name=stepfail" in line).replace(
         "TimeLimit=60", f"TimeLimit={limit}"
     )
-    job = jobcomp.ended_job(line)
+    job = slurm_text.ended_job(line)
     assert job is not None
     assert job.time_limit_seconds == (86400 if limit.startswith("1") else None)
 
 
 @given(cut=st.integers(0, 600), line=st.sampled_from(LINES), noise=st.text(max_size=20))
 def test_no_line_breaks_the_reader(cut: int, line: str, noise: str) -> None:
-    job = jobcomp.ended_job(line[:cut] + noise)
+    job = slurm_text.ended_job(line[:cut] + noise)
     assert job is None or job.state.is_final
 
 

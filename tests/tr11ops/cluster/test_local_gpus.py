@@ -12,9 +12,8 @@ from tests.fake_gpus import lose_driver, plant_gpus
 from tests.waiting import until
 from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.base import BatchRequest, JobState
-from tr11ops.cluster.gpu_claims import claim
 from tr11ops.cluster.local import LocalScheduler, LocalSettings
-from tr11ops.cluster.local_machine import machine_name
+from tr11ops.cluster.local_machine import claim, machine_name
 from tr11ops.cluster.local_processes import with_environment
 from tr11ops.cluster.local_records import simulated_nodes
 

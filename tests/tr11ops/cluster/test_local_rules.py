@@ -14,8 +14,13 @@ from tr11ops.base.errors import SchedulerError
 from tr11ops.base.nvidia import Gpu
 from tr11ops.cluster.arrays import format_ranges
 from tr11ops.cluster.base import BatchRequest, JobState
-from tr11ops.cluster.local_environment import interpreter, submitted_environment
-from tr11ops.cluster.local_machine import GpuList, LocalNode, local_nodes
+from tr11ops.cluster.local_machine import (
+    GpuList,
+    LocalNode,
+    interpreter,
+    local_nodes,
+    submitted_environment,
+)
 from tr11ops.cluster.local_records import (
     Dropped,
     LocalSettings,

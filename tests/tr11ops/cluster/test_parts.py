@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tr11ops.cluster.arrays import covers, names_of, not_repeated, split, tasks_of, without
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.cluster.parts import covers, names_of, not_repeated, split, tasks_of, without
 
 TASKS = st.sets(st.integers(0, 12), min_size=1)
 

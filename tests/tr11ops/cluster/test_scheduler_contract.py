@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from tests.waiting import until
 from tr11ops.base.errors import SchedulerError
+from tr11ops.cluster.arrays import tasks_of
 from tr11ops.cluster.base import BatchRequest, Job, JobState, Scheduler
 from tr11ops.cluster.local import LocalScheduler, LocalSettings
 from tr11ops.cluster.local_records import simulated_nodes
-from tr11ops.cluster.parts import tasks_of
 from tr11ops.cluster.select import choose_scheduler
 from trainer.contract.record import Record
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.cluster import slurm_nodes, slurm_table, slurm_text
+from tr11ops.cluster import slurm_table, slurm_text
 from tr11ops.cluster.arrays import LARGEST_ARRAY_INDEX, task_numbers
 from tr11ops.cluster.base import Job, JobState, Node
 
@@ -161,10 +161,10 @@ def test_the_table_of_nodes_tells_the_partitions_that_start_nothing() -> None:
         ),
     ]
     text = "".join("".join(f"{value}\x1f" for value in row) + "\n" for row in rows)
-    assert slurm_nodes.nodes_from_table(text) == (
+    assert slurm_table.nodes_from_table(text) == (
         Node("n1", frozenset({"idle", "drain"}), "fan | 3, by hand", 64, 8, 500_000, ("gpu", "all"),
              frozenset({"a100", "ib"}), ("gpu",), gpu_kind="a100", reason_time=1795256049.0, reason_user="root"),
         Node("c1", frozenset({"mixed"}), "", 32, 0, 250_000, ("all",)),
     )  # fmt: skip
-    assert slurm_nodes.nodes_from_table("") == ()
-    assert slurm_nodes.nodes_from_table("another\x1fshape\x1f\n") is None
+    assert slurm_table.nodes_from_table("") == ()
+    assert slurm_table.nodes_from_table("another\x1fshape\x1f\n") is None

@@ -8,9 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.tr11ops.curves.logs import changed, quiet
-from tr11ops.curves.compare import compare
+from tr11ops.curves.compare import compare, text_plot
 from tr11ops.curves.curve import RunCurve, curve_of
-from tr11ops.curves.plot import text_plot
 from tr11ops.curves.steps import LoggedStep
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from tr11ops.hub.base import Repository
 from tr11ops.hub.client import Hub
+from tr11ops.hub.masking import masked_crc
 from tr11ops.hub.sync import sync_once
 from tr11ops.hub.sync_files import RunningDigests
 from tr11ops.hub.sync_round import SyncOutcome, SyncSettings
-from tr11ops.hub.whole_records import masked_crc
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.hub.server import HubServer
 from trainer.contract.paths import RunPaths

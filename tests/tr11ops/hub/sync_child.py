@@ -14,7 +14,7 @@ import huggingface_hub.hf_api
 import huggingface_hub.lfs  # noqa: F401  what a round would import
 
 import tr11ops.hub.committing
-import tr11ops.hub.failures  # noqa: F401
+import tr11ops.hub.transport  # noqa: F401
 from tests.tr11ops.hub.sync_cases import PATTERNS, REPOSITORY
 from tr11ops.base.errors import Busy
 from tr11ops.hub.base import Repository, hub_retries

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tr11ops.hub.attributes import RULE, is_lfs, parse, pattern_of, with_rules
+from tr11ops.hub.sync_plan import RULE, is_lfs, parse, pattern_of, with_rules
 from tr11ops.twin.hub.state import DEFAULT_ATTRIBUTES
 
 PATTERNS = [

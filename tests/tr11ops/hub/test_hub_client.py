@@ -15,8 +15,8 @@ from tr11ops.base.errors import HubMissing, HubPermanentError, HubUnavailable
 from tr11ops.hub.base import Add, Delete, HubCopy, HubFile, Repository, hub_retries
 from tr11ops.hub.client import Hub
 from tr11ops.hub.credentials import Credentials, Secret
-from tr11ops.twin.hub.faults import Window
 from tr11ops.twin.hub.server import HubServer
+from tr11ops.twin.hub.state import Window
 
 
 # ----------------------------------------------------------------------------- what it does

@@ -33,9 +33,8 @@ from huggingface_hub.utils._http import default_client_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tr11ops.twin.hub.faults import Window
 from tr11ops.twin.hub.server import HubServer
-from tr11ops.twin.hub.state import DEFAULT_ATTRIBUTES, git_blob, is_large_by_rule
+from tr11ops.twin.hub.state import DEFAULT_ATTRIBUTES, Window, git_blob, is_large_by_rule
 
 NAME = "science/data"
 

@@ -16,10 +16,9 @@ from tests.tr11ops.status.publishing import published
 from tests.tr11ops.status_cases import NOW, snapshot
 from tr11ops.base.errors import HubPermanentError, HubUnavailable
 from tr11ops.cli.main import execute
-from tr11ops.hub.asking import ask, remote_retries
 from tr11ops.hub.base import Add, Repository
 from tr11ops.hub.client import Hub
-from tr11ops.hub.remote_log import RemoteFollower, RemoteLog
+from tr11ops.hub.remote_log import RemoteFollower, RemoteLog, ask, remote_retries
 from tr11ops.logs.line_filter import LineQuery
 from tr11ops.logs.show import Query
 from tr11ops.twin.hub.server import HubServer

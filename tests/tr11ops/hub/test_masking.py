@@ -11,10 +11,9 @@ from msgspec.structs import replace
 
 from tests.tr11ops.hub.sync_cases import EVENTS, LOG, REPOSITORY, Mirror, record
 from tr11ops.base.errors import HubPermanentError, PublicRepository
-from tr11ops.hub.masking import KEY_LINES, Masks, MaskSearch
+from tr11ops.hub.masking import KEY_LINES, Masks, MaskSearch, whole_events
 from tr11ops.hub.sync import preview
-from tr11ops.hub.sync_state import read_found, write_confirmed, write_revoked
-from tr11ops.hub.whole_records import whole_events
+from tr11ops.hub.sync_round import read_found, write_confirmed, write_revoked
 from tr11ops.observe.operation import CopyStatus
 from tr11ops.observe.operation_files import read_copy
 from tr11ops.rundir.journal import read_journal

@@ -30,7 +30,7 @@ from tr11ops.hub.model_card import (
     identity_in,
     model_card,
 )
-from tr11ops.hub.model_facts import Losses, datasets_of, model_facts, read_losses
+from tr11ops.hub.upload import Losses, datasets_of, model_facts, read_losses
 from tr11ops.runcard.card import RunCard, load_card
 from trainer.contract.manifest import Manifest
 

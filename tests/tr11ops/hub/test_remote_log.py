@@ -9,8 +9,7 @@ import pytest
 from tests.tr11ops.logs.hub_server import Hub, serving
 from tests.tr11ops.logs.log_cases import log_of
 from tr11ops.base.errors import HubPermanentError, HubUnavailable
-from tr11ops.hub.asking import remote_retries
-from tr11ops.hub.remote_log import RemoteFollower, RemoteLog
+from tr11ops.hub.remote_log import RemoteFollower, RemoteLog, remote_retries
 from tr11ops.logs.line_filter import LineQuery
 from tr11ops.logs.show import Query
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.hub.sync_cases import EVENTS, LOG, REPOSITORY, Mirror, record
-from tr11ops.hub.whole_records import whole_events
+from tr11ops.hub.masking import whole_events
 
 KILLS = 50
 

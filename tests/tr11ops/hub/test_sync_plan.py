@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tr11ops.base.errors import Busy, HubPermanentError, HubUnavailable
 from tr11ops.hub.base import HubFile
-from tr11ops.hub.sync_loop import LoopClock, follow, seconds_of
+from tr11ops.hub.sync import LoopClock, follow, seconds_of
 from tr11ops.hub.sync_plan import (
     MOST_BYTES,
     MOST_FILES,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tests.tr11ops.hub.sync_cases import EVENTS, LOG, REPOSITORY, Mirror, other, record
 from tr11ops.base.errors import Busy, HubPermanentError, HubUnavailable
 from tr11ops.hub.sync import preview, sync_once
-from tr11ops.hub.sync_state import read_state
+from tr11ops.hub.sync_round import read_state
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.journal import read_journal
 

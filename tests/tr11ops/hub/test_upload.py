@@ -336,8 +336,8 @@ CHILD = """
 import os, sys
 from tr11ops.cli.main import execute
 from tr11ops.cli.upload import export_options
-import tr11ops.cli.upload, tr11ops.hub.client, tr11ops.hub.committing, tr11ops.hub.failures, tr11ops.goodput.history
-import tr11ops.goodput.account, tr11ops.cli.goodput, tr11ops.hub.model_facts, tr11ops.hub.upload, trainer.schedule.flops
+import tr11ops.cli.upload, tr11ops.hub.client, tr11ops.hub.committing, tr11ops.hub.transport, tr11ops.goodput.history
+import tr11ops.goodput.account, tr11ops.cli.goodput, tr11ops.hub.upload, tr11ops.hub.upload, trainer.schedule.flops
 for line in sys.stdin:
     number = os.fork()
     if number == 0:

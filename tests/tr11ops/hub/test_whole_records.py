@@ -11,8 +11,8 @@ from tensorboard.backend.event_processing.event_file_loader import RawEventFileL
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from tests.tr11ops.hub.sync_cases import record
-from tr11ops.hub import whole_records
-from tr11ops.hub.whole_records import Whole, whole_events, whole_lines
+from tr11ops.hub import masking
+from tr11ops.hub.masking import Whole, whole_events, whole_lines
 
 
 def reader(data: bytes, piece: int = 1 << 20):
@@ -81,7 +81,7 @@ def test_a_damaged_record_counts_once_a_good_one_follows():
 
 
 def test_a_record_larger_than_a_piece_and_one_beyond_the_file(monkeypatch):
-    monkeypatch.setattr(whole_records, "PIECE_BYTES", 64)
+    monkeypatch.setattr(masking, "PIECE_BYTES", 64)
     large = record(b"x" * 1000)
     data = record(b"a") + large + record(b"b" * 70)
     for cut in (len(data), len(data) - 1):
@@ -89,7 +89,7 @@ def test_a_record_larger_than_a_piece_and_one_beyond_the_file(monkeypatch):
             cut if cut == len(data) else 17 + len(large)
         )
     header = struct.pack("<Q", 2**64 - 1)
-    endless = header + struct.pack("<I", whole_records.masked_crc(header)) + b"x" * 50
+    endless = header + struct.pack("<I", masking.masked_crc(header)) + b"x" * 50
     assert whole_events(reader(endless), 0, len(endless)) == Whole(0)
 
 

@@ -12,10 +12,16 @@ from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Node
-from tr11ops.cluster.grants import Grants, Reservation, ResourceBudget, ResourceLimit, read_grants
-from tr11ops.cluster.site import SiteRules
+from tr11ops.cluster.site import (
+    Grants,
+    Reservation,
+    ResourceBudget,
+    ResourceLimit,
+    SiteRules,
+    read_grants,
+)
 from tr11ops.cluster.slurm_command import CommandResult
-from tr11ops.launch.grants import grant_checks
+from tr11ops.launch.margins import grant_checks
 from tr11ops.runcard.card import load_card
 
 NOW, HOUR = 1_795_371_259.0, 3600.0

@@ -16,8 +16,7 @@ from tests.tr11ops.launch.preflight_bench import PARTITION, Bench, cut
 from tests.tr11ops.launch.run_inputs import write_checkpoint, write_dataset
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import JobState, Node
-from tr11ops.cluster.grants import Grants, Reservation
-from tr11ops.cluster.site import SiteRules
+from tr11ops.cluster.site import Grants, Reservation, SiteRules
 from tr11ops.launch.directory_checks import bytes_of_a_save, files_of_checkpoint
 from tr11ops.launch.extra_observations import AccessFault, ClockFacts, read_access
 from tr11ops.launch.facts import look_at_directory

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cluster.sbatch_options import script_options
-from tr11ops.launch.render import render_script
+from tr11ops.launch.plan import render_script
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.hold_marks import marked_holds
 

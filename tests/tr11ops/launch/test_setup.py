@@ -11,8 +11,8 @@ import pytest
 from tests.tr11ops.launch.preflight_bench import Bench
 from tests.tr11ops.launch.run_inputs import write_card, write_tokenizer
 from tr11ops.base.shipped import shipped
-from tr11ops.launch import setup as tried
-from tr11ops.launch.setup import setup_checks
+from tr11ops.launch import environment as tried
+from tr11ops.launch.environment import setup_checks
 from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.runcard.check import Level, PreflightCheck
 from tr11ops.rundir.tokenizer import look_at_tokenizer, workers_environment

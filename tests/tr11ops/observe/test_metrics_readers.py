@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import to_builtins
 
 from tr11ops.goodput.history import read_metrics
-from tr11ops.hub.model_facts import read_losses
-from tr11ops.launch.history import read_history
+from tr11ops.hub.upload import read_losses
+from tr11ops.launch.margins import read_history
 from tr11ops.logs.moments import steps_since
 from tr11ops.observe.files import read_steps
 from tr11ops.observe.past_steps import progress_at

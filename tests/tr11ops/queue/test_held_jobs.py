@@ -11,8 +11,8 @@ from tests.tr11ops.job_queue import Queue
 from tests.tr11ops.status_cases import NOW, changed, ended, pending, save_marker, snapshot
 from tr11ops.cli.resume import _undoing
 from tr11ops.cli.stopping import StopContext
+from tr11ops.cluster.arrays import names_of
 from tr11ops.cluster.base import Job
-from tr11ops.cluster.parts import names_of
 from tr11ops.detect import held
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.queue.held_jobs import held_jobs, standing_holds

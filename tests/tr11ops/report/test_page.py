@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.observed import Unknown
 from tr11ops.cli.main import execute
-from tr11ops.curves.ranges import CurvePlace, CurveRange
+from tr11ops.curves.curve import CurvePlace, CurveRange
 from tr11ops.observe.snapshot import RunFacts
 from tr11ops.report.build import page_of
 from tr11ops.report.html import render

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tr11ops.cluster.base import BatchRequest
-from tr11ops.launch.plan import resolved_card
-from tr11ops.launch.render import render_script
+from tr11ops.launch.plan import render_script, resolved_card
 from tr11ops.runcard.card import CardError, load_card
 from tr11ops.runcard.secret_references import unset_here, values_here
 

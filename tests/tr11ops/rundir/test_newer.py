@@ -12,7 +12,7 @@ from tr11ops.backup.ledger import ArchiveState, DrillRecord, write_archive_state
 from tr11ops.base.errors import NewerFileError
 from tr11ops.base.observed import cause
 from tr11ops.cluster.site import SiteRules, keep_site
-from tr11ops.hub import sync_state
+from tr11ops.hub import sync_round
 from tr11ops.rundir import cron_records, hold_store
 from tr11ops.rundir.checkpoint_digests import DigestRecord, write_digest
 from tr11ops.rundir.copies import CopyRecord, write_copy
@@ -57,13 +57,13 @@ WRITERS: list[tuple[str, Callable[[RunDirectory], object], bool]] = [
     ("state/backup/drill.json", lambda run: write_drill(run, DRILL), True),
     (
         "state/sync/state.json",
-        lambda run: sync_state.write_state(run, sync_state.SyncState("e", "r", None)),
+        lambda run: sync_round.write_state(run, sync_round.SyncState("e", "r", None)),
         True,
     ),
-    ("state/sync/status.json", lambda run: sync_state.write_success(run, 1.0), True),
-    ("state/sync/status.json", lambda run: sync_state.write_found(run, 1.0, ()), True),
-    ("state/sync/status.json", lambda run: sync_state.write_failure(run, "no answer"), True),
-    ("state/sync/public.json", lambda run: sync_state.write_confirmed(run, "e", "r", 1.0), True),
+    ("state/sync/status.json", lambda run: sync_round.write_success(run, 1.0), True),
+    ("state/sync/status.json", lambda run: sync_round.write_found(run, 1.0, ()), True),
+    ("state/sync/status.json", lambda run: sync_round.write_failure(run, "no answer"), True),
+    ("state/sync/public.json", lambda run: sync_round.write_confirmed(run, "e", "r", 1.0), True),
     ("state/journal-heads.json", lambda run: write_heads(run.paths, ()), True),
     (
         "state/attempts/7/stacks/verdict.json",

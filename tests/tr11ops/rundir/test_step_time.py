@@ -12,7 +12,7 @@ from msgspec import to_builtins
 from tests.tr11ops.status_cases import NOW, record, snapshot
 from tr11ops.goodput.history import read_metrics
 from tr11ops.hub.log_end import end_of_log
-from tr11ops.launch.history import read_history
+from tr11ops.launch.margins import read_history
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Step
 from trainer.contract.logline import format_step

@@ -35,7 +35,7 @@ from tr11ops.rundir.fallback import VARIABLE, existing_fallback, fallback_of
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.reserve import RESERVE_FILE, keep_reserve
-from tr11ops.twin.fault_directories import CORE_DUMP, fill, uncover
+from tr11ops.twin.fault_files import CORE_DUMP, fill, uncover
 from tr11ops.twin.fault_store import InjectedFault
 from tr11ops.twin.plan import TwinFolders
 from tr11ops.watchdog.bring_back import bring_back

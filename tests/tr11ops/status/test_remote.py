@@ -26,9 +26,9 @@ from tests.tr11ops.status.screens import keys_below
 from tests.tr11ops.status_cases import DAY, HOUR, NOW, idle, snapshot
 from tr11ops.base.errors import HubPermanentError, HubUnavailable
 from tr11ops.cli.main import execute
-from tr11ops.hub.address import HubRepo, repo_of
-from tr11ops.hub.asking import remote_retries, until_answered
+from tr11ops.hub.base import HubRepo, repo_of
 from tr11ops.hub.log_end import end_of_log
+from tr11ops.hub.remote_log import remote_retries, until_answered
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.status.build import status_of
 from tr11ops.status.published import read_published

@@ -11,9 +11,16 @@ import pytest
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.base.errors import SweepError
 from tr11ops.runcard.card import RunCard, load_card
-from tr11ops.sweep.grid import MOST_CELLS, cells_of, parse_axis
-from tr11ops.sweep.plan import SweepPlan, SweepRequest, plan_sweep
-from tr11ops.sweep.rule import equal_overrides, rule_overrides
+from tr11ops.sweep.plan import (
+    MOST_CELLS,
+    SweepPlan,
+    SweepRequest,
+    cells_of,
+    equal_overrides,
+    parse_axis,
+    plan_sweep,
+    rule_overrides,
+)
 from trainer.schedule.learning_rate import warmup_samples_of
 from trainer.schedule.path import path_of
 

@@ -13,7 +13,7 @@ from tests.tr11ops.diagnose.diagnose_logs import of_text
 from tests.trainer.cases import VOCABULARY
 from tests.trainer.control.trainers import card
 from tests.trainer.spawn import fork_server
-from tr11ops.twin.ports import claimed_ports
+from tr11ops.twin.machine import claimed_ports
 from trainer.config.card import TrainerConfig
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_REFUSED, EndMarker

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from tr11ops.twin.ports import claimed_ports
+from tr11ops.twin.machine import claimed_ports
 from trainer.debug import group_probe
 
 

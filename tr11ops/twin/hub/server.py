@@ -23,9 +23,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from msgspec.structs import replace
 
-from tr11ops.twin.hub.faults import Fault, Window
 from tr11ops.twin.hub.routes import Answer, Api, HubRequest, Settings
-from tr11ops.twin.hub.state import Commit, HubAccount, HubProblem, HubState, Repo
+from tr11ops.twin.hub.state import Commit, Fault, HubAccount, HubProblem, HubState, Repo, Window
 from trainer.contract.record import Record
 
 PIECE = 1 << 20
