@@ -1,4 +1,6 @@
-"""Opening an archive: the card's store or url, or any folder or address that a person names."""
+"""Opening an archive: the card's store or url, or any folder or address that a person names; and
+whether such a folder is the run directory itself.
+"""
 
 from __future__ import annotations
 

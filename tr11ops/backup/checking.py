@@ -1,4 +1,6 @@
-"""Comparing what an archive gives back with what was sent, without holding either."""
+"""Comparing what an archive gives back with what was sent, without holding either; the layout of a
+copy that is one tar.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a round copies where, what is copied already, and what is not copied and why. Pure.
+"""What a round copies where and reads again, what is copied already, and what is not copied and
+why. Pure.
 
 A copy counts when it is sound, and of the very checkpoint that is here: one that was trained again
 has another identity.

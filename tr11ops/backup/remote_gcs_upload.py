@@ -1,4 +1,6 @@
-"""A file on its way into a bucket of Google's: in one request, or through a session in many."""
+"""A file on its way into a bucket of Google's: in one request, or through a session in many, which
+is remembered.
+"""
 
 from __future__ import annotations
 

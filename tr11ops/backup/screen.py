@@ -1,4 +1,6 @@
-"""The screen of `tr11 backup status`, within 80 columns, and the same as JSON values. Pure."""
+"""The screens of `tr11 backup`: status, the plan of a round, what a round did. Lines of at most 80
+columns, and the same as JSON values. Pure.
+"""
 
 from __future__ import annotations
 

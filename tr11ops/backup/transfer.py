@@ -1,5 +1,5 @@
-"""How bytes are moved between a checkpoint and an archive: settings that a copy, a re-read and a
-restore share.
+"""How bytes are moved between a checkpoint and an archive, and tried again: what a copy, a re-read
+and a restore share.
 """
 
 from __future__ import annotations

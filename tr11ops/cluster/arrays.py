@@ -1,5 +1,5 @@
-"""Task numbers of an array as Slurm writes them: "1-10%1", "0-8:4", "1,3,5-7". One reader, one
-writer. Pure.
+"""Tasks of an array: their numbers as Slurm writes them ("1-10%1", "0-8:4", "1,3,5-7"; one reader,
+one writer), which run each one is, and changing them by name. Pure.
 """
 
 from __future__ import annotations

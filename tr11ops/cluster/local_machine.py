@@ -1,5 +1,5 @@
 """The nodes of the embedded scheduler: this machine as it is, or the nodes that it is asked to
-play.
+play; who has which GPU of it, and what a task there is started with.
 
 The machine is one node. Its jobs share it: each has the GPUs and cores that it asks for, to itself.
 A simulated node belongs to one job; the machine's GPUs are shared out evenly among such nodes.

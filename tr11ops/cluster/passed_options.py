@@ -1,4 +1,5 @@
-"""Options of sbatch that tr11 does not know, and passes through as a card gives them. Pure.
+"""Options of sbatch that tr11 does not know and passes through as a card gives them, and the
+generic resources (GPUs) that some of them ask for. Pure.
 
 An option is a name, as sbatch spells it without the dashes, and a value: text, or "" where it has
 none (`--exclusive`).

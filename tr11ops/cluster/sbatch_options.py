@@ -1,5 +1,5 @@
-"""The options of sbatch for a request: one list, which the command line and the `#SBATCH` lines
-both are made of.
+"""What is handed to sbatch: the options of a request, one list, which the command line and the
+`#SBATCH` lines both are made of; and what every batch script is made with.
 """
 
 from __future__ import annotations

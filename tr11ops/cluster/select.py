@@ -1,4 +1,6 @@
-"""Which scheduler to use: `slurm`, `local`, or what this machine has."""
+"""Which scheduler to use (`slurm`, `local`, or what this machine has), and asking it ahead of need
+or once for several runs.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A Slurm site's own rules, as far as its commands tell them: arrays, jobs of one user, accounts,
-its clock.
+"""A Slurm site's own rules, as far as its commands tell them (arrays, jobs of one user, accounts,
+its clock), and what it grants a run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Reading `squeue --Format`: the one answer that is quick for ten thousand jobs and tells exit
-codes. Pure.
+"""Reading `squeue --Format` and `sinfo --Node --Format`: the one answer about jobs that is quick
+for ten thousand of them and tells exit codes, and the one about nodes. Pure.
 
 It tells all that scontrol's records do but the excluded nodes.
 """

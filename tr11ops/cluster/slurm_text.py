@@ -1,5 +1,5 @@
-"""Reading what `scontrol show ...` prints, and the values that all of Slurm's commands print:
-times, states. Pure.
+"""Reading what `scontrol show ...` prints, the values that all of Slurm's commands print (times,
+states), and the log of ended jobs. Pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Two runs or more, laid over each other: where one lies below the other, and by more than noise."""
+"""Two runs or more, laid over each other: where one lies below the other, and by more than noise;
+and drawn as lines of letters.
+"""
 
 from __future__ import annotations
 

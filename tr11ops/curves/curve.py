@@ -1,4 +1,4 @@
-"""One run's course, ready to be laid beside another's."""
+"""One run's course, or a part of it, ready to be laid beside another's."""
 
 from __future__ import annotations
 

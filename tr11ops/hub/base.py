@@ -1,5 +1,5 @@
-"""What is said to the hub and what comes back: repositories, files, changes, retries, and the three
-errors.
+"""What is said to the hub and what comes back (repositories, files, changes, retries, the three
+errors), and the addresses that people type.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Secrets in what is published: they are replaced by asterisks, byte for byte, in what is sent and
-nowhere else.
+"""What of a file is published: whole records alone, and secrets replaced by asterisks, byte for
+byte, in what is sent and nowhere else.
 
 What is masked in the first N bytes of a file depends on these bytes alone. So offsets, sizes and
 the end of the last whole line are those of the local file, and the hub's digest is found again from

@@ -1,4 +1,5 @@
-"""A log on the hub, read by range requests: what is new and no more, whatever the network does.
+"""A log on the hub, read by range requests, each asked again while it fails: what is new and no
+more, whatever the network does.
 
 A piece is asked for with a few bytes before it that are known already: a log that was cut or
 written again shows by them and by its size.

@@ -1,5 +1,5 @@
-"""What a synchronisation sends, and what it leaves alone. Pure: what was seen here and there goes
-in, a plan comes out.
+"""What a synchronisation sends, what it leaves alone, and which files of the repository are kept as
+LFS. Pure: what was seen here and there goes in, a plan comes out.
 
 Nothing at the hub is ever lost: a file that vanished here stays there; one that became shorter here
 stays there as it is; one whose beginning is another now is kept there under another name before the

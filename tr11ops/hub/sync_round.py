@@ -1,5 +1,5 @@
-"""What one synchronisation is given, what it gathers on its way, what it knows of the hub, and how
-it is recorded.
+"""What one synchronisation is given and knows from the last one, what it gathers on its way, what
+it knows of the hub, and how it is recorded.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""How the hub's library speaks to the network here: every request has a time-out, and no failure is
-retried below us.
+"""How the hub's library speaks to the network here (every request has a time-out, and no failure is
+retried below us), and what its failures mean to us.
 
 The library's own retries sleep up to half a minute with no one able to stop them, and many of its
 requests wait for ever. Its client is replaced, for the whole process, by one that gives each

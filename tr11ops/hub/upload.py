@@ -1,5 +1,5 @@
-"""Publishing a checkpoint as a model: an export in a work folder, then one commit that holds all of
-it.
+"""Publishing a checkpoint as a model: an export in a work folder, the facts of its card, then one
+commit that holds all of it.
 
     state/upload/global_stepN-IDENTITY-DTYPE/model/        what the export wrote
     state/upload/global_stepN-IDENTITY-DTYPE/export.json   its files with their digests; written when it is whole

@@ -1,4 +1,6 @@
-"""Defects of the job around the training: time limits, exits, pipes, nodes, kill switch, lost text."""
+"""Defects of a script: of the job around the training (time limits, exits, pipes, nodes, kill
+switch, lost text), of precision, DeepSpeed's file, schedule and data.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The command that starts the training: which one it is, its launcher's options, its own options."""
+"""The command that starts the training: which one it is, its launcher's options, its own options,
+and the DeepSpeed settings that the script writes for it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How an option of the old trainer becomes a key: kinds of rules, converters of their values."""
+"""How an option of the old trainer becomes a key (kinds of rules, converters of their values), and
+what an import collects on its way.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`#SBATCH` options into [slurm] and [run], and what Slurm will tell the job's shell."""
+"""`#SBATCH` lines: read as Slurm reads them, into [slurm] and [run], and what Slurm will tell the
+job's shell.
+"""
 
 from __future__ import annotations
 

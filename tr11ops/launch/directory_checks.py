@@ -1,4 +1,6 @@
-"""Whether the run directory is fit for the run: room, rights, clocks, and no one else in it. Pure."""
+"""Whether a run is free to start in its directory: room, rights, clocks, no one else in it, and no
+job of it that runs or waits elsewhere. Pure.
+"""
 
 from __future__ import annotations
 

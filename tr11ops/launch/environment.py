@@ -1,5 +1,5 @@
 """Whether this machine is fit to launch from: Python, packages, Slurm's commands, locks, umask,
-memory and disk.
+memory and disk, and set-up lines that run cleanly.
 """
 
 from __future__ import annotations

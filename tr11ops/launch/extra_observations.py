@@ -1,5 +1,5 @@
-"""What else a launch looks at in the run directory: clocks, the group's access, pause, lease, index
-maps, lost jobs.
+"""What else a launch looks at: clocks, the group's access, pause, lease, index maps, lost jobs, and
+the folders that the card names for copies.
 """
 
 from __future__ import annotations

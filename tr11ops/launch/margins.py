@@ -1,5 +1,6 @@
-"""Whether the end of each attempt leaves time for what must still be done: a step, an evaluation, a
-save. Pure.
+"""Whether there is time enough: what the run's records say of its speed, what each attempt's end
+leaves for a step, an evaluation and a save, and whether reservation and hours last. Pure but for
+the records.
 """
 
 from __future__ import annotations

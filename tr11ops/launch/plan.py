@@ -1,5 +1,5 @@
-"""What a launch would do, decided before anything is done: `--dry-run` prints it, and submitting
-carries it out.
+"""What a launch would do, decided before anything is done, with the batch script's text: `--dry-
+run` prints it, and submitting carries it out.
 """
 
 from __future__ import annotations

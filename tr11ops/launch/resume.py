@@ -1,4 +1,6 @@
-"""What a launch would resume from, and whether the card fits it. Pure."""
+"""What a launch would resume from, whether the card fits it, and whether the trainer would refuse
+what is queued. Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Where each cell of a study stands: by queue, signs of life, end markers and checkpoints, read
-again at each look.
+"""Where each cell of a study stands (by queue, signs of life, end markers and checkpoints, read
+again at each look), what its card is now, and stopping it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a study is, in the one file of its folder: the grid, each cell, and every array that was
-submitted for it.
+"""What a study is, in the one file of its folder (the grid, each cell, every array that was
+submitted for it), and finding that folder.
 
 sweep.json    sweep.d/NNNNNNNN.json    (see `tr11ops.rundir.versioned`)
 CELL/         a run directory, with its card as CELL/tr11.toml

@@ -1,5 +1,6 @@
-"""The plan of a study: each cell as a whole run card, checked by the card's own rules before
-anything is made. Pure but for `load`, which reads the card.
+"""The plan of a study: the grid of its keys, the learning rate of each batch size, and each cell as
+a whole run card, checked by the card's own rules before anything is made. Pure but for `load`,
+which reads the card.
 """
 
 from __future__ import annotations

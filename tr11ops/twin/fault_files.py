@@ -1,5 +1,5 @@
-"""Faults of a directory: a full disk, a read-only one, one that is not mounted, all really so, by
-mounts over it.
+"""Faults of files: a full directory, a read-only one, one that is not mounted (all really so, by
+mounts over it), and a script with another text.
 
 Root is needed (the right to mount). What already has a file open goes on with what lies below.
 """

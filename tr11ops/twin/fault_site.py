@@ -1,4 +1,4 @@
-"""What the site does to a run, as faults of a twin: partitions, reservations, limits, nodes, by
+"""What the site does to a run, as faults of a twin (partitions, reservations, limits, nodes), by
 Slurm's commands.
 """
 

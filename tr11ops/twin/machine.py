@@ -1,4 +1,4 @@
-"""This machine, as a twin needs it: programs, folders, memory, one command at a time."""
+"""This machine, as a twin needs it: programs, folders, memory, free ports, one command at a time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The processes of a twin: each is known by pid and start time, so that no other process is ever
-touched.
+"""The processes of a twin and of each of its nodes: each is known by pid and start time, so that no
+other process is ever touched.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What may run beside a twin's Slurm: a hub for logs and models, and an object store for copies.
-Both end with it.
+"""What may run beside a twin's Slurm, and ends with it: a hub for logs and models, an object store
+for copies, accounting.
 """
 
 from __future__ import annotations

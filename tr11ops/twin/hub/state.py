@@ -1,5 +1,5 @@
-"""What a hub knows: accounts, repositories, every commit with all its files, and the large objects
-in a folder.
+"""What a hub knows: accounts, repositories, every commit with all its files, the large objects in a
+folder; and what goes wrong at it on demand.
 """
 
 from __future__ import annotations
