@@ -20,7 +20,7 @@ from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.paths import RunDirectory, Submission
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
-from trainer.contract.logline import StepRecord
+from trainer.contract.metrics_record import StepRecord
 from trainer.contract.paths import RunPaths
 from trainer.contract.phases import PhaseRecord
 

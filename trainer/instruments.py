@@ -9,7 +9,7 @@ from collections.abc import Callable
 from trainer.config.card import TrainerConfig
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.compute_record import ComputeRecord, RankPosition
-from trainer.contract.logline import StepRecord
+from trainer.contract.metrics_record import StepRecord
 from trainer.debug.profile import StepProfiler
 from trainer.engine import Engine, StepResult
 from trainer.metrics.throughput import ThroughputMeter

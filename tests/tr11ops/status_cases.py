@@ -15,10 +15,10 @@ from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts,
 from tr11ops.rundir import cron_records as periodic
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
-from trainer.contract.heartbeat import Heartbeat
-from trainer.contract.logline import StepRecord
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
+from trainer.contract.metrics_record import StepRecord
 from trainer.contract.paths import RunPaths
+from trainer.contract.phases import Heartbeat
 
 NOW = 1_651_406_400.0  # 2022-05-01 12:00:00 UTC
 HOUR = 3600.0

@@ -26,8 +26,8 @@ from tr11ops.status.build import status_of
 from tr11ops.status.care import nodes
 from tr11ops.twin.twin import Twin
 from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge
-from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 from trainer.contract.paths import RunPaths
+from trainer.contract.phases import Heartbeat, write_heartbeat
 
 
 class Run:

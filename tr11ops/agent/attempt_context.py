@@ -25,10 +25,9 @@ from tr11ops.runcard.exit_duration import JobTime, exit_time, too_short
 from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding
-from tr11ops.rundir.exclusions import read_version
+from tr11ops.rundir.exclusions import SharedWord, read_shared, read_version
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.rundir.shared_exclusions import SharedWord, read_shared
-from trainer.contract.exit_time import ExitTime
+from trainer.contract.attempt import ExitTime
 from trainer.contract.record import Record
 
 LAUNCH_SECONDS = 60.0  # a launch that has less than this cannot do much

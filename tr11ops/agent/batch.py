@@ -41,11 +41,10 @@ from tr11ops.runcard.card import RunCard, card_from_resolved
 from tr11ops.runcard.differences import differences
 from tr11ops.runcard.exit_duration import card_as_written, derived_again
 from tr11ops.runcard.speed import RunHistory
-from tr11ops.rundir.attempts import VERDICT_FILE, AttemptVerdict
+from tr11ops.rundir.attempts import VERDICT_FILE, AttemptVerdict, CodeIdentity, code_of, versions_of
+from tr11ops.rundir.identity import remove_meeting_key, write_meeting_key
 from tr11ops.rundir.kill_switch import look_at_switch, mark_switch, place_fault
-from tr11ops.rundir.meeting import remove_meeting_key, write_meeting_key
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.rundir.software import CodeIdentity, code_of, versions_of
 from trainer.config.card import CardError, Problem
 from trainer.contract.documents import document
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED

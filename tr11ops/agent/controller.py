@@ -103,9 +103,8 @@ from tr11ops.rundir.attempts import (
     of_marker,
     without_restart,
 )
-from tr11ops.rundir.exclusion import Exclusion, NodeStanding
+from tr11ops.rundir.exclusion import Exclusion, NodeStanding, after_attribution, family, is_broad
 from tr11ops.rundir.exclusions import Version, read_version
-from tr11ops.rundir.node_standing import after_attribution, family, is_broad
 from trainer.contract.attempt import request_stop
 from trainer.contract.documents import document
 from trainer.contract.end_marker import EndMarker

@@ -23,9 +23,8 @@ from tr11ops.agent.attempt_context import AttemptContext
 from tr11ops.agent.batch import attempt_record, exit_status, read_resolved, with_scheduler
 from tr11ops.agent.controller import Controller
 from tr11ops.agent.step import LineTee, StopFlag
-from tr11ops.base.fault_words import signature
 from tr11ops.base.observed import known, observed
-from tr11ops.base.redact import one_line
+from tr11ops.base.redact import one_line, signature
 from tr11ops.base.tail import tail_lines
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.launch.software import identify_code

@@ -14,8 +14,7 @@ from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.node_states import lost_words
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
-from trainer.contract.attempt import request_stop
-from trainer.contract.exit_time import ExitTime
+from trainer.contract.attempt import ExitTime, request_stop
 
 CONFIDENCE = 0.9  # two facts: the scheduler has lost the node, and has taken it from the job
 

@@ -27,7 +27,7 @@ from tr11ops.agent.step import WorkerLaunch
 from tr11ops.base.errors import ChannelBusy, ChannelLost, ChannelRefused
 from tr11ops.base.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants
 from tr11ops.base.units import duration
-from tr11ops.rundir.meeting import meeting_file, read_meeting_key
+from tr11ops.rundir.identity import meeting_file, read_meeting_key
 from trainer.contract.attempt import STOP_SIGNALS
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED
 from trainer.contract.paths import RunPaths

@@ -38,18 +38,22 @@ from tr11ops.nodes.queue_exclusions import (
 from tr11ops.observe.files import read_details
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.observe.lost_host import gone_host, has_lost_its_host, seconds_to_wait
-from tr11ops.queue.given_nodes import known_names
-from tr11ops.queue.queued_jobs import Ordering, PendingChanges, PendingJobs
+from tr11ops.queue.queued_jobs import Ordering, PendingChanges, PendingJobs, known_names
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict, read_attempt_label
-from tr11ops.rundir.exclusion import Exclusion, NodeStanding
-from tr11ops.rundir.exclusion_limit import ExclusionLimit, way_past
-from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, Version, read_version, revise
+from tr11ops.rundir.exclusion import (
+    Exclusion,
+    ExclusionLimit,
+    NodeStanding,
+    after_good_use,
+    family,
+    is_trial,
+    way_past,
+)
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, Version, publish, read_version, revise
 from tr11ops.rundir.hold_store import forget_holds, record_holds
 from tr11ops.rundir.journal import Journal
-from tr11ops.rundir.node_standing import after_good_use, family, is_trial
 from tr11ops.rundir.paths import RunDirectory, Submission
-from tr11ops.rundir.shared_exclusions import publish
 from trainer.contract.end_marker import EXIT_FINE
 from trainer.contract.record import Record
 

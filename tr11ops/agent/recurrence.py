@@ -4,7 +4,7 @@ attempts of a run. Pure.
 A launch names the node that its fault showed itself on. When the same fault shows itself at the
 same place of the training on other nodes, the software or the data have it: the nodes are innocent,
 also those that were excluded before. A node that was only suspected goes a step further each time
-it is suspected again, and no other node was in between (`rundir.node_standing` has the steps).
+it is suspected again, and no other node was in between (`rundir.exclusion` has the steps).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
-from tr11ops.rundir.exclusion import Exclusion, NodeStanding
-from tr11ops.rundir.node_standing import GOOD_SECONDS, family
+from tr11ops.rundir.exclusion import GOOD_SECONDS, Exclusion, NodeStanding, family
 from trainer.contract.record import Record
 
 NEAR = 1  # iterations: the step in which a rank dies is logged, or just not

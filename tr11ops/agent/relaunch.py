@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.attribution.restart import MOST_AT_ONE_STEP
 from tr11ops.diagnose.signature import Restart
-from tr11ops.rundir.node_standing import is_broad
+from tr11ops.rundir.exclusion import is_broad
 from trainer.contract.record import Record
 
 NOT_THE_NODES = "the same fault came back on other nodes: it is not the nodes"

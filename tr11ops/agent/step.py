@@ -25,7 +25,7 @@ from tr11ops.agent.exit_records import Death, trainer_is_done
 from tr11ops.agent.node_gpus import gpus_of_node
 from tr11ops.base.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants, exit_status
 from tr11ops.diagnose.attribution.srun import PREFIXES, parse_lines
-from tr11ops.runcard.containers import ContainerSection
+from tr11ops.runcard.sections import ContainerSection
 from trainer.contract.attempt import request_stop
 from trainer.contract.files import host_name
 from trainer.contract.paths import STOP_REQUEST_FILE

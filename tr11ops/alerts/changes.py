@@ -12,7 +12,7 @@ from tr11ops.alerts.incidents import ACKNOWLEDGED, ASSIGNED, RESOLVED, SNOOZED
 from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.state import Alert, AlertState, event_of
 from tr11ops.base.errors import NoSuchAlert
-from tr11ops.base.moments import span_seconds
+from tr11ops.base.units import span_seconds
 
 Change = Callable[[Alert, float], Alert]
 

@@ -44,7 +44,7 @@ from tr11ops.base.errors import (
     SourceDamaged,
 )
 from tr11ops.base.observed import cause
-from tr11ops.rundir.checkpoint_damage import note_damage
+from tr11ops.rundir.checkpoint_digests import note_damage
 from tr11ops.rundir.checkpoint_scan import CheckpointRow, list_rows
 from tr11ops.rundir.copies import CopyRecord, Kind, Receipt, location_of, write_copy
 from tr11ops.rundir.copy_policy import CopyPolicy

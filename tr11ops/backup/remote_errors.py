@@ -8,7 +8,6 @@ import errno
 import re
 from collections.abc import Mapping
 
-from tr11ops.base.answers import json_object
 from tr11ops.base.errors import (
     ArchiveError,
     ArchiveFull,
@@ -16,7 +15,7 @@ from tr11ops.base.errors import (
     ArchiveUnavailable,
     ForeignAnswer,
 )
-from tr11ops.base.http import may_pass
+from tr11ops.base.http import json_object, may_pass
 from tr11ops.base.redact import one_line
 
 _FULL = re.compile(r"(?i)quota|no space|storage limit|insufficient storage|billing")

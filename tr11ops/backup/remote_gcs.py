@@ -29,14 +29,13 @@ from tr11ops.backup.remote_gcs_upload import (
     session_key,
 )
 from tr11ops.backup.remote_http import BucketAnswer, BucketClient, Exchange
-from tr11ops.base.answers import PageTrail, json_object, record_in
 from tr11ops.base.errors import (
     ArchiveError,
     ArchivePermanentError,
     ArchiveUnavailable,
     ForeignAnswer,
 )
-from tr11ops.base.retry_after import wait_of
+from tr11ops.base.http import PageTrail, json_object, record_in, wait_of
 from trainer.contract.record import Record
 
 # What a bucket of Google's answers, as far as it is used here; all else in an answer is passed

@@ -1,5 +1,5 @@
-"""HTTP, as far as all who speak it agree: which failures may pass, how much is read, and one plain
-request.
+"""HTTP, as far as all who speak it agree: which failures may pass, how much is read, how long a
+server asks to be left alone, what of its answer is believed, and one plain request.
 
 Files go to a bucket over `tr11ops.backup.remote_http` (bodies pushed piece by piece), commits to
 the hub over its own library. One question needs neither: the standard library is loaded in half the
@@ -9,17 +9,109 @@ time of httpx2, 0.07 s against 0.15.
 from __future__ import annotations
 
 import io
+import json
+import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC
 from email.message import Message
+from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPMessage
-from typing import IO, Any
+from typing import IO, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from tr11ops.base.errors import NetworkError
+from tr11ops.base.errors import ForeignAnswer, NetworkError
+from trainer.contract.documents import record_of
 from trainer.contract.record import Record
+
+# Answers of a server before they are believed: JSON of the form that was asked for, and listings
+# that come to an end.
+#
+# A portal that asks for a login, a proxy, a server of another kind: each answers with status 200. Of
+# such an answer nothing follows, not even that there is nothing.
+
+T = TypeVar("T")
+
+
+def json_object(body: bytes | str) -> dict[str, Any]:
+    """The JSON object that an answer is. Raises ForeignAnswer."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):  # RecursionError: nested deeper than any answer
+        raise ForeignAnswer("no JSON") from None
+    if not isinstance(value, dict):
+        raise ForeignAnswer("no JSON object")
+    return value
+
+
+def record_in(kind: type[T], value: dict[str, Any]) -> T:
+    """The record of class `kind` that an answer holds. Raises ForeignAnswer."""
+    try:
+        return record_of(kind, value)
+    except ValueError as error:
+        raise ForeignAnswer(str(error)) from None
+
+
+class PageTrail:
+    """The pages of one listing that were followed. One that is named again would have the listing
+    go round for ever.
+    """
+
+    def __init__(self) -> None:
+        self._followed: set[Hashable] = set()
+
+    def follow(self, page: Hashable) -> None:
+        """Go on to the page of this token or address. Raises ForeignAnswer where it was followed
+        before.
+        """
+        if page in self._followed:
+            raise ForeignAnswer("its pages go round")
+        self._followed.add(page)
+
+
+LONGEST_WAIT_SECONDS = 24 * 3600.0
+# of a RateLimit header: none left, seconds to wait
+_RESET = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*(\d{1,9})")
+
+
+class Headers(Protocol):
+    """An answer's headers, by names in any case."""
+
+    def get(self, name: str, default: str, /) -> str:
+        """The value of a header."""
+
+
+def wait_of(headers: Headers, now: float) -> float:
+    """Seconds that an answer asks to wait: RateLimit's reset or Retry-After (seconds or a date),
+    the longer one.
+
+    A date is compared with the destination's own clock (`Date`); `now`, in seconds since the epoch,
+    counts where it has none. What cannot be understood asks for nothing.
+    """
+    limit = _RESET.search(headers.get("RateLimit", ""))
+    asked = headers.get("Retry-After", "").strip()
+    wait = 0.0
+    if limit:
+        wait = float(limit[1])
+    if asked.isascii() and asked.isdecimal() and len(asked) < 10:
+        return min(max(wait, float(asked)), LONGEST_WAIT_SECONDS)
+    then = _moment(asked)
+    if then is not None:
+        there = _moment(headers.get("Date", ""))
+        wait = max(wait, then - (now if there is None else there))
+    return min(wait, LONGEST_WAIT_SECONDS)
+
+
+def _moment(text: str) -> float | None:
+    """A date of HTTP, which is always in UTC, in seconds since the epoch; None for anything else."""
+    try:
+        moment = parsedate_to_datetime(text)
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
+
 
 LARGEST_ANSWER_BYTES = 64 << 20
 _PASSING = frozenset({408, 425, 429})

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tr11ops.base.errors import Unanswered
-from tr11ops.base.probes import Commands, ProbeOutput
+from tr11ops.base.processes import Commands, ProbeOutput
 from trainer.contract.record import Record
 
 # of a driver that is older or newer than the field's name

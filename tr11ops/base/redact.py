@@ -3,7 +3,7 @@ secret in it.
 
 What a secret looks like is in `trainer.contract.secret_shapes`. A message has no use for more than
 that, so here everything goes that may be one: what follows `key=`, a token of any length, the query
-of an address.
+of an address. And an error in words that are the same each time it comes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,15 @@ import re
 from collections.abc import Iterable
 
 from trainer.contract.secret_shapes import without_secrets
+
+
+def signature(text: str) -> str:
+    """An error without what changes from one time to the next: numbers, addresses, paths, node
+    names' numbers.
+    """
+    plain = re.sub(r"0x[0-9a-fA-F]+|\S*/\S+", "~", text)
+    return re.sub(r"\s+", " ", re.sub(r"\d+", "#", plain)).strip()[:160].lower()
+
 
 LONGEST_TEXT = 300
 HIDDEN = "***"

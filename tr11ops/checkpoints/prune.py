@@ -48,10 +48,10 @@ from tr11ops.rundir.checkpoint_scan import NO_CARD, CheckpointRow
 from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
 from tr11ops.rundir.clocks import Clocks, read_clocks
 from tr11ops.rundir.copies import CopyRecord, identity_of
+from tr11ops.rundir.fallback import keep_reserve, with_reserve
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.links import sync_folder
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.rundir.reserve import keep_reserve, with_reserve
 from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeNeed

@@ -1,7 +1,7 @@
 """Going back to an older checkpoint, and undoing that: what would be renamed, planned as a value,
 and then done.
 
-The renames themselves, and how one that was cut off is finished, are `trainer.contract.rollback`'s,
+The renames themselves, and how one that was cut off is finished, are `trainer.contract.recovery`'s,
 which a starting training uses too. Order of the effects: the run's lease is taken, journal, record
 with all that is to be renamed, `latest`, renames, record struck off, the lease let go.
 """
@@ -23,8 +23,7 @@ from tr11ops.checkpoints.prune import CLAIM
 from tr11ops.checkpoints.quarantine import names_of
 from tr11ops.cluster.base import Scheduler
 from tr11ops.cluster.process_marks import start_mark
-from tr11ops.observe.foreground import foreground_trainings
-from tr11ops.observe.lease import ROLLBACK, LeaseHolder, read_holder
+from tr11ops.observe.lease import ROLLBACK, LeaseHolder, foreground_trainings, read_holder
 from tr11ops.queue.stop import StopView
 from tr11ops.rundir.checkpoint_digests import DigestRecord
 from tr11ops.rundir.claims import ClaimFolder
@@ -34,7 +33,7 @@ from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
 from trainer.contract.files import host_name, now
 from trainer.contract.lease import LeaseClaim, LeaseFolder, clocks_of
-from trainer.contract.logline import StepRecord
+from trainer.contract.metrics_record import StepRecord
 from trainer.contract.record import Record
 from trainer.contract.recovery import (
     BY_HAND,
@@ -43,10 +42,11 @@ from trainer.contract.recovery import (
     PendingMoves,
     RecoveryEvent,
     RecoveryRecord,
+    finish,
+    moves_of,
     write_recovery,
 )
 from trainer.contract.resumable import ResumeNeed, judge, size_faults
-from trainer.contract.rollback import finish, moves_of
 from trainer.schedule.path import Position, path_of
 
 # Whether a trainer of the run is alive: by the scheduler's jobs, this machine's processes, and the

@@ -37,8 +37,7 @@ from tr11ops.cli.checkpoints import NOT_LOOKED_AT, ValuesFound, look_at_values
 from tr11ops.cli.common import directory_of, say
 from tr11ops.cli.context import JSON, RunContext, answer, emit
 from tr11ops.logs.lines import plain
-from tr11ops.rundir.checkpoint_damage import note_damage, put_on_record
-from tr11ops.rundir.checkpoint_digests import DigestRecord
+from tr11ops.rundir.checkpoint_digests import DigestRecord, note_damage, put_on_record
 from tr11ops.rundir.copies import identity_of, read_copies
 from tr11ops.rundir.identity import adopt_run_id, run_id
 from tr11ops.rundir.journal import user_name

@@ -31,8 +31,7 @@ from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.progress import ByteProgress
 from tr11ops.cli.trainer_child import ask_checkpoint_module, child_words, run_trainer_module
 from tr11ops.runcard.card import resolved
-from tr11ops.rundir.checkpoint_damage import put_on_record
-from tr11ops.rundir.checkpoint_digests import DigestRecord
+from tr11ops.rundir.checkpoint_digests import DigestRecord, put_on_record
 from tr11ops.rundir.journal import user_name
 from trainer.contract.checkpoint_names import (
     LATEST_FILE,

@@ -13,7 +13,7 @@ import typer
 
 from tr11ops.base.errors import Refusal
 from tr11ops.base.invocation import for_this_card
-from tr11ops.base.moments import span_seconds
+from tr11ops.base.units import span_seconds
 from tr11ops.cli import completion
 from tr11ops.cli.terminal import hanging
 from tr11ops.rundir.paths import RunDirectory
@@ -202,7 +202,7 @@ def not_mounted(directory: RunDirectory, why: str) -> Refusal:
     """Where the run directory that is seen is not the one that the jobs were queued from: all of it
     is unknown.
     """
-    from tr11ops.observe.mounted import ways_to_see
+    from tr11ops.observe.ownership import ways_to_see
 
     return Refusal(
         f"nothing was changed: {why}; mount it, then type this again ({ways_to_see(directory)})",

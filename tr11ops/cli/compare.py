@@ -30,7 +30,7 @@ from tr11ops.curves.judge import CurveJudgement, judge
 from tr11ops.curves.spikes import NumberAnomaly
 from tr11ops.curves.steps import LoggedStep, logged_steps
 from tr11ops.report.comparison import comparison_cells, page_of_comparison
-from tr11ops.report.html import render
+from tr11ops.report.page import render
 from trainer.contract.documents import document
 from trainer.contract.files import write_atomically
 from trainer.contract.record import Record

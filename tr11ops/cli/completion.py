@@ -116,7 +116,7 @@ def card_keys(incomplete: str) -> list[str]:
     """The sections and keys of a run card."""
 
     def find() -> Iterable[str]:
-        from tr11ops.runcard.reference import card_sections
+        from tr11ops.runcard.docs import card_sections
 
         for section in card_sections():
             yield section.name

@@ -21,11 +21,11 @@ from tr11ops.cluster.local_view import this_machine
 from tr11ops.cluster.select import has_slurm
 from tr11ops.goodput.history import read_metrics
 from tr11ops.runcard.card import SECRET_FILE_KEYS, RunCard, resolved
+from tr11ops.runcard.docs import CardKey, CardSection, card_sections
 from tr11ops.runcard.estimate import estimate as derive
-from tr11ops.runcard.gpus_there import with_gpus_of
 from tr11ops.runcard.load import apply_overrides, read_tables, secret_values
-from tr11ops.runcard.reference import CardKey, CardSection, card_sections
 from tr11ops.runcard.slurm_syntax import parse_attempts
+from tr11ops.runcard.speed import with_gpus_of
 from tr11ops.runcard.toml_writer import write_card
 from trainer.config.card import CardError
 

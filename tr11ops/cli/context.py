@@ -116,7 +116,7 @@ class RunContext(Record, dict=True):
         is.
         """
         from tr11ops.base.observed import Unknown
-        from tr11ops.observe.mounted import look_for_directory
+        from tr11ops.observe.ownership import look_for_directory
 
         reader = open_reader(self.directory, self.scheduler)
         return look_for_directory(

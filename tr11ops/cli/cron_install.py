@@ -42,7 +42,7 @@ from tr11ops.cron.schedule import Every
 from tr11ops.cron.scripts import Invocation
 from tr11ops.cron.table_programs import RunCrontab, is_installed, plan_install, plan_removal
 from tr11ops.cron.table_programs import apply as apply_change
-from tr11ops.observe.mounted import was_never_launched, why_not_there
+from tr11ops.observe.ownership import was_never_launched, why_not_there
 from tr11ops.runcard.card import CardError, card_from_resolved, resolved
 from tr11ops.runcard.slurm_syntax import parse_time_limit
 from tr11ops.rundir.cron_records import CHAINS, cron_folder, read_chains, read_job, read_jobs

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown, cause, known, observed
-from tr11ops.base.runbook_pages import page_lines, page_names, page_title, pages_about
+from tr11ops.base.shipped import page_lines, page_names, page_title, pages_about
 from tr11ops.base.units import duration
 from tr11ops.cli.common import JsonOption, in_time, open_reader, say
 from tr11ops.cli.context import JSON, RunContext, emit
@@ -29,7 +29,7 @@ from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.signature import FaultClass, NextStep
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.attempts import read_attempt_label
-from tr11ops.rundir.exclusion_limit import way_past
+from tr11ops.rundir.exclusion import way_past
 from trainer.contract.errors import NEEDS_PERSON, UNOBSERVED
 
 if TYPE_CHECKING:
@@ -488,7 +488,7 @@ def _job_word(sight: _Sight, directory: RunDirectory, attempt: str) -> JobWord:
     """
     from tr11ops.cluster.base import JobState
     from tr11ops.diagnose.attribution.conclusion import JobWord
-    from tr11ops.goodput.attempts import lost_hosts
+    from tr11ops.goodput.history import lost_hosts
     from tr11ops.observe.files import read_details
     from tr11ops.rundir.journal import read_journal
 

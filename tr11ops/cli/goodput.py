@@ -12,9 +12,9 @@ import typer
 
 from tr11ops.base.errors import Refusal, SchedulerError
 from tr11ops.base.invocation import for_this_card
-from tr11ops.base.moments import since as since_when
 from tr11ops.base.observed import Unknown, cause, known
 from tr11ops.base.units import counted
+from tr11ops.base.units import since as since_when
 from tr11ops.cli import completion
 from tr11ops.cli.common import (
     SinceOption,
@@ -32,7 +32,7 @@ from tr11ops.goodput.history import read_history
 from tr11ops.goodput.screen import Paper, screen
 from tr11ops.goodput.screen import document as goodput_document
 from tr11ops.launch.margins import room_before_limit
-from tr11ops.observe.course import course_of, steps_left
+from tr11ops.observe.snapshot import course_of, steps_left
 from tr11ops.runcard.exit_duration import exit_plan
 from trainer.contract.documents import document
 from trainer.contract.record import Record

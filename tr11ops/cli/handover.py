@@ -17,10 +17,9 @@ from msgspec.structs import asdict, replace
 from tr11ops.alerts.reading import incidents
 from tr11ops.base.errors import Refusal
 from tr11ops.base.invocation import command_for
-from tr11ops.base.moments import since as since_when
-from tr11ops.base.moments import span_seconds
 from tr11ops.base.observed import Unknown, cause, known, observed
-from tr11ops.base.units import duration
+from tr11ops.base.units import duration, span_seconds
+from tr11ops.base.units import since as since_when
 from tr11ops.cli.common import in_time, open_reader, require_file, say
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.terminal import draws_unicode
@@ -29,11 +28,16 @@ from tr11ops.goodput.history import read_history
 from tr11ops.handover.chronicle import chronicle
 from tr11ops.handover.coming import coming_events
 from tr11ops.handover.shift import KIND, HandoverMaterial, hand_over, last_handover
-from tr11ops.handover.start import COMMANDS, ShiftCommand, StartOfShift
+from tr11ops.handover.start import (
+    COMMANDS,
+    ShiftCommand,
+    StartOfShift,
+    group_of_folder,
+    read_group_jobs,
+)
 from tr11ops.handover.text import document, markdown
-from tr11ops.observe.group_jobs import group_of_folder, read_group_jobs
+from tr11ops.observe.files import progress_at
 from tr11ops.observe.look import facts_of
-from tr11ops.observe.past_steps import progress_at
 from tr11ops.rundir.journal import Journal, read_journal
 from tr11ops.status.assessment import assess
 from tr11ops.status.extra_observations import observe_extra
@@ -45,7 +49,7 @@ if TYPE_CHECKING:
     from tr11ops.base.observed import Observed
     from tr11ops.cluster.base import Scheduler
     from tr11ops.handover.shift import Handover
-    from tr11ops.observe.past_steps import PastProgress
+    from tr11ops.observe.files import PastProgress
     from tr11ops.observe.snapshot import RunFacts, Snapshot
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.journal import JournalEntry, Ledger

@@ -16,23 +16,21 @@ import typer
 from msgspec.structs import replace
 
 from tr11ops.base.errors import HubPermanentError, HubUnavailable, NoSuchAttempt, Refusal
-from tr11ops.base.moments import since as moment_of
+from tr11ops.base.units import since as moment_of
 from tr11ops.cli import completion
 from tr11ops.cli.common import EndpointOption, SinceOption, VariantOption, is_terminal, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.hub.base import repo_of
 from tr11ops.hub.credentials import find_credentials
 from tr11ops.hub.remote_log import TRIES, RemoteFollower, RemoteLog, remote_retries
-from tr11ops.logs import moments
+from tr11ops.logs import show
 from tr11ops.logs.line_filter import LineQuery
 from tr11ops.logs.lines import LEVELS, as_typed, coloured, folded, plain
-from tr11ops.logs.moments import numbers, steps_since
 from tr11ops.logs.reader import FileReader
-from tr11ops.logs.show import Query
+from tr11ops.logs.show import LogSource, Query, numbers, steps_since
+from tr11ops.logs.show import follow as follow_sources
 from tr11ops.logs.summary import summarise
 from tr11ops.logs.summary_text import lines, value
-from tr11ops.logs.tail import LogSource
-from tr11ops.logs.tail import follow as follow_sources
 from tr11ops.rundir.attempts import read_attempt_label
 from tr11ops.status.remote import Outside
 from trainer.contract.errors import UNOBSERVED
@@ -41,8 +39,7 @@ from trainer.contract.state_file import descriptor_of
 if TYPE_CHECKING:
     from tr11ops.hub.base import HubRepo
     from tr11ops.logs.reader import LogReader
-    from tr11ops.logs.show import Query
-    from tr11ops.logs.tail import LogSource
+    from tr11ops.logs.show import LogSource, Query
     from tr11ops.rundir.paths import RunDirectory
 
 REMOTE_PATH = "logs/{variant}/main_log.txt"
@@ -467,7 +464,7 @@ def _query(
     try:
         steps = None
         if iterations is not None:
-            steps = moments.iterations(iterations)
+            steps = show.iterations(iterations)
         option = "--since"
         moment = None
         if since is not None:

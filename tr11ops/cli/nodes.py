@@ -33,11 +33,10 @@ from tr11ops.cluster.hostlist import compress, expand
 from tr11ops.health.base import CheckOutcome
 from tr11ops.nodes.note import short_reason, words_of
 from tr11ops.nodes.view import is_shut, rows
-from tr11ops.rundir.exclusion import NodeStanding
+from tr11ops.rundir.exclusion import NodeStanding, kept_off, what_comes_next
 from tr11ops.rundir.exclusions import EXCLUDED, read_version
 from tr11ops.rundir.exclusions import history as events_of
 from tr11ops.rundir.journal import read_journal
-from tr11ops.rundir.node_standing import kept_off, what_comes_next
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

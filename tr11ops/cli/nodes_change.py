@@ -35,8 +35,7 @@ from tr11ops.cli.terminal import plain_text
 from tr11ops.health.base import CheckOutcome
 from tr11ops.nodes.queue_exclusions import exclude_nodes, include_nodes
 from tr11ops.nodes.unmade_checks import let_in_without, never_made, read_outcomes
-from tr11ops.rundir.exclusion import NodeStanding
-from tr11ops.rundir.exclusion_limit import ExclusionLimit, way_past
+from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding, way_past
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

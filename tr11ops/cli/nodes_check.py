@@ -32,14 +32,16 @@ from tr11ops.nodes.note import support_note
 from tr11ops.nodes.queue_exclusions import RunQueue
 from tr11ops.nodes.view import is_lost, is_shut, queue_changes
 from tr11ops.observe.files import read_submissions
-from tr11ops.observe.mounted import why_unmounted
-from tr11ops.observe.ownership import own_jobs
-from tr11ops.rundir.exclusion import NodeStanding
-from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes, partitions_of
-from tr11ops.rundir.exclusions import read_version, record_check
+from tr11ops.observe.ownership import own_jobs, why_unmounted
+from tr11ops.rundir.exclusion import (
+    ExclusionLimit,
+    NodeStanding,
+    partition_nodes,
+    partitions_of,
+    what_comes_next,
+)
+from tr11ops.rundir.exclusions import SharedWord, publish, read_shared, read_version, record_check
 from tr11ops.rundir.journal import user_name
-from tr11ops.rundir.node_standing import what_comes_next
-from tr11ops.rundir.shared_exclusions import SharedWord, publish, read_shared
 from trainer.contract.files import now
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared

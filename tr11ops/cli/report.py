@@ -16,8 +16,8 @@ from tr11ops.cli.compare import FromOption, ToOption, range_of_options
 from tr11ops.cli.context import SCHEDULER, RunContext
 from tr11ops.observe.look import facts_of
 from tr11ops.report.build import page_of
-from tr11ops.report.html import render
 from tr11ops.report.material import gather
+from tr11ops.report.page import render
 from trainer.contract.files import write_atomically
 
 

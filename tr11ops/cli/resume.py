@@ -27,7 +27,7 @@ from trainer.contract.requests import read_request
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Job
     from tr11ops.queue.stop import StopView
-    from tr11ops.rundir.hold_records import HoldRecord
+    from tr11ops.rundir.hold_store import HoldRecord
     from tr11ops.rundir.paths import RunDirectory
 
 RESUME_SCHEMA = 1

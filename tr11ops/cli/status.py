@@ -56,12 +56,12 @@ class RemoteLook(Record):
 
     @property
     def exit_code(self) -> int:
-        from tr11ops.status.remote_verdict import judge_outside
+        from tr11ops.status.remote import judge_outside
 
         return judge_outside(self.view).exit_code
 
     def document(self) -> dict[str, object]:
-        from tr11ops.status.remote_verdict import outside_document
+        from tr11ops.status.remote import outside_document
 
         return outside_document(self.view)
 

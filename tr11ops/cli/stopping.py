@@ -18,7 +18,7 @@ from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import in_time, looking, not_mounted, nothing_there, open_scheduler, say
 from tr11ops.cluster.arrays import covers
 from tr11ops.cluster.pending_reasons import is_held
-from tr11ops.observe.mounted import look_for_directory
+from tr11ops.observe.ownership import look_for_directory
 from tr11ops.queue.held_jobs import can_modify, hold, hold_unrecorded, to_hold
 from tr11ops.queue.queued_jobs import mark_held
 from tr11ops.queue.stop import STOP_SIGNAL, acknowledgements, look, place_request, stop_by_scheduler

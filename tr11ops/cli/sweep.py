@@ -56,7 +56,7 @@ from tr11ops.curves.compare import ROWS, text_plot
 from tr11ops.launch.rehearse import card_text
 from tr11ops.launch.session import LaunchJob
 from tr11ops.queue.stop import Signalled
-from tr11ops.report.html import render
+from tr11ops.report.page import render
 from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.rundir.journal import user_name
 from tr11ops.sweep.look import CellState, open_cells, out_of_reach, stop_cells

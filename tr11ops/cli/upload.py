@@ -36,8 +36,8 @@ from tr11ops.hub.upload import ROOM, Work, model_facts, overwritten, publish, re
 from tr11ops.runcard.card import resolved
 from tr11ops.runcard.copies import REPOSITORY
 from tr11ops.rundir.copies import identity_of
+from tr11ops.rundir.datasets import tokenizer_place, workers_environment
 from tr11ops.rundir.journal import Journal
-from tr11ops.rundir.tokenizer import tokenizer_place, workers_environment
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.errors import UNOBSERVED
 from trainer.contract.manifest import Manifest

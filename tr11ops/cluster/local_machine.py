@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import Unanswered
 from tr11ops.base.nvidia import NO_PROGRAM, Gpu, list_gpus, visible
-from tr11ops.base.probes import LocalCommands
+from tr11ops.base.processes import LocalCommands
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.hostlist import compress
 from tr11ops.cluster.local_records import PARTITION, LocalSettings, LocalSubmission, TaskRecord

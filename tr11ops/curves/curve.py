@@ -10,7 +10,7 @@ from typing import Literal
 
 from tr11ops.curves.steps import LoggedStep
 from trainer.contract.documents import document
-from trainer.contract.logline import StepRecord
+from trainer.contract.metrics_record import StepRecord
 from trainer.contract.record import Record
 
 # A part of a training's course: from one place to another, each in iterations, samples or tokens.

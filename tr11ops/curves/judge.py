@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tr11ops.base.units import counted
 from tr11ops.curves.spikes import Divergence, NumberAnomaly, NumberRule, RunningMedian, Spikes, span
 from tr11ops.curves.steps import LoggedStep
-from trainer.contract.logline import StepRecord
+from trainer.contract.metrics_record import StepRecord
 from trainer.contract.record import Record
 
 # Restarts: what was done again, and whether samples, learning rate and loss go on where they stood.

@@ -12,8 +12,7 @@ from typing import IO
 from tr11ops.diagnose.reading import opened
 from tr11ops.dialects.reading import StepReader, record_of
 from tr11ops.logs.lines import ATTEMPT_BYTES, START, body
-from trainer.contract.logline import StepRecord
-from trainer.contract.metrics_record import LONGEST_LINE, parse_record
+from trainer.contract.metrics_record import LONGEST_LINE, StepRecord, parse_record
 from trainer.contract.record import Record
 
 START_WORDS = (b"using world size: ", b"tr11: attempt ")  # in every line that START can match

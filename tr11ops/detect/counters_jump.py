@@ -17,7 +17,7 @@ from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot, Step
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.logline import StepRecord
+from trainer.contract.metrics_record import StepRecord
 
 BOUND = "the same iteration before the restart; else 3 times the schedule's slope"
 SEVERITIES = "WARNING, CRITICAL when the training began again"

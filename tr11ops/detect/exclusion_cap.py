@@ -24,7 +24,7 @@ from tr11ops.detect.nodes_left import (
 )
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.rundir.exclusion_limit import KEY, percent_for, way_past
+from tr11ops.rundir.exclusion import KEY, percent_for, way_past
 
 BOUND = "one left; none left"
 SEVERITIES = "INFO, WARNING; INFO where people excluded all of them within the last day"

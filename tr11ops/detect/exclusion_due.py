@@ -9,8 +9,8 @@ from tr11ops.base.units import duration, first_few
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
+from tr11ops.rundir.exclusion import kept_off
 from tr11ops.rundir.exclusions import due_for_recheck
-from tr11ops.rundir.node_standing import kept_off
 
 BOUND = "a day"
 SEVERITIES = "INFO"

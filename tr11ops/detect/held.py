@@ -15,7 +15,7 @@ from tr11ops.detect.unfinished_end import is_bad, passes_over_the_data
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.held_jobs import held_jobs, record_of
-from tr11ops.rundir.hold_records import HoldRecord
+from tr11ops.rundir.hold_store import HoldRecord
 
 BOUND = "the scheduler's reason"
 SEVERITIES = (

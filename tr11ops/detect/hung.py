@@ -19,7 +19,7 @@ from tr11ops.detect.stalled import standstill
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training import TRAINING_PHASES
-from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.phases import Heartbeat
 
 BOUND = "k iterations and 2 minutes; other phases as learned"
 SEVERITIES = "CRITICAL"

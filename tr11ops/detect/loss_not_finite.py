@@ -15,7 +15,7 @@ from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.pass_over import after_passing, is_rollback, iterations, pass_over
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot, Step
-from trainer.contract.logline import StepRecord
+from trainer.contract.metrics_record import StepRecord
 
 BOUND = "one line"
 SEVERITIES = "CRITICAL, INFO once it went back and has still to pass it"

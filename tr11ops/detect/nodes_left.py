@@ -10,8 +10,7 @@ from tr11ops.cluster.capacity import with_room
 from tr11ops.cluster.node_states import is_loss_alone
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.exclusion_limit import ExclusionLimit, partition_nodes, partitions_of
+from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit, partition_nodes, partitions_of
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 
 TO_BE_REBOOTED = "reboot_requested"  # such a node may get work again, once it is back

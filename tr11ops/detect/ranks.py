@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tr11ops.base.units import counted, duration, first_few
-from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
 
 # per iteration; heartbeats are a second apart at least, so ranks may then show different ones

@@ -11,7 +11,7 @@ from statistics import median
 from tr11ops.base.observed import known
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot, Step
-from trainer.contract.logline import StepRecord
+from trainer.contract.metrics_record import StepRecord
 from trainer.contract.record import Record
 
 LEARNING_LINES = 10  # before a median means anything

@@ -20,7 +20,7 @@ from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.forecast import LAST_LINES, last_lines
 from tr11ops.observe.snapshot import Snapshot, Step
 from trainer.contract.compute_record import EVERY_STEPS
-from trainer.contract.logline import StepRecord
+from trainer.contract.metrics_record import StepRecord
 from trainer.contract.record import Record
 
 BOUND = "`watch.slow_percent` (3 %), and 4 times the spread of the lines"

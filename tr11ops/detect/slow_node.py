@@ -23,7 +23,7 @@ from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training import TRAINING_PHASES
 from trainer.contract.compute_record import EVERY_STEPS, RECENT_STEPS, WINDOWS, ComputeTimes
-from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
 
 # Which ranks compute for longer than others that do the same work, by their own records. Pure.

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.base.fault_words import signature
 from tr11ops.base.observed import Unknown
+from tr11ops.base.redact import signature
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot

@@ -17,7 +17,7 @@ from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Attempt, Snapshot
 from tr11ops.observe.training import LaunchEnd
 from tr11ops.queue.held_jobs import standing_holds
-from tr11ops.rundir.node_standing import family
+from tr11ops.rundir.exclusion import family
 from trainer.contract.end_marker import BAD_REASONS
 
 BOUND = "one; two in a row"

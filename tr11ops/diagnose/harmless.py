@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from tr11ops.base.fault_words import signature
+from tr11ops.base.redact import signature
 from tr11ops.diagnose.lines import split_prefixes
 from tr11ops.diagnose.sighting import LogLaunch, Sighting
 from tr11ops.diagnose.signature import NodeBlame

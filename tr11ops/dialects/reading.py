@@ -19,7 +19,7 @@ from tr11ops.dialects.table import (
     whole_number_of,
     words_of,
 )
-from trainer.contract.logline import StepRecord
+from trainer.contract.metrics_record import StepRecord
 from trainer.contract.record import Record
 
 # the cursor goes up again: a bar inside another one, such as that of an evaluation

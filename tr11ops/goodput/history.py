@@ -10,24 +10,267 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tr11ops.base.observed import Observed, Unknown, known, observed
+from msgspec.structs import replace
+
+from tr11ops.alerts.incidents import OPENED
+from tr11ops.base.observed import Observed, Unknown, cause, known, observed
+from tr11ops.base.robust import is_step_time
+from tr11ops.base.units import number_in
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.goodput.attempts import lives_of, read_attempts
-from tr11ops.goodput.history_values import CheckpointMark, History, Period, StepMark
+from tr11ops.goodput.history_values import AttemptHistory, CheckpointMark, History, Period, StepMark
 from tr11ops.observe.files import read_submissions
 from tr11ops.observe.ownership import Ownership
+from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.rundir.action_log import Result, replay
+from tr11ops.rundir.attempts import (
+    AttemptVerdict,
+    LaunchRecord,
+    attempt_label,
+    last_sign_in,
+    told_end,
+)
 from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED
 from tr11ops.rundir.journal import JournalEntry, Ledger, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission
-from tr11ops.rundir.step_time import is_step_time
 from trainer.contract.checkpoint_names import checkpoint_steps
+from trainer.contract.end_marker import EndMarker
 from trainer.contract.metrics_record import STEP, VALIDATION, records
 from trainer.contract.paths import MANIFEST_FILE, RunPaths
-from trainer.contract.state_file import open_for_reading
+from trainer.contract.phases import read_phases
+from trainer.contract.state_file import open_for_reading, read_json
+
+# ---------------------------------------------------------------- attempts
+
+LOST_HOST_DETECTORS = frozenset({"node-lost", "zombie"})
+# clocks differ by less; what is older than the attempt by more is of another life
+REQUEUE_SECONDS = 5.0
+
+
+def read_attempts(
+    directory: RunDirectory,
+    jobs: Observed[tuple[Job, ...]],
+    last_steps: Mapping[str, float],
+    read_errors: list[str],
+    ledger: Ledger,
+) -> tuple[AttemptHistory, ...]:
+    found = []
+    lost, cancelled = lost_hosts(ledger), _cancelled(ledger)
+    by_number = {job.raw_id: job for job in known(jobs, ())}
+    beats = _heartbeat_times(directory.paths)
+    for job_id in directory.attempt_ids():
+        sign, job = max(last_steps.get(job_id, 0.0), beats.get(job_id, 0.0)), by_number.get(job_id)
+        attempt = observed(
+            lambda job_id=job_id, job=job, sign=sign: _read_attempt(
+                directory.paths, job_id, jobs, job, sign, read_errors
+            )  # type: ignore[misc]
+        )
+        if isinstance(attempt, Unknown):
+            read_errors.append(f"attempt {job_id}: {attempt.why}")
+        elif attempt is not None:
+            found.append(_as_others_saw_it(attempt, job, lost, cancelled))
+    return tuple(found)
+
+
+def _as_others_saw_it(
+    attempt: AttemptHistory, job: Job | None, lost: frozenset[str], cancelled: Mapping[str, float]
+) -> AttemptHistory:
+    """With what the scheduler and the watchdog know of an end of which the attempt itself could not
+    tell.
+    """
+    names = {attempt.job_id, attempt.label}
+    is_lost = bool(names & lost) or (job is not None and job.state is JobState.NODE_FAIL)
+    ends = [
+        cancelled[name] for name in names if name in cancelled and cancelled[name] >= attempt.start
+    ]
+    if attempt.ended is not None or attempt.is_running or not ends:
+        return replace(attempt, lost_its_host=is_lost)
+    return replace(attempt, lost_its_host=is_lost, ended=max(ends), is_running=False)
+
+
+def lost_hosts(ledger: Ledger) -> frozenset[str]:
+    """The jobs whose batch script's node was lost, by the alerts that named them."""
+    return frozenset(
+        str(entry.data.get("subject", ""))
+        for entry in ledger.entries
+        if entry.kind == OPENED
+        and entry.data.get("detector") in LOST_HOST_DETECTORS
+        and entry.data.get("severity") == "CRITICAL"
+    )
+
+
+def _cancelled(ledger: Ledger) -> dict[str, float]:
+    """When the watchdog ended which job, by either of its numbers."""
+    done = [
+        one
+        for one in replay(ledger).records
+        if one.action == "cancel" and one.result is Result.DONE
+    ]
+    return {
+        name: one.time
+        for one in done
+        for name in (one.subject, one.incident.removeprefix("cancel:"))
+    }
+
+
+def _read_attempt(
+    paths: RunPaths,
+    job_id: str,
+    jobs: Observed[tuple[Job, ...]],
+    job: Job | None,
+    sign: float,
+    read_errors: list[str],
+) -> AttemptHistory | None:
+    """One attempt's folder; None when no training began in it (a drill's, or one that left at
+    once).
+    """
+    folder = paths.attempt(job_id)
+    record = read_json(folder / "attempt.json")
+    if record is None:
+        return None
+    start = _checked(record["start"])
+    launches = tuple(_launches(folder, read_errors))
+    phases = observed(lambda: read_phases(paths.phases(job_id)))
+    if isinstance(phases, Unknown):
+        read_errors.append(f"phases of attempt {job_id}: {phases.why}")
+    verdict = observed(lambda: AttemptVerdict.read(folder))
+    marker = observed(lambda: EndMarker.read(paths.end_marker(job_id)))
+    began = known(phases, ())
+    signs = [start, sign, *(record.time for record in began)]
+    signs += [
+        moment
+        for launch in launches
+        for moment in (launch.start, launch.end, launch.first_sign)
+        if moment
+    ]
+    signs += [
+        value.time for value in (verdict, marker) if isinstance(value, AttemptVerdict | EndMarker)
+    ]
+    ended, is_running = _end(verdict, jobs, job)
+    if ended is None:
+        signs.append(last_sign_in(folder))
+    card = known(observed(lambda: read_json(folder / "card.json")), None) or {}
+    if job is not None and job.start_time is not None and job.nodes:
+        start = min(start, job.start_time)  # the nodes were held from then on
+    return AttemptHistory(
+        job_id=job_id,
+        label=attempt_label(record, job_id),
+        kind=str(record.get("kind", "")),
+        submission=str(record.get("submission", "")),
+        start=start,
+        ended=ended,
+        is_running=is_running,
+        last_sign=max(signs),
+        nodes=tuple(str(node) for node in record["nodes"]),
+        launches=launches,
+        phases=began,
+        marker=marker,
+        verdict=verdict,
+        limit=known(observed(lambda: float(parse_time_limit(card["slurm"]["time_limit"]))), None),
+        save_every=_interval(card, "checkpoint"),
+        evaluate_every=_interval(card, "evaluation"),
+        logged_as=job_id,
+    )
+
+
+def lives_of(attempt: AttemptHistory, steps: Sequence[StepMark]) -> Iterator[AttemptHistory]:
+    """The attempt, and before it what the same job was before the scheduler started it again under
+    its old number.
+
+    Of that life only the phases and the steps are left: the records of its launches were written
+    over.
+    """
+    before = tuple(
+        record for record in attempt.phases if record.time < attempt.start - REQUEUE_SECONDS
+    )
+    if before:
+        logged = (
+            step.time
+            for step in steps
+            if step.job_id == attempt.logged_as and step.time < attempt.start
+        )
+        yield AttemptHistory(
+            job_id=f"{attempt.job_id} (requeued)",
+            label=f"{attempt.label}, before",
+            kind=attempt.kind,
+            submission="",
+            start=before[0].time,
+            ended=None,
+            is_running=False,
+            last_sign=max(before[-1].time, max(logged, default=0.0)),
+            nodes=attempt.nodes,
+            phases=before,
+            save_every=attempt.save_every,
+            evaluate_every=attempt.evaluate_every,
+            logged_as=attempt.logged_as,
+        )
+    yield replace(attempt, phases=attempt.phases[len(before) :])
+
+
+def _end(
+    verdict: Observed[AttemptVerdict | None], jobs: Observed[tuple[Job, ...]], job: Job | None
+) -> tuple[float | None, bool | None]:
+    """When the attempt gave its nodes back, and whether it still runs; None for what no one says."""
+    if job is not None and job.state.is_active:
+        return None, True
+    word = None
+    if isinstance(verdict, AttemptVerdict) and verdict.time:
+        word = verdict.time
+    by_scheduler = None
+    if job is not None and job.state.is_final:
+        by_scheduler = job.end_time
+    ended = told_end(by_scheduler, word)
+    if ended is not None or (job is not None and job.state.is_final):
+        return ended, False
+    return None, None if isinstance(jobs, Unknown) or job is not None else False
+
+
+def _launches(folder: Path, read_errors: list[str]) -> Iterator[LaunchRecord]:
+    paths = [path for path in (folder / "launches").glob("*.json") if path.stem.isdigit()]
+    for path in sorted(paths, key=lambda path: int(path.stem)):
+        try:
+            launch = LaunchRecord.of(read_json(path) or {})
+            for moment in (launch.start, launch.end or 0.0, launch.first_sign or 0.0):
+                _checked(moment)
+            yield launch
+        except (OSError, ValueError, TypeError) as error:
+            read_errors.append(f"launch {path.stem} of attempt {folder.name}: {cause(error)}")
+
+
+def _checked(moment: object) -> float:
+    """A point of time. Raises ValueError for anything else."""
+    found = number_in(moment)
+    if found is None:
+        raise ValueError(f"it holds {str(moment)[:40]!r} where a time belongs")
+    return found
+
+
+def _interval(card: Mapping[str, Any], section: str) -> int | None:
+    value = (card.get(section) or {}).get("interval")
+    if isinstance(value, int) and value > 0:
+        return value
+    return None
+
+
+def _heartbeat_times(paths: RunPaths) -> dict[str, float]:
+    """The last heartbeat of each attempt that still has one; every rank's, for some end before
+    others.
+    """
+    found: dict[str, float] = {}
+    for path in paths.heartbeats.glob("*.json"):
+        value = observed(lambda path=path: read_json(path))  # type: ignore[misc]
+        moment = None
+        if isinstance(value, dict):
+            moment = number_in(value.get("time"))
+        if isinstance(value, dict) and moment is not None:
+            job_id = str(value.get("job_id"))
+            found[job_id] = max(found.get(job_id, 0.0), moment)
+    return found
+
 
 _CREATED = re.compile(r'"created":\s*(\d+(?:\.\d+)?)')
 

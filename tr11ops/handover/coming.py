@@ -16,7 +16,6 @@ from tr11ops.base.observed import known
 from tr11ops.base.units import counted, duration
 from tr11ops.handover.shift import Happened
 from tr11ops.observe import derived
-from tr11ops.observe.course import EqualSteps, weight_at, work
 from tr11ops.observe.forecast import (
     ForecastEnd,
     course_seen,
@@ -25,7 +24,7 @@ from tr11ops.observe.forecast import (
     no_cover,
     queue_coverage_seconds,
 )
-from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.snapshot import EqualSteps, Snapshot, weight_at, work
 from tr11ops.status.build import forecast_of
 from tr11ops.status.extra_observations import ExtraObservations
 

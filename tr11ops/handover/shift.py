@@ -16,17 +16,16 @@ from tr11ops.detect.causes import by_cause
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.observe import derived
-from tr11ops.observe.past_steps import PastProgress
+from tr11ops.observe.files import PastProgress
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.held_jobs import standing_holds
 from tr11ops.runcard.differences import differences
-from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.attempts import version_words
+from tr11ops.rundir.exclusion import Exclusion, kept_off
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import JournalEntry
 from tr11ops.rundir.journal_lines import JournalLine, lines_of
-from tr11ops.rundir.node_standing import kept_off
 from tr11ops.rundir.paths import Submission
-from tr11ops.rundir.software import version_words
 from tr11ops.status.assessment import Assessment
 from tr11ops.status.care import copies
 from trainer.contract.end_marker import EndMarker

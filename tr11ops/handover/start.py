@@ -1,14 +1,107 @@
-"""What a shift begins with, beside what happened: the commands of the shift, and the jobs of the
-group. Pure.
+"""What a shift begins with, beside what happened: the commands of the shift, and every living job
+of the members of the run's Unix group, as of this moment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import grp
+import pwd
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 
+from tr11ops.base.errors import SchedulerError
+from tr11ops.base.observed import Observed, Unknown, cause
 from tr11ops.base.units import counted, duration
-from tr11ops.observe.group_jobs import GroupJob
+from tr11ops.cluster.base import Job, JobState, Overview
 from trainer.contract.record import Record
+
+
+class GroupJob(Record):
+    """One job, or the waiting tasks of one array. `seconds`: for how long it has run; None where it
+    has not begun.
+    """
+
+    job: str
+    user: str
+    name: str
+    state: str
+    reason: str
+    nodes: int
+    seconds: float | None
+    is_own: bool  # of the run that is looked at
+
+
+def group_jobs(
+    jobs: Iterable[Job], members: Collection[str], own: Iterable[Job], now: float
+) -> tuple[GroupJob, ...]:
+    """The living jobs of these people, and the run's own whoever has them; what runs comes first.
+    Pure.
+    """
+    ours = {job.raw_id for job in own}
+    shown = [
+        job
+        for job in jobs
+        if not job.state.is_final and (job.user in members or job.raw_id in ours)
+    ]
+    shown.sort(
+        key=lambda job: (job.raw_id not in ours, not job.state.is_active, job.user, job.job_id)
+    )
+    return tuple(
+        GroupJob(
+            job=job.job_id,
+            user=job.user,
+            name=job.name,
+            state=job.state.value,
+            reason=job.reason if job.state is JobState.PENDING else "",
+            nodes=len(job.nodes) or job.node_count,
+            seconds=max(0.0, now - job.start_time)
+            if job.state.is_active and job.start_time is not None
+            else None,
+            is_own=job.raw_id in ours,
+        )
+        for job in shown
+    )
+
+
+def read_group_jobs(
+    scheduler: Overview | Unknown, group: str, own: Iterable[Job], now: float
+) -> Observed[tuple[GroupJob, ...]]:
+    """Ask the scheduler for all jobs, and the system which of their users are of the group."""
+    if isinstance(scheduler, Unknown):
+        return scheduler
+    try:
+        jobs = scheduler.jobs()
+        members = members_among({job.user for job in jobs}, group)
+    except KeyError:
+        return Unknown(f"there is no group {group} on this machine")
+    except (SchedulerError, OSError, ValueError) as error:
+        return Unknown(cause(error))
+    return group_jobs(jobs, members, own, now)
+
+
+def members_among(users: Iterable[str], group: str) -> frozenset[str]:
+    """Which of these users are of a group, by its list or as their own first group. Raises KeyError
+    without such one.
+
+    A site's whole list of users may be long, or not be told: only these are asked for.
+    """
+    entry = grp.getgrnam(group)
+    return frozenset(
+        user for user in users if user in entry.gr_mem or _first_group(user) == entry.gr_gid
+    )
+
+
+def _first_group(user: str) -> int | None:
+    try:
+        return pwd.getpwnam(user).pw_gid
+    except KeyError:
+        return None  # a user of the cluster whom this machine does not know
+
+
+def group_of_folder(folder: Path) -> str:
+    """The name of a folder's group. Raises OSError, and KeyError where the number has no name."""
+    return folder.group()
+
 
 # The commands of a shift, and what each is for; docs/on-call.md has the same five.
 COMMANDS = (

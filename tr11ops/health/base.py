@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from tr11ops.base.probes import Commands
+from tr11ops.base.processes import Commands
 from tr11ops.base.units import counted
 from trainer.contract.record import Record
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.base.errors import Unanswered
-from tr11ops.base.probes import ProbeOutput
+from tr11ops.base.processes import ProbeOutput
 from tr11ops.health import (
     clock,
     gpu_count,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from tr11ops.base.probes import LocalCommands
+from tr11ops.base.processes import LocalCommands
 from tr11ops.health.base import SharedMemoryFile, Space, TrainerProcess
 from trainer.contract.files import host_name
 

@@ -18,8 +18,8 @@ from huggingface_hub.lfs import UploadInfo
 from huggingface_hub.utils import build_hf_headers, get_session, paginate
 from huggingface_hub.utils._runtime import is_xet_available  # as the library asks itself
 
-from tr11ops.base.answers import json_object
 from tr11ops.base.errors import FileChanged, ForeignAnswer, HubConflict, HubUnavailable
+from tr11ops.base.http import json_object
 from tr11ops.hub.base import Delete, HubCopy, Operation, Progress, Repository
 from tr11ops.hub.masking import Mask, Masks
 from trainer.contract.record import Record

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from statistics import median
 
+from tr11ops.base.robust import usual_step_seconds
 from tr11ops.dialects.reading import step_record
 from tr11ops.logs.lines import STAMP_BYTES
-from tr11ops.rundir.step_time import usual_step_seconds
-from trainer.contract.logline import StepRecord
+from trainer.contract.metrics_record import StepRecord
 from trainer.contract.record import Record
 
 RECENT_STEPS = 20  # of the throughput

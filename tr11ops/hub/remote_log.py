@@ -16,9 +16,8 @@ from email.message import Message
 from typing import IO, TypeVar
 
 from tr11ops.base.errors import HubPermanentError, HubUnavailable, NetworkError
-from tr11ops.base.http import WebAnswer, get, may_pass, origin
+from tr11ops.base.http import WebAnswer, get, may_pass, origin, wait_of
 from tr11ops.base.retry import RetryPolicy, retry
-from tr11ops.base.retry_after import wait_of
 from tr11ops.hub.base import host_of
 from tr11ops.logs.line_filter import LineFeed, LineFilter
 from tr11ops.logs.show import Beginning, Query

@@ -25,10 +25,9 @@ from tr11ops.base.errors import (
     HubPermanentError,
     HubUnavailable,
 )
-from tr11ops.base.moments import span_seconds
 from tr11ops.base.observed import cause
 from tr11ops.base.retry import RetryPolicy
-from tr11ops.base.units import duration
+from tr11ops.base.units import duration, span_seconds
 from tr11ops.hub import sync_plan
 from tr11ops.hub.base import FILE_NAME as STATUS_FILE
 from tr11ops.hub.base import Add, HubCopy

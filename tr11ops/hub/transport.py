@@ -27,7 +27,6 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineMod
 from huggingface_hub.utils import get_session
 from huggingface_hub.utils._http import hf_request_event_hook
 
-from tr11ops.base.answers import PageTrail
 from tr11ops.base.errors import (
     FileChanged,
     ForeignAnswer,
@@ -38,9 +37,8 @@ from tr11ops.base.errors import (
     HubUnavailable,
     NoAnswer,
 )
-from tr11ops.base.http import LARGEST_ANSWER_BYTES, may_pass
+from tr11ops.base.http import LARGEST_ANSWER_BYTES, PageTrail, may_pass, wait_of
 from tr11ops.base.redact import one_line, redact
-from tr11ops.base.retry_after import wait_of
 from tr11ops.hub.base import host_of
 from tr11ops.hub.credentials import Credentials
 

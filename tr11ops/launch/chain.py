@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.arrays import ArraySpec
 from tr11ops.cluster.site import SiteRules
-from tr11ops.observe.course import course_of, weight_at, work
+from tr11ops.observe.snapshot import course_of, weight_at, work
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
 from tr11ops.runcard.estimate import attempt_seconds

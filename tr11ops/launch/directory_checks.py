@@ -13,13 +13,18 @@ from tr11ops.base.units import duration, size
 from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
-from tr11ops.observe.mounted import ENDED_SECONDS, ways_to_see
-from tr11ops.observe.ownership import own_jobs, without_unclear
+from tr11ops.observe.ownership import ENDED_SECONDS, own_jobs, ways_to_see, without_unclear
 from tr11ops.runcard.card import PathBase, RunCard
 from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, warning
-from tr11ops.rundir.damage import Damage
-from tr11ops.rundir.paths import DAMAGED, RunDirectory, Submission
-from tr11ops.rundir.submissions import BEING_SUBMITTED, is_in_doubt, job_of_tag
+from tr11ops.rundir.paths import (
+    BEING_SUBMITTED,
+    DAMAGED,
+    RunDirectory,
+    Submission,
+    is_in_doubt,
+    job_of_tag,
+)
+from tr11ops.rundir.state_files import Damage
 from trainer.schedule.flops import checkpoint_bytes, count_parameters, deepspeed_checkpoint_files
 
 # Whether a run is free to start: what of it runs or waits already, here and elsewhere. Pure.

@@ -23,12 +23,12 @@ from tr11ops.observe.files import read_heartbeats
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.attempt import DRILL_PHASES, DRILL_VARIABLE
 from trainer.contract.documents import document
-from trainer.contract.drill import PHASES, VARIABLE
 from trainer.contract.end_marker import EndMarker
-from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.manifest import Manifest, manifest_faults
 from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
 
 DRILL_SCHEMA = 1
@@ -161,7 +161,7 @@ def phases_of(card: RunCard) -> tuple[tuple[str, ...], dict[str, str]]:
         left_out["evaluating"] = "the card never evaluates (evaluation.iterations = 0)"
     if card.data.workers == 0:
         left_out["data-wait"] = "the ranks read for themselves (data.workers = 0), within a step"
-    return tuple(phase for phase in PHASES if phase not in left_out), left_out
+    return tuple(phase for phase in DRILL_PHASES if phase not in left_out), left_out
 
 
 def overrides_for(directory: Path, phases: tuple[str, ...], time_limit: str) -> list[str]:
@@ -174,7 +174,7 @@ def overrides_for(directory: Path, phases: tuple[str, ...], time_limit: str) -> 
         f"slurm.time_limit={time_limit}",
         "checkpoint.interval=3",
         "evaluation.interval=2",
-        f'slurm.environment.{VARIABLE}="{",".join(phases)}"',
+        f'slurm.environment.{DRILL_VARIABLE}="{",".join(phases)}"',
     ]
 
 

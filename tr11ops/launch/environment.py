@@ -26,8 +26,8 @@ from tr11ops.cluster.sbatch_options import code_root
 from tr11ops.health.local_disk import exported_folder
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
+from tr11ops.rundir.datasets import look_at_tokenizer, workers_environment
 from tr11ops.rundir.paths import nearest_folder
-from tr11ops.rundir.tokenizer import look_at_tokenizer, workers_environment
 
 NEEDED = ("torch", "deepspeed", "numpy", "tokenizers")
 COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "srun")

@@ -35,24 +35,25 @@ from tr11ops.launch.extra_observations import (
 from tr11ops.launch.margins import read_history
 from tr11ops.observe.derived import finish_time, newest_marker
 from tr11ops.observe.files import read_attempts, read_exclusions, read_steps
-from tr11ops.observe.foreground import foreground_trainings
-from tr11ops.observe.lease import LeaseHolder, read_holder
-from tr11ops.observe.mounted import why_unmounted
-from tr11ops.observe.ownership import Ownership
+from tr11ops.observe.lease import LeaseHolder, foreground_trainings, read_holder
+from tr11ops.observe.ownership import Ownership, why_unmounted
 from tr11ops.runcard.attention import device_type
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.secret_references import unset_here
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.cron_records import PeriodicJobState, read_jobs
-from tr11ops.rundir.damage import Damage
-from tr11ops.rundir.datasets import DatasetFacts, look_at, prefixes_of
+from tr11ops.rundir.datasets import (
+    DatasetFacts,
+    TokenizerFacts,
+    look_at,
+    look_at_tokenizer,
+    prefixes_of,
+    workers_environment,
+)
 from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.kill_switch import MARKED_FILE, SwitchLocation, look_at_switch
-from tr11ops.rundir.paths import RunDirectory, Submission
-from tr11ops.rundir.pause import read_pause
-from tr11ops.rundir.state_files import find_damage
-from tr11ops.rundir.submissions import read_traces
-from tr11ops.rundir.tokenizer import TokenizerFacts, look_at_tokenizer, workers_environment
+from tr11ops.rundir.kill_switch import MARKED_FILE, SwitchLocation, look_at_switch, read_pause
+from tr11ops.rundir.paths import RunDirectory, Submission, read_traces
+from tr11ops.rundir.state_files import Damage, find_damage
 from trainer.config.kernel_choice import compiler_obstacle
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_steps, read_latest
 from trainer.contract.checkpoints import refusal

@@ -19,10 +19,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from tr11ops.runcard.card import PATH_KEYS, SHELL_KEYS, RunCard
-from tr11ops.runcard.containers import KubernetesSection
 from tr11ops.runcard.exit_duration import seconds_to_end
 from tr11ops.runcard.load import Key
-from tr11ops.runcard.sections import CheckScript
+from tr11ops.runcard.sections import CheckScript, KubernetesSection
 from tr11ops.runcard.toml_writer import write_card
 from trainer.config.card import Problem
 from trainer.contract.end_marker import EXIT_HELD, EXIT_REFUSED

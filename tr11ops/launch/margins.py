@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tr11ops.base.observed import Observed, Unknown
+from tr11ops.base.robust import usual_step_seconds
 from tr11ops.base.tail import tail_lines
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Node
@@ -20,7 +21,6 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
 from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
 from tr11ops.runcard.speed import RunHistory
-from tr11ops.rundir.step_time import usual_step_seconds
 from trainer.contract.metrics_record import STEP, VALIDATION, MetricsRecord, parse_record
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record

@@ -24,7 +24,7 @@ from tr11ops.runcard.card import PathBase, RunCard, resolved
 from tr11ops.runcard.exit_duration import ExitPlan, exit_plan, resolved_with_exit
 from tr11ops.runcard.secret_references import references
 from tr11ops.runcard.speed import RunHistory
-from tr11ops.rundir.hold_marks import unmarked
+from tr11ops.rundir.hold_store import unmarked
 from tr11ops.rundir.paths import RunDirectory, nearest_folder
 from trainer.contract.record import Record
 

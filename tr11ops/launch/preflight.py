@@ -31,15 +31,14 @@ from tr11ops.launch.facts import LaunchFacts, LaunchRequest
 from tr11ops.launch.margins import grant_checks, is_measured, margin_checks
 from tr11ops.launch.resume import checkpoint_checks, saving_checks
 from tr11ops.nodes.names import card_exclusions
-from tr11ops.queue.given_nodes import Given, given_to_scheduler
+from tr11ops.queue.queued_jobs import Given, given_to_scheduler
 from tr11ops.runcard.attention import attention_checks
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
 from tr11ops.runcard.exit_duration import ExitPlan, exit_plan
 from tr11ops.runcard.gpu_memory import memory_checks
-from tr11ops.runcard.gpus_there import with_gpus_of
 from tr11ops.runcard.rules import card_warnings
-from tr11ops.runcard.speed import RunHistory
+from tr11ops.runcard.speed import RunHistory, with_gpus_of
 from tr11ops.rundir.datasets import DatasetFacts
 from tr11ops.rundir.exclusions import due_for_recheck
 from tr11ops.rundir.paths import RunDirectory

@@ -23,7 +23,7 @@ from pathlib import Path
 from tr11ops import __version__
 from tr11ops.base.observed import cause
 from tr11ops.hub.masking import Masks, MaskSearch
-from tr11ops.rundir.software import PATCH_FILE, CodeIdentity
+from tr11ops.rundir.attempts import PATCH_FILE, CodeIdentity
 from trainer.contract.files import write_atomically
 
 PACKAGES = ("torch", "deepspeed", "numpy", "transformers")

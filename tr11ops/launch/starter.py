@@ -19,13 +19,12 @@ from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.sbatch_options import format_time_limit
 from tr11ops.cluster.site import SiteRules
 from tr11ops.runcard.card import RunCard
-from tr11ops.runcard.gpus_there import memory_gb
 from tr11ops.runcard.load import read_tables
 from tr11ops.runcard.rules import advised_exit_minutes
 from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.runcard.speed import memory_gb
 from tr11ops.runcard.toml_writer import schema_of, write_card
-from tr11ops.rundir.datasets import prefixes_of
-from tr11ops.rundir.tokenizer import TOKENIZER_FILE
+from tr11ops.rundir.datasets import TOKENIZER_FILE, prefixes_of
 from trainer.config.base import MOST_SAMPLES
 from trainer.config.card import BatchSection
 from trainer.config.rules import batch_problems

@@ -26,8 +26,15 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.exit_duration import card_as_written
 from tr11ops.rundir.exclusions import INCLUDED
 from tr11ops.rundir.journal import read_journal
-from tr11ops.rundir.paths import RunDirectory, Submission, is_tag, new_tag
-from tr11ops.rundir.submissions import SUPERSEDED, is_superseded, job_of_tag
+from tr11ops.rundir.paths import (
+    SUPERSEDED,
+    RunDirectory,
+    Submission,
+    is_superseded,
+    is_tag,
+    job_of_tag,
+    new_tag,
+)
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 

@@ -1,22 +1,104 @@
-"""The beginning of what is shown of a log: its last lines, or those of a time, an attempt or a
-range of iterations.
+"""What is shown of a log: its last lines, or those of a time, an attempt or a range of iterations;
+and what is written from then on, across rotations, cuts and new attempts.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
 from tr11ops.base.errors import NoSuchAttempt
-from tr11ops.logs.line_filter import LineFilter, LineQuery
+from tr11ops.logs.line_filter import LineFeed, LineFilter, LineQuery
 from tr11ops.logs.lines import INFO
-from tr11ops.logs.reader import LogReader, line_start, tail_offset, whole_blocks
-from tr11ops.logs.search import Region, attempt_regions, offset_since, step_marks, step_regions
+from tr11ops.logs.reader import (
+    BLOCK_BYTES,
+    FileReader,
+    LogReader,
+    line_start,
+    tail_offset,
+    whole_blocks,
+    whole_lines,
+)
+from tr11ops.logs.search import (
+    Marks,
+    Region,
+    attempt_regions,
+    offset_since,
+    step_marks,
+    step_regions,
+)
+from trainer.contract.metrics_record import parse_record
 from trainer.contract.record import Record
+from trainer.contract.state_file import descriptor_of
+
+# Ranges as people type them, and how many steps `metrics.jsonl` has since a time.
+
+_RANGE = re.compile(r"(\d{1,15})?[:-](\d{1,15})?|(\d{1,15})")
+_METRICS_TIME = re.compile(rb'"time": ?(\d{1,12}(?:\.\d+)?)')
+LAST_ITERATION = 10**15
+TAIL_BYTES = 64 << 10  # more than any record has
+MOST_RANKS = 100_000
+
+
+def iterations(text: str) -> tuple[int, int]:
+    """First and last of `100-200`, `100-`, `-200`, `100`; a colon does as well. Raises ValueError."""
+    match = _RANGE.fullmatch(text.strip())
+    if match is None or text.strip() in {":", "-"}:
+        raise ValueError("is no range of iterations: give 100-200, 100-, -200 or 100")
+    if match[3]:
+        return int(match[3]), int(match[3])
+    first, last = int(match[1] or 0), int(match[2] or LAST_ITERATION)
+    if first > last:
+        raise ValueError("is an empty range: the first iteration comes first")
+    return first, last
+
+
+def numbers(text: str) -> frozenset[int]:
+    """`0`, `0,8`, `0-7,16` as a set. Raises ValueError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip())
+        if match:
+            first, last = (int(match[1]), int(match[2] or match[1]))
+        else:
+            first, last = (1, 0)
+        if first > last or last - first > MOST_RANKS:
+            raise ValueError("is no list of ranks: give 0, 0,8 or 0-7")
+        found |= set(range(first, last + 1))
+    return frozenset(found)
+
+
+def steps_since(metrics: Path, moment: float) -> int | None:
+    """How many step records `metrics.jsonl` has from `moment` on; None where it cannot be read."""
+    try:
+        descriptor = descriptor_of(metrics)
+    except OSError:
+        return None
+    try:
+        size = os.fstat(descriptor).st_size
+        tail = os.pread(descriptor, TAIL_BYTES, max(0, size - TAIL_BYTES))
+        size -= len(tail) - 1 - tail.rfind(b"\n")  # the last line is being written
+        reader = FileReader(descriptor)
+        start = Marks(reader, size, _METRICS_TIME, lambda match: float(match[1])).place_before(
+            moment
+        )
+        return sum(_is_step_since(line, moment) for line in whole_lines(reader, start, size))
+    finally:
+        os.close(descriptor)
+
+
+def _is_step_since(line: bytes, moment: float) -> bool:
+    record = parse_record(line)
+    return (
+        record is not None and record.is_step and record.time is not None and record.time >= moment
+    )
+
 
 # Passing over whole blocks of a log that hold no wanted line: asked of a block before it is cut
 # into lines.
@@ -219,3 +301,95 @@ def _common(first: Sequence[Region], second: Sequence[Region]) -> list[Region]:
     return sorted(
         (Region(start, end) for start, end in pairs if start < end), key=lambda region: region.start
     )
+
+
+# ---------------------------------------------------------------- following
+
+
+class LogSource(Record):
+    """One log to read. `label` goes before each line when several are read at once."""
+
+    label: str
+    path: Path
+
+
+@dataclass
+class Follower:
+    """Gives the lines of one file that a query asks for, whatever happens to the file."""
+
+    path: Path
+    query: Query = field(default_factory=Query)
+    _offset: int = field(default=0, init=False)
+    _identity: tuple[int, int] | None = field(default=None, init=False)
+    _feed: LineFeed = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._feed = LineFeed(LineFilter(self.query.wanted))
+
+    def begin(self) -> Iterator[str]:
+        """What is there now. Nothing while there is no file. Raises NoSuchAttempt, and OSError as
+        the file system.
+        """
+        try:
+            descriptor = descriptor_of(self.path)
+        except FileNotFoundError:
+            return
+        try:
+            status = os.fstat(descriptor)
+            self._identity, self._offset = (status.st_dev, status.st_ino), status.st_size
+            beginning = Beginning(
+                FileReader(descriptor), status.st_size, self.query, self._feed.line_filter
+            )
+            yield from beginning.lines()
+            self._feed = LineFeed(beginning.line_filter, beginning.rest)
+        finally:
+            os.close(descriptor)
+
+    def more(self) -> Iterator[str]:
+        """Lines that came since. A file that was replaced or cut is read from its beginning."""
+        try:
+            descriptor = descriptor_of(self.path)
+        except FileNotFoundError:
+            return
+        try:
+            status = os.fstat(descriptor)
+            identity = (status.st_dev, status.st_ino)
+            if identity != self._identity or status.st_size < self._offset:
+                yield from self.unfinished()
+                self._identity, self._offset, self._feed = (
+                    identity,
+                    0,
+                    LineFeed(LineFilter(self.query.wanted)),
+                )
+            while block := os.pread(descriptor, BLOCK_BYTES, self._offset):
+                self._offset += len(block)
+                yield from self._feed.take(block)
+        finally:
+            os.close(descriptor)
+
+    def unfinished(self) -> Iterator[str]:
+        """A last line that has no end yet; it is given once."""
+        return self._feed.unfinished()
+
+
+def follow(
+    sources: Callable[[], Sequence[LogSource]], query: Query, pause: Callable[[], bool]
+) -> Iterator[tuple[str, str]]:
+    """(label, line) of all sources: what the query says of each that is there now, then what comes.
+
+    `sources` is asked again in each round: what is new is read from its beginning. Ends when
+    `pause` returns False. Lines are decoded as UTF-8, with a sign in the place of what is not.
+    Raises NoSuchAttempt.
+    """
+    followers = {source: Follower(source.path, query) for source in sources()}
+    for source, follower in followers.items():
+        for line in follower.begin():
+            yield source.label, line
+    while pause():
+        for source in sources():
+            follower = followers.setdefault(source, Follower(source.path, query))
+            for line in follower.more():
+                yield source.label, line
+    for source, follower in followers.items():
+        for line in follower.unfinished():
+            yield source.label, line

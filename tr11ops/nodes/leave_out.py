@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from tr11ops.cluster.node_states import StateAnswer, may_start
-from tr11ops.rundir.exclusion_limit import ExclusionLimit
+from tr11ops.rundir.exclusion import ExclusionLimit
 
 
 def why_not_leave_out(

@@ -16,9 +16,8 @@ from tr11ops.base.observed import cause
 from tr11ops.cluster.arrays import covered
 from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.nodes.view import QueueChange, queue_changes
-from tr11ops.queue.given_nodes import given_to_scheduler
-from tr11ops.rundir.exclusion import NodeStanding
-from tr11ops.rundir.exclusion_limit import ExclusionLimit
+from tr11ops.queue.queued_jobs import given_to_scheduler
+from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding
 from tr11ops.rundir.exclusions import exclude, include, read_version
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
@@ -34,7 +33,7 @@ class RunQueue(Record):
     """One run's jobs at the scheduler, for who changes which nodes they exclude.
 
     `look` finds the run's jobs as they are now. `known`: the cluster's nodes (see
-    `tr11ops.queue.given_nodes`). `kept` are nodes that no job gets back, whatever the run's list
+    `tr11ops.queue.queued_jobs`). `kept` are nodes that no job gets back, whatever the run's list
     says: the card's. `user` is who asks. `retry` does one request to the scheduler, and decides
     whether one that fails is tried again.
     """

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from tr11ops.cluster.arrays import names_of
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.queue.given_nodes import given_to_scheduler
+from tr11ops.queue.queued_jobs import given_to_scheduler
 from tr11ops.rundir.exclusion import Exclusion
 from trainer.contract.record import Record
 

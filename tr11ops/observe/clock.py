@@ -21,8 +21,8 @@ from tr11ops.observe.operation import ClockReading
 from tr11ops.observe.snapshot import Attempt, Step
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.end_marker import EndMarker
-from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.lease import file_system_time
+from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
 
 BEATS_STAMPED = 8  # heartbeats whose stamps are looked at; they come from as many nodes

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import Unknown, known
+from tr11ops.base.robust import usual_step_seconds
 from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.pending_reasons import JobReason, Wait, reason_of, reason_of_job
@@ -19,9 +20,8 @@ from tr11ops.observe.placement import is_shut, misplaced, too_few_usable
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot, newest_attempt
 from tr11ops.observe.training import TRAINING_PHASES, TrainingEvent
 from tr11ops.rundir.paths import parse_comment
-from tr11ops.rundir.step_time import usual_step_seconds
 from trainer.contract.end_marker import EndMarker
-from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
 
 SHUT = reason_of("PartitionDown")

@@ -17,9 +17,8 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.observe import derived
-from tr11ops.observe.course import EqualSteps, fits, steps_left, weight_at, work
 from tr11ops.observe.lost_host import batch_host, has_lost_its_host, silent_host
-from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.snapshot import EqualSteps, Snapshot, fits, steps_left, weight_at, work
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.record import Record
 

@@ -27,15 +27,14 @@ from tr11ops.observe.clock import (
     moment_of,
     skews,
 )
-from tr11ops.observe.mounted import why_unmounted
 from tr11ops.observe.operation import OperationObservations
 from tr11ops.observe.operation_files import operation_facts, see_operation
-from tr11ops.observe.ownership import Ownership, without_unclear
+from tr11ops.observe.ownership import Ownership, why_unmounted, without_unclear
 from tr11ops.observe.snapshot import Attempt, RunFacts, Snapshot, Step, newest_attempt
 from tr11ops.observe.training import LaunchEnd, Readmission, TrainingObservations
 from tr11ops.observe.training_files import see_training, training_facts
 from tr11ops.rundir.action_log import DAY_SECONDS, replay
-from tr11ops.rundir.attempt_end import last_sign_in, told_end
+from tr11ops.rundir.attempts import last_sign_in, told_end
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import INCLUDED
 from tr11ops.rundir.journal import read_journal
@@ -43,9 +42,9 @@ from tr11ops.rundir.kill_switch import place_fault
 from tr11ops.rundir.paths import RunDirectory, Submission
 from tr11ops.rundir.state_files import find_damage
 from trainer.contract.end_marker import EndMarker
-from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.origin import Origin
 from trainer.contract.paths import RunPaths
+from trainer.contract.phases import Heartbeat
 from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:

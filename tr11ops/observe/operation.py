@@ -17,7 +17,7 @@ from msgspec import field
 from tr11ops.base.observed import Observed, known, observed
 from tr11ops.cluster.base import Job
 from tr11ops.rundir.copy_policy import CopyPolicy
-from tr11ops.rundir.hold_records import HoldRecord
+from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
 
@@ -99,8 +99,7 @@ class OperationFacts(Record, dict=True):
 
 
 def _used_files(card: RunCard) -> Iterator[Path]:
-    from tr11ops.rundir.datasets import prefixes_of
-    from tr11ops.rundir.tokenizer import tokenizer_place, workers_environment
+    from tr11ops.rundir.datasets import prefixes_of, tokenizer_place, workers_environment
 
     prefixes = observed(lambda: prefixes_of(card.data))
     for prefix in known(prefixes, card.data.prefixes):

@@ -44,8 +44,8 @@ from tr11ops.rundir.disk_usage import read_usage
 from tr11ops.rundir.hold_store import holds_changed, read_by_attempts, read_commanded, read_marked
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_steps
-from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.paths import RunPaths
+from trainer.contract.phases import Heartbeat
 from trainer.contract.state_file import open_for_reading, read_json
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from tr11ops.cluster.arrays import covered, covers, names_of, split
 from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.cluster.pending_reasons import HeldBy, is_held, reason_of_job
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.rundir.hold_records import HoldRecord
-from tr11ops.rundir.hold_store import forget_holds, record_holds
+from tr11ops.rundir.hold_store import HoldRecord, forget_holds, record_holds
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
 

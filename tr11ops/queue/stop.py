@@ -22,15 +22,15 @@ from tr11ops.observe.files import (
     read_heartbeats,
     read_steps,
 )
-from tr11ops.observe.foreground import foreground_trainings
+from tr11ops.observe.lease import foreground_trainings
 from tr11ops.observe.ownership import OwnJobs, read_own_jobs
 from tr11ops.queue.held_jobs import can_modify
 from tr11ops.runcard.card import RunCard
+from tr11ops.rundir.fallback import with_reserve
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.rundir.reserve import with_reserve
 from trainer.contract.end_marker import EndMarker
-from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.lease import LeaseClaim, read_lease
+from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
 from trainer.contract.requests import Request
 from trainer.contract.resumable import ResumeNeed

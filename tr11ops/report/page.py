@@ -1,8 +1,11 @@
-"""The report page as values: what its parts hold, without how they look."""
+"""The report page as values, without how they look; and as one file of HTML that needs nothing
+else: styles and script are inside.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from trainer.contract.record import Record
 
@@ -114,3 +117,25 @@ def _cell(cell: str | Styled, column: Column) -> Cell:
     else:
         text = Styled(cell)
     return Cell(text.text, column.title, text.style, text.swatch, column.is_number, column.is_wide)
+
+
+FOLDER = Path(__file__).parent / "assets"
+
+
+def render(page: Page) -> str:
+    """The page as HTML. Every text is escaped; the script is there only where a chart is."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    style = (FOLDER / "report.css").read_text(encoding="utf-8")
+    script = ""
+    if page.has_charts:
+        script = (FOLDER / "report.js").read_text(encoding="utf-8")
+    return str(
+        environment.get_template("report.html.j2").render(page=page, style=style, script=script)
+    )

@@ -17,7 +17,6 @@ from typing import Any
 from msgspec.structs import replace
 from pydantic import Field
 
-from tr11ops.runcard.containers import KubernetesSection
 from tr11ops.runcard.copies import BackupSection, HubSection
 from tr11ops.runcard.find import PathBase, base_of, find_card, shipped_cards, shipped_folder
 from tr11ops.runcard.load import (
@@ -36,7 +35,13 @@ from tr11ops.runcard.load import (
     without_empty_paths,
 )
 from tr11ops.runcard.rules import operation_rules
-from tr11ops.runcard.sections import PermsSection, RehearsalSection, ResilienceSection, SlurmSection
+from tr11ops.runcard.sections import (
+    KubernetesSection,
+    PermsSection,
+    RehearsalSection,
+    ResilienceSection,
+    SlurmSection,
+)
 from tr11ops.runcard.slurm_syntax import parse_attempts, parse_time_limit
 from tr11ops.runcard.watching import AlertsSection, CronSection, FilesystemSection, WatchSection
 from trainer.config.base import is_private, left_out, salvage

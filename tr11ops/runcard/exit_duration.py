@@ -10,7 +10,7 @@ from tr11ops.base.units import duration
 from tr11ops.runcard.card import RunCard, card_from_resolved, resolved
 from tr11ops.runcard.rules import advised_exit_minutes
 from tr11ops.runcard.speed import assumed_speed
-from trainer.contract.exit_time import ExitTime
+from trainer.contract.attempt import ExitTime
 from trainer.contract.record import Record
 from trainer.schedule import flops
 

@@ -1,15 +1,17 @@
 """How long a step takes: by the kind of GPU before anything was measured, and of one batch by that
-of another. Pure.
+of another; and a card as the GPUs that it will run on complete it. Pure.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from statistics import median
 
 from msgspec import field
 
+from tr11ops.cluster.base import Node
 from tr11ops.cluster.passed_options import gpu_kind_asked, options_of
 from tr11ops.runcard.card import RunCard
 from trainer.contract.record import Record
@@ -195,3 +197,30 @@ def path_seconds(card: RunCard, path: TrainingPath, speed: Speed) -> list[float]
     return [
         speed.measured.get(number, speed.full * weight) for number, weight in enumerate(weights)
     ]
+
+
+def with_gpus_of(card: RunCard, nodes: Iterable[Node]) -> RunCard:
+    """The card with kind and memory of these nodes' GPUs, where it does not name them and they are
+    all alike.
+    """
+    there = [node for node in nodes if node.gpus >= max(1, card.slurm.gpus_per_node)]
+    if not card.slurm.gpus_per_node or not there:
+        return card
+    found: dict[str, object] = {}
+    kinds = {node.gpu_kind for node in there}
+    kind = ""
+    if len(kinds) == 1:
+        kind = kinds.pop()
+    if gpu_of(card) is None and device_peak(kind) is not None:
+        found["gpu_kind"] = kind
+    memory = min(node.gpu_memory_megabytes for node in there)
+    if card.slurm.gpu_memory_gb is None and memory:
+        found["gpu_memory_gb"] = memory_gb(memory)
+    if found:
+        return card.model_copy(update={"slurm": card.slurm.model_copy(update=found)})
+    return card
+
+
+def memory_gb(megabytes: int) -> float:
+    """`slurm.gpu_memory_gb` of a GPU with so many MiB: rounded down."""
+    return math.floor(megabytes / 1024 * 10) / 10

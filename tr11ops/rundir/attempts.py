@@ -1,4 +1,5 @@
-"""What the batch controller writes down: one record for each launch, and one for the attempt.
+"""What is on record of an attempt: what the batch controller wrote down of each launch and of the
+end, and which software it ran with.
 
 state/attempts/JOB/launches/N.json    a launch: nodes, start, end, cause, blamed nodes, evidence, progress
 state/attempts/JOB/verdict.json       how the attempt ended, and whether the next task should go on
@@ -6,20 +7,149 @@ state/attempts/JOB/verdict.json       how the attempt ended, and whether the nex
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from msgspec import field
 from msgspec.structs import replace
 
-from tr11ops.base.units import counted
+from tr11ops.base.units import counted, duration
 from trainer.contract.documents import document, read_record, record_of
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_HELD, EndMarker, exit_code
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Finite, Record
 from trainer.contract.state_file import read_json
+
+# ---------------------------------------------------------------- software, in attempt.json
+
+PATCH_FILE = "code.diff"  # in the attempt's folder
+DECISIVE = ("tr11", "torch", "deepspeed", "cuda", "nccl", "driver")
+SHORT = 10  # digits of a commit that are shown
+
+
+class CodeIdentity(Record):
+    """The checkout that the trainer's code lay in. `commit` is "" where it is not known, and `why`
+    says why.
+
+    `branch` is "" where none is checked out. `changed`: the first of `changed_count` files that
+    were not as in the commit; `digest`: SHA-256 of all that differs, as far as it was read;
+    `patch`: the file beside the record that holds it, "" where nothing differs, without secrets;
+    `is_cut`: it holds not all of it.
+    """
+
+    folder: str = ""
+    commit: str = ""
+    branch: str = ""
+    changed: tuple[str, ...] = ()
+    changed_count: int = 0
+    digest: str = ""
+    patch: str = ""
+    is_cut: bool = False
+    why: str = ""
+
+    def __str__(self) -> str:
+        """In one line; two codes have the same one where nothing is known to differ."""
+        if not self.commit:
+            return f"not known: {self.why}"
+        text = " ".join(filter(None, (self.branch, self.commit[:SHORT])))
+        if not self.changed_count:
+            return text
+        return f"{text} with {counted(self.changed_count, 'changed file')} ({self.digest[:8]})"
+
+
+def code_of(record: Mapping[str, Any]) -> CodeIdentity | None:
+    """What an attempt's record says of its code; None where an older tr11 wrote it, or where that
+    is not readable.
+    """
+    value = record.get("code")
+    if not isinstance(value, Mapping):
+        return None
+    try:
+        return record_of(CodeIdentity, value)
+    except ValueError:
+        return None
+
+
+def version_words(versions: Mapping[str, str]) -> str:
+    """The versions that decide what a training computes, in one line; what is not there is left
+    out.
+    """
+    return ", ".join(
+        f"{name} {versions[name]}" for name in DECISIVE if versions.get(name, "none") != "none"
+    )
+
+
+def versions_of(record: Mapping[str, Any]) -> dict[str, str]:
+    """The versions of what an attempt ran with, by name, Python's too; what was not recorded is
+    left out.
+    """
+    found = record.get("versions")
+    if isinstance(found, Mapping):
+        versions = {str(name): str(version) for name, version in found.items()}
+    else:
+        versions = {}
+    python = record.get("python")
+    if python is not None:
+        return {**versions, "python": str(python)}
+    return versions
+
+
+# When an attempt ended: the one answer for status, alerts, accounts and reports.
+# Someone's word of it comes first: the scheduler's, and that of the attempt's own batch script. Where
+# no one has said it, the attempt is dated by its last sign of life, and whoever shows that says so.
+
+_WRITTEN_TO_THE_LAST = ("workers", "failures", "nodes", "launches")  # folders of an attempt
+
+
+class AttemptEnd(Record):
+    """When it ended. `is_told`: someone has said so; else it is the last moment at which it is
+    known to have lived.
+    """
+
+    time: float
+    is_told: bool = True
+
+    def ago(self, now: float) -> str:
+        """How long ago, in words."""
+        past = f"{duration(max(0.0, now - self.time))} ago"
+        if self.is_told:
+            return past
+        return f"last word {past}"
+
+
+def told_end(scheduler: float | None, verdict: float | None) -> float | None:
+    """When an attempt gave its nodes back, by the scheduler and its batch script; None where
+    neither says it.
+    """
+    told = [moment for moment in (scheduler, verdict) if moment]
+    return max(told, default=None)
+
+
+def last_sign_in(attempt: Path) -> float:
+    """The newest time of what the attempt itself wrote in its folder; 0 where nothing tells.
+
+    Its workers write to their logs to the last. The folder's own time says little: others leave
+    things there too.
+    """
+    return max(_signs_in(attempt), default=0.0)
+
+
+def _signs_in(attempt: Path) -> Iterator[float]:
+    for name in _WRITTEN_TO_THE_LAST:
+        for place, _, files in os.walk(attempt / name):
+            for file in files:
+                yield _changed(Path(place, file))
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
 
 ATTEMPT_FILE, VERDICT_FILE = "attempt.json", "verdict.json"
 SUPERSEDED = "superseded"  # the end of an attempt that found another one of its run training

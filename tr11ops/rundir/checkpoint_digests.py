@@ -1,5 +1,5 @@
-"""What was found when all bytes of a checkpoint were last read: one small file each, replaced
-whole.
+"""What was found when bytes of a checkpoint here were last read, no matter who read them: one small
+file each, replaced whole.
 
     state/checkpoints/VARIANT/digests/global_stepN.json
 
@@ -9,19 +9,27 @@ identity.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from tr11ops.base.errors import DigestStopped
 from tr11ops.base.newer import replace_json
+from tr11ops.base.units import counted
+from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.documents import document, read_record
+from trainer.contract.files import host_name
+from trainer.contract.manifest import Manifest
 from trainer.contract.record import Finite, Record
 
 PIECE_BYTES = 4 << 20
@@ -96,3 +104,74 @@ def digest_of(
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     is_still = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
     return count, digest.hexdigest(), is_still
+
+
+def put_on_record(directory: RunDirectory, record: DigestRecord, why: str = "") -> None:
+    """Keep a reading; damage goes into the journal too. Raises OSError."""
+    write_digest(directory, record)
+    if record.bad:
+        files = counted(len(record.bad), "file differs", "files differ")
+        text = f"{checkpoint_name(record.step)}: {files}: {record.bad[0]}"
+        said = {"step": record.step, "identity": record.identity, "bad": record.bad[:20]}
+        Journal(directory.journal).write(
+            "checkpoint-damaged", f"{why}: {text}" if why else text, said
+        )
+
+
+def note_damage(directory: RunDirectory, step: int, identity: str, path: str, why: str) -> bool:
+    """A copier or a restore found one file of a checkpoint changed: read it once more, and put it
+    on record.
+
+    False when the file is as its manifest says after all, or is not here any more. Raises OSError.
+    """
+    place = directory.paths.checkpoint(step)
+    try:
+        manifest = Manifest.read(place)
+    except ValueError:
+        return False
+    if manifest is None:
+        entry = None
+    else:
+        entry = next((entry for entry in manifest.files if entry.path == path), None)
+    if manifest is None or entry is None:
+        return False
+    fault = _fault_of(place / path, entry.bytes, entry.digest)
+    if not fault:
+        return False
+    record = DigestRecord(
+        step,
+        identity,
+        time.time(),
+        len(manifest.files),
+        manifest.total_bytes,
+        (f"{path}: {fault}",),
+        user_name(),
+        host_name(),
+    )
+    try:
+        before = read_digest(directory, step, identity)
+    except ValueError:
+        before = None
+    if before is not None:
+        record = replace(record, bad=tuple(sorted({*before.bad, *record.bad})))
+    if before is None or record.bad != before.bad:
+        put_on_record(directory, record, why)
+    return True
+
+
+def _fault_of(path: Path, size: int, digest: str) -> str:
+    try:
+        count, found, is_still = digest_of(path, size, lambda count: None, threading.Event())
+    except FileNotFoundError:
+        if path.parent.is_dir():
+            return "it is missing"
+        return ""
+    except OSError as error:
+        if error.errno == errno.EIO:
+            return f"{error.strerror}"
+        return ""
+    if not is_still or (count, found) == (size, digest):
+        return ""
+    if count != size:
+        return f"{count} bytes, the manifest says {size}"
+    return "its digest differs from the manifest's"

@@ -1,8 +1,9 @@
-"""Where records go while the run directory cannot be written: a private folder on this machine's
-own disk.
+"""What is ready for the day when the run directory cannot be written: a private folder on this
+machine's own disk for records, and room that is set aside, for what frees room or stops the run.
 
     BASE/tr11-UID/MARK/         one run's, laid out as a run directory: journal/, state/alerts/, state/cron/
     BASE/tr11-UID/MARK.lock     shared by those who write there, exclusive for who brings it into the run directory
+    state/reserve               4 MiB of nothing, given up by the first prune or stop that finds no room
 
 BASE is $TR11_FALLBACK, else the first usable one of /var/tmp, /tmp and /dev/shm. What another user
 could have made or could change is never used. Two hosts have two fallback directories: what may be
@@ -17,6 +18,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +27,64 @@ from typing import TypeVar
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.paths import RunPaths
 from trainer.contract.sharing import make_shared
+
+# ---------------------------------------------------------------- room that is set aside
+
+RESERVE_FILE = "reserve"
+RESERVE_BYTES = 4 << 20
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def keep_reserve(directory: RunDirectory) -> None:
+    """Set the room aside unless it is. A failure is left to the next who comes by: it is not worth
+    an error.
+    """
+    place = directory.paths.state / RESERVE_FILE
+    with suppress(OSError):
+        if place.exists():
+            return
+        make_shared(place.parent)
+        descriptor, name = tempfile.mkstemp(prefix=f".{RESERVE_FILE}.", dir=place.parent)
+        draft = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                # a file system that compresses must not save it
+                stream.write(os.urandom(RESERVE_BYTES))
+                stream.flush()
+                os.fsync(stream.fileno())
+            draft.chmod(0o664)
+            draft.replace(place)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+
+def with_reserve(directory: RunDirectory, act: Callable[[], T], place: Path | None = None) -> T:
+    """What `act` returns, tried once more with the reserve's room where it found none. Raises
+    OSError as `act` does.
+
+    `place` is where it writes, if that may be on another file system, for which the reserve is no
+    help.
+    """
+    try:
+        return act()
+    except OSError as error:
+        is_here = place is None or place.parent.stat().st_dev == directory.paths.state.stat().st_dev
+        if not (is_here and spend_reserve(directory, error)):
+            raise
+    return act()
+
+
+def spend_reserve(directory: RunDirectory, error: OSError) -> bool:
+    """Give the room up if it was lacking; True when it is worth trying again."""
+    if error.errno not in NO_ROOM:
+        return False
+    try:
+        (directory.paths.state / RESERVE_FILE).unlink()
+    except OSError:
+        return False
+    return True
+
 
 T = TypeVar("T")
 VARIABLE = "TR11_FALLBACK"

@@ -1,5 +1,5 @@
 """What tr11 holds in the queue, on record: by commands, in state/requests/holds.json; by attempts,
-in their verdicts.
+in their verdicts; and in the held job's own comment, for where the run directory is away.
 
 state/requests/holds.json    state/requests/holds.d/NNNNNNNN.json    (see `tr11ops.rundir.versioned`)
 
@@ -10,6 +10,7 @@ holds.json.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,19 +23,82 @@ from tr11ops.base.newer import newer_schema
 from tr11ops.base.observed import known, observed
 from tr11ops.base.redact import one_line
 from tr11ops.base.units import number_in
-from tr11ops.cluster.arrays import not_repeated, without
-from tr11ops.cluster.base import Job
+from tr11ops.cluster.arrays import LONGEST_COMMENT, names_of, not_repeated, without
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.rundir.attempts import AttemptVerdict, why_held
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
-from tr11ops.rundir.hold_marks import marked_holds
-from tr11ops.rundir.hold_records import HoldRecord, ReleaseRecord
+from tr11ops.rundir.fallback import with_reserve
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.rundir.reserve import with_reserve
 from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.documents import document
 from trainer.contract.end_marker import BAD_REASONS
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
+
+
+class HoldRecord(Record):
+    """Queued work that tr11 holds: `job` is the number of a job or an array, or names tasks of one
+    ("12_[4-10]").
+
+    `is_for_fault`: it must not start before a person has looked; else it was held for a kill
+    switch, a pause, or by a person's command. `time` is in seconds since the epoch.
+    """
+
+    job: str
+    who: str = ""
+    time: float | None = None
+    why: str = ""
+    is_for_fault: bool = False
+
+
+class ReleaseRecord(Record):
+    """Work that tr11 released: its name, and when (seconds since the epoch)."""
+
+    job: str
+    time: float
+
+
+# A hold in the held job's own comment:
+#
+#     tr11:TAG@MARK [the card's comment] held-by-tr11@1795465040/fault:WHY
+#
+# It is read beside the records, and is over once one of them says that
+# tr11 released the job.
+
+_MARK = re.compile(r" ?held-by-tr11@(\d{1,12})/(fault|switch):(.*)", re.DOTALL)
+LONGEST_WHY = 200
+
+
+def with_mark(comment: str, why: str, is_for_fault: bool, now: float) -> str:
+    """A job's comment with the mark of a hold in place of the last one's. `now`: seconds since the
+    epoch.
+    """
+    kind = "fault" if is_for_fault else "switch"
+    mark = f"held-by-tr11@{int(now)}/{kind}:{one_line(why, limit=LONGEST_WHY)}"
+    return f"{_MARK.sub('', comment)[: LONGEST_COMMENT - len(mark) - 1]} {mark}".strip()
+
+
+def unmarked(comment: str) -> str:
+    """A job's comment without a mark, as far as the longest mark fits behind it."""
+    room = LONGEST_COMMENT - LONGEST_WHY - len(" held-by-tr11@123456789012/switch:")
+    return _MARK.sub("", comment)[:room]
+
+
+def marked_holds(jobs: Iterable[Job], releases: Iterable[ReleaseRecord]) -> Iterator[HoldRecord]:
+    """What these jobs say of themselves that tr11 holds, less what it has released since."""
+    gone = tuple(releases)
+    for job in jobs:
+        found = None
+        if job.state is JobState.PENDING:
+            found = _MARK.search(job.comment)
+        if found is None:
+            continue
+        since = float(found[1])
+        names = without(names_of([job], [job]), [one.job for one in gone if one.time > since])
+        for name in names:
+            yield HoldRecord(name, AUTOMATIC_OWNER, since, found[3], found[2] == "fault")
+
 
 HOLDS_SCHEMA = 1
 VERSIONS_KEPT = 20

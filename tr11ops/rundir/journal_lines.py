@@ -8,9 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from tr11ops.rundir.action_log import INTENT, OUTCOME
+from tr11ops.rundir.exclusion import kept_off
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, CHECKED, EXCLUDED, INCLUDED
 from tr11ops.rundir.journal import JournalEntry
-from tr11ops.rundir.node_standing import kept_off
 from trainer.contract.record import Record
 
 Data = Mapping[str, Any]

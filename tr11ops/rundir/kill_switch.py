@@ -8,7 +8,7 @@ A switch inside the run directory is where the run directory is. One outside may
 system that is not mounted here: its folder is then missing, or an empty mount point in which a
 switch would stop no one. A launch and the start of an attempt leave the mark. Where the run
 directory says that it was left and it is not seen, the place is not proven: no one is told that the
-run is stopped, and no folder is made.
+run is stopped, and no folder is made. A pause is a file in the run directory, always the run's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,22 @@ from tr11ops.rundir.identity import run_id, short
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import read_record, write_record
 from trainer.contract.record import Record
+from trainer.contract.requests import read_request
 from trainer.contract.state_file import read_json
+
+
+def read_pause(directory: RunDirectory) -> str | None:
+    """Who paused the run and why, in words; None when it is not paused. A file that cannot be read
+    counts.
+    """
+    pause = read_request(directory.paths.pause, "pause")
+    if pause is None:
+        return None
+    who = pause.who or "someone"
+    if pause.why:
+        return f"{who} ({pause.why})"
+    return who
+
 
 MARKED_FILE = "kill-switch.json"
 MARKED_SCHEMA = 1

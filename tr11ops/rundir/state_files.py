@@ -19,14 +19,13 @@ from tr11ops.base.newer import newer_schema
 from tr11ops.base.observed import known, observed
 from tr11ops.rundir import journal
 from tr11ops.rundir.attempts import AttemptVerdict
-from tr11ops.rundir.damage import Damage
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission
+from trainer.contract.attempt import ExitTime
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.errors import DamagedFile
-from trainer.contract.exit_time import ExitTime
-from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.origin import Origin
+from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
 from trainer.contract.state_file import (
     LARGEST_BYTES,
@@ -35,6 +34,22 @@ from trainer.contract.state_file import (
     read_json,
     set_aside,
 )
+
+
+class Damage(Record):
+    """One damaged state file: where, what is wrong with it, and what is missing for it.
+
+    `is_set_aside`: the next launch, or the watchdog when it acts, moves it out of the way.
+    `is_newer`: nothing is wrong with it, but a newer tr11 wrote it, and this one may not understand
+    all of it.
+    """
+
+    path: str
+    what: str
+    without: str
+    is_set_aside: bool
+    is_newer: bool = False
+
 
 Rule = Literal["aside", "written again", "a person"]
 MOST_ATTEMPTS = 3  # the newest: what older ones say is history

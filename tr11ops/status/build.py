@@ -55,7 +55,7 @@ from trainer.contract.paths import RunPaths
 
 if TYPE_CHECKING:
     from tr11ops.rundir.disk_usage import Forecast
-    from tr11ops.rundir.hold_records import HoldRecord
+    from tr11ops.rundir.hold_store import HoldRecord
 
 
 def status_of(

@@ -13,8 +13,7 @@ from tr11ops.base.units import counted, duration
 from tr11ops.detect.finding import Severity
 from tr11ops.observe.operation import CopyStatus
 from tr11ops.rundir.disk_usage import KINDS, Kind
-from tr11ops.rundir.exclusion import Exclusion, NodeStanding
-from tr11ops.rundir.node_standing import kept_off
+from tr11ops.rundir.exclusion import Exclusion, NodeStanding, kept_off
 from tr11ops.status.document import ShownFilesystem, ShownPeriodicJob, Status
 from tr11ops.status.extra_observations import SYNC
 from tr11ops.status.rows import Row

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from tr11ops.observe.operation import CopyStatus, FilesystemRule
     from tr11ops.observe.snapshot import Attempt, KillSwitch
     from tr11ops.observe.training import LaunchEnd
+    from tr11ops.rundir.attempts import CodeIdentity
     from tr11ops.rundir.cron_records import ChainState, PeriodicJobState
     from tr11ops.rundir.disk_usage import Usage
     from tr11ops.rundir.exclusion import Exclusion
-    from tr11ops.rundir.hold_records import HoldRecord
-    from tr11ops.rundir.software import CodeIdentity
+    from tr11ops.rundir.hold_store import HoldRecord
     from tr11ops.status.answer import Need
     from tr11ops.status.extra_observations import NodeUse, RunningCopy
     from tr11ops.watchdog.verdict import VerdictWord
-    from trainer.contract.logline import StepRecord
+    from trainer.contract.metrics_record import StepRecord
     from trainer.contract.origin import Origin
 
 SCHEMA = 1

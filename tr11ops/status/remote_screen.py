@@ -26,8 +26,7 @@ from tr11ops.status.document import (
 )
 from tr11ops.status.extra_observations import NodeUse
 from tr11ops.status.published import RATE_UNITS, SEVERITIES, among, number, table
-from tr11ops.status.remote import RemoteView
-from tr11ops.status.remote_verdict import OutsideVerdict, judge_outside, time_of
+from tr11ops.status.remote import OutsideVerdict, RemoteView, judge_outside, time_of
 from tr11ops.status.rows import Row, Screen
 from tr11ops.status.screen import badge_style, heading, line, table_of
 from tr11ops.watchdog.verdict import VerdictWord

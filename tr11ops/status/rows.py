@@ -26,7 +26,7 @@ from tr11ops.cluster.hostlist import compress
 from tr11ops.detect.causes import lead
 from tr11ops.detect.finding import Severity
 from tr11ops.observe.snapshot import Attempt, KillSwitch
-from tr11ops.rundir.software import version_words
+from tr11ops.rundir.attempts import version_words
 from tr11ops.status.document import Finish, ShownAttempt, ShownFinding, Status, losses_of, tasks_of
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.checkpoint_names import checkpoint_name

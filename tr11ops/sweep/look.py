@@ -13,6 +13,7 @@ from statistics import median
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.redact import one_line
+from tr11ops.base.robust import RECENT_STEPS
 from tr11ops.cluster.base import Job, Node, Overview, Scheduler
 from tr11ops.launch.rehearse import as_options, differences
 from tr11ops.observe.derived import identifiers
@@ -26,11 +27,10 @@ from tr11ops.queue.stop import Signalled, StopView, stop_by_scheduler
 from tr11ops.queue.stop import look as look_at_run
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.rundir.step_time import RECENT_STEPS
 from tr11ops.sweep.manifest import CARD, ManifestCell
 from trainer.config.card import CardError
 from trainer.contract.files import host_name, now
-from trainer.contract.logline import StepRecord
+from trainer.contract.metrics_record import StepRecord
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 

@@ -32,9 +32,8 @@ from tr11ops.launch.submit import (
     record_taken,
     settle,
 )
-from tr11ops.rundir.paths import Submission
+from tr11ops.rundir.paths import Submission, job_of_tag
 from tr11ops.rundir.state_files import set_damage_aside
-from tr11ops.rundir.submissions import job_of_tag
 from trainer.contract.record import Record
 
 TEMPLATE = ("slurm", "sweep.sbatch.j2")

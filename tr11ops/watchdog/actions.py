@@ -8,7 +8,7 @@ from tr11ops.base.observed import Observed
 from tr11ops.cluster.base import Job
 from tr11ops.observe.lease import LeaseHolder
 from tr11ops.rundir.attempts import AttemptVerdict
-from tr11ops.rundir.exclusion_limit import ExclusionLimit
+from tr11ops.rundir.exclusion import ExclusionLimit
 from trainer.contract.record import Record
 
 

@@ -37,8 +37,7 @@ from tr11ops.rundir.action_log import (
 from tr11ops.rundir.exclusion import NodeStanding
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import Journal
-from tr11ops.rundir.paths import RunDirectory, new_tag
-from tr11ops.rundir.submissions import is_superseded, job_of_tag, read_traces
+from tr11ops.rundir.paths import RunDirectory, is_superseded, job_of_tag, new_tag, read_traces
 from tr11ops.watchdog.actions import (
     Action,
     Cancel,

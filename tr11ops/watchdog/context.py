@@ -16,8 +16,8 @@ from tr11ops.base.observed import observed
 from tr11ops.observe.lease import read_holder
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
 from tr11ops.rundir.hold_store import read_holds, releasable
+from tr11ops.rundir.kill_switch import read_pause
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.rundir.pause import read_pause
 from tr11ops.watchdog.actions import ActionLimits, Blame, PolicyContext
 from trainer.contract.state_file import read_json
 

@@ -35,8 +35,7 @@ from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie, 
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.repair import plan_repair
 from tr11ops.rundir.action_log import LETS_IT_ACT, ActionHistory, ProgressRecord
-from tr11ops.rundir.exclusion import NodeStanding
-from tr11ops.rundir.exclusion_limit import ExclusionLimit, way_past
+from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding, way_past
 from tr11ops.watchdog.actions import (
     BUDGETS,
     Action,

@@ -25,16 +25,15 @@ from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding
 from tr11ops.detect.registry import detect_all, unjudged_detectors
 from tr11ops.observe.look import facts_of, look_now, observe
-from tr11ops.observe.mounted import look_for_directory
+from tr11ops.observe.ownership import look_for_directory
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training_files import read_stacks
 from tr11ops.rundir.action_log import DAY_SECONDS, KEPT_SECONDS, ActionHistory, ActionRecord, replay
-from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, publish
 from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.journal import Journal, Ledger, read_journal
 from tr11ops.rundir.journal_heads import lost_heads, next_heads, read_heads, words_of, write_heads
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.rundir.shared_exclusions import publish
 from tr11ops.rundir.state_files import set_damage_aside
 from tr11ops.watchdog.actions import Plan
 from tr11ops.watchdog.apply import Done, RunEffects, as_it_would_go, carry_out, own_pending, settle

@@ -16,8 +16,8 @@ from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.history import read_history
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.observe import derived
+from tr11ops.observe.files import progress_at
 from tr11ops.observe.forecast import end_of
-from tr11ops.observe.past_steps import progress_at
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.rundir.action_log import LETS_IT_ACT, ActionHistory, Result
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER

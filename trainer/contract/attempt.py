@@ -1,4 +1,6 @@
-"""Who started a trainer, how it is asked to stop, and where its lines go."""
+"""What an attempt tells its trainer: who started it, how it is asked to stop, where its lines go,
+what a drill breaks, and when it leaves by the clock.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,42 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from trainer.contract.documents import read_record, write_record
 from trainer.contract.files import host_name, write_json
 from trainer.contract.paths import RunPaths
-from trainer.contract.record import Record
+from trainer.contract.record import Finite, Record
+
+
+class ExitTime(Record):
+    """`time`: seconds since the epoch, None where no clock ends the attempt. `why`: what it follows
+    from, one line.
+    """
+
+    time: Finite | None
+    why: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> ExitTime | None:
+        """The exit time in `path`, None when absent. Raises ValueError when it is malformed,
+        OSError.
+        """
+        return read_record(cls, path, "how long exits take")
+
+    def write(self, path: Path) -> None:
+        """Raises OSError as the file system does."""
+        write_record(path, self)
+
+
+# What a drill tells a trainer: the phases, and the variable that names them.
+
+# as the heartbeat names them
+DRILL_PHASES = ("starting", "training", "evaluating", "saving", "data-wait")
+
+
+DRILL_VARIABLE = (
+    "TR11_DRILL"  # the phases to drill, one for each task of an array: "starting,training"
+)
+
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # while a child of a command starts

@@ -174,7 +174,7 @@ class RunPaths(Record):
 
     def exit_time(self, job_id: str) -> Path:
         """When this attempt leaves by the clock, as its job's limit is now: see
-        `trainer.contract.exit_time`.
+        `trainer.contract.attempt`.
         """
         return self.attempt(job_id) / EXIT_TIME_FILE
 

@@ -1,10 +1,10 @@
-"""The phases of one attempt, in order: rank 0 appends a line at each change, so that no one has to
-guess later.
+"""What a training does now, by each rank's heartbeat; and the phases of one attempt, in order: rank
+0 appends a line at each change, so that no one has to guess later.
 
     {"time": 1790000000.25, "phase": "saving", "iteration": 300, "launch": 2}
 
-The heartbeat says where a training is now; this file says where it was. A phase lasts until the
-next line, or until its launch ended. Standard library only.
+A phase lasts until the
+next line, or until its launch ended.
 """
 
 from __future__ import annotations
@@ -14,10 +14,39 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.contract.documents import document, record_of_text
+from trainer.contract.documents import document, read_record, record_of_text
+from trainer.contract.files import write_unflushed
 from trainer.contract.record import Finite, Record
 from trainer.contract.sharing import make_shared, open_shared
 from trainer.contract.state_file import read_bytes
+
+
+class Heartbeat(Record):
+    """Where one rank is: written at every change of phase and every step, replaced atomically.
+
+    `request` is the number of the last request (see `trainer.contract.requests`) that this rank has
+    honoured; 0: none yet.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    phase: str
+    iteration: int
+    time: Finite
+    job_id: str
+    request: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> Heartbeat | None:
+        """The heartbeat in `path`, or None when absent. Raises ValueError when it is malformed."""
+        return read_record(cls, path, "a heartbeat")
+
+
+def write_heartbeat(path: Path, heartbeat: Heartbeat) -> None:
+    """Replace one rank's heartbeat. Not flushed to disk: it is worth nothing after a power cut."""
+    write_unflushed(path, document(heartbeat), heartbeat.pid)
+
 
 # What the trainer reports, in the order of a launch. `compiling`: a step of a kind that this launch
 # does for the first time, whose code is made in it. `data-wait`: the next step's data are not there

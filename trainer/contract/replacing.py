@@ -10,7 +10,7 @@ nothing of worth.
 Another content is what a training leaves that went on from an older checkpoint: because a person
 pointed `latest` there, or because a newer one could not be used for a while. What a roll-back gives
 up never comes here: it was renamed to global_stepN.discarded before (see
-`trainer.contract.rollback`). Standard library and the contract only.
+`trainer.contract.recovery`). Standard library and the contract only.
 """
 
 from __future__ import annotations

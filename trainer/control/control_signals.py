@@ -15,9 +15,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from trainer.contract.attempt import AttemptIdentity, tell
-from trainer.contract.drill import PHASES, VARIABLE
-from trainer.contract.exit_time import ExitTime
+from trainer.contract.attempt import DRILL_PHASES, DRILL_VARIABLE, AttemptIdentity, ExitTime, tell
 from trainer.contract.lease import Lease
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
@@ -85,7 +83,9 @@ def hold_from(environment: Mapping[str, str], stop_is_seen: Callable[[], bool]) 
     """The hold that this job's environment asks for: the phase of its array task, counted from 1;
     None without one.
     """
-    phases = [phase for phase in environment.get(VARIABLE, "").split(",") if phase in PHASES]
+    phases = [
+        phase for phase in environment.get(DRILL_VARIABLE, "").split(",") if phase in DRILL_PHASES
+    ]
     task = environment.get("SLURM_ARRAY_TASK_ID", "1")
     if not phases or not task.isdecimal() or not 1 <= int(task) <= len(phases):
         return None

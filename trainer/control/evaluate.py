@@ -24,7 +24,7 @@ from trainer.config.card import CardError, TrainerConfig, load_trainer_config
 from trainer.contract.documents import document
 from trainer.contract.errors import CheckpointError, DataError
 from trainer.contract.files import write_json
-from trainer.contract.logline import perplexity_of
+from trainer.contract.metrics_record import perplexity_of
 from trainer.contract.record import Record
 from trainer.control.resume import load_weights
 from trainer.data.rows import MicroBatch, NextTokenRow, RowFormat

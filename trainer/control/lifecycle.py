@@ -26,9 +26,8 @@ from trainer.contract.documents import document
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.errors import NodeFilesError
 from trainer.contract.files import host_name, write_json
-from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 from trainer.contract.paths import RunPaths
-from trainer.contract.phases import PhaseWriter
+from trainer.contract.phases import Heartbeat, PhaseWriter, write_heartbeat
 from trainer.contract.record import Record
 
 HEARTBEAT_SECONDS = 1.0

@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.card import LoggingSection
 from trainer.contract.attempt import tell
 from trainer.contract.files import append_line
-from trainer.contract.logline import (
+from trainer.contract.metrics_record import (
+    LAYER_NUMBERS,
+    LAYERS,
     LOSS_SUFFIX,
+    LayerMeasure,
     StepRecord,
     format_step,
     format_validation,
     perplexity_of,
 )
-from trainer.contract.metrics_record import LAYER_NUMBERS, LAYERS, LayerMeasure
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared

@@ -23,10 +23,13 @@ from trainer.contract.recovery import (
     RollBack,
     Spike,
     SpikeKind,
+    complete_steps,
+    finish,
+    moves_of,
     read_recovery,
+    settle,
     write_recovery,
 )
-from trainer.contract.rollback import complete_steps, finish, moves_of, settle
 from trainer.engine import StepResult
 from trainer.parallel.agreement import RankGroup
 from trainer.schedule.skip import SkipPlan

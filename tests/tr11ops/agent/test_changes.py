@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.agent.batch import MOST_LINES, changes_since_last
-from tr11ops.rundir.software import CodeIdentity
+from tr11ops.rundir.attempts import CodeIdentity
 from trainer.contract.documents import document
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths

@@ -32,7 +32,7 @@ from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.situation import Act, RunCondition, RunSituation, Spell, what_tr11_does
 from tr11ops.alerts.state import AlertState
-from tr11ops.base.runbook_pages import page_lines
+from tr11ops.base.shipped import page_lines
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.registry import detect_all
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tr11ops.backup.remote_errors import error_of_status
 from tr11ops.base.errors import ArchiveFull, ArchivePermanentError, ArchiveUnavailable
+from tr11ops.base.http import wait_of
 from tr11ops.base.redact import LONGEST_TEXT, one_line
-from tr11ops.base.retry_after import wait_of
 
 SECRET = "hunter2hunter2"
 

@@ -25,8 +25,8 @@ from tr11ops.checkpoints.quarantine import doomed_name, hidden_name, list_quaran
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.clocks import Clocks, read_clocks
 from tr11ops.rundir.copy_policy import CopyPolicy
+from tr11ops.rundir.fallback import RESERVE_BYTES, RESERVE_FILE, keep_reserve, spend_reserve
 from tr11ops.rundir.journal import JournalEntry, read_journal
-from tr11ops.rundir.reserve import RESERVE_BYTES, RESERVE_FILE, keep_reserve, spend_reserve
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.checkpoints import find_resumable
 from trainer.contract.files import write_atomically

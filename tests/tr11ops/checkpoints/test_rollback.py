@@ -38,9 +38,9 @@ from trainer.contract.recovery import (
     RecoveryEvent,
     RecoveryRecord,
     read_recovery,
+    settle,
     write_recovery,
 )
-from trainer.contract.rollback import settle
 from trainer.schedule.skip import SkipPlan
 
 CONFIG = card(batch={"train_samples": 100_000})

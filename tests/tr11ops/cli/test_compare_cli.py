@@ -9,7 +9,7 @@ import pytest
 
 from tests.tr11ops.curves.logs import changed, quiet
 from tr11ops.cli.main import execute
-from trainer.contract.logline import format_step
+from trainer.contract.metrics_record import format_step
 
 
 def log(path: Path, last: int = 300, loss: float = 2.2, **values: object) -> str:

@@ -20,7 +20,7 @@ from tr11ops.launch.plan import resolved_card
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.exclusions import exclude
 from trainer.contract.files import write_json
-from trainer.contract.heartbeat import Heartbeat, write_heartbeat
+from trainer.contract.phases import Heartbeat, write_heartbeat
 
 # What stands in for a node agent: the worker of the second node fails, the first one's loses it.
 AGENT = """

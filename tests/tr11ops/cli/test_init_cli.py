@@ -24,7 +24,7 @@ from tr11ops.launch.starter import (
 )
 from tr11ops.runcard.card import load_card, shipped_cards, shipped_folder
 from tr11ops.runcard.estimate import estimate
-from tr11ops.rundir.tokenizer import look_at_tokenizer
+from tr11ops.rundir.datasets import look_at_tokenizer
 from tr11ops.watchdog.policy import POWERS
 
 GPU = Partition("gpu", 20 * 3600, tuple(f"g{number}" for number in range(1, 9)), is_default=True)

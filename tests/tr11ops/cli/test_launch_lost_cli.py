@@ -18,8 +18,15 @@ from tr11ops.cluster.base import BatchRequest, Job
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.launch.session import carry_out, check_launch
 from tr11ops.launch.successor import BatchJob, begin_attempt, queue_successor
-from tr11ops.rundir.paths import RunDirectory, Submission, new_tag, parse_comment
-from tr11ops.rundir.submissions import BEING_SUBMITTED, SUPERSEDED, is_superseded
+from tr11ops.rundir.paths import (
+    BEING_SUBMITTED,
+    SUPERSEDED,
+    RunDirectory,
+    Submission,
+    is_superseded,
+    new_tag,
+    parse_comment,
+)
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 

@@ -11,8 +11,7 @@ import pytest
 from tests.pins.commands import beside, typed
 from tests.pins.recording import unpacked
 from tests.tr11ops.status_cases import beats, checkpoints, snapshot
-from tr11ops.base.runbook_pages import page_names
-from tr11ops.base.shipped import shipped
+from tr11ops.base.shipped import page_names, shipped
 from tr11ops.cli.list_runs import _lines
 from tr11ops.detect.registry import detect_all
 from tr11ops.status.build import status_of

@@ -21,10 +21,9 @@ from tr11ops.cli.logs import print_line
 from tr11ops.logs.line_filter import LineQuery
 from tr11ops.logs.lines import folded
 from tr11ops.logs.reader import BLOCK_BYTES
-from tr11ops.logs.show import Query
-from tr11ops.logs.tail import Follower, LogSource, follow
+from tr11ops.logs.show import Follower, LogSource, Query, follow
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.logline import format_step
+from trainer.contract.metrics_record import format_step
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
 

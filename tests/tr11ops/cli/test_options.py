@@ -12,7 +12,7 @@ import typer
 from tests.pins.commands import beside
 from tests.pins.recording import unpacked
 from tests.tr11ops.cli.shown_commands import every_command
-from tr11ops.base.moments import since, span_seconds
+from tr11ops.base.units import since, span_seconds
 from tr11ops.cli import completion, main
 from tr11ops.cli.common import span_option
 

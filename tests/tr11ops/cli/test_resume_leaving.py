@@ -18,7 +18,7 @@ from tr11ops.queue.stop import leaving
 from tr11ops.rundir.hold_store import record_holds
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
-from trainer.contract.heartbeat import Heartbeat, write_heartbeat
+from trainer.contract.phases import Heartbeat, write_heartbeat
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
 from trainer.contract.files import write_atomically
 from trainer.contract.lease import Lease, LeaseClaim, LeaseFolder
-from trainer.contract.logline import format_step
+from trainer.contract.metrics_record import format_step
 from trainer.contract.recovery import PendingMoves, RecoveryRecord, read_recovery, write_recovery
 
 

@@ -23,7 +23,7 @@ from tr11ops.cli.terminal import drawing_console
 from tr11ops.cluster.base import JobState
 from tr11ops.cluster.local import LocalScheduler, LocalSettings
 from tr11ops.cluster.local_records import simulated_nodes
-from trainer.contract.heartbeat import Heartbeat, write_heartbeat
+from trainer.contract.phases import Heartbeat, write_heartbeat
 
 
 @pytest.fixture

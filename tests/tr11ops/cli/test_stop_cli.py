@@ -23,9 +23,9 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.queue.stop import Acknowledgements, acknowledgements
 from tr11ops.rundir.attempts import AttemptVerdict
+from tr11ops.rundir.fallback import RESERVE_FILE, keep_reserve
 from tr11ops.rundir.hold_store import held_by_tr11
 from tr11ops.rundir.journal import read_journal
-from tr11ops.rundir.reserve import RESERVE_FILE, keep_reserve
 from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.files import write_json
 from trainer.contract.recovery import RecoveryEvent, RecoveryRecord, write_recovery

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from tr11ops.curves.steps import LoggedStep
-from trainer.contract.logline import StepRecord
+from trainer.contract.metrics_record import StepRecord
 
 BATCH = 2048
 

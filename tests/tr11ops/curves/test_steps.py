@@ -13,7 +13,7 @@ from msgspec import to_builtins
 from tests.tr11ops.curves.logs import quiet
 from tr11ops.curves.judge import judge
 from tr11ops.curves.steps import LoggedStep, logged_steps
-from trainer.contract.logline import format_step
+from trainer.contract.metrics_record import format_step
 
 START = "using world size: 384, data-parallel-size: 8, tensor-model-parallel size: 4, pipeline-model-parallel size: 12 "
 ATTEMPT = "tr11: attempt 1001 launch 1 on jean-zay-iam[01-48]"

@@ -66,8 +66,8 @@ from tr11ops.observe.operation import (
 from tr11ops.observe.snapshot import Checkpoint, Checkpoints, KillSwitch, Snapshot
 from tr11ops.observe.training import Corruption, LaunchEnd, Readmission
 from tr11ops.rundir import cron_records as periodic
-from tr11ops.rundir.damage import Damage
 from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.state_files import Damage
 
 WRONG = (
     Corruption("n07", 25, NOW - HOUR, 31_000, True, "rank 25 on n07 (GPU 1) has another result"),

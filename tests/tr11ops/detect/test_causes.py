@@ -11,7 +11,7 @@ from tr11ops.detect.causes import CAUSES, by_cause, cause_of, lead
 from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
 from tr11ops.detect.registry import DETECTORS, detect_all
 from tr11ops.observe.snapshot import Attempt
-from tr11ops.rundir.hold_records import HoldRecord
+from tr11ops.rundir.hold_store import HoldRecord
 
 INFO, WARNING, CRITICAL = Severity
 SEGFAULT = "software or data, not the nodes: the same fault came back after iteration 8 on n1 and n2: SIGSEGV"

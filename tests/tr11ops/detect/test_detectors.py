@@ -37,7 +37,7 @@ from tr11ops.observe.forecast import queue_coverage_seconds
 from tr11ops.observe.snapshot import Attempt, Snapshot, Step
 from tr11ops.observe.training import LaunchEnd, Phase, TrainingEvent
 from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.hold_records import HoldRecord
+from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.rundir.paths import Submission
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.recovery import IterationRange

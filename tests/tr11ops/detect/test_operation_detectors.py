@@ -55,7 +55,7 @@ from tr11ops.observe.operation import FolderRoom, LeastUsed, UnwritableDirectory
 from tr11ops.observe.snapshot import Checkpoint, Checkpoints, Snapshot
 from tr11ops.observe.training import TrainingEvent
 from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.hold_records import HoldRecord
+from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.status.build import status_of
 from tr11ops.status.care import nodes as row_of_nodes
 from tr11ops.status.extra_observations import ExtraObservations, NodeUse, node_use

@@ -27,7 +27,7 @@ from tr11ops.observe.snapshot import Snapshot, Step
 from tr11ops.observe.training import LaunchEnd, Phase, TrainingEvent
 from tr11ops.rundir.kept_stacks import KeptStacks
 from tr11ops.watchdog.verdict import VerdictWord, judge
-from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.phases import Heartbeat
 
 
 # ----------------------------------------------------------------------------- clean courses

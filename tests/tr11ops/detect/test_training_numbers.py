@@ -34,7 +34,7 @@ from tr11ops.observe.snapshot import Checkpoint, Snapshot, Step
 from tr11ops.observe.training import LaunchEnd, LogFile, NodeWarning, Phase, TrainingEvent
 from tr11ops.watchdog.verdict import VerdictWord, judge
 from trainer.contract.compute_record import ComputeTimes
-from trainer.contract.logline import StepRecord
+from trainer.contract.metrics_record import StepRecord
 
 
 # ----------------------------------------------------------------------------- slow

@@ -19,8 +19,8 @@ from tr11ops.detect import registry
 from tr11ops.detect.finding import Finding
 from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts, Snapshot, Step
 from tr11ops.observe.training import LogFile, Phase, TrainingEvent, TrainingFacts
-from trainer.contract.heartbeat import Heartbeat
-from trainer.contract.logline import StepRecord
+from trainer.contract.metrics_record import StepRecord
+from trainer.contract.phases import Heartbeat
 
 Change = Callable[[StepRecord], StepRecord]
 WARM_UP_SAMPLES, DECAY_SAMPLES, LARGEST_RATE = 8_000, 400_000, 6e-5

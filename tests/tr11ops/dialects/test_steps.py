@@ -25,7 +25,7 @@ from tr11ops.dialects.reading import (
     trainer_in,
 )
 from tr11ops.dialects.table import dialects, entries
-from trainer.contract.logline import StepRecord, format_step
+from trainer.contract.metrics_record import StepRecord, format_step
 
 EXAMPLES = [
     (entry["name"], one["line"], one["says"]) for entry in entries() for one in entry["lines"]

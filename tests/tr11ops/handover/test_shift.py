@@ -43,19 +43,17 @@ from tr11ops.goodput.history_values import AttemptHistory, CheckpointMark, Histo
 from tr11ops.handover.coming import coming_events
 from tr11ops.handover.shift import Handover, HandoverMaterial, Happened, hand_over, last_handover
 from tr11ops.handover.text import WIDTH, document, markdown
-from tr11ops.observe.course import course_of
+from tr11ops.observe.files import PastProgress, progress_at
 from tr11ops.observe.operation import CopyStatus
-from tr11ops.observe.past_steps import PastProgress, progress_at
-from tr11ops.observe.snapshot import KillSwitch, Snapshot
+from tr11ops.observe.snapshot import KillSwitch, Snapshot, course_of
 from tr11ops.runcard.card import load_card, shipped_folder
 from tr11ops.runcard.differences import differences
-from tr11ops.rundir.attempts import LaunchRecord
+from tr11ops.rundir.attempts import CodeIdentity, LaunchRecord
 from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.hold_records import HoldRecord
+from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.rundir.journal import Journal, JournalEntry, read_journal
 from tr11ops.rundir.journal_lines import lines_of
 from tr11ops.rundir.paths import Submission
-from tr11ops.rundir.software import CodeIdentity
 from tr11ops.status.build import status_of
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.watchdog.verdict import judge

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tr11ops.base.errors import Unanswered
-from tr11ops.base.probes import ProbeOutput
+from tr11ops.base.processes import ProbeOutput
 from tr11ops.health.base import SharedMemoryFile, Space, TrainerProcess
 
 DATA = Path(__file__).parents[2] / "data" / "health"

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.tr11ops.health.recorded_system import SILENT, RecordedSystem, smi, text
 from tr11ops.base.errors import Unanswered
-from tr11ops.base.probes import ProbeOutput
+from tr11ops.base.processes import ProbeOutput
 from tr11ops.health import gpu_count, gpu_memory, nvlink, pcie, row_remap, throttling, xid
 from tr11ops.health.base import NodeRequirements
 

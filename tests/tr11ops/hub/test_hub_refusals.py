@@ -24,8 +24,8 @@ from tr11ops.base.errors import (
     HubPermanentError,
     HubUnavailable,
 )
+from tr11ops.base.http import wait_of
 from tr11ops.base.redact import one_line, redact
-from tr11ops.base.retry_after import wait_of
 from tr11ops.hub.base import Add, Repository, endpoint_of
 from tr11ops.hub.client import Hub
 from tr11ops.hub.committing import FileView

@@ -22,7 +22,7 @@ from tr11ops.runcard.estimate import estimate
 from tr11ops.runcard.slurm_syntax import parse_attempts
 from tr11ops.runcard.speed import RunHistory
 from trainer.contract.files import write_json
-from trainer.contract.logline import StepRecord, format_step
+from trainer.contract.metrics_record import StepRecord, format_step
 from trainer.contract.paths import RunPaths
 from trainer.schedule.path import path_of
 

@@ -19,7 +19,7 @@ from tr11ops.launch.container import ContainerFacts
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.plan import plan_launch
 from tr11ops.runcard.card import CardError, RunCard, load_card
-from tr11ops.runcard.containers import ContainerSection
+from tr11ops.runcard.sections import ContainerSection
 from tr11ops.rundir.paths import RunDirectory
 
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tr11ops.launch.drill import NAMES, Sight, judge
-from trainer.contract.drill import PHASES
+from trainer.contract.attempt import DRILL_PHASES
 from trainer.contract.end_marker import EndMarker
 from trainer.control.control_signals import LONGEST_SECONDS, PhaseHold, hold_from
 
@@ -23,7 +23,7 @@ START = replace(
 
 
 def test_every_phase_has_a_name() -> None:
-    assert set(NAMES) == set(PHASES)
+    assert set(NAMES) == set(DRILL_PHASES)
 
 
 def test_a_good_end_is_measured_from_the_signal() -> None:

@@ -22,15 +22,15 @@ from tr11ops.launch.extra_observations import AccessFault, ClockFacts, read_acce
 from tr11ops.launch.facts import look_at_directory
 from tr11ops.launch.preflight import excluded_nodes
 from tr11ops.observe.lease import LeaseHolder
-from tr11ops.queue.given_nodes import Given
+from tr11ops.queue.queued_jobs import Given
 from tr11ops.runcard.sections import RehearsalSection
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.kill_switch import mark_of
 from tr11ops.rundir.paths import Submission, new_tag
 from trainer.contract.files import write_json
-from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 from trainer.contract.lease import Lease, LeaseClaim
+from trainer.contract.phases import Heartbeat, write_heartbeat
 from trainer.contract.sharing import make_shared
 
 

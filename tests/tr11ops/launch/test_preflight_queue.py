@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from tests.tr11ops.launch.preflight_bench import Bench
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.rundir.paths import Submission, new_tag
-from tr11ops.rundir.submissions import BEING_SUBMITTED, SUPERSEDED
+from tr11ops.rundir.paths import BEING_SUBMITTED, SUPERSEDED, Submission, new_tag
 
 
 def test_a_second_launch_is_refused_and_told_how_to_queue(bench: Bench) -> None:

@@ -21,7 +21,7 @@ from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cluster.sbatch_options import script_options
 from tr11ops.launch.plan import render_script
 from tr11ops.rundir.attempts import AttemptVerdict
-from tr11ops.rundir.hold_marks import marked_holds
+from tr11ops.rundir.hold_store import marked_holds
 
 HOSTILE = [
     "a b",

@@ -15,7 +15,7 @@ from tr11ops.launch import environment as tried
 from tr11ops.launch.environment import setup_checks
 from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.runcard.check import Level, PreflightCheck
-from tr11ops.rundir.tokenizer import look_at_tokenizer, workers_environment
+from tr11ops.rundir.datasets import look_at_tokenizer, workers_environment
 from trainer.config.end_token import end_token_of
 from trainer.contract.errors import DataError
 

@@ -11,7 +11,7 @@ import pytest
 
 from tr11ops.launch import software
 from tr11ops.launch.software import identify_code, look_at_code, software_versions
-from tr11ops.rundir.software import PATCH_FILE, CodeIdentity, code_of, version_words, versions_of
+from tr11ops.rundir.attempts import PATCH_FILE, CodeIdentity, code_of, version_words, versions_of
 
 TOKEN = "hf_" + "aB3" * 12
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tests.tr11ops.status_cases import record
-from trainer.contract.logline import format_step
+from trainer.contract.metrics_record import format_step
 
 
 @dataclass

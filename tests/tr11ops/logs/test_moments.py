@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tr11ops.base.moments import since
-from tr11ops.logs.moments import LAST_ITERATION, iterations, numbers, steps_since
+from tr11ops.base.units import since
+from tr11ops.logs.show import LAST_ITERATION, iterations, numbers, steps_since
 
 NOON = time.mktime((2022, 5, 2, 12, 0, 0, 0, 0, -1))
 

@@ -20,7 +20,7 @@ from tr11ops.logs.lines import INFO, WARNING, plain, severity
 from tr11ops.logs.show import Beginning, Query, may_hold
 from tr11ops.logs.summary import Summary, summarise
 from tr11ops.logs.summary_text import lines
-from trainer.contract.logline import format_step
+from trainer.contract.metrics_record import format_step
 
 REAL = Path(__file__).parents[2] / "data" / "dialects"
 NUMBERED = sorted(LINES.keys() - WITHOUT_NUMBERS)

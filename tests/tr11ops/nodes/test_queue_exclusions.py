@@ -17,7 +17,7 @@ from tr11ops.nodes.queue_exclusions import (
     sync_queue_exclusions,
 )
 from tr11ops.runcard.card import RunCard
-from tr11ops.rundir.exclusion_limit import ExclusionLimit
+from tr11ops.rundir.exclusion import ExclusionLimit
 from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED, exclude, include, read_version
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory

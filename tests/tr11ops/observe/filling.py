@@ -11,7 +11,7 @@ from tests.tr11ops.status_cases import NOW, record, save_checkpoint, save_marker
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
-from trainer.contract.heartbeat import Heartbeat, write_heartbeat
+from trainer.contract.phases import Heartbeat, write_heartbeat
 
 
 def submission(

@@ -14,7 +14,7 @@ from tr11ops.base.observed import known
 from tr11ops.base.units import iso_time
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect import unfinished_end
-from tr11ops.goodput.attempts import read_attempts as read_history
+from tr11ops.goodput.history import read_attempts as read_history
 from tr11ops.observe.look import observe
 from tr11ops.observe.snapshot import Attempt, RunFacts, newest_attempt
 from tr11ops.rundir.attempts import AttemptVerdict
@@ -24,8 +24,8 @@ from tr11ops.status.build import status_of
 from tr11ops.watchdog.verdict import judge
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
-from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 from trainer.contract.paths import RunPaths
+from trainer.contract.phases import Heartbeat, write_heartbeat
 from trainer.contract.record import Record
 
 START, LAST = NOW - 7200.0, NOW - 600.0  # it trained for nearly two hours

@@ -20,7 +20,7 @@ from tr11ops.dialects.reading import step_record
 from tr11ops.goodput.history import read_history
 from tr11ops.observe.files import LONGEST_TAIL_BYTES, TAIL_BYTES, read_heartbeats, read_steps
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.logline import StepRecord, format_step
+from trainer.contract.metrics_record import StepRecord, format_step
 from trainer.contract.paths import RunPaths
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"

@@ -31,17 +31,25 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.detect import chain_end
 from tr11ops.launch.chain import coverage_of
-from tr11ops.observe.course import EqualSteps, course_of, fits, steps_left, weight_at, work
 from tr11ops.observe.forecast import NextCheckpoint, end_of, next_checkpoint, throughput_of
 from tr11ops.observe.look import facts_of
-from tr11ops.observe.snapshot import Checkpoints, Step
+from tr11ops.observe.snapshot import (
+    Checkpoints,
+    EqualSteps,
+    Step,
+    course_of,
+    fits,
+    steps_left,
+    weight_at,
+    work,
+)
 from tr11ops.runcard.card import load_card, shipped_folder
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.status.build import status_of
 from tr11ops.status.extra_observations import PLACE_BYTES, PLACES, best_rates
 from tr11ops.status.prometheus import exposition
 from tr11ops.watchdog.verdict import judge
-from trainer.contract.logline import format_step
+from trainer.contract.metrics_record import format_step
 from trainer.contract.paths import RunPaths
 
 STRETCHES = st.lists(

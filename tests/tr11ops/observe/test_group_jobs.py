@@ -14,8 +14,14 @@ from tests.tr11ops.status_cases import NOW, pending, running
 from tr11ops.base.errors import SchedulerUnreachable
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.handover.start import StartOfShift, job_lines
-from tr11ops.observe.group_jobs import group_jobs, group_of_folder, members_among, read_group_jobs
+from tr11ops.handover.start import (
+    StartOfShift,
+    group_jobs,
+    group_of_folder,
+    job_lines,
+    members_among,
+    read_group_jobs,
+)
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 MINE = grp.getgrgid(pwd.getpwuid(os.getuid()).pw_gid).gr_name

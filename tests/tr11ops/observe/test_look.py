@@ -36,8 +36,8 @@ from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.watchdog.verdict import VerdictWord, judge
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
-from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 from trainer.contract.paths import RunPaths
+from trainer.contract.phases import Heartbeat, write_heartbeat
 
 
 @dataclass

@@ -11,12 +11,11 @@ from msgspec import to_builtins
 from tr11ops.goodput.history import read_metrics
 from tr11ops.hub.upload import read_losses
 from tr11ops.launch.margins import read_history
-from tr11ops.logs.moments import steps_since
-from tr11ops.observe.files import read_steps
-from tr11ops.observe.past_steps import progress_at
+from tr11ops.logs.show import steps_since
+from tr11ops.observe.files import progress_at, read_steps
 from tr11ops.report.series import read_series
 from tr11ops.status.extra_observations import best_rates
-from trainer.contract.logline import StepRecord
+from trainer.contract.metrics_record import StepRecord
 from trainer.contract.paths import RunPaths
 
 STEPS = 8

@@ -28,12 +28,12 @@ from tr11ops.runcard.card import load_card, shipped_folder
 from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.attempts import AttemptVerdict
-from tr11ops.rundir.hold_records import HoldRecord
+from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
-from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.paths import RunPaths
+from trainer.contract.phases import Heartbeat
 
 JOBCOMP = Path(__file__).parents[2] / "data" / "slurm" / "22.05" / "jobcomp.txt"
 

@@ -14,7 +14,7 @@ from tr11ops.detect import namesake
 from tr11ops.launch.directory_checks import queue_checks
 from tr11ops.launch.facts import LaunchRequest, observe_launch
 from tr11ops.observe.derived import other_variants
-from tr11ops.observe.foreground import foreground_trainings
+from tr11ops.observe.lease import foreground_trainings
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.observe.ownership import Ownership
 from tr11ops.queue.queued_jobs import PendingJobs

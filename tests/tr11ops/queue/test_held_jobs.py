@@ -21,8 +21,7 @@ from tr11ops.queue.stop import look
 from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.rundir.action_log import ActionHistory
 from tr11ops.rundir.attempts import AttemptVerdict
-from tr11ops.rundir.hold_records import HoldRecord
-from tr11ops.rundir.hold_store import held_by_tr11, record_holds
+from tr11ops.rundir.hold_store import HoldRecord, held_by_tr11, record_holds
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.watchdog.actions import ActionLimits, PolicyContext
 from tr11ops.watchdog.policy import plan

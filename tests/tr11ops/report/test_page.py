@@ -23,12 +23,13 @@ from tr11ops.cli.main import execute
 from tr11ops.curves.curve import CurvePlace, CurveRange
 from tr11ops.observe.snapshot import RunFacts
 from tr11ops.report.build import page_of
-from tr11ops.report.html import render
-from tr11ops.report.layers import MOST_LAYER_POINTS, LayerSpread
 from tr11ops.report.material import ReportMaterial, gather
+from tr11ops.report.page import render
 from tr11ops.report.sections.nodes import NodeThroughput, throughput_by_node
 from tr11ops.report.sections.training import with_gaps
 from tr11ops.report.series import (
+    MOST_LAYER_POINTS,
+    LayerSpread,
     StepPoint,
     TrainingSeries,
     ValidationPoint,
@@ -37,9 +38,9 @@ from tr11ops.report.series import (
     series_of,
     thinned,
 )
+from tr11ops.rundir.attempts import CodeIdentity
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.rundir.software import CodeIdentity
 from trainer.contract.documents import document
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json

@@ -22,7 +22,7 @@ from tr11ops.detect.nodes_left import exclusion_limit
 from tr11ops.observe.operation_files import operation_facts
 from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.runcard.card import load_card
-from tr11ops.rundir.exclusion_limit import (
+from tr11ops.rundir.exclusion import (
     ExclusionLimit,
     most_exclusions,
     partition_nodes,

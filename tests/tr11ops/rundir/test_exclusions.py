@@ -20,8 +20,7 @@ from tr11ops.base.errors import ExclusionError
 from tr11ops.base.observed import Unknown
 from tr11ops.observe.files import read_exclusions
 from tr11ops.rundir import exclusions
-from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.exclusion_limit import ExclusionLimit
+from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit
 from tr11ops.rundir.exclusions import (
     due_for_recheck,
     exclude,

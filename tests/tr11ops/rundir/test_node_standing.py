@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tr11ops.rundir.exclusion import Exclusion, NodeStanding
-from tr11ops.rundir.node_standing import (
+from tr11ops.rundir.exclusion import (
     GOOD_SECONDS,
+    Exclusion,
+    NodeStanding,
     after_attribution,
     after_good_use,
     family,

@@ -30,8 +30,8 @@ from tr11ops.rundir.state_files import SET_ASIDE, find_damage, set_damage_aside
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.errors import DamagedFile
 from trainer.contract.files import write_json
-from trainer.contract.heartbeat import Heartbeat, write_heartbeat
 from trainer.contract.lease import LeaseClaim, LeaseFolder
+from trainer.contract.phases import Heartbeat, write_heartbeat
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 

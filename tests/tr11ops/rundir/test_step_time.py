@@ -15,7 +15,7 @@ from tr11ops.hub.log_end import end_of_log
 from tr11ops.launch.margins import read_history
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Step
-from trainer.contract.logline import format_step
+from trainer.contract.metrics_record import format_step
 from trainer.contract.paths import RunPaths
 
 

@@ -31,10 +31,15 @@ from tr11ops.detect.finding import Severity
 from tr11ops.observe.operation_files import read_save_room
 from tr11ops.rundir import fallback
 from tr11ops.rundir.cron_records import read_job
-from tr11ops.rundir.fallback import VARIABLE, existing_fallback, fallback_of
+from tr11ops.rundir.fallback import (
+    RESERVE_FILE,
+    VARIABLE,
+    existing_fallback,
+    fallback_of,
+    keep_reserve,
+)
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.rundir.reserve import RESERVE_FILE, keep_reserve
 from tr11ops.twin.fault_files import CORE_DUMP, fill, uncover
 from tr11ops.twin.fault_store import InjectedFault
 from tr11ops.twin.plan import TwinFolders

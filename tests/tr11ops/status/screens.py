@@ -27,10 +27,10 @@ from tr11ops.cluster.base import Node
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.operation import CopyStatus
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
+from tr11ops.rundir.attempts import CodeIdentity
 from tr11ops.rundir.cron_records import ChainState
 from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.hold_records import HoldRecord
-from tr11ops.rundir.software import CodeIdentity
+from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.status.build import status_of
 from tr11ops.status.document import Status
 from tr11ops.status.extra_observations import ExtraObservations, RunningCopy

@@ -32,9 +32,16 @@ from tr11ops.hub.remote_log import remote_retries, until_answered
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.status.build import status_of
 from tr11ops.status.published import read_published
-from tr11ops.status.remote import LARGEST_FACTS_BYTES, Facts, NoSuchVariant, Outside, RemoteView
+from tr11ops.status.remote import (
+    LARGEST_FACTS_BYTES,
+    Facts,
+    NoSuchVariant,
+    Outside,
+    RemoteView,
+    judge_outside,
+    outside_document,
+)
 from tr11ops.status.remote_screen import render_outside
-from tr11ops.status.remote_verdict import judge_outside, outside_document
 from tr11ops.status.rows import Screen
 from tr11ops.status.screen import render
 from tr11ops.watchdog.verdict import judge

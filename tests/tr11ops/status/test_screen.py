@@ -43,7 +43,7 @@ from tr11ops.detect.runbooks import page_of
 from tr11ops.observe.operation import CopyStatus, FilesystemRule
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
 from tr11ops.observe.training import LaunchEnd
-from tr11ops.rundir.software import CodeIdentity
+from tr11ops.rundir.attempts import CodeIdentity
 from tr11ops.status.build import status_of
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.status.rows import Screen, incidents_of, jobs

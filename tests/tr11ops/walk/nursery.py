@@ -37,9 +37,8 @@ def train(what: dict[str, Any]) -> int:
     from trainer.contract.errors import CheckpointError
     from trainer.contract.lease import Lease
     from trainer.contract.paths import RunPaths
-    from trainer.contract.recovery import read_recovery
+    from trainer.contract.recovery import read_recovery, settle
     from trainer.contract.resumable import ResumeNeed
-    from trainer.contract.rollback import settle
 
     torch.set_num_threads(1)
     paths = RunPaths(Path(what["root"]), what["name"], "main")
@@ -105,7 +104,7 @@ FILE_CALLS = tuple(
 def main() -> None:
     for module in (
         "gcsfs.core", "tests.tr11ops.backup.lose_it", "tests.trainer.checkpoint.synthetic", "tr11ops.backup.remote",
-        "trainer.checkpoint.store", "trainer.contract.rollback",
+        "trainer.checkpoint.store", "trainer.contract.recovery",
     ):  # fmt: skip
         importlib.import_module(module)
     serve(lambda what: train(what) if what["deed"] == "train" else operate(what))

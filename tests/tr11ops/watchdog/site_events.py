@@ -48,7 +48,7 @@ from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
 from tr11ops.rundir.action_log import ActionHistory
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.disk_usage import Usage
-from tr11ops.rundir.hold_records import HoldRecord
+from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.rundir.paths import Submission
 from tr11ops.status.answer import answer
 from tr11ops.watchdog.actions import ActionLimits, PolicyContext

@@ -31,7 +31,7 @@ from tr11ops.observe.operation import FolderRoom, UnwritableDirectory
 from tr11ops.observe.snapshot import Attempt, Snapshot
 from tr11ops.observe.training import LaunchEnd, Readmission, TrainingEvent
 from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.hold_records import HoldRecord
+from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.watchdog.situation import condition_of
 from tr11ops.watchdog.verdict import judge
 

@@ -40,7 +40,7 @@ from tr11ops.watchdog.pulse import (
     take_pulse,
 )
 from tr11ops.watchdog.verdict import VerdictWord
-from trainer.contract.heartbeat import Heartbeat, write_heartbeat
+from trainer.contract.phases import Heartbeat, write_heartbeat
 
 
 class Scene:

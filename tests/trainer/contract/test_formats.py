@@ -14,9 +14,9 @@ from tr11ops.dialects.reading import step_record
 from trainer.contract.checkpoint_names import checkpoint_step, checkpoint_steps, read_latest
 from trainer.contract.end_marker import END_REASONS, EndMarker
 from trainer.contract.files import append_line, write_atomically, write_json
-from trainer.contract.heartbeat import Heartbeat, write_heartbeat
-from trainer.contract.logline import StepRecord, format_step, format_validation
 from trainer.contract.manifest import FileEntry, Manifest, file_digest, manifest_faults
+from trainer.contract.metrics_record import StepRecord, format_step, format_validation
+from trainer.contract.phases import Heartbeat, write_heartbeat
 
 RECORD = StepRecord(
     iteration=31219, total_iterations=115311, consumed_samples=47768496, consumed_tokens=97829879808,

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from trainer.contract.logline import StepRecord
-from trainer.contract.metrics_record import LONGEST_LINE, parse_record, records
+from trainer.contract.metrics_record import LONGEST_LINE, StepRecord, parse_record, records
 
 FULL = StepRecord(7, 100, 700, 7000, 1.5, 1e-4, 100, 2.5, 0.3, 66.0, 150.0)
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.contract.attempt import AttemptIdentity
-from trainer.contract.exit_time import ExitTime
+from trainer.contract.attempt import AttemptIdentity, ExitTime
 from trainer.contract.paths import RunPaths
 from trainer.control.control_signals import ControlSignals
 from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, StopConditions

@@ -13,8 +13,8 @@ import pytest
 
 from trainer.contract.attempt import AttemptIdentity, request_stop
 from trainer.contract.end_marker import exit_code
-from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.paths import RunPaths
+from trainer.contract.phases import Heartbeat
 from trainer.control.lifecycle import (
     HeartbeatWriter,
     SignalFlag,

@@ -15,9 +15,9 @@ from tests.trainer.courses import trained, trainer_of
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
-from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.lease import LeaseClaim, LeaseFolder
 from trainer.contract.manifest import Manifest
+from trainer.contract.phases import Heartbeat
 from trainer.contract.requests import Request, RequestAnswer, new_request
 from trainer.engine import StepResult
 from trainer.loop import Trainer

@@ -19,8 +19,8 @@ from tests.waiting import until
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.end_marker import EndMarker
-from trainer.contract.heartbeat import Heartbeat
 from trainer.contract.manifest import Manifest
+from trainer.contract.phases import Heartbeat
 
 
 def card(folder: Path, **changes: Any) -> TrainerConfig:

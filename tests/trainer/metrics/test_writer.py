@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from trainer.config.card import LoggingSection
-from trainer.contract.logline import StepRecord
+from trainer.contract.metrics_record import StepRecord
 from trainer.contract.paths import RunPaths
 from trainer.metrics.writer import Interval, MetricsWriter, StepContext
 from trainer.schedule.progress import Progress

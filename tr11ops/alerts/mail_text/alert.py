@@ -30,7 +30,7 @@ from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.situation import RunSituation, is_cured, what_tr11_does
 from tr11ops.alerts.state import OVER, Alert, Message, stamp
 from tr11ops.base.invocation import for_card, only_looks
-from tr11ops.base.runbook_pages import page_lines
+from tr11ops.base.shipped import page_lines
 from tr11ops.base.units import counted, duration, node_time
 from tr11ops.detect.finding import Severity
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterable, Sequence
 
-from tr11ops.base.fault_words import signature
+from tr11ops.base.redact import signature
 from tr11ops.cluster.node_states import is_gone, is_silent, lost_words
 from tr11ops.diagnose.attribution.error_text import read_error
 from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Failure, Kind

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from tr11ops.base.observed import observed
 from tr11ops.diagnose.stacks.worker import GONE, NodeStacks, WorkerStack, main_thread
 from trainer.contract.files import host_name
-from trainer.contract.heartbeat import Heartbeat
+from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
 
 JOB_VARIABLE = "TR11_JOB_ID"  # what the node agent gives to all that it starts

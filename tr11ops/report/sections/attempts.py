@@ -10,8 +10,8 @@ from tr11ops.goodput.history_values import AttemptHistory
 from tr11ops.report.material import ReportMaterial
 from tr11ops.report.page import Column, ReportSection, Styled, table
 from tr11ops.report.sections.formats import ROWS_SHOWN, moment
+from tr11ops.rundir.attempts import version_words
 from tr11ops.rundir.journal_lines import lines_of
-from tr11ops.rundir.software import version_words
 from trainer.contract.end_marker import BAD_REASONS, EndMarker
 
 

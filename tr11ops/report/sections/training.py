@@ -12,10 +12,9 @@ from tr11ops.base.units import MINUTE, quantity, timestamp
 from tr11ops.detect.finding import Severity
 from tr11ops.report.charts.lines import Curve, IncidentMarker, Panel, Readout, line_chart, number
 from tr11ops.report.charts.scale import Scale, time_ticks
-from tr11ops.report.layers import LayersPoint
 from tr11ops.report.material import ReportMaterial
 from tr11ops.report.page import ReportSection
-from tr11ops.report.series import StepPoint, TrainingSeries, ValidationPoint
+from tr11ops.report.series import LayersPoint, StepPoint, TrainingSeries, ValidationPoint
 
 GAP_FACTOR = 5  # iterations that took so many times the usual time break the line
 GROUP_COLOURS = ("orange", "purple", "green", "grey")

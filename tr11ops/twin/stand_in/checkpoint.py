@@ -28,10 +28,9 @@ from trainer.contract.documents import document
 from trainer.contract.errors import CheckpointError
 from trainer.contract.files import write_beside
 from trainer.contract.manifest import STAND_IN, FileEntry, Manifest, file_digest
-from trainer.contract.recovery import read_recovery
+from trainer.contract.recovery import read_recovery, settle
 from trainer.contract.replacing import retire, settle_replaced, take_place
 from trainer.contract.resumable import CURSOR_FILE, WEIGHTS
-from trainer.contract.rollback import settle
 from trainer.schedule.progress import Progress
 
 Say = Callable[[str], None]

@@ -31,9 +31,8 @@ from trainer.contract.end_marker import exit_code
 from trainer.contract.errors import CheckpointError, NodeFilesError
 from trainer.contract.files import append_line, host_name
 from trainer.contract.lease import Lease
-from trainer.contract.logline import StepRecord, format_step, format_validation
 from trainer.contract.manifest import FileEntry
-from trainer.contract.metrics_record import SAVE_FAILED
+from trainer.contract.metrics_record import SAVE_FAILED, StepRecord, format_step, format_validation
 from trainer.contract.paths import RunPaths, newest_step
 from trainer.contract.record import Record
 from trainer.contract.recovery import IterationRange, read_recovery

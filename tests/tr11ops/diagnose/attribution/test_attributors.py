@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tr11ops.base.fault_words import signature
+from tr11ops.base.redact import signature
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.error_text import read_error
 from tr11ops.diagnose.attribution.evidence import Evidence, Failure, Kind, MissedWorker, NodeReport

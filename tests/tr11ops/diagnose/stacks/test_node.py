@@ -22,7 +22,7 @@ from tr11ops.diagnose.stacks.node import FoundWorker, answers_here, read_worker,
 from tr11ops.diagnose.stacks.verdict import judge
 from tr11ops.diagnose.stacks.waits import WaitKind, wait_of
 from tr11ops.diagnose.stacks.worker import GONE, AnswerReader, WorkerStack
-from trainer.contract.heartbeat import Heartbeat, write_heartbeat
+from trainer.contract.phases import Heartbeat, write_heartbeat
 
 JOB = "1234567"
 ROOT = str(Path(__file__).parents[4])
