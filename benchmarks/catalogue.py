@@ -24,10 +24,10 @@ from msgspec import to_builtins
 
 from tr11ops.checkpoints.catalogue import Clocks, read_catalogue
 from tr11ops.checkpoints.retention import RetentionPolicy, decide
+from tr11ops.runcard.copies import BackupSection
 from tr11ops.rundir.checkpoint_digests import DigestRecord, write_digest
 from tr11ops.rundir.checkpoint_scan import list_rows
 from tr11ops.rundir.copies import CopyRecord, identity_of, write_copy
-from tr11ops.rundir.copy_policy import CopyPolicy
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.manifest import FileEntry, Manifest
@@ -110,7 +110,11 @@ def main() -> None:
         write_run(directory, options.checkpoints, options.files)
         folder, clocks = directory.paths.checkpoints, Clocks(time.time())
         policy = RetentionPolicy(
-            15, 10, 100 * options.checkpoints, CopyPolicy(True, False), {"store": "/archive"}
+            15,
+            10,
+            100 * options.checkpoints,
+            BackupSection(store="/archive"),
+            {"store": "/archive"},
         )
         find = ["find", str(folder), "-type", "f", "-size", "+1"]
         works: dict[str, Callable[[], object]] = {

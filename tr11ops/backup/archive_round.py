@@ -47,7 +47,6 @@ from tr11ops.base.observed import cause
 from tr11ops.rundir.checkpoint_digests import note_damage
 from tr11ops.rundir.checkpoint_scan import CheckpointRow, list_rows
 from tr11ops.rundir.copies import CopyRecord, Kind, Receipt, location_of, write_copy
-from tr11ops.rundir.copy_policy import CopyPolicy
 from tr11ops.rundir.identity import run_id
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import read_latest
@@ -226,8 +225,9 @@ def plan_of(
     request: RoundRequest,
 ) -> CopyPlan:
     """What a round would copy, by what is on record. `request.archives` are names on record here."""
-    policy = CopyPolicy.of(card.backup)
-    return plan_round(policy, rows, copies, card.total_iterations, request.archives, request.asked)
+    return plan_round(
+        card.backup, rows, copies, card.total_iterations, request.archives, request.asked
+    )
 
 
 class ArchiveRound:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from tr11ops.runcard.copies import BackupSection
 from tr11ops.rundir.checkpoint_scan import CheckpointRow
 from tr11ops.rundir.copies import CopyRecord, Kind
-from tr11ops.rundir.copy_policy import CopyPolicy, WantedCopy, in_order, wanted_copies
+from tr11ops.rundir.copy_policy import WantedCopy, in_order, wanted_copies
 from trainer.contract.record import Record
 
 # Which files of the archives are read again in this round, so that rot is found while another copy
@@ -126,7 +127,7 @@ CARD_DECIDES = Asked()
 
 
 def plan_round(
-    policy: CopyPolicy,
+    policy: BackupSection,
     rows: Sequence[CheckpointRow],
     copies: Iterable[CopyRecord],
     last_step: int,

@@ -19,9 +19,10 @@ from msgspec import field
 from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
 from tr11ops.checkpoints.pins import Pin
 from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint
+from tr11ops.runcard.copies import BackupSection
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.copies import CopyRecord
-from tr11ops.rundir.copy_policy import CopyPolicy, WantedCopy, wanted_copies
+from tr11ops.rundir.copy_policy import WantedCopy, wanted_copies
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class RetentionPolicy(Record):
     keep_latest: int
     milestone_percent: float
     last_step: int
-    copies: CopyPolicy
+    copies: BackupSection
     addresses: Mapping[str, str]
     away: Mapping[str, str] = field(default_factory=dict)
     unseen: Mapping[tuple[str, str], str] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class RetentionPolicy(Record):
             keep_latest=section.keep_latest if keep_latest is None else keep_latest,
             milestone_percent=section.milestone_percent,
             last_step=card.total_iterations,
-            copies=CopyPolicy.of(section),
+            copies=section,
             addresses={
                 key: archive_address(address) for key, address in archives if address is not None
             },

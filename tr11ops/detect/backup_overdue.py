@@ -76,7 +76,10 @@ def _evidence(
 
 def grace(snapshot: Snapshot) -> float:
     """How long a copy may be due before anyone hears of it, in seconds."""
-    return max(derived.DAY, snapshot.run.operation.copy_seconds) * GRACE_ROUNDS
+    copies = snapshot.run.operation.copies
+    if copies is None:
+        return derived.DAY * GRACE_ROUNDS
+    return max(derived.DAY, 3600.0 * copies.interval_hours) * GRACE_ROUNDS
 
 
 def missing_copies(snapshot: Snapshot, backup: CopyStatus | None) -> tuple[WantedCopy, ...]:

@@ -48,7 +48,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     end, covered = end_of(snapshot), queue_coverage_seconds(snapshot, only_sure=True)
     remaining = None if end is None else end.earliest
     behind = tasks - 1
-    if behind >= snapshot.run.operation.tasks_left:
+    if behind >= snapshot.run.watch.tasks_left:
         return
     if remaining is not None and covered is not None and remaining <= covered:
         return

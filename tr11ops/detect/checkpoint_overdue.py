@@ -130,7 +130,7 @@ def _of_minutes(snapshot: Snapshot, sound: Checkpoint | None) -> tuple[float, st
     """The same by the clock: from the newest checkpoint, or from the launch's first step where that
     is later.
     """
-    minutes = snapshot.run.training.checkpoint_minutes
+    minutes = snapshot.run.checkpoint_minutes
     names = frozenset().union(*(derived.identifiers(job) for job in snapshot.active_jobs))
     stepped = derived.step_times(snapshot, names)
     if minutes is None or not stepped:

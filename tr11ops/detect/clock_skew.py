@@ -31,7 +31,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     Also for this machine's own clock, in both directions. Only files of the last hour count. A host
     is behind only if all its files say so, since one of them may have been written slowly.
     """
-    bound = snapshot.run.operation.clock_skew_seconds
+    bound = snapshot.run.watch.clock_skew_seconds
     recent = [
         entry
         for entry in known(snapshot.operation.clocks, ())

@@ -47,7 +47,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         jumps = [*_gone_back(snapshot, steps, index), *_jumps(steps, index)]
         if jumps:
             record = steps[index].record
-            again = record.iteration <= snapshot.run.training.log_interval
+            again = record.iteration <= snapshot.run.log_interval
             yield Finding(
                 NAME,
                 Severity.CRITICAL if again else Severity.WARNING,

@@ -24,7 +24,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     """More than 10 times its median on two consecutive lines: a single line is noise. Looks at the
     last 50.
     """
-    steps, facts = known(snapshot.steps, ()), snapshot.run.training
+    steps, facts = known(snapshot.steps, ()), snapshot.run.recovery
     highs = series.not_undone(
         snapshot,
         series.recent_highs(

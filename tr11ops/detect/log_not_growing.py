@@ -30,9 +30,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     pace = derived.seconds_per_iteration(snapshot)
     for job in snapshot.active_jobs:
         if job.state is JobState.RUNNING and pace is not None:
-            patience = normal_silence.training_patience(
-                snapshot, pace, snapshot.run.training.log_interval
-            )
+            patience = normal_silence.training_patience(snapshot, pace, snapshot.run.log_interval)
             yield from _of_job(snapshot, job, patience)
 
 
@@ -40,7 +38,7 @@ def _of_job(snapshot: Snapshot, job: Job, patience: float) -> Iterator[Finding]:
     names = derived.identifiers(job)
     beats = [beat for beat in derived.beats_of(snapshot, job) if beat.phase in TRAINING_PHASES]
     stepped, now = derived.step_times(snapshot, names), snapshot.time
-    interval = snapshot.run.training.log_interval
+    interval = snapshot.run.log_interval
     if not beats or not stepped:
         return
     done, last = (

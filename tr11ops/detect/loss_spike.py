@@ -26,7 +26,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
 
     A remark once a person has rolled it back, until the training has come past it.
     """
-    steps, facts = known(snapshot.steps, ()), snapshot.run.training
+    steps, facts = known(snapshot.steps, ()), snapshot.run.recovery
     seen = series.recent_highs(
         steps, lambda record: record.lm_loss, facts.loss_factor, facts.window
     )

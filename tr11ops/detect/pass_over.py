@@ -69,7 +69,7 @@ def skipped_iterations(snapshot: Snapshot, after: int, last: int) -> int:
     """How many of the iterations behind `after`, up to `last`, are passed over: by the card, or by
     a roll-back.
     """
-    ranges = list(snapshot.run.training.skip_ranges)
+    ranges = list(snapshot.run.skip_ranges)
     for event in derived.standing_rollbacks(snapshot):
         with suppress(RangeError):  # "nothing"
             ranges.append(parse_range(str(event.values.get("skip"))))

@@ -28,7 +28,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     Looks at the newest checkpoint and at the datasets. A run that trains reads its data and saves:
     it is silent then.
     """
-    days = snapshot.run.operation.purge_days
+    days = snapshot.run.watch.scratch_purge_days
     if days is None:
         return
     for entry in known(snapshot.operation.least_used, ()):

@@ -52,7 +52,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         or derived.liveness_outside(snapshot) is not None
     ):
         return
-    limit = snapshot.run.operation.longest_queue_seconds
+    limit = 60.0 * snapshot.run.watch.longest_queue_minutes
     waiting = [
         (since, job)
         for job in derived.startable_jobs(snapshot)

@@ -174,7 +174,7 @@ def _row_began(pairs: list[tuple[Step, float]], bound: float, otherwise: int) ->
 def _bound(snapshot: Snapshot, window: list[float], usual: float) -> float:
     """The least speed that is no slowdown: by the card, and by how much the lines differ anyway."""
     spread = robust_sigma(value - usual for value in window)
-    return usual - max(snapshot.run.training.slow_percent / 100.0 * usual, NOISE_FACTOR * spread)
+    return usual - max(snapshot.run.watch.slow_percent / 100.0 * usual, NOISE_FACTOR * spread)
 
 
 def _speed(record: StepRecord) -> tuple[float | None, str]:

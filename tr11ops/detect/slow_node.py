@@ -521,7 +521,7 @@ def _computing(snapshot: Snapshot, nodes: set[str]) -> Iterator[tuple[str, str]]
     by_node: dict[str, list[SlowRank]] = {}
     windows = windows_to_last(derived.seconds_per_iteration(snapshot))
     for found in slow_ranks(
-        known(snapshot.training.compute_times, ()), snapshot.run.training.slow_percent, windows
+        known(snapshot.training.compute_times, ()), snapshot.run.watch.slow_percent, windows
     ):
         if found.times.host in nodes:
             by_node.setdefault(found.times.host, []).append(found)

@@ -77,7 +77,7 @@ def standstill(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Stan
     pace, finished = derived.seconds_per_iteration(snapshot), derived.step_times(snapshot, names)
     if isinstance(snapshot.training.phases, Unknown) or pace is None or not finished:
         return None  # a first step that takes too long is silent: it hangs
-    last, facts = known(snapshot.steps, ())[-1].record.iteration, snapshot.run.training
+    last, facts = known(snapshot.steps, ())[-1].record.iteration, snapshot.run
     if liveness.iteration is not None and liveness.iteration > last + facts.log_interval:
         return None  # it trains on, and the log does not tell: log-not-growing
     since = normal_silence.trains_since(snapshot, names)
@@ -104,7 +104,7 @@ def _without_progress(
     beats = derived.beats_of(snapshot, job)
     phases = Counter(beat.phase for beat in beats)
     where = ", ".join(f"{count} in {phase}" for phase, count in phases.most_common(3))
-    iterations = counted(snapshot.run.training.stall_iterations, "iteration")
+    iterations = counted(snapshot.run.watch.stall_iterations, "iteration")
     evidence = [f"normal: up to {iterations} of {found.pace:.3g} s"]
     if where:
         silence = duration(liveness.silent_for(snapshot.time))

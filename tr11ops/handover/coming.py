@@ -176,7 +176,7 @@ def _operation(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happene
         full_at = forecast_of(snapshot, name).full_at
         if full_at is not None:
             yield Happened(max(now, full_at), f"file system {name} is full, at its trend")
-    purge = snapshot.run.operation.purge_days
+    purge = snapshot.run.watch.scratch_purge_days
     for used in known(snapshot.operation.least_used, ()):
         if purge is not None:
             moment = used.time + purge * derived.DAY

@@ -293,7 +293,7 @@ def _next_step(snapshot: Snapshot, done: int, interval: int) -> int:
 
 
 def _by_minutes(snapshot: Snapshot) -> Iterable[NextCheckpoint]:
-    minutes, newest = snapshot.run.training.checkpoint_minutes, snapshot.newest_sound
+    minutes, newest = snapshot.run.checkpoint_minutes, snapshot.newest_sound
     if minutes and newest is not None and newest.created is not None:
         yield NextCheckpoint(
             None, max(0.0, newest.created + 60.0 * minutes - snapshot.time), "minutes"
@@ -305,7 +305,7 @@ def last_lines(snapshot: Snapshot, pace: float) -> int:
     """How many lines of the log are "now", at `pace` seconds a step: a slow node must show in them
     at once.
     """
-    enough = math.ceil(LAST_SECONDS / (pace * snapshot.run.training.log_interval))
+    enough = math.ceil(LAST_SECONDS / (pace * snapshot.run.log_interval))
     return min(MOST_LAST_LINES, max(LAST_LINES, enough))
 
 

@@ -32,7 +32,7 @@ from tr11ops.observe.operation_files import operation_facts, see_operation
 from tr11ops.observe.ownership import Ownership, why_unmounted, without_unclear
 from tr11ops.observe.snapshot import Attempt, RunFacts, Snapshot, Step, newest_attempt
 from tr11ops.observe.training import LaunchEnd, Readmission, TrainingObservations
-from tr11ops.observe.training_files import see_training, training_facts
+from tr11ops.observe.training_files import see_training
 from tr11ops.rundir.action_log import DAY_SECONDS, replay
 from tr11ops.rundir.attempts import last_sign_in, told_end
 from tr11ops.rundir.exclusion import Exclusion
@@ -113,8 +113,11 @@ def facts_of(card: RunCard, typed: str = "") -> RunFacts:
         nodes=card.slurm.nodes,
         total_iterations=card.total_iterations,
         checkpoint_interval=card.checkpoint.interval,
+        checkpoint_minutes=card.checkpoint.interval_minutes,
+        log_interval=card.logging.interval,
         time_limit=float(card.time_limit_seconds),
-        training=training_facts(card),
+        watch=card.watch,
+        recovery=card.recovery,
         operation=operation_facts(card, Path(typed).parent),
         need=ResumeNeed.of(card),
         source=card,
@@ -172,15 +175,13 @@ def observe(
     all_attempts = None
     if held:
         all_attempts = known(observed(directory.attempt_ids), [])[::-1]
-    operation = see_operation(
-        directory, facts.operation, facts.name, heartbeats, attempts, all_attempts, held
-    )
+    operation = see_operation(directory, facts, heartbeats, attempts, all_attempts, held)
     if not isinstance(attempts, Unknown):
         ended_jobs = known(operation.ended_jobs, ())
         attempts = dated(
             paths, attempts, known(mine, ()), ended_jobs, known(heartbeats, ()), known(steps, ())
         )
-    ahead = skews(known(operation.clocks, ()), facts.operation.clock_skew_seconds)
+    ahead = skews(known(operation.clocks, ()), facts.watch.clock_skew_seconds)
     living = frozenset(job.raw_id for job in known(mine, ()) if job.state.is_active)
     beats = known(heartbeats, ())
     training = see_training(paths, attempts)
@@ -212,7 +213,7 @@ def observe(
         origin=observed(lambda: Origin.read(paths)),
         damaged_files=observed(lambda: find_damage(directory)),
         readmissions=_readmissions(directory, training.launch_ends, moment.time),
-        resubmitted=_resubmitted(directory, moment.time) if facts.operation.resubmissions else 0,
+        resubmitted=_resubmitted(directory, moment.time) if facts.watch.resubmissions else 0,
         clock_ahead=moment.ahead,
         training=training,
         operation=operation,
@@ -231,17 +232,13 @@ def _as_launched(
     card = files.read_details(paths.attempt(newest.job_id) / "card.json")
     if not card:
         return facts  # it cannot be read, or is being written: the present card is the best guess
-    training = replace(
-        facts.training,
-        log_interval=int(_amount(card, "logging", "interval") or facts.training.log_interval),
-        checkpoint_minutes=_amount(card, "checkpoint", "interval_minutes"),
-    )
     interval, nodes = _amount(card, "checkpoint", "interval"), _amount(card, "slurm", "nodes")
     return replace(
         facts,
         trains_on=None if nodes is None else int(nodes),
         checkpoint_interval=facts.checkpoint_interval if interval is None else int(interval),
-        training=training,
+        checkpoint_minutes=_amount(card, "checkpoint", "interval_minutes"),
+        log_interval=int(_amount(card, "logging", "interval") or facts.log_interval),
     )
 
 
@@ -272,7 +269,7 @@ def unseen(facts: RunFacts, moment: Moment, why: Unknown) -> Snapshot:
 
 def look_now(directory: RunDirectory, facts: RunFacts, scheduler: Overview | Unknown) -> Moment:
     """The moment for `observe`, by the run's clock."""
-    return moment_of(directory, facts.operation.clock_skew_seconds, scheduler)
+    return moment_of(directory, facts.watch.clock_skew_seconds, scheduler)
 
 
 def _readmissions(

@@ -35,7 +35,7 @@ def training_patience(snapshot: Snapshot, pace: float, iterations_a_line: int = 
     """Seconds without a new iteration that are normal at a pace; without a new line where lines are
     rarer.
     """
-    iterations = snapshot.run.training.stall_iterations + iterations_a_line - 1
+    iterations = snapshot.run.watch.stall_iterations + iterations_a_line - 1
     return max(STALL_FLOOR_SECONDS, iterations * pace)
 
 
@@ -51,7 +51,7 @@ def first_steps(snapshot: Snapshot) -> list[float]:
         first = next(
             (step for step in later if step.time is not None and step.time > begun.began), None
         )
-        last_expected = begun.iteration + snapshot.run.training.log_interval
+        last_expected = begun.iteration + snapshot.run.log_interval
         if first is not None and first.time is not None and first.record.iteration <= last_expected:
             found.append(first.time - begun.began)
     return found

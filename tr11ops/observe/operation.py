@@ -16,13 +16,13 @@ from msgspec import field
 
 from tr11ops.base.observed import Observed, known, observed
 from tr11ops.cluster.base import Job
-from tr11ops.rundir.copy_policy import CopyPolicy
 from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
+    from tr11ops.runcard.copies import BackupSection
     from tr11ops.rundir import cron_records as periodic
     from tr11ops.rundir.disk_usage import Usage
 
@@ -45,30 +45,19 @@ class OperationFacts(Record, dict=True):
     """What the run card says of the operation, as far as watching needs it. None or empty: not
     asked for.
 
-    `allocated_nodes` are those that one attempt asks for, spares included. `archive_interval` is
-    how many steps lie between two checkpoints that must be copied away, by the key of the card that
-    asks for most; `copies` says which are, and `copy_seconds` is the time between two rounds.
-    `sync_seconds`: between two copies of the logs.
+    `allocated_nodes` are those that one attempt asks for, spares included. `copies` says which
+    checkpoints are copied away; None where there is no archive. `sync_seconds`: between two copies of
+    the logs.
     """
 
     partition: str = ""
     allocated_nodes: int | None = None
     exclusion_cap_percent: float | None = None
-    longest_queue_seconds: float = 3600.0
-    tasks_left: int = 2
-    clock_skew_seconds: float = 30.0
-    purge_days: float | None = None
-    archive_interval: int | None = None
-    copies: CopyPolicy | None = None
-    copy_seconds: float = 86_400.0
+    copies: BackupSection | None = None
     sync_seconds: float | None = None
     filesystems: tuple[FilesystemRule, ...] = ()
     has_recipients: bool = False  # an alert reaches someone: an address or a delivery URL
     start_of_watchdog: str = "cron install"  # the words of tr11 that start one on this machine
-    # the periodic watchdog; else it tells people, and what it would do waits for them
-    watchdog_acts: bool = True
-    # how often in 24 hours the periodic watchdog may submit again; 0: it only looks
-    resubmissions: int = 0
     source: RunCard | None = None  # which lies in `folder`
     folder: Path = Path()
 
@@ -77,7 +66,7 @@ class OperationFacts(Record, dict=True):
         """Datasets and tokenizer, which a purge would take as well. Reads files; empty where
         nothing is purged.
         """
-        if self.source is None or self.purge_days is None:
+        if self.source is None or self.source.watch.scratch_purge_days is None:
             return ()
         return tuple(_used_files(self.source))
 

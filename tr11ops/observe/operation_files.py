@@ -37,9 +37,8 @@ from tr11ops.observe.operation import (
     UnwritableDirectory,
     found_secrets,
 )
-from tr11ops.observe.snapshot import Attempt
+from tr11ops.observe.snapshot import Attempt, RunFacts
 from tr11ops.rundir import cron_records as periodic
-from tr11ops.rundir.copy_policy import CopyPolicy
 from tr11ops.rundir.disk_usage import read_usage
 from tr11ops.rundir.hold_store import holds_changed, read_by_attempts, read_commanded, read_marked
 from tr11ops.rundir.paths import RunDirectory
@@ -60,24 +59,12 @@ COMPLETION_BYTES = 1 << 20  # the last two thousand ended jobs, or more
 
 def operation_facts(card: RunCard, card_folder: Path = Path()) -> OperationFacts:
     """What watching the operation needs of a run card, which lies in `card_folder`."""
-    backup, hub, watch = card.backup, card.hub, card.watch
-    if backup.store:
-        intervals = [backup.store_interval]
-    else:
-        intervals = []
-    if backup.url:
-        intervals += [backup.full_interval, backup.weights_interval]
+    backup, hub = card.backup, card.hub
     return OperationFacts(
         partition=card.slurm.partition or "",
         allocated_nodes=card.slurm.allocated_nodes,
         exclusion_cap_percent=card.resilience.exclusion_cap_percent,
-        longest_queue_seconds=60.0 * watch.longest_queue_minutes,
-        tasks_left=watch.tasks_left,
-        clock_skew_seconds=watch.clock_skew_seconds,
-        purge_days=watch.scratch_purge_days,
-        archive_interval=min(filter(None, intervals), default=None),
-        copies=CopyPolicy.of(backup) if backup.store or backup.url else None,
-        copy_seconds=3600.0 * backup.interval_hours,
+        copies=backup if backup.store or backup.url else None,
         sync_seconds=60.0 * hub.interval_minutes if hub.repository else None,
         filesystems=tuple(
             FilesystemRule(
@@ -93,8 +80,6 @@ def operation_facts(card: RunCard, card_folder: Path = Path()) -> OperationFacts
         ),
         start_of_watchdog=start_of_watchdog(),
         has_recipients=card.alerts.has_recipients,
-        watchdog_acts=card.watch.act,
-        resubmissions=card.watch.resubmissions_per_day if card.watch.act else 0,
         source=card,
         folder=card_folder,
     )
@@ -102,14 +87,13 @@ def operation_facts(card: RunCard, card_folder: Path = Path()) -> OperationFacts
 
 def see_operation(
     directory: RunDirectory,
-    facts: OperationFacts,
-    name: str,
+    facts: RunFacts,
     heartbeats: Observed[tuple[Heartbeat, ...]],
     attempts: Observed[tuple[Attempt, ...]],
     attempts_of_holds: Iterable[str] | None = None,
     queued: Iterable[Job] = (),
 ) -> OperationObservations:
-    """Look at everything around the run called `name`. `heartbeats` and `attempts` are those just
+    """Look at everything around the run. `heartbeats` and `attempts` are those just
     read.
 
     `attempts_of_holds`: the attempts whose verdicts may hold something; None for `attempts` alone.
@@ -120,7 +104,7 @@ def see_operation(
     kept = [attempt.job_id for attempt in known(attempts, ())]
     changed = observed(lambda: holds_changed(directory.paths))
     return OperationObservations(
-        ended_jobs=read_ended_jobs(directory.site, name),
+        ended_jobs=read_ended_jobs(directory.site, facts.name),
         holds=commanded
         if isinstance(commanded, Unknown)
         else (
@@ -135,10 +119,10 @@ def see_operation(
         sync=read_copy(state / "sync" / "status.json"),
         periodic_jobs=periodic.read_jobs(directory),
         chains=periodic.read_chains(directory),
-        usage=read_usage(directory) if facts.filesystems else (),
+        usage=read_usage(directory) if facts.operation.filesystems else (),
         clocks=read_clocks(directory.paths, known(heartbeats, ()), known(attempts, ())),
-        least_used=read_least_used(directory.paths, facts.used_files)
-        if facts.purge_days is not None
+        least_used=read_least_used(directory.paths, facts.operation.used_files)
+        if facts.watch.scratch_purge_days is not None
         else (),
         shut_folders=read_unwritable_directories(directory.paths),
         save_room=read_save_room(directory.paths),

@@ -16,17 +16,21 @@ from msgspec import field
 from tr11ops.base.observed import Observed, Unknown, known, observed_fields, unknown_fields
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.observe.operation import OperationFacts, OperationObservations
-from tr11ops.observe.training import Readmission, TrainingFacts, TrainingObservations
+from tr11ops.observe.training import Readmission, TrainingObservations
+from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir.attempts import AttemptEnd, CodeIdentity, why_held
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.paths import Submission
 from tr11ops.rundir.state_files import Damage
+from trainer.config.run import RecoverySection
 from trainer.contract.end_marker import BAD_REASONS, EndMarker
 from trainer.contract.metrics_record import StepRecord
 from trainer.contract.origin import Origin
 from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
+from trainer.contract.recovery import IterationRange
 from trainer.contract.resumable import ResumeNeed
+from trainer.schedule.skip import parse_ranges
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -105,9 +109,10 @@ class RunFacts(Record, dict=True):
 
     `card` is the card as it was typed, `source` what stands in it. `time_limit` of a job in
     seconds. `total_iterations` counts from the card's samples and batch ramp. `need`: what the run
-    needs of a checkpoint that it resumes from. Of a running attempt `trains_on` is the number of
-    nodes, None where that is not known; that and how often it saves and logs are as the card was
-    when it was launched, which it goes by.
+    needs of a checkpoint that it resumes from. `log_interval`: iterations for each line of the log;
+    `checkpoint_minutes`: between two saves, None where iterations alone count. Of a running attempt
+    `trains_on` is the number of nodes, None where that is not known; that and how often it saves and
+    logs are as the card was when it was launched, which it goes by.
     """
 
     name: str
@@ -119,8 +124,11 @@ class RunFacts(Record, dict=True):
     trains_on: int | None = None
     total_iterations: int | None = None
     checkpoint_interval: int | None = None
+    checkpoint_minutes: float | None = None
+    log_interval: int = 1
     time_limit: float | None = None
-    training: TrainingFacts = field(default_factory=TrainingFacts)
+    watch: WatchSection = field(default_factory=WatchSection)
+    recovery: RecoverySection = field(default_factory=RecoverySection)
     operation: OperationFacts = field(default_factory=OperationFacts)
     need: ResumeNeed = field(default_factory=ResumeNeed)
     source: RunCard | None = None
@@ -149,6 +157,13 @@ class RunFacts(Record, dict=True):
         ):
             return None
         return self.time_limit - self.task_seconds
+
+    @cached_property
+    def skip_ranges(self) -> tuple[IterationRange, ...]:
+        """The iterations whose data the card passes over."""
+        if self.source is None:
+            return ()
+        return parse_ranges(self.source.data.skip_ranges)
 
     @cached_property
     def course(self) -> tuple[EqualSteps, ...]:

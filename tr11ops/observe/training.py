@@ -15,30 +15,8 @@ from tr11ops.rundir.kept_stacks import KeptStacks
 from trainer.contract.compute_record import ComputeTimes
 from trainer.contract.phases import STEPPING
 from trainer.contract.record import Record
-from trainer.contract.recovery import IterationRange
 
 TRAINING_PHASES = (*STEPPING, "data-wait")  # in which iterations are to be finished
-
-
-class TrainingFacts(Record):
-    """What the run card says of the training, as far as its detectors need it; the defaults are the
-    card's.
-
-    `stall_iterations`: iteration times without a new iteration that count as a stall.
-    `slow_percent`: see `[watch]`. `gradient_factor` and `loss_factor`: how far above its median a
-    value is a spike. `log_interval`: iterations for each line of the log. `checkpoint_minutes`:
-    between two saves, None where iterations alone count. `skip_ranges`: the iterations whose data
-    the card passes over.
-    """
-
-    stall_iterations: float = 10.0
-    slow_percent: float = 3.0
-    gradient_factor: float = 10.0
-    loss_factor: float = 2.0
-    window: int = 100
-    log_interval: int = 1
-    checkpoint_minutes: float | None = None
-    skip_ranges: tuple[IterationRange, ...] = ()
 
 
 class Phase(Record):

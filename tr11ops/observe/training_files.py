@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import Observed, Unknown, cause, observed
 from tr11ops.base.tail import tail_lines
@@ -22,7 +21,6 @@ from tr11ops.observe.training import (
     NodeWarning,
     Phase,
     TrainingEvent,
-    TrainingFacts,
     TrainingObservations,
 )
 from tr11ops.rundir.kept_stacks import KeptStacks, read_kept_stacks
@@ -32,30 +30,12 @@ from trainer.contract.metrics_record import STEP, parse_record
 from trainer.contract.paths import RunPaths
 from trainer.contract.phases import PhaseRecord, parse_phase
 from trainer.contract.state_file import open_for_reading, read_json
-from trainer.schedule.skip import parse_ranges
-
-if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
 
 PHASES_HEAD_BYTES = 16 << 10  # start-up and load of the first launches
 PHASES_TAIL_BYTES = 48 << 10  # some 600 changes of phase
 EVENTS_KEPT = 100
 OTHER_RESULTS = ("warning", "bad")
 LAUNCHES_OF_ATTEMPTS = 3  # the newest ones whose launches are looked into
-
-
-def training_facts(card: RunCard) -> TrainingFacts:
-    """What the detectors of the training need of a run card."""
-    return TrainingFacts(
-        stall_iterations=card.watch.stall_iterations,
-        slow_percent=card.watch.slow_percent,
-        gradient_factor=card.recovery.gradient_factor,
-        loss_factor=card.recovery.loss_factor,
-        window=card.recovery.window,
-        log_interval=card.logging.interval,
-        checkpoint_minutes=card.checkpoint.interval_minutes,
-        skip_ranges=parse_ranges(card.data.skip_ranges),
-    )
 
 
 def see_training(paths: RunPaths, attempts: Observed[tuple[Attempt, ...]]) -> TrainingObservations:

@@ -161,6 +161,22 @@ class BackupSection(Section):
     )
     time_limit: TimeLimit = Field(default="20:00:00", description="of a round that is a job")
 
+    @property
+    def copies_checkpoints(self) -> bool:
+        """Whether some step must be copied to an archive that the card has."""
+        return bool(
+            (self.store and self.store_interval)
+            or (self.url and (self.full_interval or self.weights_interval))
+        )
+
+    @property
+    def has_store(self) -> bool:
+        return self.store is not None
+
+    @property
+    def has_url(self) -> bool:
+        return self.url is not None
+
     @field_validator("options")
     @classmethod
     def _no_secrets(

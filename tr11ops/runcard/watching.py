@@ -147,6 +147,13 @@ class WatchSection(Section):
         description="the site deletes files that no one has touched for this long",
     )
 
+    @property
+    def resubmissions(self) -> int:
+        """How often in 24 hours the periodic watchdog may submit again; 0: it only looks."""
+        if self.act:
+            return self.resubmissions_per_day
+        return 0
+
 
 class FilesystemSection(Section):
     """[[filesystems]]: one file system or quota that is watched; one table for each."""

@@ -19,35 +19,6 @@ from trainer.contract.record import Record
 ArchiveName: TypeAlias = Literal["store", "url"]
 
 
-class CopyPolicy(Record):
-    """The card's [backup] as far as it says what is copied. Intervals in steps, 0: none; archives
-    the card lacks get nothing.
-    """
-
-    has_store: bool
-    has_url: bool
-    store_interval: int = 1000
-    full_interval: int = 10_000
-    full_steps: tuple[int, ...] = ()
-    weights_interval: int = 3000
-    spike_steps: tuple[int, ...] = ()
-    milestone_percent: float = 10.0
-
-    @classmethod
-    def of(cls, section: BackupSection) -> CopyPolicy:
-        """The policy of a card."""
-        return cls(
-            section.store is not None,
-            section.url is not None,
-            section.store_interval,
-            section.full_interval,
-            tuple(section.full_steps),
-            section.weights_interval,
-            tuple(section.spike_steps),
-            section.milestone_percent,
-        )
-
-
 class WantedCopy(Record):
     """One copy that shall exist, and which key of the card asks for it. `archive` is its name on
     record.
@@ -60,9 +31,9 @@ class WantedCopy(Record):
 
 
 def wanted_copies(
-    policy: CopyPolicy, steps: Sequence[int], last_step: int
+    policy: BackupSection, steps: Sequence[int], last_step: int
 ) -> tuple[WantedCopy, ...]:
-    """All copies that shall exist, by step.
+    """All copies that shall exist, by step; archives the card lacks get none.
 
     `steps`: those of complete checkpoints that are here or were copied already (else a step that
     was copied and then deleted here would have another one copied in its stead). `last_step`: of
@@ -102,7 +73,7 @@ def in_order(copies: Iterable[P]) -> tuple[P, ...]:
     return tuple(sorted(listed, key=urgency))
 
 
-def _to_store(policy: CopyPolicy, steps: Iterable[int]) -> list[WantedCopy]:
+def _to_store(policy: BackupSection, steps: Iterable[int]) -> list[WantedCopy]:
     interval = policy.store_interval
     if not policy.has_store or not interval:
         return []
@@ -113,7 +84,7 @@ def _to_store(policy: CopyPolicy, steps: Iterable[int]) -> list[WantedCopy]:
     ]
 
 
-def _whole_to_url(policy: CopyPolicy, steps: Iterable[int]) -> list[WantedCopy]:
+def _whole_to_url(policy: BackupSection, steps: Iterable[int]) -> list[WantedCopy]:
     if not policy.has_url:
         return []
     interval, named = policy.full_interval, set(policy.full_steps)
@@ -126,7 +97,7 @@ def _whole_to_url(policy: CopyPolicy, steps: Iterable[int]) -> list[WantedCopy]:
     return found
 
 
-def _weights(policy: CopyPolicy, steps: Iterable[int]) -> list[WantedCopy]:
+def _weights(policy: BackupSection, steps: Iterable[int]) -> list[WantedCopy]:
     interval = policy.weights_interval
     if not policy.has_url or not interval:
         return []
@@ -136,7 +107,7 @@ def _weights(policy: CopyPolicy, steps: Iterable[int]) -> list[WantedCopy]:
     ]
 
 
-def _spikes(policy: CopyPolicy, steps: Iterable[int]) -> list[WantedCopy]:
+def _spikes(policy: BackupSection, steps: Iterable[int]) -> list[WantedCopy]:
     if not policy.has_url:
         return []
     named = set(policy.spike_steps)
@@ -144,7 +115,7 @@ def _spikes(policy: CopyPolicy, steps: Iterable[int]) -> list[WantedCopy]:
 
 
 def _milestones(
-    policy: CopyPolicy, steps: Sequence[int], last_step: int, whole: set[int]
+    policy: BackupSection, steps: Sequence[int], last_step: int, whole: set[int]
 ) -> list[WantedCopy]:
     """Whole copies for the shares of the training in which the intervals leave none, where there is
     an archive.
@@ -178,7 +149,7 @@ def _shares(percent: float, last_step: int) -> list[tuple[float, int, int]]:
     return list(zip([*marks, 100.0], begins, ends, strict=True))
 
 
-def _is_coming(policy: CopyPolicy, newest: int, begin: int, end: int) -> bool:
+def _is_coming(policy: BackupSection, newest: int, begin: int, end: int) -> bool:
     """Whether a share that the training is still in has a whole copy ahead by the intervals or by
     name.
     """

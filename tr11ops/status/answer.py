@@ -209,7 +209,7 @@ def _beyond_the_queue(snapshot: Snapshot, is_watched: bool) -> tuple[str, str]:
         return f", and what else is queued does not start by itself{first}", derived.launch_more(
             snapshot
         )
-    if is_watched and snapshot.run.operation.resubmissions > 0:
+    if is_watched and snapshot.run.watch.resubmissions > 0:
         return ", and the watchdog may not resubmit again today", derived.launch_more(snapshot)
     return "", derived.launch_more(snapshot)
 
@@ -244,7 +244,7 @@ def _resubmits(snapshot: Snapshot) -> bool:
     """Whether the watchdog may submit again when nothing is queued: the card lets it, and its
     budget is not spent.
     """
-    budget, spent = snapshot.run.operation.resubmissions, snapshot.resubmitted
+    budget, spent = snapshot.run.watch.resubmissions, snapshot.resubmitted
     return not isinstance(spent, Unknown) and spent < budget
 
 

@@ -123,7 +123,7 @@ def status_of(
         if isinstance(snapshot.checkpoints, Unknown)
         else len(snapshot.checkpoints.steps),
         watchdog_fault=_watchdog_fault(snapshot),
-        watchdog_acts=facts.operation.watchdog_acts,
+        watchdog_acts=facts.watch.act,
         origin=known(snapshot.origin, None),
         unknown=(*snapshot.unknowns(), *extra.unknowns()),
         **last_step,
@@ -132,7 +132,8 @@ def status_of(
 
 def _wishes(facts: RunFacts) -> CardWishes:
     copies = []
-    if facts.operation.archive_interval is not None:
+    wanted = facts.operation.copies
+    if wanted is not None and wanted.copies_checkpoints:
         copies.append("backup")
     if facts.operation.sync_seconds is not None:
         copies.append("sync")

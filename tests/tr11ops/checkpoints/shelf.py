@@ -14,8 +14,8 @@ from tr11ops.checkpoints.catalogue import Catalogue, Clocks, read_catalogue
 from tr11ops.checkpoints.pins import pin
 from tr11ops.checkpoints.prune import Pruner
 from tr11ops.checkpoints.retention import RetentionPolicy
+from tr11ops.runcard.copies import BackupSection
 from tr11ops.rundir.copies import CopyRecord, Kind, identity_of, location_of, write_copy
-from tr11ops.rundir.copy_policy import CopyPolicy
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_steps
 from trainer.contract.files import write_atomically
@@ -31,7 +31,7 @@ FILES = ("weights/a.bin", "weights/b.bin", "optimizer/a.bin", "cursor.json")
 
 def policy(**changes: Any) -> RetentionPolicy:
     """Keeps the newest two; every 1000th goes to the store; no milestones, no url."""
-    copies = CopyPolicy(has_store=True, has_url=False, milestone_percent=0)
+    copies = BackupSection(store="/archive", milestone_percent=0)
     whole = RetentionPolicy(2, 0, 100_000, copies, {"store": STORE, "url": URL})
     return replace(whole, **changes)
 

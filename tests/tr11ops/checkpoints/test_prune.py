@@ -22,9 +22,9 @@ from tr11ops.checkpoints import prune as pruning
 from tr11ops.checkpoints.pins import pin, state_folder
 from tr11ops.checkpoints.prune import BEGUN, FAILED, LEFT, REMOVED, hide
 from tr11ops.checkpoints.quarantine import doomed_name, hidden_name, list_quarantined
+from tr11ops.runcard.copies import BackupSection
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.clocks import Clocks, read_clocks
-from tr11ops.rundir.copy_policy import CopyPolicy
 from tr11ops.rundir.fallback import RESERVE_BYTES, RESERVE_FILE, keep_reserve, spend_reserve
 from tr11ops.rundir.journal import JournalEntry, read_journal
 from trainer.contract.checkpoint_names import checkpoint_name
@@ -464,7 +464,7 @@ def test_what_cannot_be_recorded_is_not_removed(shelf: Shelf, small_disk: Path) 
     (small_disk / "filler").unlink()
     # It fills up in the middle: what was begun is done and was named before; nothing more is.
     result = shelf.pruner(
-        policy=policy(copies=CopyPolicy(False, False)), tell=lambda outcome: fill(small_disk)
+        policy=policy(copies=BackupSection()), tell=lambda outcome: fill(small_disk)
     ).run()
     assert "cannot be recorded" in result.ended_early and result.failed
     gone = [checkpoint_name(step) for step in everything if step not in shelf.steps()]

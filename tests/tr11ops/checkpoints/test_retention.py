@@ -16,9 +16,10 @@ from tr11ops.base.observed import Unknown
 from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry, Clocks, Uses
 from tr11ops.checkpoints.pins import Pin
 from tr11ops.checkpoints.retention import RetentionPolicy, counts, decide, decide_quarantined
+from tr11ops.runcard.copies import BackupSection
 from tr11ops.rundir.checkpoint_digests import DigestRecord
 from tr11ops.rundir.copies import CopyRecord
-from tr11ops.rundir.copy_policy import CopyPolicy, wanted_copies
+from tr11ops.rundir.copy_policy import wanted_copies
 from trainer.contract.recovery import RecoveryEvent, RecoveryRecord
 from trainer.contract.resumable import ResumeNeed
 
@@ -64,7 +65,7 @@ def test_what_the_schedule_wants_stays_until_its_copy_was_read(shelf: Shelf) -> 
 
 def test_a_whole_copy_serves_as_weights_but_not_the_reverse(shelf: Shelf) -> None:
     shelf.save(3000, 10_000, 11_000, 11_100)
-    wanted = CopyPolicy(has_store=False, has_url=True, milestone_percent=0)
+    wanted = BackupSection(url="gs://b", milestone_percent=0)
     shelf.copy(3000, "full", "url")
     shelf.copy(10_000, "weights", "url")
     assert rules(shelf, copies=wanted) == {
@@ -78,7 +79,7 @@ def test_a_whole_copy_serves_as_weights_but_not_the_reverse(shelf: Shelf) -> Non
 
 def test_one_of_each_tenth_stays_unless_a_whole_copy_exists(shelf: Shelf) -> None:
     shelf.save(900, 1000, 1100, 2100, 2200, 2900, 3900, 3950)
-    mine = {"copies": CopyPolicy(False, False), "milestone_percent": 10.0, "last_step": 10_000}
+    mine = {"copies": BackupSection(), "milestone_percent": 10.0, "last_step": 10_000}
     assert rules(shelf, **mine) == {
         900: "goes", 1000: "milestone", 1100: "goes", 2100: "milestone", 2200: "goes", 2900: "goes",
         3900: "in use", 3950: "in use",
@@ -146,7 +147,7 @@ def test_another_models_checkpoint_is_left_to_a_person(shelf: Shelf) -> None:
 
 def test_what_cannot_be_seen_is_not_taken_for_damaged(shelf: Shelf) -> None:
     shelf.save(1100, 2100, 3100, 3200)
-    mine = {"copies": CopyPolicy(False, False), "milestone_percent": 10.0, "last_step": 10_000}
+    mine = {"copies": BackupSection(), "milestone_percent": 10.0, "last_step": 10_000}
     seen = shelf.catalogue()
     blind = replace(seen.checkpoints[0], faults=("weights/a.bin: Stale file handle",), changed=None)
     (first, *_) = decide(
@@ -219,7 +220,7 @@ def test_what_was_set_aside_goes_only_when_asked_for(shelf: Shelf) -> None:
     shelf.discard(400)
     shelf.discard(300)
     (shelf.folder / "latest").write_text("global_step200")
-    seen, spikes = shelf.catalogue(), CopyPolicy(False, True, spike_steps=(400,))
+    seen, spikes = shelf.catalogue(), BackupSection(url="gs://b", spike_steps=[400])
     asked = {entry.step: entry for entry in decide_quarantined(seen, policy(copies=spikes), True)}
     assert (asked[300].rule, asked[400].rule) == ("goes", "not backed up")
     kept = decide_quarantined(seen, policy(), False)
@@ -302,10 +303,16 @@ def situation_of(seed: int) -> Situation:
         Path("/c"), None, None, tuple(found), (), (), pins, uses, ("pins: x",) if rare == 0 else ()
     )
     percent = dice.choice([0.0, 10.0, 25.0, 33.3, 100.0])
-    wanted = CopyPolicy(
-        dice.random() < 0.5, dice.random() < 0.5, dice.choice([0, 5, 10]), dice.choice([0, 20]),
-        tuple(dice.sample(range(1, 60), 2)), dice.choice([0, 6]), tuple(dice.sample(range(1, 60), 2)), percent,
-    )  # fmt: skip
+    wanted = BackupSection(
+        store=dice.choice([None, "/archive"]),
+        url=dice.choice([None, "gs://bucket"]),
+        store_interval=dice.choice([0, 5, 10]),
+        full_interval=dice.choice([0, 20]),
+        full_steps=dice.sample(range(1, 60), 2),
+        weights_interval=dice.choice([0, 6]),
+        spike_steps=dice.sample(range(1, 60), 2),
+        milestone_percent=percent,
+    )
     rules = RetentionPolicy(
         dice.randint(2, 6),
         percent,

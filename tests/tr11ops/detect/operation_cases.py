@@ -47,8 +47,9 @@ from tr11ops.observe.operation import (
     OperationFacts,
 )
 from tr11ops.observe.snapshot import Checkpoint, Snapshot
+from tr11ops.runcard.copies import BackupSection
+from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir import cron_records as periodic
-from tr11ops.rundir.copy_policy import CopyPolicy
 from tr11ops.rundir.disk_usage import Usage
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.paths import Submission
@@ -59,12 +60,11 @@ RULE = FilesystemRule("SCRATCH", bytes_percent=75, least_free=int(10 * TERA))
 FACTS = OperationFacts(
     partition="gpu_p5",
     allocated_nodes=48,
-    purge_days=30.0,
-    archive_interval=1000,
-    copies=CopyPolicy(True, False, 1000, milestone_percent=0),
+    copies=BackupSection(store="/a", milestone_percent=0),
     sync_seconds=HOUR,
     filesystems=(RULE,),
 )
+WATCH = WatchSection(act=True, resubmissions_per_day=0, scratch_purge_days=30)
 SUBMITTED = Submission(
     "t", "1000", "slurm", NOW - 9 * DAY, "ana", "h", "r", "main", "1-10%1", 48, "hash"
 )
@@ -148,7 +148,10 @@ def clock(
 
 
 def operated(
-    base: Snapshot | None = None, facts: OperationFacts = FACTS, **changes: Any
+    base: Snapshot | None = None,
+    facts: OperationFacts = FACTS,
+    watch: WatchSection = WATCH,
+    **changes: Any,
 ) -> Snapshot:
     """A healthy moment with every part of the operation in place; each test changes what it is about."""
     values: dict[str, Any] = {
@@ -167,6 +170,7 @@ def operated(
     return with_facts(
         changed(base or snapshot(), **{**values, **changes}),
         operation=facts,
+        watch=watch,
         total_iterations=32_000,
     )
 
@@ -192,9 +196,11 @@ def backed_up(
         *(Copied("url", "weights", step) for step in weights),
     )
     examined = tuple(Checkpoint(step, True, NOW - 2 * DAY, 1, "sizes") for step in (30_000, 31_000))
-    wanted = CopyPolicy(True, True, 1000, 10_000, weights_interval=0, milestone_percent=0)
+    wanted = BackupSection(
+        store="/a", url="gs://b", weights_interval=0, milestone_percent=0, **changes
+    )
     return operated(
-        facts=facts(copies=wanted, **changes),
+        facts=facts(copies=wanted),
         backup=CopyStatus(NOW - HOUR, 31_000, copied=copies),
         checkpoints=checkpoints(steps=(30_000, 31_000), examined=examined),
     )

@@ -65,6 +65,7 @@ from tr11ops.observe.operation import (
 )
 from tr11ops.observe.snapshot import Checkpoint, Checkpoints, KillSwitch, Snapshot
 from tr11ops.observe.training import Corruption, LaunchEnd, Readmission
+from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.state_files import Damage
@@ -135,17 +136,17 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
     ),
     ("the attempt before it ended just now", queued(attempts=(ended("1007", age=60),)), queued_too_long, []),
     ("tr11 released it ten minutes ago", queued(holds_changed=NOW - 600), queued_too_long, []),
-    ("a longer queue is normal", queued(facts=facts(longest_queue_seconds=3 * HOUR)), queued_too_long, []),
+    ("a longer queue is normal", queued(watch=WatchSection(longest_queue_minutes=180)), queued_too_long, []),
     # the array's end
     (
         "two tasks left, three wanted",
-        with_facts(operated(jobs=(running(), pending((8, 9))), facts=facts(tasks_left=3)), total_iterations=115_311),
+        with_facts(operated(jobs=(running(), pending((8, 9))), watch=WatchSection(tasks_left=3)), total_iterations=115_311),
         chain_end,
         ["WARNING"],
     ),
     (
         "no one wants to know",
-        with_facts(operated(jobs=(running(),), facts=facts(tasks_left=0)), total_iterations=115_311),
+        with_facts(operated(jobs=(running(),), watch=WatchSection(tasks_left=0)), total_iterations=115_311),
         chain_end,
         [],
     ),
@@ -195,7 +196,7 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
     ("one archive lags behind the other", backed_up(store=(30_000, 31_000), url=()), backup_overdue, ["WARNING"]),
     ("both lag", backed_up(store=(), url=()), backup_overdue, ["WARNING", "WARNING"]),
     ("weights are no whole copy", backed_up(store=(30_000, 31_000), url=(), weights=(30_000,)), backup_overdue, ["WARNING"]),
-    ("rounds are a week apart", backed_up(store=(), url=(), copy_seconds=7 * DAY), backup_overdue, []),
+    ("rounds are a week apart", backed_up(store=(), url=(), interval_hours=7 * 24), backup_overdue, []),
     ("copies in order", operated(), copy_damaged, []),
     ("a copy has rotted", operated(backup=CopyStatus(NOW, 31_000, damaged=("store: step 9",))), copy_damaged, ["CRITICAL"]),
     ("never copied", operated(backup=None), copy_damaged, []),
@@ -264,7 +265,7 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
     ("untouched for 23 days", operated(least_used=(LeastUsed("data", Path("/a b"), NOW - 23 * DAY),)), purge_near, ["WARNING"]),
     ("for 28 days", operated(least_used=(LeastUsed("data", Path("/a"), NOW - 28 * DAY),)), purge_near, ["CRITICAL"]),
     ("for 40 days", operated(least_used=(LeastUsed("data", Path("/a"), NOW - 40 * DAY),)), purge_near, ["CRITICAL"]),
-    ("the site deletes nothing", operated(least_used=(LeastUsed("d", Path("/a"), 0.0),), facts=facts(purge_days=None)), purge_near, []),
+    ("the site deletes nothing", operated(least_used=(LeastUsed("d", Path("/a"), 0.0),), watch=WatchSection()), purge_near, []),
     # a node that computes wrongly
     ("no suspect", operated(corruptions=()), silent_corruption, []),
     ("a suspect", operated(corruptions=WRONG), silent_corruption, ["CRITICAL"]),

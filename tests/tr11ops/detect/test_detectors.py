@@ -564,8 +564,8 @@ def test_iterations_that_are_passed_over_are_not_unsaved() -> None:
     undone = TrainingEvent("roll-back-undone", NOW - 9 * HOUR, "", {"to": 31_000})
     assert found(snapshot(checkpoints=saved, events=(event, undone)), "checkpoint-overdue") != []
     skips = snapshot(checkpoints=saved)
-    facts = replace(skips.run.training, skip_ranges=(IterationRange(31_011, 31_100),))
-    assert found(replace(skips, run=replace(skips.run, training=facts)), "checkpoint-overdue") == []
+    passed = with_facts(skips, skip_ranges=(IterationRange(31_011, 31_100),))
+    assert found(passed, "checkpoint-overdue") == []
 
 
 def test_where_nothing_trains_the_roll_back_is_what_helps_and_no_kill() -> None:

@@ -40,8 +40,8 @@ from tr11ops.detect import (
 )
 from tr11ops.observe.operation import CopyStatus, LeastUsed
 from tr11ops.observe.snapshot import Snapshot
+from tr11ops.runcard.copies import BackupSection
 from tr11ops.rundir import cron_records as periodic
-from tr11ops.rundir.copy_policy import CopyPolicy
 
 
 @given(ahead=st.lists(st.floats(-29.9, 29.9), min_size=1, max_size=8), age=st.floats(0, 3000))
@@ -79,7 +79,7 @@ def test_the_first_step_without_a_copy_says_how_late_it_is(
     long_ago = replace(SUBMITTED, time=NOW - 100 * DAY)
     due = latest - latest % interval
     seen = operated(
-        facts=facts(copies=CopyPolicy(True, False, interval, milestone_percent=0)),
+        facts=facts(copies=BackupSection(store="/a", store_interval=interval, milestone_percent=0)),
         steps=steps(last=latest, age=0.0),
         submissions=(long_ago,),
         backup=CopyStatus(NOW - DAY, copied),

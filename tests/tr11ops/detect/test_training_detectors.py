@@ -25,6 +25,7 @@ from tr11ops.detect.causes import by_cause
 from tr11ops.observe import normal_silence
 from tr11ops.observe.snapshot import Snapshot, Step
 from tr11ops.observe.training import LaunchEnd, Phase, TrainingEvent
+from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir.kept_stacks import KeptStacks
 from tr11ops.watchdog.verdict import VerdictWord, judge
 from trainer.contract.phases import Heartbeat
@@ -285,7 +286,7 @@ def test_without_phases_a_stall_takes_an_hour() -> None:
 
 def test_the_card_says_how_many_iterations_are_a_stall() -> None:
     seen = later(at(250), 18 * 60)
-    facts = facts_with(seen.run, training=replace(seen.run.training, stall_iterations=20))
+    facts = facts_with(seen.run, watch=WatchSection(stall_iterations=20))
     assert findings(replace(seen, run=facts)) == []
 
 
@@ -346,8 +347,9 @@ def test_no_content_of_the_files_breaks_a_detector(
         phases=tuple(phases),
         events=tuple(events),
     )
-    training = replace(seen.run.training, log_interval=log_interval, checkpoint_minutes=minutes)
-    seen = replace(seen, run=facts_with(seen.run, training=training))
+    seen = replace(
+        seen, run=facts_with(seen.run, log_interval=log_interval, checkpoint_minutes=minutes)
+    )
     found = registry.detect_all(seen)
     judge(seen, found)
     assert all("\n" not in finding.title for finding in found)

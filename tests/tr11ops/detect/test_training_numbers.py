@@ -33,6 +33,7 @@ from tr11ops.detect.finding import Severity
 from tr11ops.observe.snapshot import Checkpoint, Snapshot, Step
 from tr11ops.observe.training import LaunchEnd, LogFile, NodeWarning, Phase, TrainingEvent
 from tr11ops.watchdog.verdict import VerdictWord, judge
+from trainer.config.run import RecoverySection
 from trainer.contract.compute_record import ComputeTimes
 from trainer.contract.metrics_record import StepRecord
 
@@ -243,7 +244,7 @@ def test_one_high_norm_is_noise_and_the_card_says_what_is_high() -> None:
     )
     assert findings(course.see()) == []
     seen = april(31_219)
-    facts = facts_with(seen.run, training=replace(seen.run.training, loss_factor=3.0))
+    facts = facts_with(seen.run, recovery=RecoverySection(loss_factor=3.0))
     assert names(replace(seen, run=facts)) == ["gradient-norm"]
 
 
@@ -364,8 +365,9 @@ def test_the_main_log_alone_stands_still() -> None:
 # ----------------------------------------------------------------------------- checkpoints by the clock
 def with_minutes(course: Course, minutes: float, **changes: Any) -> Snapshot:
     seen = course.see(**changes)
-    training = replace(seen.run.training, checkpoint_minutes=minutes)
-    return replace(seen, run=facts_with(seen.run, checkpoint_interval=None, training=training))
+    return replace(
+        seen, run=facts_with(seen.run, checkpoint_interval=None, checkpoint_minutes=minutes)
+    )
 
 
 def test_checkpoints_that_are_due_by_the_clock() -> None:

@@ -18,7 +18,7 @@ from tests.tr11ops.status_cases import NOW, changed, facts_with, pending, record
 from tr11ops.detect import registry
 from tr11ops.detect.finding import Finding
 from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts, Snapshot, Step
-from tr11ops.observe.training import LogFile, Phase, TrainingEvent, TrainingFacts
+from tr11ops.observe.training import LogFile, Phase, TrainingEvent
 from trainer.contract.metrics_record import StepRecord
 from trainer.contract.phases import Heartbeat
 
@@ -198,7 +198,7 @@ class Course:
         facts = RunFacts(
             "tr11-176B-ml", "main", snapshot().run.directory, snapshot().run.kill_switch, nodes=2, total_iterations=10**6,
             checkpoint_interval=self.save_every,
-            training=TrainingFacts(log_interval=self.log_interval),
+            log_interval=self.log_interval,
         )  # fmt: skip
         job = running(
             job_id=f"1000_{self.job - 2000}", raw_id=str(self.job), start_time=self.started - 5, nodes=("n01", "n02"),

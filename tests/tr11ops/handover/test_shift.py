@@ -47,6 +47,7 @@ from tr11ops.observe.files import PastProgress, progress_at
 from tr11ops.observe.operation import CopyStatus
 from tr11ops.observe.snapshot import KillSwitch, Snapshot, course_of
 from tr11ops.runcard.card import load_card, shipped_folder
+from tr11ops.runcard.copies import BackupSection
 from tr11ops.runcard.differences import differences
 from tr11ops.rundir.attempts import CodeIdentity, LaunchRecord
 from tr11ops.rundir.exclusion import Exclusion
@@ -265,7 +266,10 @@ def test_copies_are_told_without_the_hourly_noise() -> None:
         "pinned checkpoint 3000",
     ]
     assert made().copies == "" and "Copies:" not in markdown(made(), UTC)
-    seen = asked_for(snapshot(backup=CopyStatus(NOW - HOUR, 31000)), archive_interval=1000)
+    seen = asked_for(
+        snapshot(backup=CopyStatus(NOW - HOUR, 31000)),
+        copies=BackupSection(store="/a", milestone_percent=0),
+    )
     assert "- Copies: backup of step 31000 1 h 00 min ago." in markdown(made(snapshot=seen), UTC)
 
 

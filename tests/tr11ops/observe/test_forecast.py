@@ -195,8 +195,7 @@ def test_the_next_checkpoint_is_the_one_that_comes_first() -> None:
     leaving = next_checkpoint(snapshot(jobs=(running(start_time=NOW - 359_400 + 600),)))
     assert leaving is not None
     assert (leaving.step, leaving.seconds, leaving.why) == (None, 600.0, "end of the task")
-    facts = snapshot().run
-    minutes = with_facts(snapshot(), training=replace(facts.training, checkpoint_minutes=40.0))
+    minutes = with_facts(snapshot(), checkpoint_minutes=40.0)
     by_clock = next_checkpoint(minutes)
     assert by_clock is not None
     assert (by_clock.seconds, by_clock.why) == (400.0, "minutes")

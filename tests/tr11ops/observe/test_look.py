@@ -141,8 +141,8 @@ def test_a_running_attempt_goes_by_the_card_that_it_was_launched_with(
         run = seen.run
         found = (
             run.checkpoint_interval,
-            run.training.checkpoint_minutes,
-            run.training.log_interval,
+            run.checkpoint_minutes,
+            run.log_interval,
             run.trains_on,
         )
         assert (*found, run.nodes) == expected

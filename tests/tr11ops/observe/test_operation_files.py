@@ -22,10 +22,11 @@ from tr11ops.cluster.site import SiteRules, keep_site
 from tr11ops.observe import operation_files as reading
 from tr11ops.observe.files import read_attempts
 from tr11ops.observe.look import facts_of, observe
-from tr11ops.observe.operation import Copied, CopyStatus, FolderRoom, OperationFacts
-from tr11ops.observe.snapshot import Attempt
+from tr11ops.observe.operation import Copied, CopyStatus, FolderRoom
+from tr11ops.observe.snapshot import Attempt, RunFacts
 from tr11ops.runcard.card import load_card, shipped_folder
 from tr11ops.runcard.exit_duration import ExitPlan
+from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.hold_store import HoldRecord
@@ -49,6 +50,10 @@ def card(name: str, *overrides: str) -> Any:
     return load_card(shipped_folder() / f"{name}.toml", overrides, os.environ, keep_undefined=True)
 
 
+def watched(directory: RunDirectory, **facts: Any) -> RunFacts:
+    return RunFacts("demo", "main", directory.root, directory.kill_switch, **facts)
+
+
 # ----------------------------------------------------------------------------- the card
 def test_the_facts_of_the_large_run() -> None:
     facts = reading.operation_facts(card("tr11-176B-ml"))
@@ -57,11 +62,10 @@ def test_the_facts_of_the_large_run() -> None:
         50,
         None,
     )
-    assert (facts.archive_interval, facts.sync_seconds) == (1000, 3600)
-    assert (facts.purge_days, len(facts.used_files)) == (
-        30,
-        2 * 28,
-    )  # its tokenizer is a hub id, in no cache here
+    assert (
+        facts.copies is not None and facts.copies.copies_checkpoints and facts.sync_seconds == 3600
+    )
+    assert len(facts.used_files) == 2 * 28  # its tokenizer is a hub id, in no cache here
     rules = {rule.name: rule for rule in facts.filesystems}
     assert rules["SCRATCH"].bytes_limit == 400 * 2**40
     assert (rules["SCRATCH"].bytes_percent, rules["WORKSF"].inodes_limit) == (75, 3_000_000)
@@ -72,17 +76,18 @@ def test_the_facts_of_the_large_run() -> None:
 
 def test_a_card_that_asks_for_nothing() -> None:
     facts = reading.operation_facts(card("rehearsal", 'cron.skip=["pulse"]'))
-    assert (facts.archive_interval, facts.sync_seconds, facts.purge_days) == (None, None, None)
+    assert (facts.copies, facts.sync_seconds) == (None, None)
     assert (facts.filesystems, facts.used_files) == ((), ())
     assert facts.periodic_jobs is not None
     assert "pulse" not in facts.periodic_jobs
 
 
 def test_where_copies_go_says_which_steps_must_be_copied() -> None:
-    only_url = reading.operation_facts(
-        card("rehearsal", "backup.url=gs://bucket/x", "backup.weights_interval=300")
-    )
-    assert only_url.archive_interval == 300
+    weights = ("backup.url=gs://bucket/x", "backup.full_interval=0")
+    for interval, copied in ((300, True), (0, False)):
+        only_url = card("rehearsal", *weights, f"backup.weights_interval={interval}")
+        copies = reading.operation_facts(only_url).copies
+        assert copies is not None and copies.copies_checkpoints is copied
 
 
 def test_what_costs_of_a_card_is_worked_out_once_and_when_it_is_asked_for(
@@ -116,7 +121,9 @@ def test_what_costs_of_a_card_is_worked_out_once_and_when_it_is_asked_for(
 # ----------------------------------------------------------------------------- everything at once
 def test_an_empty_run_directory_is_seen_and_holds_nothing(directory: RunDirectory) -> None:
     directory.root.mkdir()
-    seen = reading.see_operation(directory, OperationFacts(purge_days=30.0), "demo", (), ())
+    seen = reading.see_operation(
+        directory, watched(directory, watch=WatchSection(scratch_purge_days=30)), (), ()
+    )
     assert asdict(seen) == {
         "ended_jobs": (),
         "holds": (),
@@ -197,7 +204,7 @@ def test_garbage_is_unknown_and_never_none(directory: RunDirectory, content: byt
     ):
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
-    seen = reading.see_operation(directory, OperationFacts(), "demo", (), ())
+    seen = reading.see_operation(directory, watched(directory), (), ())
     for value in (seen.backup, seen.sync, seen.periodic_jobs):
         assert isinstance(value, Unknown)
         assert value.why
@@ -206,7 +213,7 @@ def test_garbage_is_unknown_and_never_none(directory: RunDirectory, content: byt
 def test_a_folder_where_a_file_belongs_is_unknown(directory: RunDirectory) -> None:
     (directory.paths.state / "backup" / "status.json").mkdir(parents=True)
     (directory.paths.requests / "holds.json").mkdir(parents=True)
-    seen = reading.see_operation(directory, OperationFacts(), "demo", (), ())
+    seen = reading.see_operation(directory, watched(directory), (), ())
     assert isinstance(seen.backup, Unknown)
     assert isinstance(seen.holds, Unknown)
 
@@ -220,7 +227,7 @@ def test_copies_as_the_contract_writes_them(directory: RunDirectory) -> None:
     write_json(
         state / "sync/status.json", {"schema": 1, "time": NOW, "step": None, "message": "3 files"}
     )
-    seen = reading.see_operation(directory, OperationFacts(), "demo", (), ())
+    seen = reading.see_operation(directory, watched(directory), (), ())
     assert seen.backup == CopyStatus(NOW, 31000, "")
     assert seen.sync == CopyStatus(NOW, None, "3 files")
 
@@ -237,7 +244,7 @@ def test_a_backup_says_all_its_copies_and_what_is_damaged(directory: RunDirector
         directory.paths.state / "backup/status.json",
         {**status, "copied": {"url": {"weights": [3000, 6000]}}},
     )
-    seen = reading.see_operation(directory, OperationFacts(), "demo", (), ()).backup
+    seen = reading.see_operation(directory, watched(directory), (), ()).backup
     copied = (Copied("url", "weights", 3000), Copied("url", "weights", 6000))
     assert seen == CopyStatus(NOW, 3000, "", copied, ("store: step 9 [31m (full): a",))
 
@@ -258,9 +265,7 @@ def test_copies_that_cannot_be_understood_are_unknown(
         directory.paths.state / "backup/status.json",
         {"schema": 1, "time": NOW, "step": 1, "message": "", **odd},
     )
-    assert isinstance(
-        reading.see_operation(directory, OperationFacts(), "demo", (), ()).backup, Unknown
-    )
+    assert isinstance(reading.see_operation(directory, watched(directory), (), ()).backup, Unknown)
 
 
 def test_holds_and_when_they_last_changed(directory: RunDirectory) -> None:
@@ -273,7 +278,7 @@ def test_holds_and_when_they_last_changed(directory: RunDirectory) -> None:
         },
     )
     os.utime(path, (NOW, NOW + 5))
-    seen = reading.see_operation(directory, OperationFacts(), "demo", (), ())
+    seen = reading.see_operation(directory, watched(directory), (), ())
     assert (seen.holds, seen.holds_changed) == ((HoldRecord("12", "ben", NOW, "x"),), NOW + 5)
 
 
@@ -281,7 +286,7 @@ def test_a_pipe_in_a_files_place_holds_up_no_one(directory: RunDirectory) -> Non
     for name in ("backup/status.json", "requests/holds.json", "cron/pulse.json"):
         (directory.paths.state / name).parent.mkdir(parents=True)
         os.mkfifo(directory.paths.state / name)
-    seen = reading.see_operation(directory, OperationFacts(), "demo", (), ())
+    seen = reading.see_operation(directory, watched(directory), (), ())
     assert all(
         isinstance(value, Unknown) for value in (seen.backup, seen.holds, seen.periodic_jobs)
     )
@@ -298,7 +303,7 @@ def test_what_an_attempt_held_at_its_end_is_a_hold_too(directory: RunDirectory) 
     verdict.write(directory.paths.attempt("7"))
     write_json(directory.paths.attempt("8") / "verdict.json", {"held": 5})
     attempts = (Attempt("8", NOW, None), Attempt("7", NOW, None))
-    seen = reading.see_operation(directory, OperationFacts(), "demo", (), attempts)
+    seen = reading.see_operation(directory, watched(directory), (), attempts)
     by_attempt = tuple(HoldRecord(name, "tr11", NOW, "kill-switch") for name in ("12", "101"))
     assert seen.holds == (HoldRecord("12", "ben"), *by_attempt)
 
@@ -318,9 +323,7 @@ def test_a_hold_says_why_and_not_only_how_the_attempt_ended(
         "error", 6, 4, 1, message, held=("101",), time=NOW, held_because=because
     )
     verdict.write(directory.paths.attempt("7"))
-    seen = reading.see_operation(
-        directory, OperationFacts(), "demo", (), (Attempt("7", NOW, None),)
-    )
+    seen = reading.see_operation(directory, watched(directory), (), (Attempt("7", NOW, None),))
     assert seen.holds == (HoldRecord("101", "tr11", NOW, why, is_for_fault=True),)
 
 
@@ -331,7 +334,7 @@ def test_periodic_jobs_are_those_that_the_jobs_themselves_write(directory: RunDi
     periodic.write_job(directory, state)
     chain = periodic.ChainState("hourly", "77", NOW, NOW + 3600)
     periodic.write_chain(directory, chain)
-    seen = reading.see_operation(directory, OperationFacts(), "demo", (), ())
+    seen = reading.see_operation(directory, watched(directory), (), ())
     assert (seen.periodic_jobs, seen.chains) == ((state,), (chain,))
 
 
@@ -455,4 +458,4 @@ def test_no_content_raises(tmp_path_factory: pytest.TempPathFactory, value: obje
         path = state / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(value))
-    reading.see_operation(directory, OperationFacts(), "demo", beats(ranks=1), ())
+    reading.see_operation(directory, watched(directory), beats(ranks=1), ())

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from tests.tr11ops.status_cases import NOW, record
 from tr11ops.base.observed import Unknown
 from tr11ops.observe.files import TAIL_BYTES, read_attempts
+from tr11ops.observe.look import facts_of
 from tr11ops.observe.snapshot import Attempt, newest_attempt
-from tr11ops.observe.training import TrainingFacts
 from tr11ops.observe.training_files import (
     EVENTS_KEPT,
     PHASES_HEAD_BYTES,
@@ -30,9 +30,9 @@ from tr11ops.observe.training_files import (
     read_node_warnings,
     read_phases,
     see_training,
-    training_facts,
 )
 from tr11ops.runcard.card import load_card, shipped_folder
+from tr11ops.runcard.watching import WatchSection
 from trainer.contract.compute_record import ComputeTimes
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import append_line, write_json
@@ -312,14 +312,8 @@ def test_the_card_says_what_is_a_fault() -> None:
         "logging.interval=2",
         "checkpoint.interval_minutes=90",
     ]
-    facts = training_facts(load_card(shipped_folder() / "demo.toml", changes, {}))
-    assert (
-        facts.stall_iterations,
-        facts.slow_percent,
-        facts.log_interval,
-        facts.checkpoint_minutes,
-    ) == (7, 5, 2, 90)
-    assert (
-        training_facts(load_card(shipped_folder() / "demo.toml", [], {})).stall_iterations
-        == TrainingFacts().stall_iterations
-    )
+    facts = facts_of(load_card(shipped_folder() / "demo.toml", changes, {}))
+    assert (facts.watch.stall_iterations, facts.watch.slow_percent) == (7, 5)
+    assert (facts.log_interval, facts.checkpoint_minutes) == (2, 90)
+    usual = facts_of(load_card(shipped_folder() / "demo.toml", [], {}))
+    assert usual.watch.stall_iterations == WatchSection().stall_iterations

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
-from tr11ops.rundir.copy_policy import CopyPolicy, WantedCopy, in_order, wanted_copies
+from tr11ops.runcard.copies import BackupSection
+from tr11ops.rundir.copy_policy import WantedCopy, in_order, wanted_copies
 
 VARIABLES = {
     "six_ALL_CCFRSCRATCH": "/s", "six_ALL_CCFRWORK": "/w", "six_ALL_CCFRSTORE": "/a", "six_ALL_CCFRWORKSF": "/f",
@@ -33,21 +34,19 @@ def test_the_history_of_bloom_comes_out_of_the_shipped_card(name: str) -> None:
     """
     card = shipped(name)
     steps = [*range(100, 95_001, 100), 31_259]
-    wanted = wanted_copies(CopyPolicy.of(card.backup), steps, card.total_iterations)
+    wanted = wanted_copies(card.backup, steps, card.total_iterations)
     assert steps_of(wanted, "url", "full") == [3000, *range(10_000, 90_001, 10_000), 95_000]
     weights = [step for step in range(3000, 95_001, 3000) if step % 30_000]
     assert steps_of(wanted, "url", "weights") == [step for step in weights if step != 3000]
     assert steps_of(wanted, "url", "spike") == [31_200, 31_259]
     assert steps_of(wanted, "store", "full") == list(range(1000, 95_001, 1000))
-    planned = wanted_copies(
-        CopyPolicy.of(card.backup), [*steps, *range(95_100, 120_001, 100)], 120_000
-    )
+    planned = wanted_copies(card.backup, [*steps, *range(95_100, 120_001, 100)], 120_000)
     assert steps_of(planned, "url", "full")[-4:] == [95_000, 100_000, 110_000, 120_000]
     assert steps_of(planned, "url", "weights")[-3:] == [111_000, 114_000, 117_000]
     assert len(planned) == len(set(planned))
 
 
-def milestones(policy: CopyPolicy, steps: list[int], last: int) -> list[tuple[int, str, str]]:
+def milestones(policy: BackupSection, steps: list[int], last: int) -> list[tuple[int, str, str]]:
     return [
         (copy.step, copy.archive, copy.why)
         for copy in wanted_copies(policy, steps, last)
@@ -56,8 +55,13 @@ def milestones(policy: CopyPolicy, steps: list[int], last: int) -> list[tuple[in
 
 
 def test_a_share_without_a_whole_copy_gets_one() -> None:
-    policy = CopyPolicy(
-        True, True, store_interval=0, full_interval=0, weights_interval=0, milestone_percent=25
+    policy = BackupSection(
+        store="/a",
+        url="gs://b",
+        store_interval=0,
+        full_interval=0,
+        weights_interval=0,
+        milestone_percent=25,
     )
     steps = list(range(30, 1001, 30))
     assert milestones(policy, steps, 1000) == [
@@ -69,8 +73,13 @@ def test_a_share_without_a_whole_copy_gets_one() -> None:
 
 
 def test_a_milestone_waits_for_the_copy_of_its_interval() -> None:
-    policy = CopyPolicy(
-        True, True, store_interval=400, full_interval=0, weights_interval=0, milestone_percent=50
+    policy = BackupSection(
+        store="/a",
+        url="gs://b",
+        store_interval=400,
+        full_interval=0,
+        weights_interval=0,
+        milestone_percent=50,
     )
     assert milestones(policy, [510], 1000) == []  # 800 will come
     assert milestones(policy, [510, 790, 900], 1000) == [
@@ -78,22 +87,32 @@ def test_a_milestone_waits_for_the_copy_of_its_interval() -> None:
     ]  # it did not come
     assert milestones(policy, [510, 800, 900], 1000) == []
     assert milestones(policy, [490], 1000) == []
-    only_store = CopyPolicy(True, False, store_interval=0, milestone_percent=50)
+    only_store = BackupSection(store="/a", store_interval=0, milestone_percent=50)
     assert milestones(only_store, [510, 900], 1000) == [(510, "store", "milestone at 50 %")]
-    assert wanted_copies(CopyPolicy(False, False), list(range(0, 1001, 10)), 1000) == ()
+    assert wanted_copies(BackupSection(), list(range(0, 1001, 10)), 1000) == ()
 
 
 def test_a_copied_step_is_not_replaced_by_its_neighbour() -> None:
-    policy = CopyPolicy(
-        True, True, store_interval=0, full_interval=0, weights_interval=0, milestone_percent=50
+    policy = BackupSection(
+        store="/a",
+        url="gs://b",
+        store_interval=0,
+        full_interval=0,
+        weights_interval=0,
+        milestone_percent=50,
     )
     assert milestones(policy, [510, 520], 1000) == [(510, "url", "milestone at 50 %")]
     assert [step for step, _, _ in milestones(policy, [510, 990], 1000)] == [510]
 
 
 def test_the_newest_whole_copy_goes_first_then_the_oldest() -> None:
-    policy = CopyPolicy(
-        True, True, store_interval=10, full_interval=50, weights_interval=30, spike_steps=(41,)
+    policy = BackupSection(
+        store="/a",
+        url="gs://b",
+        store_interval=10,
+        full_interval=50,
+        weights_interval=30,
+        spike_steps=[41],
     )
     ordered = in_order(wanted_copies(policy, [*range(10, 121, 10), 41], 120))
     assert [(copy.step, copy.archive) for copy in ordered[:2]] == [(120, "store"), (100, "url")]
@@ -108,21 +127,21 @@ def test_the_newest_whole_copy_goes_first_then_the_oldest() -> None:
 
 
 POLICIES = st.builds(
-    CopyPolicy,
-    has_store=st.booleans(),
-    has_url=st.booleans(),
+    BackupSection,
+    store=st.sampled_from([None, "/a"]),
+    url=st.sampled_from([None, "gs://b"]),
     store_interval=st.integers(0, 40),
     full_interval=st.integers(0, 40),
-    full_steps=st.lists(st.integers(1, 200), max_size=3).map(tuple),
+    full_steps=st.lists(st.integers(1, 200), max_size=3),
     weights_interval=st.integers(0, 40),
-    spike_steps=st.lists(st.integers(1, 200), max_size=3).map(tuple),
+    spike_steps=st.lists(st.integers(1, 200), max_size=3),
     milestone_percent=st.sampled_from([0.0, 0.9, 7.0, 10.0, 33.4, 100.0]),
 )
 
 
 @settings(max_examples=200, deadline=None)
 @given(POLICIES, st.lists(st.integers(1, 200), unique=True), st.integers(1, 200))
-def test_any_policy(policy: CopyPolicy, steps: list[int], last: int) -> None:
+def test_any_policy(policy: BackupSection, steps: list[int], last: int) -> None:
     wanted = wanted_copies(policy, steps, last)
     assert {copy.step for copy in wanted} <= set(steps)
     keys = [(copy.step, copy.archive, copy.kind) for copy in wanted]

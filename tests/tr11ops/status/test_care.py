@@ -39,8 +39,9 @@ from tr11ops.detect.registry import detect_all
 from tr11ops.observe import derived
 from tr11ops.observe.operation import Copied, CopyStatus, FilesystemRule
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
+from tr11ops.runcard.copies import BackupSection
+from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir.claims import Claim, ClaimFolder
-from tr11ops.rundir.copy_policy import CopyPolicy
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.status.answer import FIRST, PERSON, UNKNOWN, SleepAnswer, answer, published_answer
 from tr11ops.status.build import status_of
@@ -136,11 +137,11 @@ MINUTES = with_facts(snapshot(jobs=(SHORT,)), task_seconds=2400.0)
         (snapshot(periodic_jobs=(cron_job(interval_seconds=300.0, started=NOW - 900, next_due=NOW - 600),)), [], ""),
         (asked_for(snapshot(), has_recipients=False), ["recipients"], "no one would be told"),
         (MINUTES, ["queue"], "the queue covers 39 min of the 102 d"),
-        (asked_for(MINUTES, resubmissions=4), [], ""),
-        (replace(asked_for(MINUTES, resubmissions=4), resubmitted=3), [], ""),
-        (replace(asked_for(MINUTES, resubmissions=4), resubmitted=4), ["queue"], "may not resubmit again"),
-        (replace(asked_for(MINUTES, resubmissions=4), resubmitted=Unknown("a")), ["queue"], "covers"),
-        (changed(asked_for(MINUTES, resubmissions=4), periodic_jobs=()), ["watchdog", "queue"], "covers"),
+        (with_facts(MINUTES, watch=WatchSection(act=True)), [], ""),
+        (replace(with_facts(MINUTES, watch=WatchSection(act=True)), resubmitted=3), [], ""),
+        (replace(with_facts(MINUTES, watch=WatchSection(act=True)), resubmitted=4), ["queue"], "may not resubmit again"),
+        (replace(with_facts(MINUTES, watch=WatchSection(act=True)), resubmitted=Unknown("a")), ["queue"], "covers"),
+        (changed(with_facts(MINUTES, watch=WatchSection(act=True)), periodic_jobs=()), ["watchdog", "queue"], "covers"),
         (replace(MINUTES, steps=steps(last=115_300)), [], ""),
         (snapshot(pause=KillSwitch(Path("/p"), "ben", NOW - 60)), ["resume"], "nothing trains after this task"),
         (snapshot(jobs=(running(), pending(reason="JobHeldUser"))), [], ""),  # this task alone lasts the night
@@ -216,27 +217,28 @@ def test_nodes_that_the_site_takes_away_when_the_job_ends_are_shown() -> None:
 
 
 # ----------------------------------------------------------------------------- copies
+WANTED = BackupSection(store="/a", store_interval=50_000, milestone_percent=0)
+
+
 def test_copies_have_a_row_only_where_the_card_asks_for_them() -> None:
     done = snapshot(backup=CopyStatus(NOW - HOUR, 31000), sync=CopyStatus(NOW - 60))
     assert list(copies(shown(done))) == []
-    ((label, text, style),) = copies(
-        shown(asked_for(done, archive_interval=1000, sync_seconds=3600.0))
-    )
+    ((label, text, style),) = copies(shown(asked_for(done, copies=WANTED, sync_seconds=3600.0)))
     assert (label, text, style) == (
         "copies",
         "backup of step 31000 1 h 00 min ago; sync 1 min ago",
         "",
     )
-    ((_, text, style),) = copies(shown(asked_for(snapshot(), archive_interval=1000)))
+    ((_, text, style),) = copies(shown(asked_for(snapshot(), copies=WANTED)))
     assert (text, style) == ("backup never yet", "yellow")
     ((_, text, style),) = copies(
-        shown(asked_for(snapshot(backup=Unknown("unreadable")), archive_interval=1000))
+        shown(asked_for(snapshot(backup=Unknown("unreadable")), copies=WANTED))
     )
     assert (text, style) == ("backup unknown", "magenta")
 
 
 def test_what_is_missing_damaged_and_tried_is_told() -> None:
-    policy = CopyPolicy(has_store=True, has_url=False, store_interval=100, milestone_percent=0)
+    policy = BackupSection(store="/a", store_interval=100, milestone_percent=0)
     seen = CopyStatus(
         NOW - HOUR,
         31000,
@@ -244,7 +246,7 @@ def test_what_is_missing_damaged_and_tried_is_told() -> None:
         (Copied("store", "full", 31000),),
         ("store: step 31000",),
     )
-    given = asked_for(snapshot(backup=seen), archive_interval=100, copies=policy)
+    given = asked_for(snapshot(backup=seen), copies=policy)
     assert (shown(given).copies_missing, shown(given).copies_damaged) == (2, 1)  # 31,100 and 31,200
     around = ExtraObservations(
         copying=(
@@ -263,7 +265,7 @@ def test_what_is_missing_damaged_and_tried_is_told() -> None:
         "ana on login1 copies to the store (step 31100), for 1 min",
         "ben on login2 mirrors the logs to the hub, for 5 s",
     ]
-    hidden = asked_for(snapshot(backup=Unknown("x")), archive_interval=100, copies=policy)
+    hidden = asked_for(snapshot(backup=Unknown("x")), copies=policy)
     assert (shown(hidden).copies_missing, shown(hidden).copies_damaged) == (None, None)
 
 
@@ -357,14 +359,14 @@ def test_periodic_jobs_are_alive_late_or_failing() -> None:
 
 def test_a_watchdog_that_only_tells_is_said_to() -> None:
     seen = snapshot(periodic_jobs=(cron_job(),))
-    (_, (label, text, _)) = list(periodic(shown(asked_for(seen, watchdog_acts=False))))
+    (_, (label, text, _)) = list(periodic(shown(with_facts(seen, watch=WatchSection()))))
     assert (label, text) == (
         "",
         "the watchdog only tells (watch.act = false): what it would do waits for you",
     )
     assert len(list(periodic(shown(seen)))) == 1
     late = snapshot(periodic_jobs=(cron_job(next_due=NOW - 5 * HOUR, started=NOW - 6 * HOUR),))
-    assert len(list(periodic(shown(asked_for(late, watchdog_acts=False))))) == 1, "there is none"
+    assert len(list(periodic(shown(with_facts(late, watch=WatchSection()))))) == 1, "there is none"
 
 
 # ----------------------------------------------------------------------------- alerts

@@ -43,6 +43,7 @@ from tr11ops.detect.runbooks import page_of
 from tr11ops.observe.operation import CopyStatus, FilesystemRule
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
 from tr11ops.observe.training import LaunchEnd
+from tr11ops.runcard.copies import BackupSection
 from tr11ops.rundir.attempts import CodeIdentity
 from tr11ops.status.build import status_of
 from tr11ops.status.extra_observations import ExtraObservations
@@ -299,7 +300,7 @@ def test_a_low_screen_shows_what_is_wrong_first() -> None:
 def test_the_healthy_screen_fits_24_lines_with_everything_on_it() -> None:
     operation = replace(
         snapshot().run.operation,
-        archive_interval=1000,
+        copies=BackupSection(store="/a", milestone_percent=0),
         sync_seconds=3600.0,
         filesystems=(FilesystemRule("SCRATCH"),),
     )

@@ -45,6 +45,7 @@ from tr11ops.observe.operation import (
     UnwritableDirectory,
 )
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
+from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir.action_log import ActionHistory
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.disk_usage import Usage
@@ -60,9 +61,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "site-events.md"
 PHASES = ("queued", "starting", "training", "saving", "last hour", "leaving", "idle")
 RUNNING = ("starting", "training", "saving", "last hour")
 ROOM = FilesystemRule("scratch")
-FACTS = OperationFacts(
-    has_recipients=True, resubmissions=4, partition="gpu_p13", filesystems=(ROOM,)
-)
+FACTS = OperationFacts(has_recipients=True, partition="gpu_p13", filesystems=(ROOM,))
 SENT = Submission(
     "20220420-000000-00000000",
     "1000",
@@ -110,7 +109,10 @@ def phase(name: str) -> Snapshot:
         ),
     }[name]  # fmt: skip
     return changed(
-        quiet, submissions=(SENT,), run=facts_with(quiet.run, operation=FACTS), usage=(usage(),)
+        quiet,
+        submissions=(SENT,),
+        run=facts_with(quiet.run, operation=FACTS, watch=WatchSection(act=True)),
+        usage=(usage(),),
     )
 
 
