@@ -4,6 +4,7 @@ backup adopt`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated
@@ -16,8 +17,9 @@ from tr11ops.backup.survey import list_receipts
 from tr11ops.base.errors import ArchiveError, Refusal
 from tr11ops.base.units import MINUTE, size, timestamp
 from tr11ops.cli.backup_run import open_backup, require_archives
-from tr11ops.cli.common import YesOption, agree, require_directory, say
-from tr11ops.cli.context import RunContext, emit
+from tr11ops.cli.common import require_directory, say
+from tr11ops.cli.context import DRY_RUN, YES, RunContext, emit
+from tr11ops.cli.runner import Change, Outcome, carry_out
 from tr11ops.rundir.copies import read_copies
 from tr11ops.rundir.identity import adopt_run_id, require_run_id, run_id, short
 
@@ -99,12 +101,8 @@ def _value(archive: str, one: Candidate) -> dict[str, object]:
 
 # ----------------------------------------------------------------------------- adopt
 def adopt(
-    context: RunContext,
+    context: Annotated[RunContext, YES, DRY_RUN],
     archive: Annotated[str, typer.Argument(metavar="store|url", help="Which archive of the card.")],
-    yes: YesOption = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be written, and do nothing.")
-    ] = False,
 ) -> None:
     """Say that an archive is this run's: one that is older than run ids, or that of a run directory
     that was lost.
@@ -122,42 +120,42 @@ def adopt(
     require_directory(directory)
     try:
         with open_backup(card, False) as backup, closing(backup.opened(archive)) as opened:
-            _adopt(backup, opened, yes, dry_run)
+            carry_out(context, _adoption(backup, opened))
     except (OSError, ValueError) as error:
         raise Refusal(f"nothing was changed: {error}") from None
 
 
-def _adopt(backup: BackupContext, archive: Archive, yes: bool, dry_run: bool) -> None:
+def _adoption(backup: BackupContext, archive: Archive) -> Change:
+    """What would be written, there or here. Raises Refusal where the archive is another run's."""
     name, owner, ours = backup.card.run.name, owner_of(archive), run_id(backup.directory)
+
+    def apply() -> Outcome:
+        if owner is not None and owner.id:
+            adopt_run_id(backup.directory, name, owner.id)
+            facts = {"id": owner.id, "before": ours}
+            backup.journal.write("run-id-adopted", archive.address, facts)
+        else:
+            given = require_run_id(backup.directory, name)
+            give_id(archive, name, given)
+            facts = {"archive": archive.name, "id": given}
+            backup.journal.write("archive-adopted", archive.address, facts)
+        return Outcome(lines=("done; next: tr11 backup run",))
+
     if owner is None or (owner.id and owner.id == ours):
         why = "nothing was copied there yet" if owner is None else "it is this run's"
-        typer.echo(f"{archive.address}: nothing to do: {why}")
-        return
+        nothing = Outcome(lines=(f"{archive.address}: nothing to do: {why}",))
+        return Change((), "", apply, nothing, nothing=nothing, unchanged="")
     _require_adoptable(backup, archive, owner, ours)
-    _show(backup, archive)
     if owner.id:
-        typer.echo(
-            f"this run directory goes on as run {short(owner.id)}"
-            + (f", no more as {short(ours)}" if ours else "")
-        )
+        line = f"this run directory goes on as run {short(owner.id)}"
+        if ours:
+            line += f", no more as {short(ours)}"
     else:
-        typer.echo(
-            f"{archive.address} gets the id of this run" + (f", {short(ours)}" if ours else "")
-        )
-    if dry_run:
-        say("nothing was changed (--dry-run)")
-        return
-    agree("Is it this run's?", yes)
-    if owner.id:
-        adopt_run_id(backup.directory, name, owner.id)
-        backup.journal.write("run-id-adopted", archive.address, {"id": owner.id, "before": ours})
-    else:
-        ours = require_run_id(backup.directory, name)
-        give_id(archive, name, ours)
-        backup.journal.write(
-            "archive-adopted", archive.address, {"archive": archive.name, "id": ours}
-        )
-    typer.echo("done; next: tr11 backup run")
+        line = f"{archive.address} gets the id of this run"
+        if ours:
+            line += f", {short(ours)}"
+    lines = [*_receipt_lines(backup, archive), line]
+    return Change(lines, "Is it this run's?", apply, is_answer=True)
 
 
 def _require_adoptable(backup: BackupContext, archive: Archive, owner: Owner, ours: str) -> None:
@@ -174,8 +172,8 @@ def _require_adoptable(backup: BackupContext, archive: Archive, owner: Owner, ou
         )
 
 
-def _show(backup: BackupContext, archive: Archive) -> None:
+def _receipt_lines(backup: BackupContext, archive: Archive) -> Iterator[str]:
     for receipt in list_receipts(archive, backup.card.run.variant):
-        typer.echo(
+        yield (
             f"  step {receipt.step:>7}  {receipt.kind:<8} {receipt.identity[:8]}  copied {_day(receipt.copied)}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,9 +19,10 @@ from tr11ops.checkpoints.prune import Pruner
 from tr11ops.checkpoints.retention import LEAST_KEPT, counts
 from tr11ops.checkpoints.screen import decisions_summary, decisions_table, table
 from tr11ops.cli import completion
-from tr11ops.cli.common import YesOption, agree, directory_of, in_time_for_all, say
-from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cli.common import directory_of, in_time_for_all, say
+from tr11ops.cli.context import DRY_RUN, JSON, REASON, YES, RunContext, emit
 from tr11ops.cli.progress import ByteProgress
+from tr11ops.cli.runner import Change, Outcome, carry_out, finish
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.journal import Journal, user_name
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_step
@@ -38,7 +40,7 @@ SCHEMA = 1
 
 # ----------------------------------------------------------------------------- prune
 def prune(
-    context: Annotated[RunContext, JSON],
+    context: Annotated[RunContext, JSON, YES, DRY_RUN, REASON],
     *,
     keep: Annotated[
         int | None,
@@ -55,16 +57,9 @@ def prune(
             "--set-aside", help="Also what roll-backs set aside (global_stepN.discarded)."
         ),
     ] = False,
-    reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Why; it goes into the journal.")
-    ] = "",
     everything: Annotated[
         bool, typer.Option("--all", help="Show each one that is kept, too.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be removed, and change nothing.")
-    ] = False,
-    yes: YesOption = False,
 ) -> None:
     """Remove checkpoints that the card's backup section does not keep, after showing each and why.
 
@@ -78,12 +73,12 @@ def prune(
     """
     card = context.card
     context.require_mounted()
-    pruner = Pruner.of(card, user_name(), reason, keep, set_aside=set_aside)
-    _carry_out(pruner, _planned(pruner), everything, dry_run, yes, context.as_json)
+    pruner = Pruner.of(card, user_name(), context.reason, keep, set_aside=set_aside)
+    carry_out(context, _change(context, pruner, _planned(pruner), everything))
 
 
 def remove(
-    context: Annotated[RunContext, JSON],
+    context: Annotated[RunContext, JSON, YES, DRY_RUN, REASON],
     steps: Annotated[
         list[str],
         typer.Argument(
@@ -92,14 +87,6 @@ def remove(
             autocompletion=completion.steps,
         ),
     ],
-    *,
-    reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Why; it goes into the journal.")
-    ] = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be removed, and change nothing.")
-    ] = False,
-    yes: YesOption = False,
 ) -> None:
     """Remove these checkpoints by the rules of prune: never one that is in use, pinned, or lacks a
     wanted copy.
@@ -113,18 +100,19 @@ def remove(
       tr11 checkpoints remove global_step31300.superseded --dry-run
     """
     context.require_mounted()
-    pruner = Pruner.of(context.card, user_name(), reason or "checkpoints remove", LEAST_KEPT)
+    pruner = Pruner.of(
+        context.card, user_name(), context.reason or "checkpoints remove", LEAST_KEPT
+    )
     catalogue = _planned(pruner).catalogue
     pruner = replace(pruner, only=frozenset(find_folder(catalogue, text) for text in steps))
     plan = _planned(pruner)
     if not plan.victims:
-        if context.as_json:
-            emit(_plan_document(plan, True), indent=None)
-        else:
-            _show(plan, True)
-        raise typer.Exit(3 if plan.catalogue.read_errors else 1)
+        lines = tuple(_lines(plan, True))
+        code = 3 if plan.catalogue.read_errors else 1
+        finish(context, Outcome(_plan_document(plan, True), lines, exit_code=code, indent=None))
+        return
     stays = len(plan.victims) < len(plan.decisions)
-    _carry_out(pruner, plan, True, dry_run, yes, context.as_json, code=1 if stays else 0)
+    carry_out(context, _change(context, pruner, plan, True, code=1 if stays else 0))
 
 
 def _planned(pruner: Pruner) -> PrunePlan:
@@ -135,43 +123,48 @@ def _planned(pruner: Pruner) -> PrunePlan:
         raise Refusal(f"{pruner.folder} cannot be read: {why}; nothing was removed", 3) from None
 
 
-def _carry_out(
-    pruner: Pruner,
-    plan: PrunePlan,
-    everything: bool,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-    code: int = 0,
-) -> None:
-    """Show the plan, ask, and do it; `code` is the exit code when all went well."""
-    if not as_json:
-        _show(plan, everything)
-    doubted = bool(plan.catalogue.read_errors)
-    if dry_run or not (plan.victims or plan.leftovers):
-        if as_json:
-            emit(_plan_document(plan, everything), indent=None)
-        for read_error in plan.catalogue.read_errors:
-            say(f"tr11: nothing may be removed while this is not known: {read_error}")
-        raise typer.Exit(3 if doubted else code)
-    agree(_question(plan), yes)
-    result = _remove(pruner, plan, as_json)
-    if as_json:
-        emit(_result_document(plan, result, everything), indent=None)
-    else:
-        _conclude(result)
-    if result.failed:
-        raise typer.Exit(1)
-    raise typer.Exit(3 if doubted else code)
+def _change(
+    context: RunContext, pruner: Pruner, plan: PrunePlan, everything: bool, code: int = 0
+) -> Change:
+    """What would go; `code` is the exit code when all went well."""
+    read_errors = plan.catalogue.read_errors
+    code = 3 if read_errors else code
+    not_known = "tr11: nothing may be removed while this is not known:"
+    preview = Outcome(
+        _plan_document(plan, everything),
+        notes=tuple(f"{not_known} {read_error}" for read_error in read_errors),
+        exit_code=code,
+        indent=None,
+    )
+
+    def apply() -> Outcome:
+        result = _remove(pruner, plan, context.as_json)
+        return Outcome(
+            _result_document(plan, result, everything),
+            tuple(_conclusion(result)),
+            (f"tr11: {result.ended_early}",) if result.ended_early and not context.as_json else (),
+            exit_code=1 if result.failed else code,
+            indent=None,
+        )
+
+    return Change(
+        () if context.as_json else _lines(plan, everything),
+        _question(plan),
+        apply,
+        preview,
+        nothing=None if plan.victims or plan.leftovers else preview,
+        unchanged="",
+        is_answer=True,
+    )
 
 
-def _show(plan: PrunePlan, everything: bool) -> None:
+def _lines(plan: PrunePlan, everything: bool) -> Iterator[str]:
     shown = plan.decisions if everything else plan.victims
     if shown:
-        print(decisions_table(shown))
-    print(decisions_summary(plan.decisions))
+        yield decisions_table(shown)
+    yield decisions_summary(plan.decisions)
     if plan.leftovers:
-        print(f"an earlier prune did not end: {', '.join(plan.leftovers)}")
+        yield f"an earlier prune did not end: {', '.join(plan.leftovers)}"
 
 
 def _question(plan: PrunePlan) -> str:
@@ -211,13 +204,11 @@ def _line(outcome: RemovalOutcome) -> str:
     )
 
 
-def _conclude(result: PruneResult) -> None:
+def _conclusion(result: PruneResult) -> Iterator[str]:
     removed = sum(outcome.result == "removed" for outcome in result.outcomes)
-    print(f"{removed} removed, {size(result.freed)} freed")
+    yield f"{removed} removed, {size(result.freed)} freed"
     if result.finished:
-        print(f"finished what an earlier prune began: {', '.join(result.finished)}")
-    if result.ended_early:
-        say(f"tr11: {result.ended_early}")
+        yield f"finished what an earlier prune began: {', '.join(result.finished)}"
 
 
 def _plan_document(plan: PrunePlan, everything: bool) -> dict[str, Any]:
@@ -372,12 +363,8 @@ def step_number(text: str, catalogue: Catalogue) -> int:
 
 # ----------------------------------------------------------------------------- pin
 def pin(
-    context: Annotated[RunContext, JSON],
+    context: Annotated[RunContext, JSON, REASON],
     step: Step,
-    *,
-    reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Why; others read it.")
-    ] = "",
 ) -> None:
     """Keep a checkpoint here, whatever the policy says, until someone unpins it.
 
@@ -390,14 +377,14 @@ def pin(
     entry = find_checkpoint(catalogue, step)
     who = user_name()
     try:
-        is_new = put_pin(directory, entry.step, who, reason, time.time())
+        is_new = put_pin(directory, entry.step, who, context.reason, time.time())
     except (OSError, ValueError) as error:
         raise _unwritten(error) from None
     if is_new:
         _note(
             directory,
             "checkpoint-pinned",
-            f"{checkpoint_name(entry.step)}: {reason or 'no reason given'}",
+            f"{checkpoint_name(entry.step)}: {context.reason or 'no reason given'}",
             entry.step,
         )
     if entry.no_resume:

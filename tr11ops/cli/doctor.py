@@ -16,7 +16,7 @@ from tr11ops.base.units import counted
 from tr11ops.cli.common import open_scheduler
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.launch import prepare
-from tr11ops.cli.launch_view import checks_value, show_checks, show_first_data
+from tr11ops.cli.launch_view import check_lines, checks_value, first_data_lines
 from tr11ops.launch.environment import environment_checks, setup_checks
 from tr11ops.launch.session import check_launch
 from tr11ops.runcard.check import Level, ok, unknown, verdict
@@ -65,9 +65,11 @@ def doctor(
         }
         emit({**value, "checks": checks_value(checks)})
     else:
-        show_checks(checks)
+        for line in check_lines(checks):
+            typer.echo(line)
         if job is not None and code:
-            show_first_data(job.card)
+            for line in first_data_lines(job.card):
+                typer.echo(line)
         counts = {level: sum(check.level is level for check in checks) for level in Level}
         said = [f"{count} {level}" for level, count in counts.items() if count]
         typer.echo("\n" + ", ".join(said))

@@ -18,15 +18,13 @@ import typer
 from tr11ops.base.errors import Refusal, SchedulerError
 from tr11ops.base.units import counted
 from tr11ops.cli.common import (
-    DryRunOption,
-    YesOption,
-    agree,
     directory_of,
     open_scheduler,
     say,
     timeout_option,
 )
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.context import DRY_RUN, JSON, SCHEDULER, YES, RunContext
+from tr11ops.cli.runner import Change, Outcome, carry_out
 from tr11ops.cli.terminal import drawing_console
 from tr11ops.launch.drill import NAMES, Drill, PhaseResult, overrides_for, phases_of, proof
 from tr11ops.runcard.card import load_card
@@ -38,10 +36,8 @@ LAUNCH_SECONDS = 600.0
 
 
 def drill(
-    context: Annotated[RunContext, SCHEDULER, JSON],
+    context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN],
     *,
-    yes: YesOption = False,
-    dry_run: DryRunOption = False,
     time_limit: Annotated[
         str,
         typer.Option("--time-limit", metavar="HH:MM:SS", help="Of each of the rehearsal's tasks."),
@@ -73,45 +69,49 @@ def drill(
             exit_code=2,
         )
     changes = [*(context.overrides), *overrides_for(place, phases, time_limit)]
-    say(
+    lines = [
         f"rehearsal: {counted(card.slurm.nodes, 'node')}, {counted(len(phases), 'task')}, in {place}"
-    )
+    ]
     for phase in phases:
-        say(f"  {NAMES[phase]}: USR1 to the batch script; a whole checkpoint within {margin} s")
-    for phase, why in left_out.items():
-        say(f"  {NAMES[phase]}: left out, {why}")
-    if dry_run:
-        say("nothing was submitted (--dry-run)")
-        return
-    agree("Submit the rehearsal?", yes)
-    job_id, kind = _launch(path, changes, len(phases), context.scheduler)
-    say(f"submitted: job {job_id} ({kind})")
-    directory = RunDirectory(load_card(path, changes, os.environ).paths, place / "kill-switch")
-    edge = open_scheduler(kind)
-    began = time.time()
-    results: tuple[PhaseResult, ...] = ()
-    try:
-        results = Drill(directory, edge, job_id, phases, float(margin), say).run(began + timeout)
-    finally:
-        if len(results) < len(phases) or not all(result.is_fine for result in results):
-            _cancel(edge, job_id)
-    results += tuple(PhaseResult(phase, skipped=why) for phase, why in left_out.items())
-    value = proof(
-        card,
-        results,
-        {"time": began, "seconds": time.time() - began, "job_id": job_id, "scheduler": kind},
-    )
-    kept = main.paths.state / "drills" / f"{stamp}.json"
-    make_shared(kept.parent)
-    write_json(kept, value)
-    fine = all(result.is_fine for result in results)
-    if not keep and fine:
-        shutil.rmtree(directory.paths.checkpoints, ignore_errors=True)
-    if context.as_json:
-        emit({**value, "proof": str(kept)})
-    else:
-        _table(results, kept, place)
-    raise typer.Exit(0 if fine else 1)
+        lines.append(
+            f"  {NAMES[phase]}: USR1 to the batch script; a whole checkpoint within {margin} s"
+        )
+    lines += [f"  {NAMES[phase]}: left out, {why}" for phase, why in left_out.items()]
+
+    def apply() -> Outcome:
+        job_id, kind = _launch(path, changes, len(phases), context.scheduler)
+        say(f"submitted: job {job_id} ({kind})")
+        directory = RunDirectory(load_card(path, changes, os.environ).paths, place / "kill-switch")
+        edge = open_scheduler(kind)
+        began = time.time()
+        results: tuple[PhaseResult, ...] = ()
+        try:
+            results = Drill(directory, edge, job_id, phases, float(margin), say).run(
+                began + timeout
+            )
+        finally:
+            if len(results) < len(phases) or not all(result.is_fine for result in results):
+                _cancel(edge, job_id)
+        results += tuple(PhaseResult(phase, skipped=why) for phase, why in left_out.items())
+        facts = {
+            "time": began,
+            "seconds": time.time() - began,
+            "job_id": job_id,
+            "scheduler": kind,
+        }
+        value = proof(card, results, facts)
+        kept = main.paths.state / "drills" / f"{stamp}.json"
+        make_shared(kept.parent)
+        write_json(kept, value)
+        is_fine = all(result.is_fine for result in results)
+        if not keep and is_fine:
+            shutil.rmtree(directory.paths.checkpoints, ignore_errors=True)
+        if not context.as_json:
+            _table(results, kept, place)
+        return Outcome({**value, "proof": str(kept)}, exit_code=0 if is_fine else 1)
+
+    unchanged = "nothing was submitted (--dry-run)"
+    carry_out(context, Change(lines, "Submit the rehearsal?", apply, unchanged=unchanged))
 
 
 def _launch(path: Path, changes: list[str], tasks: int, scheduler: str) -> tuple[str, str]:

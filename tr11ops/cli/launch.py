@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,19 +23,21 @@ from tr11ops.cli.common import (
     open_scheduler,
     say,
 )
-from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cli.context import DRY_RUN, JSON, REASON, YES, RunContext, emit
 from tr11ops.cli.launch_view import (
-    change_queue,
-    print_json,
-    show_first_data,
-    show_view,
-    tell_of_shortage,
+    first_data_lines,
+    launch_value,
+    queue_change,
+    shortage_notes,
+    view_lines,
 )
+from tr11ops.cli.runner import Change, Outcome, carry_out
 from tr11ops.cluster.hostlist import expand
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.kubernetes import job_name, kubernetes_problems, manifest, not_carried
 from tr11ops.launch.rehearse import as_options, card_text, differences, rehearsal_overrides
-from tr11ops.launch.session import LaunchJob, carry_out, check_launch
+from tr11ops.launch.session import LaunchJob, check_launch
+from tr11ops.launch.session import carry_out as submit
 from tr11ops.runcard.card import CardError, load_card, load_with_base, parse_attempts
 from tr11ops.rundir.journal import user_name
 from trainer.contract.files import write_atomically
@@ -43,7 +45,6 @@ from trainer.contract.files import write_atomically
 if TYPE_CHECKING:
     from tr11ops.launch.session import LaunchView
     from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.paths import Submission
 
 CARD_FILE = "rehearsal.toml"
 _WIDEST = 48
@@ -67,12 +68,12 @@ def differences_value(main: RunCard, other: RunCard) -> list[dict[str, Any]]:
     ]
 
 
-def show_differences(main: RunCard, other: RunCard) -> None:
+def difference_lines(main: RunCard, other: RunCard) -> Iterator[str]:
     """What the rehearsal differs in, a line each; all else is the main card's."""
-    typer.echo(f"The rehearsal is {main.run.name} but for:")
+    yield f"The rehearsal is {main.run.name} but for:"
     for entry in differences_value(main, other):
-        typer.echo(f"  {entry['key']}: {_shown(entry['main'])} -> {_shown(entry['rehearsal'])}")
-    typer.echo("")
+        yield f"  {entry['key']}: {_shown(entry['main'])} -> {_shown(entry['rehearsal'])}"
+    yield ""
 
 
 def keep_card(job: LaunchJob, main: RunCard) -> None:
@@ -94,14 +95,14 @@ def _shown(value: Any) -> str:
 
 
 # ----------------------------------------------------------------------------- kubernetes
-def show_manifest(context: RunContext, given: list[str], nodes: int | None, dry_run: bool) -> None:
+def show_manifest(context: RunContext, given: list[str], nodes: int | None) -> None:
     """Print the objects of a card. `given`: options that a Job has no use for. Raises CardError,
     Refusal.
     """
     if given:
         text = f"{given[0]}: a Kubernetes Job starts its pods again by itself and has no array, queue or node list"
         raise Refusal(f"{text}; leave it out", exit_code=2)
-    if not dry_run:
+    if not context.dry_run:
         text = "tr11 writes the objects and does not talk to a cluster"
         raise Refusal(f"{text}: add --dry-run and pipe it into `kubectl apply -f -`", exit_code=2)
     path = card_path(context.run)
@@ -138,7 +139,7 @@ def show_manifest(context: RunContext, given: list[str], nodes: int | None, dry_
 
 # ----------------------------------------------------------------------------- the commands
 def launch(
-    context: Annotated[RunContext, JSON],
+    context: Annotated[RunContext, JSON, YES, DRY_RUN, REASON],
     *,
     scheduler: Annotated[
         str,
@@ -166,10 +167,6 @@ def launch(
     after: Annotated[
         str | None, typer.Option("--after", metavar="JOB", help="Start when this job is over.")
     ] = None,
-    why: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Kept in the journal.")] = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check and show the plan; submit and create nothing.")
-    ] = False,
     verify: Annotated[
         bool,
         typer.Option(
@@ -204,9 +201,6 @@ def launch(
             "--allow-namesake", help="Launch although another run of yours has the same name."
         ),
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="With --repair and --replace: do not ask.")
-    ] = False,
 ) -> None:
     """Check a run card, show the plan, and submit it.
 
@@ -214,6 +208,7 @@ def launch(
     else `checkpoint.load`, else random weights) is compared with the card's model, schedule, optimizer and data, as the
     trainer will do it. Attempts of --array are queued as slurm.chain says: by
     default as a job array, where the site has none as dependent jobs, and where few jobs may wait, one by one.
+    --repair and --replace ask before they change the queue.
     With --scheduler kubernetes --dry-run it prints the objects of an indexed Job, for `kubectl apply -f -`.
 
     Exit code 0: submitted; 1: something is in the way, or the training is finished and
@@ -239,7 +234,7 @@ def launch(
             "--replace": replace_queue,
             "--verify": verify,
         }
-        show_manifest(context, [name for name, value in useless.items() if value], nodes, dry_run)
+        show_manifest(context, [name for name, value in useless.items() if value], nodes)
         return
     given = {"--repair": repair, "--rehearse": rehearse, "--replace": replace_queue}
     named = [option for option, is_given in given.items() if is_given]
@@ -261,13 +256,12 @@ def launch(
         allow_namesake=allow_namesake,
     )
     if rehearse:
-        _submit_rehearsal(context, read, dry_run, why)
+        change = _rehearsal(context, read)
     elif repair or replace_queue:
-        job = _prepared(partial(read, context.overrides))
-        code = change_queue(job, context, replaces=replace_queue, dry_run=dry_run, yes=yes, why=why)
-        raise typer.Exit(code)
+        change = queue_change(_prepared(partial(read, context.overrides)), context, replace_queue)
     else:
-        _submit(context, _prepared(partial(read, context.overrides)), dry_run, why)
+        change = _submission(context, _prepared(partial(read, context.overrides)))
+    carry_out(context, change)
 
 
 def _prepared(read: Callable[[], LaunchJob]) -> LaunchJob:
@@ -282,77 +276,70 @@ def _prepared(read: Callable[[], LaunchJob]) -> LaunchJob:
     return in_time(with_directory)
 
 
-def _submit(context: RunContext, job: LaunchJob, dry_run: bool, why: str) -> None:
-    """Check, show and submit. Raises typer.Exit where something is in the way."""
-    view = _checked(context, job, dry_run)
-    if dry_run:
-        print_json(view, (), dry_run, context.as_json)
-        return
-    again, records = _sent(context, job, view, why)
-    _show_sent(context, job, again, records, {})
-
-
-def _submit_rehearsal(
-    context: RunContext, read: Callable[..., LaunchJob], dry_run: bool, why: str
-) -> None:
-    """The same for the card's rehearsal; how it differs from the card is shown, and kept with it."""
+def _rehearsal(context: RunContext, read: Callable[..., LaunchJob]) -> Change:
+    """The submission of the card's rehearsal; how it differs from the card is shown, and kept with
+    it.
+    """
     main, options = rehearsal_options(context.run, context.overrides)
     job = _prepared(partial(read, options))
-    if not context.as_json:
-        show_differences(main, job.card)
-    more = {"differences": differences_value(main, job.card)}
-    view = _checked(context, job, dry_run)
-    if dry_run:
-        print_json(view, (), dry_run, context.as_json, more)
-        return
-    again, records = _sent(context, job, view, why)
-    keep_card(job, main)
-    _show_sent(context, job, again, records, more)
+    return _submission(context, job, main)
 
 
-def _checked(context: RunContext, job: LaunchJob, dry_run: bool) -> LaunchView:
-    """What is to be submitted, checked and shown. Raises typer.Exit where a check refuses."""
-    reads_digests = job.request.read_digests
-    if reads_digests:
+def _submission(context: RunContext, job: LaunchJob, main: RunCard | None = None) -> Change:
+    """What is to be submitted, checked; of a rehearsal also how it differs from the `main` card."""
+    if job.request.read_digests:
         view = check_launch(job)
     else:
         view = in_time_for_all(lambda: check_launch(job))
-    show_view(view, dry_run, context.as_json)
-    if view.exit_code and not context.as_json:
-        show_first_data(job.card)
-    if view.exit_code:
-        raise typer.Exit(view.exit_code)
-    return view
-
-
-def _sent(
-    context: RunContext, job: LaunchJob, view: LaunchView, why: str
-) -> tuple[LaunchView, tuple[Submission, ...]]:
-    """Submit it. Raises typer.Exit where something has come in the way since it was checked."""
-    again, records = carry_out(job, view, why)
-    if not records:
-        show_view(replace(again, checks=again.faults), False, context.as_json)
-        raise typer.Exit(again.exit_code)
-    return again, records
-
-
-def _show_sent(
-    context: RunContext,
-    job: LaunchJob,
-    view: LaunchView,
-    records: tuple[Submission, ...],
-    more: Mapping[str, Any],
-) -> None:
-    print_json(view, records, False, context.as_json, more)
+    lines: list[str] = []
     if not context.as_json:
-        numbers = ", ".join(str(record.job_id) for record in records)
-        if len(records) == 1:
-            name = f"job {numbers}"
-        else:
-            name = f"jobs {numbers}"
-        look = command_for(context.run or "", "status")
-        typer.echo(f"submitted: {name} ({records[0].scheduler}); watch it with `{look} --watch`")
-    tell_of_shortage(job, view, context.run)
+        if main is not None:
+            lines += difference_lines(main, job.card)
+        lines += view_lines(view)
+    value, nothing = launch_value(view, (), context.dry_run), None
+    if view.exit_code:
+        nothing = _refused(context, view, value)
+        nothing = replace(nothing, lines=(*nothing.lines, *first_data_lines(job.card)))
+        preview = nothing
+    else:
+        preview = Outcome(
+            {**value, **_differences(main, job)}, ("", "nothing was submitted (--dry-run)")
+        )
+    apply = partial(_send, context, job, view, main)
+    return Change(lines, "", apply, preview, nothing=nothing, unchanged="", is_answer=True)
+
+
+def _differences(main: RunCard | None, job: LaunchJob) -> dict[str, Any]:
+    if main is None:
+        return {}
+    return {"differences": differences_value(main, job.card)}
+
+
+def _refused(context: RunContext, view: LaunchView, value: dict[str, Any]) -> Outcome:
+    """The answer where a check refuses."""
+    notes: tuple[str, ...] = ()
+    if context.as_json:
+        notes = tuple(f"tr11: {check}" for check in view.faults)
+    return Outcome(value, ("nothing was submitted",), notes, view.exit_code)
+
+
+def _send(context: RunContext, job: LaunchJob, view: LaunchView, main: RunCard | None) -> Outcome:
+    """Submit it, where nothing has come in the way since it was checked."""
+    again, records = submit(job, view, context.reason)
+    if not records:
+        again = replace(again, checks=again.faults)
+        refused = _refused(context, again, launch_value(again, (), False))
+        return replace(refused, lines=(*view_lines(again), *refused.lines))
+    if main is not None:
+        keep_card(job, main)
+    numbers = ", ".join(str(record.job_id) for record in records)
+    name = "job" if len(records) == 1 else "jobs"
+    look = command_for(context.run or "", "status")
+    return Outcome(
+        {**launch_value(again, records, False), **_differences(main, job)},
+        (f"submitted: {name} {numbers} ({records[0].scheduler}); watch it with `{look} --watch`",),
+        shortage_notes(job, again, context.run),
+    )
 
 
 def prepare(

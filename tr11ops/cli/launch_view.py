@@ -5,18 +5,21 @@ queue.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from msgspec.structs import replace
 
 from tr11ops.agent.mitigation import switch_of
 from tr11ops.base.errors import Refusal
 from tr11ops.base.invocation import for_this_card
 from tr11ops.base.units import counted
-from tr11ops.cli.common import agree, named_card, say
-from tr11ops.cli.context import RunContext, emit
+from tr11ops.cli.common import named_card
+from tr11ops.cli.context import RunContext
+from tr11ops.cli.runner import UNCHANGED, Change, Outcome
 from tr11ops.cli.terminal import hanging
 from tr11ops.launch.plan import plan_value
 from tr11ops.launch.repair import RepairOutcome, carry_out, relaunch_of
@@ -41,63 +44,60 @@ MARK_WIDTH = 10  # columns of a check's word and of the space behind it
 
 
 # ----------------------------------------------------------------------------- repair
-def change_queue(
-    job: LaunchJob, context: RunContext, *, replaces: bool, dry_run: bool, yes: bool, why: str
-) -> int:
-    """Repair the queue of a run, or give what is queued the card as it is now; returns the exit
-    code.
+def queue_change(job: LaunchJob, context: RunContext, replaces: bool) -> Change:
+    """The repair of a run's queue, or what is queued given the card as it is now.
 
     What would be launched is checked before anything is changed. Raises Refusal where the queue
-    cannot be seen, where the change is not agreed to, or not possible.
+    cannot be seen, or where the change is not possible.
     """
-
-    as_json = context.as_json
-
-    def plan() -> Repair:
-        return _plan(job, replaces)
-
-    change = plan()
-    if change.read_errors:
+    plan = partial(_plan, job, replaces)
+    repair = plan()
+    if repair.read_errors:
         raise Refusal(
-            f"nothing was changed, for this is not known: {'; '.join(change.read_errors)}",
+            f"nothing was changed, for this is not known: {'; '.join(repair.read_errors)}",
             exit_code=3,
         )
-    if change.refusals:
-        raise Refusal(f"nothing was changed: {'; '.join(change.refusals)}")
-    tell = say if as_json else typer.echo
-    for line in _lines(change):
-        tell(line)
-    again = relaunch_of(job, change)
-    view = None
+    if repair.refusals:
+        raise Refusal(f"nothing was changed: {'; '.join(repair.refusals)}")
+    again = relaunch_of(job, repair)
+    view, lines, code = None, _lines(repair), 0
+    faults: tuple[str, ...] = ()
     if again is not None:
         view = check_launch(again)
-    outcome = RepairOutcome(
-        failed=tuple(str(check) for check in view.faults) if view is not None else ()
-    )
-    if view is not None and not as_json:
-        typer.echo("")
-        show_view(view, False, as_json)
-    code, can_do = (view.exit_code if view is not None else 0), not change.is_empty
+        faults, code = tuple(str(check) for check in view.faults), view.exit_code
+        if not context.as_json:
+            lines += ["", *view_lines(view)]
+            if code:
+                lines.append("nothing was submitted")
+
+    def outcome(result: RepairOutcome, text: str = "", done: bool = False) -> Outcome:
+        notes = []
+        if done:
+            notes = [f"tr11: {line}" for line in result.failed]
+        if text and context.as_json:
+            notes.append(text)
+        document = {"schema": REPAIR_SCHEMA, **_value(repair), "done": done}
+        document |= {"submitted": list(result.submitted), "failed": list(result.failed)}
+        return Outcome(document, (text,) if text else (), tuple(notes), exit_code=code)
+
+    def apply() -> Outcome:
+        result = carry_out(job, repair, view, plan, context.reason)
+        text = ""
+        notes: tuple[str, ...] = ()
+        if result.submitted:
+            text = f"submitted: job {', '.join(result.submitted)}"
+            if view is not None:
+                notes = shortage_notes(job, view, context.run)
+        answer = outcome(result, text, done=True)
+        return replace(answer, notes=(*answer.notes, *notes), exit_code=1 if result.failed else 0)
+
+    untouched, nothing = RepairOutcome(failed=faults), None
+    preview = outcome(untouched, UNCHANGED)
     if code:
-        tell("the queue is as it was")
-    elif can_do and dry_run:
-        tell("nothing was changed (--dry-run)")
-    elif can_do:
-        agree("Do this?", yes)
-        outcome = carry_out(job, change, view, plan, why)
-        code = 1 if outcome.failed else 0
-        for line in outcome.failed:
-            say(f"tr11: {line}")
-        if outcome.submitted:
-            tell(f"submitted: job {', '.join(outcome.submitted)}")
-        if view is not None and outcome.submitted:
-            tell_of_shortage(job, view, context.run)
-    if as_json:
-        done = can_do and not dry_run and not (view is not None and view.exit_code)
-        value: dict[str, Any] = {"schema": REPAIR_SCHEMA, **_value(change), "done": done}
-        value |= {"submitted": list(outcome.submitted), "failed": list(outcome.failed)}
-        emit(value)
-    return code
+        nothing = preview = outcome(untouched, "the queue is as it was")
+    elif repair.is_empty:
+        nothing = preview = outcome(untouched)
+    return Change(lines, "Do this?", apply, preview, nothing=nothing, unchanged="", is_answer=True)
 
 
 def _plan(job: LaunchJob, replaces: bool) -> Repair:
@@ -150,13 +150,12 @@ _MARKS = {
 }
 
 
-def show_checks(checks: Iterable[PreflightCheck]) -> None:
-    """One line each, in order, on one stream: what is refused is read among the rest."""
+def check_lines(checks: Iterable[PreflightCheck]) -> Iterator[str]:
+    """One line each, in order, for one stream: what is refused is read among the rest."""
     for check in checks:
         word, colour = _MARKS[check.level]
-        typer.echo(
-            f"{typer.style(f'{word:>8}', fg=colour)}  {hanging(for_this_card(str(check)), MARK_WIDTH)}"
-        )
+        mark = typer.style(f"{word:>8}", fg=colour)
+        yield f"{mark}  {hanging(for_this_card(str(check)), MARK_WIDTH)}"
 
 
 def checks_value(checks: Iterable[PreflightCheck]) -> list[dict[str, str]]:
@@ -172,48 +171,31 @@ def checks_value(checks: Iterable[PreflightCheck]) -> list[dict[str, str]]:
     ]
 
 
-def show_first_data(card: RunCard) -> None:
+def first_data_lines(card: RunCard) -> Iterator[str]:
     """How the data of a card is made that is not there at all."""
     commands = data_commands(card, Path.cwd())
     if commands:
-        typer.echo(
-            '\nIts data can be made here; texts of your own go where --input is,\none {"text": ...} a line:'
-        )
-        for command in commands:
-            typer.echo(f"  {command}")
+        yield ""
+        yield "Its data can be made here; texts of your own go where --input is,"
+        yield 'one {"text": ...} a line:'
+    for command in commands:
+        yield f"  {command}"
 
 
-def show_view(view: LaunchView, dry_run: bool, as_json: bool) -> None:
-    """The checks and the plan, or as JSON where it was refused."""
-    if as_json:
-        if view.exit_code:
-            print_json(view, (), dry_run, as_json)
-            for check in view.faults:
-                say(f"tr11: {check}")
-        return
-    show_checks(view.checks)
+def view_lines(view: LaunchView) -> Iterator[str]:
+    """The checks and the plan."""
+    yield from check_lines(view.checks)
     if view.rows:
-        typer.echo("")
-        for name, value in view.rows:
-            typer.echo(f"{name:>14}  {value}")
-    if dry_run and not view.exit_code:
-        typer.echo("\nnothing was submitted (--dry-run)")
-    elif view.exit_code:
-        typer.echo("nothing was submitted")
+        yield ""
+    for name, value in view.rows:
+        yield f"{name:>14}  {value}"
 
 
-def print_json(
-    view: LaunchView,
-    records: tuple[Submission, ...],
-    dry_run: bool,
-    as_json: bool,
-    more: Mapping[str, Any] | None = None,
-) -> None:
-    """With --json: the checks, the plan and what was submitted, as one object."""
-    if not as_json:
-        return
-
-    value: dict[str, Any] = {
+def launch_value(
+    view: LaunchView, records: tuple[Submission, ...], dry_run: bool
+) -> dict[str, Any]:
+    """The checks, the plan and what was submitted, for a machine."""
+    return {
         "schema": LAUNCH_SCHEMA,
         "exit_code": view.exit_code,
         "dry_run": dry_run,
@@ -224,22 +206,20 @@ def print_json(
         "chain": view.chain.kind,
         "checks": checks_value(view.checks),
         "plan": plan_value(view.plan) if view.plan else None,
-        **(more or {}),
     }
-    emit(value)
 
 
-def tell_of_shortage(job: LaunchJob, view: LaunchView, run: str | None) -> None:
-    """Raise the alert where what was submitted waits for nodes that cannot be used, and say who
+def shortage_notes(job: LaunchJob, view: LaunchView, run: str | None) -> tuple[str, ...]:
+    """Raise the alert where what was submitted waits for nodes that cannot be used; returns who
     hears of it.
     """
-    outcome = None
-    if is_short(view):
-        outcome = report_shortage(job, time.time(), named_card(run))
+    if not is_short(view):
+        return ()
+    outcome = report_shortage(job, time.time(), named_card(run))
     if outcome is None:
-        return
+        return ()
+    notes = [f"tr11: {note}" for note in outcome.notes]
     told = sorted({address for message in outcome.messages for address in message.to})
     if told:
-        say(f"too few nodes can be used: told {', '.join(told)}")
-    for note in outcome.notes:
-        say(f"tr11: {note}")
+        notes.insert(0, f"too few nodes can be used: told {', '.join(told)}")
+    return tuple(notes)

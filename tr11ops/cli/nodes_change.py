@@ -11,19 +11,14 @@ from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
 from tr11ops.cli.common import (
-    DryRunOption,
-    YesOption,
-    agree,
-    require_answer,
     require_directory,
     say,
     timeout_option,
 )
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.context import DRY_RUN, JSON, REASON, SCHEDULER, YES, RunContext
 from tr11ops.cli.nodes_check import (
     SCHEMA,
     NodesContext,
-    ReasonOption,
     ReportOption,
     check_them,
     never_checked,
@@ -31,6 +26,7 @@ from tr11ops.cli.nodes_check import (
     tell_other_runs,
     write_note,
 )
+from tr11ops.cli.runner import Change, Outcome, carry_out, finish
 from tr11ops.cli.terminal import plain_text
 from tr11ops.health.base import CheckOutcome
 from tr11ops.nodes.queue_exclusions import exclude_nodes, include_nodes
@@ -54,9 +50,8 @@ ExcludedNodes = Annotated[
 
 
 def exclude(
-    context: Annotated[RunContext, SCHEDULER, JSON],
+    context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON],
     nodes: Nodes,
-    why: ReasonOption = "",
     days: Annotated[
         float | None,
         typer.Option(
@@ -76,8 +71,6 @@ def exclude(
         ),
     ] = False,
     report: ReportOption = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
 ) -> None:
     """Keep the run off these nodes: from now on, and in the work that is queued already, which
     keeps its place.
@@ -98,7 +91,7 @@ def exclude(
     if not 0 < lasting <= 36500:
         raise Refusal(f"--days {lasting:g}: must be above 0 and at most 36500", exit_code=2)
     limit = nodes_context.limit
-    if force and not why.strip():
+    if force and not context.reason.strip():
         raise Refusal("--force: say why with --reason, it is kept in the journal", exit_code=2)
     if not force:
         _refuse_too_many(nodes_context, names, limit)
@@ -114,34 +107,26 @@ def exclude(
         *(_left_lines(nodes_context, names, limit) if force else ()),
         _more_line(limit, left),
     ]
-    for line in lines:
-        say(line)
-    failed: list[str] = []
-    if not dry_run:
-        agree(f"Exclude {_shown(names)}?", yes)
+
+    def apply() -> Outcome:
         done = exclude_nodes(
             nodes_context.directory,
             names,
             nodes_context.queue,
-            why=why,
+            why=context.reason,
             owner=nodes_context.user,
             evidence=tuple(evidence or ()),
             days=lasting,
             limit=limit,
             forced=force,
         )
-        failed += done.failures
         tell_other_runs(nodes_context)
         if report is not None:
             write_note(nodes_context, names, report)
-    _finish(
-        "would-exclude" if dry_run else "excluded",
-        names,
-        changes,
-        failed,
-        context.as_json,
-        may_exclude=left,
-    )
+        return _outcome(context, "excluded", names, changes, done.failures, may_exclude=left)
+
+    preview = _outcome(context, "would-exclude", names, changes, may_exclude=left)
+    carry_out(context, Change(lines, f"Exclude {_shown(names)}?", apply, preview, unchanged=""))
 
 
 def _refuse_too_many(
@@ -211,49 +196,42 @@ def _running_lines(nodes_context: NodesContext, names: Sequence[str]) -> list[st
     ]
 
 
-def _finish(
+def _outcome(
+    context: RunContext,
     action: str,
     names: Sequence[str],
-    changes: Sequence[QueueChange],
-    failed: Sequence[str],
-    as_json: bool,
+    changes: Sequence[QueueChange] = (),
+    failed: Sequence[str] = (),
     may_exclude: int | None = None,
-) -> None:
-    """Say what was done and leave: exit code 1 when a part of it could not be done.
+) -> Outcome:
+    """What was done; exit code 1 when a part of it could not be done.
 
     `may_exclude`: how many more nodes may be excluded then.
     """
-    for line in failed:
-        say(f"tr11: {line}")
-    if as_json:
-        queue = [
+    notes = [f"tr11: {line}" for line in failed]
+    if not context.as_json:
+        notes.append(f"{action}: {','.join(names) or 'nothing'}")
+    value: dict[str, Any] = {
+        "schema": SCHEMA,
+        "action": action,
+        "nodes": list(names),
+        "queue": [
             {"job_id": change.job_id, "before": list(change.before), "after": list(change.after)}
             for change in changes
-        ]
-        found: dict[str, Any] = {
-            "schema": SCHEMA,
-            "action": action,
-            "nodes": list(names),
-            "queue": queue,
-        }
-        found["failed"] = list(failed)
-        if may_exclude is not None:
-            found["may_exclude"] = may_exclude
-        emit(found)
-    else:
-        say(f"{action}: {','.join(names) or 'nothing'}")
-    raise typer.Exit(1 if failed else 0)
+        ],
+        "failed": list(failed),
+    }
+    if may_exclude is not None:
+        value["may_exclude"] = may_exclude
+    return Outcome(value, notes=tuple(notes), exit_code=1 if failed else 0)
 
 
 # ----------------------------------------------------------------------------- include
 def include(
-    context: Annotated[RunContext, SCHEDULER, JSON],
+    context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON],
     nodes: ExcludedNodes,
-    why: ReasonOption = "",
     force: Annotated[bool, typer.Option("--force", help="Without a passed health check.")] = False,
     timeout: Annotated[float, timeout_option("A node that has not answered has not passed.")] = 120,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
 ) -> None:
     """Let the run use excluded or avoided nodes again, once they have passed the health checks.
 
@@ -281,26 +259,34 @@ def include(
                 f"{node.name} is {'+'.join(sorted(node.states))}{reason} by the site's hand, and stays so"
             )
     if not names:
-        _finish("included", (), (), (), context.as_json)
+        finish(context, _outcome(context, "included", ()))
+        return
     if not force:
         _refuse_unfit(nodes_context, never_checked(nodes_context, names))
     changes = nodes_context.queue_preview(remove=names)
-    for line in (
-        *(f"include {name}{_already(nodes_context, name)}" for name in names),
-        *_queue_lines(changes),
-    ):
-        say(line)
-    if dry_run:
-        _finish("would-include", names, changes, (), context.as_json)
-    require_answer(yes)
-    if not force:
+
+    def prove() -> None:
         results = check_them(nodes_context, names, timeout)
         may_come = let_in(nodes_context, results)
         _refuse_unfit(nodes_context, [entry for entry in results if entry.node not in may_come])
-    agree(f"Include {_shown(names)}?", yes)
-    failed = readmit(nodes_context, names, why)
-    tell_other_runs(nodes_context)
-    _finish("included", names, changes, failed, context.as_json)
+
+    def apply() -> Outcome:
+        failed = readmit(nodes_context, names, context.reason)
+        tell_other_runs(nodes_context)
+        return _outcome(context, "included", names, changes, failed)
+
+    change = Change(
+        [
+            *(f"include {name}{_already(nodes_context, name)}" for name in names),
+            *_queue_lines(changes),
+        ],
+        f"Include {_shown(names)}?",
+        apply,
+        _outcome(context, "would-include", names, changes),
+        prove=None if force else prove,
+        unchanged="",
+    )
+    carry_out(context, change)
 
 
 def _refuse_unfit(nodes_context: NodesContext, results: Sequence[NodeCheck]) -> None:

@@ -61,9 +61,6 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------------- cluster and ledger
 SCHEMA = 1
 
-ReasonOption = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Kept in the list and in the journal.")
-]
 ReportOption = Annotated[
     str | None,
     typer.Option(

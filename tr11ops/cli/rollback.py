@@ -13,7 +13,6 @@ from tr11ops.base.observed import known
 from tr11ops.base.units import counted
 from tr11ops.checkpoints.rollback import (
     SkipFrom,
-    carry_out,
     claimed,
     finish_pending,
     look_for_trainer,
@@ -22,11 +21,13 @@ from tr11ops.checkpoints.rollback import (
     plan_rollback,
     plan_undo,
 )
+from tr11ops.checkpoints.rollback import carry_out as move_checkpoints
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints import read_them
 from tr11ops.cli.checkpoints_keep import open_catalogue
-from tr11ops.cli.common import DryRunOption, ReasonOption, YesOption, agree, say
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext
+from tr11ops.cli.common import agree, say
+from tr11ops.cli.context import DRY_RUN, JSON, REASON, SCHEDULER, YES, RunContext
+from tr11ops.cli.runner import Change, Outcome, carry_out
 from tr11ops.cli.stopping import StopContext, run_to_stop
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe.files import read_steps
@@ -47,7 +48,7 @@ FILES_AT_ONCE = 8
 
 
 def rollback(
-    context: Annotated[RunContext, SCHEDULER, JSON],
+    context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON],
     step: Annotated[
         int | None,
         typer.Argument(
@@ -70,9 +71,6 @@ def rollback(
     undo: Annotated[
         bool, typer.Option("--undo", help="Put back what the last roll-back changed.")
     ] = False,
-    why: ReasonOption = "",
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
 ) -> None:
     """Go back to an older checkpoint: newer ones are set aside, and the next launch resumes from
     STEP.
@@ -106,12 +104,12 @@ def rollback(
         )
     if record.pending is not None:
         say(f"an earlier roll-back was cut off: {_unfinished(record)}")
-        if dry_run:
+        if context.dry_run:
             raise Refusal(
                 "`tr11 rollback` finishes it; then plan again. Nothing was changed (--dry-run)"
             )
-        agree("Finish it?", yes)
-        record = _finish(run, record, why)
+        agree("Finish it?", context.yes)
+        record = _finish(run, record, context.reason)
         if step is None and not undo:
             step = read_latest(run.directory.paths.checkpoints)
             _say_done(run, view, step)
@@ -119,28 +117,29 @@ def rollback(
             return
     plan = _plan(run, view, record, step, wanted, open_catalogue(run.card))
     wider = _wider_skip(run, plan)
-    for line in [*_lines(plan), *_queue_lines(view, plan)]:
-        say(line)
+    lines = [*_lines(plan), *_queue_lines(view, plan)]
     if wider is not None:
-        say(_not_finite_line(plan, wider))
-    if plan.changes_nothing or dry_run:
-        say(
-            "nothing was changed (--dry-run)"
-            if dry_run
-            else f"step {plan.to_step} is what a launch resumes from"
+        lines.append(_not_finite_line(plan, wider))
+    is_back = plan.action == "roll-back"
+
+    def apply() -> Outcome:
+        if is_back:
+            _verify(run, plan.to_step)
+        _apply(run, view, record, step, wanted, plan, context.reason)
+        _say_done(run, view, plan.to_step)
+        return Outcome(
+            _document(run, view, plan, "rolled-back" if is_back else "undone", wider=wider)
         )
-        context.emit(_document(run, view, plan, "planned" if dry_run else "nothing", wider=wider))
-        return
-    agree("Go back?" if plan.action == "roll-back" else "Put it back?", yes)
-    if plan.action == "roll-back":
-        _verify(run, plan.to_step)
-    _apply(run, view, record, step, wanted, plan, why)
-    _say_done(run, view, plan.to_step)
-    context.emit(
-        _document(
-            run, view, plan, "rolled-back" if plan.action == "roll-back" else "undone", wider=wider
+
+    nothing = None
+    if plan.changes_nothing:
+        nothing = Outcome(
+            _document(run, view, plan, "nothing", wider=wider),
+            notes=(f"step {plan.to_step} is what a launch resumes from",),
         )
-    )
+    preview = Outcome(_document(run, view, plan, "planned", wider=wider))
+    question = "Go back?" if is_back else "Put it back?"
+    carry_out(context, Change(lines, question, apply, preview, nothing=nothing))
 
 
 def _parse_skip(text: str) -> Skip:
@@ -258,7 +257,7 @@ def _apply(
                 raise Refusal(
                     "the checkpoints have changed since they were shown. Nothing was changed: type it again"
                 )
-            carry_out(directory, plan, why, run.user, ended)
+            move_checkpoints(directory, plan, why, run.user, ended)
     except ClaimTaken as taken:
         raise Refusal(
             f"a prune or another roll-back is at it: {taken}. Nothing was changed"

@@ -21,7 +21,6 @@ from tr11ops.cli.common import (
     JsonOption,
     SchedulerOption,
     YesOption,
-    agree,
     open_scheduler,
     require_file,
     say,
@@ -36,7 +35,8 @@ from tr11ops.cli.compare import (
     range_of_options,
 )
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, answer, emit
-from tr11ops.cli.launch_view import show_first_data
+from tr11ops.cli.launch_view import first_data_lines
+from tr11ops.cli.runner import UNCHANGED, Change, Outcome, carry_out
 from tr11ops.cli.sweep_view import (
     SCHEMA,
     AtOnceOption,
@@ -194,34 +194,48 @@ def stop_study(
     waiting = [(cell.name, job) for cell in look.cells for job in cell.view.queued]
     running = [cell for cell in look.cells if cell.view.running]
     elsewhere = tuple(out_of_reach(look.cells))
-    if not as_json:
-        for cell_name, job in waiting:
-            typer.echo(f"  cancel  {cell_name}: job {job.job_id} waits")
-        for cell in running:
-            word = "end" if now else "stop"
-            typer.echo(
-                f"{word:>8}  {cell.name}: job {cell.view.running[0].job_id} at iteration {cell.iteration or 0}"
-            )
-    done = Signalled()
-    if (waiting or running) and not dry_run:
-        agree("Stop these?", yes)
-        done = stop_cells(look.cells, edge, user_name(), now)
-    if as_json:
+    verb = "end" if now else "stop"
+    lines = [f"  cancel  {cell_name}: job {job.job_id} waits" for cell_name, job in waiting]
+    lines += [
+        f"{verb:>8}  {cell.name}: job {cell.view.running[0].job_id} at iteration {cell.iteration or 0}"
+        for cell in running
+    ]
+
+    def outcome(done: Signalled, *texts: str) -> Outcome:
         missed = [*done.refused, *((job_id, reason) for _, job_id, reason in elsewhere)]
-        refused = [{"job_id": job_id, "why": reason} for job_id, reason in missed]
-        emit({"schema": SCHEMA, "dry_run": dry_run, "asked": list(done.asked), "refused": refused})
-    elif not waiting and not running and not elsewhere:
-        typer.echo("nothing of it runs or waits")
-    elif dry_run:
-        typer.echo("nothing was changed (--dry-run)")
-    for job_id, reason in done.refused:
-        say(f"tr11: job {job_id} was not stopped: {reason}")
-    for cell, _, reason in elsewhere:
-        card = study.folder / cell.name / CARD
-        say(
-            f"tr11: cell {cell.name} is not stopped: {reason}; `tr11 kill --run {card}` stops it by its directory"
-        )
-    raise typer.Exit(1 if done.refused or elsewhere else 0)
+        notes = [f"tr11: job {job_id} was not stopped: {reason}" for job_id, reason in done.refused]
+        for cell, _, reason in elsewhere:
+            card = study.folder / cell.name / CARD
+            notes.append(
+                f"tr11: cell {cell.name} is not stopped: {reason}; "
+                f"`tr11 kill --run {card}` stops it by its directory"
+            )
+        document = {
+            "schema": SCHEMA,
+            "dry_run": dry_run,
+            "asked": list(done.asked),
+            "refused": [{"job_id": job_id, "why": reason} for job_id, reason in missed],
+        }
+        return Outcome(document, texts, tuple(notes), exit_code=1 if missed else 0)
+
+    def apply() -> Outcome:
+        return outcome(stop_cells(look.cells, edge, user_name(), now))
+
+    preview, nothing = outcome(Signalled(), UNCHANGED), None
+    if not waiting and not running:
+        nothing = outcome(Signalled())
+        if not elsewhere:
+            nothing = preview = outcome(Signalled(), "nothing of it runs or waits")
+    change = Change(
+        () if as_json else lines,
+        "Stop these?",
+        apply,
+        preview,
+        nothing=nothing,
+        unchanged="",
+        is_answer=True,
+    )
+    carry_out(RunContext(as_json=as_json, yes=yes, dry_run=dry_run), change)
 
 
 # ----------------------------------------------------------------------------- compare
@@ -531,7 +545,8 @@ def _show_outcome(
         )
         return
     if code:
-        show_first_data(next(iter(jobs.values())).card)
+        for line in first_data_lines(next(iter(jobs.values())).card):
+            typer.echo(line)
         typer.echo("nothing was submitted")
     else:
         typer.echo("\nnothing was submitted (--dry-run)")

@@ -29,7 +29,7 @@ from tr11ops.cli.common import (
     say,
 )
 from tr11ops.cli.context import emit
-from tr11ops.cli.launch_view import checks_value, show_checks
+from tr11ops.cli.launch_view import check_lines, checks_value
 from tr11ops.cli.progress import look_again
 from tr11ops.cli.terminal import USUAL, drawing_console
 from tr11ops.cluster.select import SharedOverview
@@ -141,7 +141,8 @@ def show_cell_checks(
         else:
             where = ", ".join(cells)
         if not as_json:
-            show_checks([replace(check, text=f"{where}: {check.text}")])
+            for line in check_lines([replace(check, text=f"{where}: {check.text}")]):
+                typer.echo(line)
         elif check.level is not Level.WARNING:
             say(f"tr11: {where}: {check}")
 

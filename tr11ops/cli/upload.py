@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,10 +23,11 @@ from tr11ops.base.observed import cause
 from tr11ops.base.units import size
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints import resolve_step
-from tr11ops.cli.common import YesOption, agree, directory_of, say
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.common import directory_of, say
+from tr11ops.cli.context import DRY_RUN, JSON, SCHEDULER, YES, RunContext
 from tr11ops.cli.goodput import look_back
 from tr11ops.cli.progress import ByteProgress, by_file
+from tr11ops.cli.runner import Change, Outcome, carry_out
 from tr11ops.cli.trainer_child import ask_checkpoint_module
 from tr11ops.goodput.until_checkpoint import past_until
 from tr11ops.hub.base import DEFAULT_BRANCH, Repository, endpoint_of, hub_retries
@@ -232,7 +234,7 @@ def _run_export(job: UploadJob) -> dict[str, Any]:
 
 # ----------------------------------------------------------------------------- the commands
 def upload(
-    context: Annotated[RunContext, SCHEDULER, JSON],
+    context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN],
     step: Annotated[
         str,
         typer.Argument(
@@ -284,10 +286,6 @@ def upload(
             "--work", metavar="DIR", help="Where the export goes meanwhile; else state/upload."
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan and the model's card; change nothing.")
-    ] = False,
-    yes: YesOption = False,
 ) -> None:
     """Publish a checkpoint as a model on the hub, with a card written from the run: all of it in
     one commit.
@@ -315,7 +313,7 @@ def upload(
         )
         facts = _facts(job, _past(job, context))
         hub = _hub(card)
-        _upload(job, facts, hub, dry_run, yes, context.as_json)
+        carry_out(context, _planned(job, facts, hub, context.as_json))
 
 
 @contextmanager
@@ -372,9 +370,8 @@ def _hub(card: RunCard) -> Hub:
 
 
 # ----------------------------------------------------------------------------- doing it
-def _upload(
-    job: UploadJob, facts: ModelFacts, hub: Hub, dry_run: bool, yes: bool, as_json: bool
-) -> None:
+def _planned(job: UploadJob, facts: ModelFacts, hub: Hub, as_json: bool) -> Change:
+    """What would be sent. Raises Refusal where the repository is not as it was asked for."""
     text = model_card(facts)
     head, other = overwritten(hub, job.repository, facts.identity)
     if (
@@ -389,11 +386,14 @@ def _upload(
         raise Refusal(
             f"{job.repository.name} is {is_now}, and --{asked} was asked for; change it at the hub, in Settings"
         )
-    if dry_run:
-        _show_plan(job, text, head, other, as_json)
-        return
-    if other and not yes:
-        agree(f"{job.repository.name} ({job.repository.branch}) holds {other}. Overwrite it?", yes)
+    question = ""
+    if other:
+        question = f"{job.repository.name} ({job.repository.branch}) holds {other}. Overwrite it?"
+    preview = _preview(job, text, head, other)
+    return Change((), question, partial(_upload, job, hub, text, as_json), preview, unchanged="")
+
+
+def _upload(job: UploadJob, hub: Hub, text: str, as_json: bool) -> Outcome:
     directory = directory_of(job.card)
     with ArchiveLock(directory, f"hub-{job.work.folder.name}", threading.Event()) as turn:
         turn.copying(job.manifest.step)  # from now on the checkpoint is not pruned
@@ -415,16 +415,14 @@ def _upload(
             },
         )
         job.work.remove()
-    if as_json:
-        document = {
-            **_document(job),
-            "commit": commit,
-            "files": len(files),
-            "bytes": sum(one.bytes for one in files),
-        }
-        emit({"schema": SCHEMA, **document})
-    else:
-        print(f"{job.address}: step {job.manifest.step}, commit {commit[:12]}")
+    document = {
+        "schema": SCHEMA,
+        **_document(job),
+        "commit": commit,
+        "files": len(files),
+        "bytes": sum(one.bytes for one in files),
+    }
+    return Outcome(document, (f"{job.address}: step {job.manifest.step}, commit {commit[:12]}",))
 
 
 def _document(job: UploadJob) -> dict[str, Any]:
@@ -437,21 +435,25 @@ def _document(job: UploadJob) -> dict[str, Any]:
     }
 
 
-def _show_plan(job: UploadJob, text: str, head: str | None, other: str, as_json: bool) -> None:
-    if as_json:
-        plan = {
-            **_document(job),
-            "bytes": job.bytes,
-            "work": str(job.work.folder),
-            "makes_repository": head is None,
-        }
-        emit({"schema": SCHEMA, **plan, "overwrites": other, "model_card": text})
-        return
-    seen = "private" if job.private else "public"
-    print(f"step {job.manifest.step} in {job.dtype}, {size(job.bytes)} of tensors")
-    print(f"from {job.place}")
-    print(f"by way of {job.work.folder}")
-    print(f"to {job.address} ({f'would be made, {seen}' if head is None else 'is there'})")
+def _preview(job: UploadJob, text: str, head: str | None, other: str) -> Outcome:
+    document = {
+        "schema": SCHEMA,
+        **_document(job),
+        "bytes": job.bytes,
+        "work": str(job.work.folder),
+        "makes_repository": head is None,
+        "overwrites": other,
+        "model_card": text,
+    }
+    state = "is there"
+    if head is None:
+        state = f"would be made, {'private' if job.private else 'public'}"
+    lines = [
+        f"step {job.manifest.step} in {job.dtype}, {size(job.bytes)} of tensors",
+        f"from {job.place}",
+        f"by way of {job.work.folder}",
+        f"to {job.address} ({state})",
+    ]
     if other:
-        print(f"which holds {other}: that needs --yes")
-    print(f"\nREADME.md:\n\n{text}", end="")
+        lines.append(f"which holds {other}: that needs --yes")
+    return Outcome(document, (*lines, "", "README.md:", "", text.removesuffix("\n")))

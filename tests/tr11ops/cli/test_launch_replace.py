@@ -156,7 +156,7 @@ def test_a_queue_that_changes_while_looked_at_is_left_alone(
     assert bench.launch("--array", "1-3").code == 0
     [old] = own(bench)
     monkeypatch.setattr(
-        "tr11ops.cli.launch_view.agree", lambda *_: bench.scheduler.cancel(f"{old.array_id}_2")
+        "tr11ops.cli.runner.agree", lambda *_: bench.scheduler.cancel(f"{old.array_id}_2")
     )  # someone is quicker than the person who is asked
     answer = bench.launch("--replace")
     assert (

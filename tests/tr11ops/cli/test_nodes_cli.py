@@ -325,9 +325,7 @@ def test_a_node_that_cannot_be_checked_is_looked_at_before_anyone_is_asked(
 ) -> None:
     """The way past is named: what a site cannot check, and the unchecked inclusion."""
     asked: list[str] = []
-    monkeypatch.setattr(
-        "tr11ops.cli.nodes_change.agree", lambda question, yes: asked.append(question)
-    )
+    monkeypatch.setattr("tr11ops.cli.runner.agree", lambda question, yes: asked.append(question))
     exclude(run_directory(bench), ONE, why="Xid 79", owner="tr11", days=3)
     refused = nodes("include", ONE, "--yes", "--set", own_script(bench.folder, "exit 2"))
     assert (refused.code, asked, listed(bench)) == (1, [], [ONE])
