@@ -151,30 +151,29 @@ def _command(command: Any, path: str, level: int) -> Iterator[str]:
 
 
 def detectors_page() -> str:
-    """Every detector, from its module."""
+    """Every detector, as its decorator and its docstring have it."""
     from tr11ops.detect.registry import DETECTORS
-    from tr11ops.detect.runbooks import page_of
 
     lines = [
         "# Detectors", "",
         "What each one finds, from when on, and how grave it is. How they work, and what they cannot see, is in",
-        "[How faults are found](../detectors.md). A detector says nothing where what it needs is unknown.", "",
-        "| detector | what it finds | bound | severity | needs | runbook |", "|---|---|---|---|---|---|",
+        "[How faults are found](../detectors.md). A detector is not run where what it needs is unknown; where what it",
+        "uses is, it says what the rest shows. Either way no alert of its is over because it is silent.", "",
+        "| detector | what it finds | bound | severity | needs | uses | runbook |", "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for detector in DETECTORS:
-        found = (detector.__doc__ or "").partition("\n")[0]
-        needs = ", ".join(f"`{need}`" for need in detector.NEEDS)
-        page = page_of(detector.NAME)
+        needs = ", ".join(f"`{part}`" for part in detector.needs)
+        uses = ", ".join(f"`{part}`" for part in detector.uses)
         values = (
-            f"`{detector.NAME}`",
-            cell(found),
-            cell(detector.BOUND),
-            cell(detector.SEVERITIES),
+            f"`{detector.name}`",
+            cell(detector.purpose),
+            cell(detector.bound),
+            cell(detector.severities),
             needs,
+            uses,
+            f"[{detector.page.removesuffix('.md')}](../../runbooks/{detector.page})",
         )
-        lines.append(
-            f"| {' | '.join(values)} | [{page.removesuffix('.md')}](../../runbooks/{page}) |"
-        )
+        lines.append(f"| {' | '.join(values)} |")
     return "\n".join([*lines, ""])
 
 

@@ -44,7 +44,7 @@ def test_the_commands_reference_has_every_command(pages: ModuleType) -> None:
 
 def test_the_detectors_reference_has_every_detector(pages: ModuleType) -> None:
     text = pages.detectors_page()
-    assert re.findall(r"^\| `([a-z-]+)`", text, re.MULTILINE) == [each.NAME for each in DETECTORS]
+    assert re.findall(r"^\| `([a-z-]+)`", text, re.MULTILINE) == [each.name for each in DETECTORS]
 
 
 def test_the_json_reference_has_every_pinned_key(pages: ModuleType) -> None:

@@ -19,4 +19,4 @@ def test_the_page_cures_its_fault(scene: Scene, request: pytest.FixtureRequest) 
 def test_every_detector_has_its_fault() -> None:
     """One at least: a hang has one where all ranks stand still, and one where a single rank is stopped."""
     names = {name for asked in SCENARIOS for name in asked.detectors}
-    assert names == {detector.NAME for detector in DETECTORS}
+    assert names == {detector.name for detector in DETECTORS}

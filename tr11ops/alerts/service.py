@@ -113,7 +113,7 @@ def process_some(
     """Take in findings of one kind, seen by themselves: no other alert is judged, none is closed
     (the pulse does that), and the dead-man URL is not called.
     """
-    everybody = frozenset(detector.NAME for detector in DETECTORS)
+    everybody = frozenset(detector.name for detector in DETECTORS)
     return process(directory, card, findings, everybody, observed=False, now=now, typed=typed)
 
 

@@ -10,7 +10,7 @@ from msgspec import field
 
 from tr11ops.alerts.state import Alert
 from tr11ops.detect.finding import Severity
-from tr11ops.detect.node_lost import HAS_LOST
+from tr11ops.detect.nodes import HAS_LOST
 from tr11ops.observe.snapshot import Step
 from tr11ops.rundir.action_log import LETS_IT_ACT
 from tr11ops.rundir.exclusion import Exclusion

@@ -29,6 +29,15 @@ def known(value: Observed[T], otherwise: T) -> T:
     return value
 
 
+def seen(value: Observed[T]) -> T:
+    """The observed value, where it has been made sure that it is not unknown. Raises ValueError
+    for one that is.
+    """
+    if isinstance(value, Unknown):
+        raise ValueError(f"not observed: {value.why}")
+    return value
+
+
 def cause(error: BaseException) -> str:
     """One line for a failed read."""
     if isinstance(error, OSError) and error.strerror:

@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tr11ops.detect.finding import HELD_FOR_FAULT, Finding
-
-# Where a page of another name says what to do, because it treats more than one sign of the same
-# trouble.
-_PAGES = {
-    "held": "array-held.md",
-    "nodes-short": "queued-too-long.md",
-    "two-attempts": "two-trainers.md",
-    "checkpoint-overdue": "save-failed.md",
-    "loss-not-finite": "spike.md",
-    "loss-spike": "spike.md",
-    "gradient-norm": "spike.md",
-    "filesystem-filling": "filesystem-full.md",
-    "counters-jump": "loss-differs-after-restart.md",
-}
+from tr11ops.detect.registry import BY_NAME
 
 # What people call a trouble that goes by another name here.
 WORDS = {
@@ -81,10 +68,11 @@ def page_of_word(word: str) -> str | None:
 
 
 def page_of(detector: str) -> str:
-    """The file name of a detector's page in `runbooks/`: the detector's own name, unless another
-    page treats it.
-    """
-    return _PAGES.get(detector, f"{detector}.md")
+    """The file name of a detector's page in `runbooks/`; of another fault's, as its name has it."""
+    known_here = BY_NAME.get(detector)
+    if known_here is None:
+        return f"{detector}.md"
+    return known_here.page
 
 
 def page_for(finding: Finding, consequences: Iterable[Finding]) -> str:

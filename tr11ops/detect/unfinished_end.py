@@ -1,6 +1,4 @@
-"""Attempts that did not end by themselves: no end marker, or one that says the trainer failed or
-refused.
-"""
+"""Attempts that did not end by themselves, and why."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState
+from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import NO_CAUSE, Finding, Severity
 from tr11ops.detect.pass_over import after_passing, iterations, pass_over
 from tr11ops.observe import derived
@@ -20,12 +19,6 @@ from tr11ops.queue.held_jobs import standing_holds
 from tr11ops.rundir.exclusion import family
 from trainer.contract.end_marker import BAD_REASONS
 
-BOUND = "one; two in a row"
-SEVERITIES = (
-    "WARNING, CRITICAL; less (INFO, WARNING) once a later one trains, INFO once it came past"
-)
-NAME = "unfinished-end"
-NEEDS = ("jobs", "attempts", "last_end", "heartbeats", "steps", "training.launch_ends")
 # classes of faults that a sample of the data may bring about
 MAYBE_DATA = frozenset({"software", "unknown"})
 # and those that a node may have, also where none is proven bad
@@ -33,8 +26,18 @@ MAYBE_NODES = frozenset({"node", "unknown"})
 BEFORE_IT_BEGAN = "before it began"  # stands for the cause where no attempt is on record
 
 
-def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """The bad ends since the last good one: one is a warning, two in a row are critical (a bad node
+@detector(
+    "unfinished-end",
+    needs=("jobs", "attempts", "heartbeats", "steps", "training.launch_ends"),
+    uses=("last_end",),
+    bound="one; two in a row",
+    severities="WARNING, CRITICAL; less (INFO, WARNING) once a later one trains, INFO once it came past",
+)
+def unfinished_end(snapshot: Snapshot) -> Iterator[Finding]:
+    """Attempts that did not end by themselves: no end marker, or one that says the trainer failed or
+    refused.
+
+    The bad ends since the last good one: one is a warning, two in a row are critical (a bad node
     or a bad card).
 
     One finding for each fault, that of the newest end first: another fault is another incident.
@@ -278,7 +281,7 @@ def _finding(
         evidence += if_the_data_are_at_fault(snapshot, newest)
     since = min(entry.changed for entry in row)  # the end of the first of them
     return Finding(
-        NAME,
+        unfinished_end.name,
         severity,
         title,
         subject=label,
@@ -395,7 +398,7 @@ def _never_began(snapshot: Snapshot, jobs: dict[str, Job]) -> Iterator[Finding]:
             else:
                 code = f", exit code {job.exit_code}"
             yield Finding(
-                NAME,
+                unfinished_end.name,
                 Severity.WARNING,
                 f"job {job.job_id} ended before it began to work: {job.state.value}{code}",
                 subject=job.job_id,

@@ -14,8 +14,8 @@ from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.cluster.arrays import ArraySpec
 from tr11ops.cluster.base import Scheduler
 from tr11ops.cluster.site import Grants, SiteRules, keep_site, read_grants, read_site
-from tr11ops.detect import nodes_short
-from tr11ops.detect.cron_dead import watchdog_fault
+from tr11ops.detect.site import nodes_short
+from tr11ops.detect.watch import watchdog_fault
 from tr11ops.launch.chain import QueueChain, choose_chain
 from tr11ops.launch.directory_checks import base_checks
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest, observe_launch

@@ -13,14 +13,13 @@ from msgspec.structs import replace
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.base.units import finite
 from tr11ops.cluster.base import Job
-from tr11ops.detect.backup_overdue import missing_copies
 from tr11ops.detect.causes import commands_after, first_cause
-from tr11ops.detect.cron_dead import is_overdue
+from tr11ops.detect.copies import missing_copies
 from tr11ops.detect.finding import Finding
 from tr11ops.detect.nodes_left import bad_nodes, leaving_nodes
-from tr11ops.detect.periodic_job_failed import is_wanted
 from tr11ops.detect.runbooks import page_for
 from tr11ops.detect.unfinished_end import how_it_ended, is_bad
+from tr11ops.detect.watch import is_overdue, is_wanted
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import (
     end_of,

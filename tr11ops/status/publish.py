@@ -42,7 +42,7 @@ def document(
     seen = assess(
         directory, facts_of(card, ""), reader, partial(observe_extra, directory, card), now
     )
-    names = (detector.NAME for detector in DETECTORS)
+    names = (detector.name for detector in DETECTORS)
     public = published_status(
         seen.document(), names, _goodput(directory, seen.snapshot), 60.0 * card.hub.interval_minutes
     )

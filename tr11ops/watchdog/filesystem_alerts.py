@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from tr11ops.base.observed import Unknown, known
-from tr11ops.detect import filesystem_filling, filesystem_full
+from tr11ops.detect.storage import filesystem_filling, filesystem_full
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.rundir.disk_usage import Usage
 from tr11ops.rundir.paths import RunDirectory

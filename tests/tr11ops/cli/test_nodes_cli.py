@@ -18,7 +18,7 @@ from tests.tr11ops.status_cases import facts_with
 from tr11ops.base.errors import NodeNameError
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.local import LocalScheduler
-from tr11ops.detect import exclusion_cap
+from tr11ops.detect.nodes import NOTE, exclusion_cap
 from tr11ops.health.base import CheckOutcome, CheckResult
 from tr11ops.nodes.check import (
     DIED,
@@ -234,7 +234,7 @@ def test_what_the_cap_names_where_all_excluded_nodes_are_dead_helps(
     monkeypatch.chdir(tmp_path)
     of_run = ("--run", str(bench.card), "--scheduler", "local")
     assert bench.tr11(*shlex.split(told.fix)[1:], *of_run).code == 0
-    assert ONE in (tmp_path / exclusion_cap.NOTE).read_text()
+    assert ONE in (tmp_path / NOTE).read_text()
     (line,) = (line for line in told.evidence if line.startswith("so that more may be"))
     launch = shlex.split(line.split("`")[1])[1:]
     setting = launch[launch.index("--set") :]

@@ -22,7 +22,7 @@ def finding(detector: str, severity: Severity = WARNING, **more: object) -> Find
 
 
 def test_every_detector_is_placed() -> None:
-    names = {detector.NAME for detector in DETECTORS}
+    names = {detector.name for detector in DETECTORS}
     assert set(CAUSES) == names
     assert {link.cause for links in CAUSES.values() for link in links} <= names
 

@@ -66,13 +66,13 @@ def test_table(given_snapshot: Snapshot, detector: str, expected: list[str]) -> 
 
 ELSEWHERE = {  # those of test_training_numbers.py, which need a course of steps, and of test_operation_detectors.py
     "slow", "slow-node", "loss-spike", "gradient-norm", "counters-jump", "log-not-growing",
-    *(detector.NAME for detector in OPERATION),
+    *(detector.name for detector in OPERATION),
 }  # fmt: skip
 
 
 def test_every_detector_speaks_somewhere_in_the_table() -> None:
     spoken = {finding.detector for row in TABLE for finding in registry.detect_all(row[1])}
-    assert spoken >= {detector.NAME for detector in registry.DETECTORS} - ELSEWHERE
+    assert spoken >= {detector.name for detector in registry.DETECTORS} - ELSEWHERE
 
 
 def test_the_slowest_ranks_are_named() -> None:

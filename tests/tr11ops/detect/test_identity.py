@@ -11,9 +11,10 @@ from tests.tr11ops.status_cases import running, snapshot
 from tr11ops.alerts.fingerprint import fingerprint
 from tr11ops.base.observed import known
 from tr11ops.cluster.base import Node
-from tr11ops.detect import clock_skew, node_lost
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.nodes import node_lost
 from tr11ops.detect.registry import DETECTORS, detect_all
+from tr11ops.detect.watch import clock_skew
 from tr11ops.observe.snapshot import Snapshot
 
 ONE = ""  # a run has at most one such incident at a time; the ids of jobs, which a restart changes, are not in it
@@ -79,7 +80,7 @@ def identities(given: Snapshot) -> dict[str, set[str]]:
 
 
 def test_every_detector_says_what_its_identity_is() -> None:
-    assert set(IDENTITY) == {detector.NAME for detector in DETECTORS}
+    assert set(IDENTITY) == {detector.name for detector in DETECTORS}
     named: dict[str, set[bool]] = {}
     for finding in (finding for case in CASES for finding in detect_all(case)):
         named.setdefault(finding.detector, set()).add(bool(finding.identity))
@@ -132,12 +133,12 @@ def test_each_lost_node_is_an_incident_of_its_own(names: tuple[str, str]) -> Non
     host = "n01"
     nodes = tuple(Node(name, frozenset({"down"})) for name in names)
     given = snapshot(jobs=(running(nodes=(host, *names)),), nodes=nodes)
-    lost = [finding for finding in detect_all(given) if finding.detector == node_lost.NAME]
+    lost = [finding for finding in detect_all(given) if finding.detector == node_lost.name]
     assert (
         len({fingerprint(finding.detector, finding.identity) for finding in lost}) == len(lost) == 2
     )
     both = replace(given, nodes=(*nodes, Node(host, frozenset({"down"}))))
-    found = [finding for finding in detect_all(both) if finding.detector == node_lost.NAME]
+    found = [finding for finding in detect_all(both) if finding.detector == node_lost.name]
     assert [finding.severity for finding in found] == [
         Severity.CRITICAL,
         Severity.WARNING,

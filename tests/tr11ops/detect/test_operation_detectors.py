@@ -36,21 +36,17 @@ from tests.tr11ops.status_cases import (
     wordless,
 )
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.detect import (
-    checkpoint_overdue,
-    clock_skew,
-    cron_dead,
-    exclusion_cap,
-    filesystem_full,
-    held,
-    nodes_short,
-    purge_near,
-    queued_too_long,
-    registry,
-    silent_corruption,
-)
+from tr11ops.detect import registry
 from tr11ops.detect.causes import by_cause
+from tr11ops.detect.detector import Detector
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.nodes import exclusion_cap
+from tr11ops.detect.numbers import silent_corruption
+from tr11ops.detect.queued_work import held
+from tr11ops.detect.saved import checkpoint_overdue
+from tr11ops.detect.site import nodes_short, queued_too_long
+from tr11ops.detect.storage import filesystem_full, purge_near
+from tr11ops.detect.watch import clock_skew
 from tr11ops.observe.operation import FolderRoom, LeastUsed, UnwritableDirectory
 from tr11ops.observe.snapshot import Checkpoint, Checkpoints, Snapshot
 from tr11ops.observe.training import TrainingEvent
@@ -74,7 +70,7 @@ def test_a_card_that_asks_for_nothing_is_never_told_anything() -> None:
         least_used=(LeastUsed("data", Path("/a"), 0.0),),
     )
     spoken = {finding.detector for finding in registry.detect_all(bare)}
-    assert not spoken & {detector.NAME for detector in OPERATION}
+    assert not spoken & {detector.name for detector in OPERATION}
 
 
 def test_a_wrong_node_is_named_with_rank_gpu_and_exclusion() -> None:
@@ -334,29 +330,25 @@ def test_too_few_nodes_do_not_deny_the_attempt_that_trains() -> None:
 def test_table(seen: Snapshot, detector: Any, expected: list[str]) -> None:
     found = list(detector.detect(seen))
     assert [finding.severity.name for finding in found] == expected
-    assert all(finding.detector == detector.NAME and finding.title for finding in found)
+    assert all(finding.detector == detector.name and finding.title for finding in found)
 
 
 def test_every_operation_detector_is_registered_and_documented() -> None:
     assert set(OPERATION) <= set(registry.DETECTORS)
-    assert {row[2].NAME for row in TABLE if row[3]} >= {detector.NAME for detector in OPERATION}
+    assert {row[2].name for row in TABLE if row[3]} >= {detector.name for detector in OPERATION}
 
 
-@pytest.mark.parametrize("detector", OPERATION, ids=lambda detector: detector.NAME)
-def test_what_a_detector_needs_is_what_it_looks_at(detector: Any) -> None:
-    """Each need hidden: blind, and silent wherever it spoke, if the need bears the fault."""
+@pytest.mark.parametrize("detector", OPERATION, ids=lambda detector: detector.name)
+def test_what_a_detector_needs_is_what_it_looks_at(detector: Detector) -> None:
+    """Each part hidden: blind; and silent wherever it spoke, where it cannot do without it."""
     spoken = [row[1] for row in TABLE if row[2] is detector and row[3]]
-    first = detector.NEEDS[0]
     for seen in spoken:
-        hidden = changed(seen, **{first: UNKNOWN})
-        assert detector.NAME in registry.unjudged_detectors(hidden)
-        if detector not in {
-            cron_dead,
-            filesystem_full,
-            clock_skew,
-        }:  # whose two needs tell of different faults
-            assert list(detector.detect(hidden)) == []
-    assert detector.NAME not in registry.unjudged_detectors(operated())
+        for part in (*detector.needs, *detector.uses):
+            hidden = changed(seen, **{part: UNKNOWN})
+            assert detector.name in registry.unjudged_detectors(hidden)
+            if part in detector.needs:
+                assert detector.detect(hidden) == ()
+    assert detector.name not in registry.unjudged_detectors(operated())
 
 
 def only(seen: Snapshot, detector: Any) -> Finding:

@@ -32,12 +32,9 @@ from tests.tr11ops.status_cases import (
     snapshot,
     steps,
 )
-from tr11ops.detect import (
-    backup_overdue,
-    clock_skew,
-    cron_dead,
-    registry,
-)
+from tr11ops.detect import registry
+from tr11ops.detect.copies import backup_overdue, copy_grace
+from tr11ops.detect.watch import clock_skew, is_overdue, round_grace
 from tr11ops.observe.operation import CopyStatus, LeastUsed
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.runcard.copies import BackupSection
@@ -59,11 +56,11 @@ def test_a_job_within_its_grace_is_not_overdue_beyond_it_always(
     interval: float, late: float, way: str
 ) -> None:
     within = job(
-        interval_seconds=interval, way=way, next_due=NOW - late * cron_dead.grace(interval) * 0.999
+        interval_seconds=interval, way=way, next_due=NOW - late * round_grace(interval) * 0.999
     )
-    beyond = replace(within, next_due=NOW - cron_dead.grace(interval) * (1.01 + late))
-    assert not cron_dead.is_overdue(within, NOW)
-    assert cron_dead.is_overdue(beyond, NOW)
+    beyond = replace(within, next_due=NOW - round_grace(interval) * (1.01 + late))
+    assert not is_overdue(within, NOW)
+    assert is_overdue(beyond, NOW)
 
 
 @settings(deadline=None)
@@ -90,12 +87,13 @@ def test_the_first_step_without_a_copy_says_how_late_it_is(
     first_missing = copied - copied % interval + interval
     late = (latest - first_missing) * 105.0
     assert bool(list(backup_overdue.detect(seen))) == (
-        due > 0 and copied < due and late > backup_overdue.grace(seen)
+        due > 0 and copied < due and late > copy_grace(seen)
     )
 
 
 EVERY_NEED = sorted(
-    {need for detector in OPERATION for need in detector.NEEDS} | {"steps", "exclusions", "nodes"}
+    {part for detector in OPERATION for part in (*detector.needs, *detector.uses)}
+    | {"steps", "exclusions", "nodes"}
 )
 
 
@@ -111,11 +109,12 @@ def test_what_cannot_be_seen_makes_none_of_them_speak(
     blinded = changed(seen, **dict.fromkeys(hidden, UNKNOWN))  # type: ignore[arg-type]
     for detector in OPERATION:
         assert bool(list(detector.detect(blinded))) <= bool(list(detector.detect(seen))), (
-            detector.NAME
+            detector.name
         )
-        assert detector.NAME in registry.unjudged_detectors(blinded) or not hidden & set(
-            detector.NEEDS
-        )
+        assert detector.name in registry.unjudged_detectors(blinded) or not hidden & {
+            *detector.needs,
+            *detector.uses,
+        }
 
 
 @given(
@@ -135,7 +134,7 @@ def test_a_clean_operation_of_any_kind_has_no_findings(
 ) -> None:  # fmt: skip
     """Disks that waver, clocks and rounds within their bounds, few exclusions, a job that runs or waits a little."""
     samples = tuple(usage(percent + wobble * (day % 2), age=(10 - day) * DAY) for day in range(11))
-    due = NOW - late * cron_dead.grace(HOUR)
+    due = NOW - late * round_grace(HOUR)
     waits = pending(reason="Resources", submit_time=NOW - waited)
     seen = operated(
         snapshot() if trains else idle(),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,10 @@ from tests.tr11ops.detect.detector_table import TABLE
 from tests.tr11ops.status_cases import changed, snapshot
 from tr11ops.base.observed import Unknown, known
 from tr11ops.detect import registry
-from tr11ops.detect.registry import DETECTORS, Detector
+from tr11ops.detect.detector import REGISTERED, Detector
+from tr11ops.detect.detector import detector as as_detector
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.registry import DETECTORS
 from tr11ops.detect.runbooks import page_of
 from tr11ops.observe.operation import OperationObservations
 from tr11ops.observe.snapshot import Snapshot
@@ -23,28 +28,60 @@ from tr11ops.observe.training import TrainingObservations
 
 ROOT = Path(__file__).parents[3]
 AWAY = Unknown("the disk is unreachable")
-NAMES = [detector.NAME for detector in DETECTORS]
+NAMES = [detector.name for detector in DETECTORS]
 BASES = [row[1] for row in TABLE]
 
 
 @pytest.mark.parametrize("detector", DETECTORS, ids=NAMES)
 def test_a_detector_says_its_name_its_needs_and_its_purpose(detector: Detector) -> None:
-    assert inspect.ismodule(detector)
-    assert detector.__name__.rpartition(".")[2].replace("_", "-") == detector.NAME
-    assert detector.__doc__ and detector.detect.__doc__
-    assert detector.NEEDS
-    assert not any(registry.is_hidden(snapshot(), need) for need in detector.NEEDS)
+    assert inspect.isfunction(detector.judge)
+    assert detector.judge.__name__.replace("_", "-") == detector.name
+    purpose, _, how = (detector.judge.__doc__ or "").partition("\n\n")
+    assert purpose.strip() and how.strip()
+    assert detector.needs or detector.uses
+    assert not set(detector.needs) & set(detector.uses)
+    assert not detector.is_blind(snapshot())
 
 
 def test_names_are_different_and_no_file_is_left_out() -> None:
-    assert len(set(NAMES)) == len(NAMES)
     folder = Path(registry.__file__).parent
-    with_names = {
-        path.stem.replace("_", "-")
-        for path in folder.glob("*.py")
-        if "\nNAME = " in path.read_text()
+    with_detectors = {
+        path.stem for path in folder.glob("*.py") if "\n@detector(" in path.read_text()
     }
-    assert with_names == set(NAMES)
+    assert {family.__name__.rpartition(".")[2] for family in registry.FAMILIES} == with_detectors
+    assert set(NAMES) == set(REGISTERED) and len(set(NAMES)) == len(NAMES)
+    with pytest.raises(ValueError, match="two detectors are named down"):
+        as_detector("down", bound="at once", severities="INFO")(DETECTORS[0].judge)
+
+
+def test_what_it_needs_keeps_a_detector_from_running_and_what_it_uses_does_not() -> None:
+    ran = []
+
+    def judge(_: Snapshot) -> Iterator[Finding]:
+        ran.append(True)
+        yield Finding("of-a-test", Severity.INFO, "it ran")
+
+    made = Detector(
+        name="of-a-test",
+        judge=judge,
+        needs=("training.events", "checkpoints.latest"),
+        uses=("steps",),
+        bound="at once",
+        severities="INFO",
+        page="of-a-test.md",
+    )
+    assert made.detect(snapshot()) and not made.is_blind(snapshot())
+    without_steps = changed(snapshot(), steps=AWAY)
+    assert made.detect(without_steps) and made.is_blind(without_steps)
+    latest = replace(snapshot().checkpoints, latest=AWAY)
+    ran.clear()
+    for hidden in ({"events": AWAY}, {"checkpoints": AWAY}, {"checkpoints": latest}):
+        blind = changed(snapshot(), **hidden)
+        assert made.detect(blind) == () and made.is_blind(blind)
+    assert not ran
+    unknown_part = replace(made, needs=("weather",))
+    with pytest.raises(AttributeError):
+        unknown_part.detect(snapshot())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,7 +126,7 @@ def fields_needed() -> set[str]:
     needs = {
         need.removeprefix("training.").removeprefix("operation.")
         for one in DETECTORS
-        for need in one.NEEDS
+        for need in (*one.needs, *one.uses)
     }
     return {need.split(".")[0] for need in needs if need.split(".")[0] in parts} | {"attempts"}
 
@@ -136,7 +173,8 @@ def test_workers_between_two_launches_are_no_hang_where_the_ends_of_launches_are
 # ----------------------------------------------------------------------------- the documentation
 @pytest.mark.parametrize("detector", DETECTORS, ids=NAMES)
 def test_the_documentation_names_the_severities_and_a_bound(detector: Detector) -> None:
-    assert detector.BOUND
-    source = (Path(registry.__file__).parent / f"{detector.NAME.replace('-', '_')}.py").read_text()
-    used = {word for word in ("INFO", "WARNING", "CRITICAL") if f"Severity.{word}" in source}
-    assert used == {word for word in ("INFO", "WARNING", "CRITICAL") if word in detector.SEVERITIES}
+    assert detector.bound
+    text = inspect.getsource(sys.modules[detector.judge.__module__])
+    own = text.partition(f'@detector(\n    "{detector.name}",')[2].partition("@detector(")[0]
+    used = {severity.name for severity in Severity if f"Severity.{severity.name}" in own}
+    assert used == {severity.name for severity in Severity if severity.name in detector.severities}

@@ -79,7 +79,7 @@ def test_a_page_has_four_parts_and_its_commands_exist(page: Path) -> None:
         parse(line)
 
 
-@pytest.mark.parametrize("name", [detector.NAME for detector in DETECTORS])
+@pytest.mark.parametrize("name", [detector.name for detector in DETECTORS])
 def test_a_detector_has_a_page_with_a_cure_and_a_table_row(name: str) -> None:
     page = FOLDER / page_of(name)
     assert "**What to type.**" in page.read_text()
@@ -89,7 +89,7 @@ def test_a_detector_has_a_page_with_a_cure_and_a_table_row(name: str) -> None:
     assert any(f"`{name}`" in row for row in rows)
 
 
-@pytest.mark.parametrize("name", [detector.NAME for detector in DETECTORS])
+@pytest.mark.parametrize("name", [detector.name for detector in DETECTORS])
 def test_a_cure_asks_no_questions_and_explains_its_capitals(name: str) -> None:
     text = cure(FOLDER / page_of(name))
     for line in text.splitlines():

@@ -13,7 +13,7 @@ from tests.tr11ops.status_cases import NOW, running, steps
 from tr11ops.base.observed import known
 from tr11ops.base.units import iso_time
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.detect import unfinished_end
+from tr11ops.detect.unfinished_end import unfinished_end
 from tr11ops.goodput.history import read_attempts as read_history
 from tr11ops.observe.look import observe
 from tr11ops.observe.snapshot import Attempt, RunFacts, newest_attempt

@@ -13,7 +13,7 @@ from tr11ops.cli.resume import _undoing
 from tr11ops.cli.stopping import StopContext
 from tr11ops.cluster.arrays import names_of
 from tr11ops.cluster.base import Job
-from tr11ops.detect import held
+from tr11ops.detect.queued_work import held
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.queue.held_jobs import held_jobs, standing_holds
 from tr11ops.queue.repair import plan_repair
@@ -165,8 +165,10 @@ def test_tasks_that_are_held_again_leave_their_array_on_record(
     record_holds(directory, ("1000",), "ana", "a slow node")
     record_holds(directory, ("1000_[5,13]",), "tr11", "the kill switch is set", "kill-switch")
     waiting = tuple(replace(pending((task,)), reason="JobHeldUser") for task in (5, 13, 25))
-    held = held_jobs(waiting, held_by_tr11(directory))
-    assert [job.job_id for job in held.ours] == [job.job_id for job in waiting] and not held.others
+    found = held_jobs(waiting, held_by_tr11(directory))
+    assert [job.job_id for job in found.ours] == [
+        job.job_id for job in waiting
+    ] and not found.others
 
 
 def test_a_long_name_of_tasks_is_read_whole(run: tuple[RunCard, RunDirectory]) -> None:

@@ -19,7 +19,7 @@ from tests.tr11ops.disk_scheduler import DiskScheduler
 from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
 from tests.tr11ops.status_cases import snapshot
 from tr11ops.cli.main import execute
-from tr11ops.detect import damaged_state
+from tr11ops.detect.state import damaged_state
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.exclusions import exclude

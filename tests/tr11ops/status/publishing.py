@@ -16,7 +16,7 @@ from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.status.published import GoodputSummary, published_status
 from tr11ops.watchdog.verdict import judge
 
-NAMES = [detector.NAME for detector in DETECTORS]
+NAMES = [detector.name for detector in DETECTORS]
 
 
 GOODPUT = GoodputSummary(0.91, 0.87, 41_000.0, 7)

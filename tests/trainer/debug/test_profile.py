@@ -17,7 +17,7 @@ from tests.trainer.cases import CPU
 from tests.trainer.control.trainers import Processes, at, card
 from tests.trainer.spawn import run_ranks
 from tests.waiting import until
-from tr11ops.detect.slow_node import slow_ranks
+from tr11ops.detect.slow_ranks import slow_ranks
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.compute_record import ComputeRecord, ComputeTimes, RankPosition
 from trainer.contract.paths import RunPaths

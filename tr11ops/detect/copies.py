@@ -1,6 +1,4 @@
-"""A checkpoint that must be copied away was not: one lost file system, and months of training are
-gone.
-"""
+"""What is copied away: backups, the mirror of the logs, and secrets in them."""
 
 from __future__ import annotations
 
@@ -8,16 +6,12 @@ from collections.abc import Iterator
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration, first_few
+from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.operation import CopyStatus
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.copy_policy import ArchiveName, WantedCopy, wanted_copies
-
-BOUND = "one and a half rounds, 36 hours at least, after it was trained; a week"
-SEVERITIES = "WARNING, CRITICAL"
-NAME = "backup-overdue"
-NEEDS = ("operation.backup", "checkpoints", "submissions", "steps")
 
 GRACE_ROUNDS = 1.5  # terabytes take hours, and one round may come late
 CRITICAL_SECONDS = 7 * derived.DAY
@@ -25,8 +19,17 @@ NAMED = 5  # missing copies that the evidence lists
 _ARCHIVES: tuple[ArchiveName, ...] = ("store", "url")
 
 
-def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """One finding for each archive that lags: WARNING after one round and a half, CRITICAL after a
+@detector(
+    "backup-overdue",
+    needs=("operation.backup", "checkpoints", "submissions", "steps"),
+    bound="one and a half rounds, 36 hours at least, after it was trained; a week",
+    severities="WARNING, CRITICAL",
+)
+def backup_overdue(snapshot: Snapshot) -> Iterator[Finding]:
+    """A checkpoint that must be copied away was not: one lost file system, and months of training are
+    gone.
+
+    One finding for each archive that lags: WARNING after one round and a half, CRITICAL after a
     week.
 
     The clock begins when the first step that has no copy there was reached, but not before the
@@ -44,11 +47,11 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     for archive in _ARCHIVES:
         lacking = [wanted for wanted in missing if wanted.archive == archive]
         late = max((late_by(snapshot, wanted.step) for wanted in lacking), default=0.0)
-        if late > grace(snapshot):
+        if late > copy_grace(snapshot):
             yield Finding(
-                NAME,
+                backup_overdue.name,
                 Severity.CRITICAL
-                if late > max(CRITICAL_SECONDS, 2 * grace(snapshot))
+                if late > max(CRITICAL_SECONDS, 2 * copy_grace(snapshot))
                 else Severity.WARNING,
                 f"step {lacking[-1].step} is not copied to the {archive}; copies are due for {duration(late)}",
                 subject=archive,
@@ -74,7 +77,7 @@ def _evidence(
     yield "missing: " + first_few((f"{wanted.step} ({wanted.kind})" for wanted in lacking), NAMED)
 
 
-def grace(snapshot: Snapshot) -> float:
+def copy_grace(snapshot: Snapshot) -> float:
     """How long a copy may be due before anyone hears of it, in seconds."""
     copies = snapshot.run.operation.copies
     if copies is None:
@@ -142,3 +145,122 @@ def reached_at(snapshot: Snapshot, step: int) -> float | None:
     if not steps or steps[-1].time is None or pace is None:
         return None
     return steps[-1].time - max(0, steps[-1].record.iteration - step) * pace
+
+
+DAMAGED_NAMED = 10
+
+
+@detector(
+    "copy-damaged",
+    needs=("operation.backup",),
+    bound="at once",
+    severities="CRITICAL",
+)
+def copy_damaged(snapshot: Snapshot) -> Iterator[Finding]:
+    """A copy of a checkpoint is not what was copied: bytes at the destination rotted, or someone
+    changed them.
+
+    CRITICAL as soon as a re-read found it, until the copy is repaired: the other copies may go
+    the same way.
+    """
+    backup = snapshot.operation.backup
+    if backup is None or isinstance(backup, Unknown) or not backup.damaged:
+        return
+    count = len(backup.damaged)
+    more = (f"and {count - NAMED} more",) if count > DAMAGED_NAMED else ()
+    yield Finding(
+        copy_damaged.name,
+        Severity.CRITICAL,
+        f"{count} copies of checkpoints are damaged"
+        if count > 1
+        else "a copy of a checkpoint is damaged",
+        evidence=(
+            *backup.damaged[:DAMAGED_NAMED],
+            *more,
+            f"the last round ended {duration(max(0.0, snapshot.time - backup.time))} ago",
+        ),
+        fix=derived.command(snapshot, "backup run"),
+    )
+
+
+MISSED = 3.0  # intervals; the hub may be unreachable for one, and a job may wait for another
+SHORTEST_SECONDS = derived.HOUR
+
+
+@detector(
+    "sync-overdue",
+    needs=("operation.sync", "steps"),
+    uses=("submissions",),
+    bound="3 intervals and an hour",
+    severities="WARNING",
+)
+def sync_overdue(snapshot: Snapshot) -> Iterator[Finding]:
+    """The logs are not mirrored any more: anyone who watches from outside takes an old picture for the
+    present.
+
+    WARNING after three intervals and at least an hour without a success, if the run has logged a
+    step since.
+
+    Silent where the card names no repository. One that was never reached counts from the first
+    submission.
+    """
+    interval, sync = snapshot.run.operation.sync_seconds, snapshot.operation.sync
+    if interval is None or isinstance(sync, Unknown):
+        return
+    if sync is None:
+        since = derived.first_submission(snapshot)
+    else:
+        since = sync.time
+    logged = max(
+        (step.time for step in known(snapshot.steps, ()) if step.time is not None), default=None
+    )
+    if since is None or logged is None or logged <= since:
+        return
+    late = snapshot.time - since
+    if late <= max(SHORTEST_SECONDS, MISSED * interval):
+        return
+    if sync is None:
+        title = f"the logs were never mirrored, {duration(late)} after the first submission"
+    else:
+        title = f"the logs were last mirrored {duration(late)} ago (every {duration(interval)} is asked for)"
+    evidence = [f"last logged step {duration(snapshot.time - logged)} ago"]
+    if sync is not None and sync.message:
+        evidence.append(sync.message)
+    yield Finding(
+        sync_overdue.name,
+        Severity.WARNING,
+        title,
+        evidence=tuple(evidence),
+        fix=derived.command(snapshot, "sync"),
+    )
+
+
+@detector(
+    "secret-in-log",
+    needs=("operation.sync",),
+    bound="at once, until `tr11 sync --revoked`",
+    severities="WARNING",
+)
+def secret_in_log(snapshot: Snapshot) -> Iterator[Finding]:
+    """The training printed a secret: anyone who reads the log has it. What was published is masked, the
+    log here is not.
+
+    WARNING, one for each file and kind of secret, until a person says that it is revoked.
+    """
+    sync = snapshot.operation.sync
+    if sync is None or isinstance(sync, Unknown):
+        return
+    for secret in sync.secrets:
+        if secret.revoked is None:
+            yield Finding(
+                secret_in_log.name,
+                Severity.WARNING,
+                f"the training printed a secret: {secret.kind}",
+                subject=secret.path,
+                evidence=(
+                    f"{secret}, found {duration(max(0.0, snapshot.time - secret.time))} ago",
+                    "it is masked at the hub; everyone who reads the log here has it",
+                ),
+                fix=derived.command(snapshot, "sync --revoked"),
+                identity=(secret.path, secret.kind),
+            )

@@ -1,6 +1,4 @@
-"""A watched file system or quota is full, or nearly: the next save may fail, and with it everything
-since the last.
-"""
+"""File systems: full, filling, and about to be purged."""
 
 from __future__ import annotations
 
@@ -10,26 +8,31 @@ from pathlib import Path
 
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted, duration, quantity
-from tr11ops.detect.filesystem_rules import full, with_limits
+from tr11ops.detect.detector import detector
+from tr11ops.detect.filesystem_rules import filling, full, with_limits
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
 from tr11ops.observe.operation import FilesystemRule, FolderRoom
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.rundir.disk_usage import Usage, newest
+from tr11ops.rundir.disk_usage import Usage, forecast, newest
 from trainer.contract.units import size
-
-BOUND = "the card's shares and `least_free`; 97 %; nothing left (read-only, no room for a save: WARNING)"
-SEVERITIES = "WARNING, CRITICAL"
-NAME = "filesystem-full"
-NEEDS = ("operation.usage", "operation.shut_folders", "operation.save_room")
 
 CRITICAL_PERCENT = 97.0
 OWN_FOLDERS = frozenset({"checkpoints", "state", "journal"})
 KEPT = 2  # checkpoints: the newest, and the one that a resume takes if that fails
 
 
-def detect(snapshot: Snapshot) -> Iterator[Finding]:
-    """WARNING beyond the card's share of bytes or inodes or below its `least_free`; CRITICAL from
+@detector(
+    "filesystem-full",
+    uses=("operation.usage", "operation.shut_folders", "operation.save_room"),
+    bound="the card's shares and `least_free`; 97 %; nothing left (read-only, no room for a save: WARNING)",
+    severities="WARNING, CRITICAL",
+)
+def filesystem_full(snapshot: Snapshot) -> Iterator[Finding]:
+    """A watched file system or quota is full, or nearly: the next save may fail, and with it everything
+    since the last.
+
+    WARNING beyond the card's share of bytes or inodes or below its `least_free`; CRITICAL from
     97 % on.
 
     One finding a file system, from the last sample of it, however old: what is full empties by
@@ -39,7 +42,7 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
     shut = known(snapshot.operation.shut_folders, ())
     for folder in shut:
         yield Finding(
-            NAME,
+            filesystem_full.name,
             Severity.CRITICAL if folder.is_full else Severity.WARNING,
             f"{folder.path} cannot be written to: {folder.why}",
             subject=folder.path,
@@ -61,8 +64,8 @@ def detect(snapshot: Snapshot) -> Iterator[Finding]:
         lines = full(usage, rule)
         if lines:
             yield Finding(
-                NAME,
-                severity(usage, rule),
+                filesystem_full.name,
+                severity_of_usage(usage, rule),
                 lines[0],
                 subject=rule.name,
                 identity=(rule.name,),
@@ -85,7 +88,7 @@ def _no_room_for_a_save(snapshot: Snapshot, shut: set[str]) -> Iterator[Finding]
     if sound.bytes is not None and room.free_bytes < sound.bytes:
         free, needed = quantity(room.free_bytes), quantity(sound.bytes)
         yield Finding(
-            NAME,
+            filesystem_full.name,
             Severity.WARNING,
             f"{room.path} has no room for the next save: {free} bytes are free, the last one has {needed}",
             subject=room.path,
@@ -205,7 +208,7 @@ def _prune(snapshot: Snapshot) -> str:
     return derived.command(snapshot, f"checkpoints prune --keep {KEPT}")
 
 
-def severity(usage: Usage, rule: FilesystemRule) -> Severity:
+def severity_of_usage(usage: Usage, rule: FilesystemRule) -> Severity:
     """How loud a full file system is. Half of the room that must be left is as loud as 97 %."""
     shares = [
         percent
@@ -217,3 +220,98 @@ def severity(usage: Usage, rule: FilesystemRule) -> Severity:
     if short or max(shares, default=0.0) >= CRITICAL_PERCENT:
         return Severity.CRITICAL
     return Severity.WARNING
+
+
+SOON_SECONDS = 2 * derived.DAY
+
+
+@detector(
+    "filesystem-filling",
+    needs=("operation.usage",),
+    bound="`forecast_days` (14); 2 days",
+    severities="INFO, WARNING",
+    runbook="filesystem-full.md",
+)
+def filesystem_filling(snapshot: Snapshot) -> Iterator[Finding]:
+    """A watched file system is not full yet, but will be soon at the pace of the last days.
+
+    WARNING when it fills within two days, INFO within the card's `forecast_days`; silent where
+    it is full now.
+    """
+    samples = known(snapshot.operation.usage, ())
+    last = newest(samples)
+    for rule in snapshot.run.operation.filesystems:
+        if rule.name not in last or full(with_limits(last[rule.name], rule), rule):
+            continue
+        own = [with_limits(sample, rule) for sample in samples if sample.name == rule.name]
+        found = forecast(own, snapshot.time)
+        line = filling(found, rule, snapshot.time)
+        if line and found.full_at is not None:
+            if found.per_day is None:
+                growth = ""
+            else:
+                growth = f"it grows by {found.per_day:.2g} % of its limit a day"
+            yield Finding(
+                filesystem_filling.name,
+                Severity.WARNING if found.full_at - snapshot.time < SOON_SECONDS else Severity.INFO,
+                line,
+                subject=rule.name,
+                identity=(rule.name,),
+                evidence=(growth,) if growth else (),
+                fix=derived.command(snapshot, "checkpoints prune --keep 2"),
+                then=(derived.command(snapshot, "fs-watchdog"),),
+            )
+
+
+WARN_SHARE = 0.75  # of watch.scratch_purge_days: of 30 days, a week is left
+CRITICAL_SHARE = 0.9
+
+
+@detector(
+    "purge-near",
+    needs=("operation.least_used",),
+    bound="75 % of `watch.scratch_purge_days`; 90 %",
+    severities="WARNING, CRITICAL",
+)
+def purge_near(snapshot: Snapshot) -> Iterator[Finding]:
+    """Files that the run needs have not been touched for so long that the site will delete them soon.
+
+    WARNING when three quarters of watch.scratch_purge_days are over, CRITICAL from nine tenths
+    on; one a kind.
+
+    Looks at the newest checkpoint and at the datasets. A run that trains reads its data and saves:
+    it is silent then.
+    """
+    days = snapshot.run.watch.scratch_purge_days
+    if days is None:
+        return
+    for entry in known(snapshot.operation.least_used, ()):
+        age = snapshot.time - entry.time
+        left = days * derived.DAY - age
+        if age <= WARN_SHARE * days * derived.DAY:
+            continue
+        if left > 0:
+            when = f"may be purged in {duration(left)}"
+        else:
+            when = "may be purged at any moment"
+        yield Finding(
+            purge_near.name,
+            Severity.CRITICAL if age >= CRITICAL_SHARE * days * derived.DAY else Severity.WARNING,
+            f"{entry.what} {when}",
+            subject=entry.what,
+            identity=(entry.what,),
+            evidence=(
+                f"{entry.path}: untouched for {duration(age)}; the site deletes after {counted(days, 'day')}",
+            ),
+            fix=f"find {shlex.quote(str(_folder_of(snapshot, Path(entry.path))))} -type f -exec touch -a -c {{}} +",
+        )
+
+
+def _folder_of(snapshot: Snapshot, path: Path) -> Path:
+    """What is read again at once: of the run's own files the whole folder that they are in, else
+    the file's.
+    """
+    root = snapshot.run.directory
+    if path.is_relative_to(root):
+        return root / path.relative_to(root).parts[0]
+    return path.parent

@@ -1,0 +1,263 @@
+"""Attempts: none is there, two are at once, one could not start, waits suspended, or does not
+leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.redact import signature
+from tr11ops.base.units import duration
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.detect.detector import detector
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.observe import derived
+from tr11ops.observe.snapshot import Snapshot
+from trainer.contract.end_marker import BAD_REASONS
+
+
+@detector(
+    "down",
+    needs=("jobs", "kill_switch", "pause", "attempts", "last_end", "heartbeats"),
+    uses=("steps",),
+    bound="at once",
+    severities="CRITICAL",
+)
+def down(snapshot: Snapshot) -> Iterator[Finding]:
+    """Nothing runs and nothing is queued, though the training is neither finished nor stopped by
+    someone.
+
+    Silent unless jobs and the kill switch were really seen: absence is never concluded from
+    silence.
+    """
+    if isinstance(snapshot.jobs, Unknown) or derived.stop_of(snapshot) is not None:
+        return
+    if snapshot.active_jobs or snapshot.pending_jobs:
+        return
+    if derived.is_finished(snapshot) or derived.liveness_outside(snapshot) is not None:
+        return
+    if isinstance(snapshot.attempts, Unknown) or derived.last_end_is_unknown(snapshot):
+        return
+    if derived.may_live_outside(snapshot):
+        return  # it may train outside the scheduler
+    yield Finding(
+        down.name,
+        Severity.CRITICAL,
+        f"{snapshot.run.name} is neither running nor queued",
+        evidence=tuple(_evidence(snapshot)),
+        fix=derived.command(snapshot, _what_helps(snapshot)),
+        then=(derived.command(snapshot, last_launch(snapshot)),),
+        since=_since(snapshot),
+    )
+
+
+def _since(snapshot: Snapshot) -> float | None:
+    """When the last of it ended, as far as that is known; None where a person had stopped the run
+    until some time.
+    """
+    marker = derived.last_marker(snapshot)
+    attempts = known(snapshot.attempts, ())
+    if not attempts or (marker is not None and marker.reason in {"kill-switch", "pause"}):
+        return None
+    jobs = (*known(snapshot.jobs, ()), *known(snapshot.operation.ended_jobs, ()))
+    ended = [job.end_time for job in jobs if job.end_time is not None and job.state.is_final]
+    submitted = [entry.time for entry in known(snapshot.submissions, ())]
+    return max(*(attempt.changed for attempt in attempts), *ended, *submitted, 0.0)
+
+
+def _what_helps(snapshot: Snapshot) -> str:
+    """The launch that was last typed, once more; but first a look, where the same launch would fail
+    the same way.
+    """
+    marker = derived.last_marker(snapshot)
+    if marker is not None and marker.reason in BAD_REASONS:
+        return "logs"
+    return last_launch(snapshot)
+
+
+def last_launch(snapshot: Snapshot) -> str:
+    """The launch that was last typed, as words of a command."""
+    newest = next(iter(known(snapshot.submissions, ())), None)
+    if newest is None:
+        return "launch --array 1-10"
+    if newest.array is None:
+        words = ["launch"]
+    else:
+        words = ["launch --array", newest.array.partition("%")[0]]
+    if newest.scheduler == "local":  # else Slurm would be taken where there is one
+        words.append("--scheduler local")
+    return " ".join(words)
+
+
+def _evidence(snapshot: Snapshot) -> Iterator[str]:
+    marker = derived.last_marker(snapshot)
+    if marker is not None:
+        if marker.reason == "refused":
+            yield f"the last attempt refused to start: {marker.message}"
+        else:
+            yield f"the last attempt that left word ended by {marker.reason} at iteration {marker.iteration}"
+    newest = next(iter(known(snapshot.submissions, ())), None)
+    if newest is None:
+        yield "nothing was ever submitted from this run directory"
+    elif newest.job_id is None:
+        yield f"the scheduler never said whether it took submission {newest.tag}"
+    else:
+        yield f"the last submission was job {newest.job_id}" + (
+            f", array {newest.array}" if newest.array else ""
+        )
+
+
+LOOKING_SECONDS = 120.0  # for a task to see that another one of its array trains, and to leave
+
+
+@detector(
+    "two-attempts",
+    needs=("jobs",),
+    bound="at once; 2 minutes for the next task of the array",
+    severities="CRITICAL",
+    runbook="two-trainers.md",
+)
+def two_attempts(snapshot: Snapshot) -> Iterator[Finding]:
+    """Two jobs of this run are running at once: two trainers on one checkpoint directory is the worst
+    case of all.
+
+    A task that Slurm starts beside another one of its array, because that has lost a node, looks and
+    gives way by itself.
+
+    One finding for all of them; the fix cancels the one that started last.
+    """
+    running = sorted(
+        (job for job in snapshot.active_jobs if job.state is JobState.RUNNING),
+        key=lambda job: job.start_time or 0.0,
+    )
+    running = [job for job in running if not _still_looks(snapshot, job, running[0])]
+    if len(running) < 2:
+        return
+    names = ", ".join(job.job_id for job in running)
+    yield Finding(
+        two_attempts.name,
+        Severity.CRITICAL,
+        f"{len(running)} jobs of this run are running at once: {names}",
+        subject=names,
+        evidence=tuple(
+            f"{job.job_id} of {job.user}: {job.comment or 'no comment'}" for job in running
+        ),
+        fix=derived.scheduler_command(snapshot, "scancel", running[-1]),
+    )
+
+
+def _still_looks(snapshot: Snapshot, job: Job, first: Job) -> bool:
+    """Whether a job has just begun as the next task of the first one's array, and no trainer of it
+    is seen to live.
+
+    Where heartbeats cannot be seen it has the same time: that it trains is not concluded from not
+    seeing.
+    """
+    if (
+        job is first
+        or job.array_id is None
+        or job.array_id != first.array_id
+        or job.start_time is None
+    ):
+        return False
+    if derived.beats_of(snapshot, job):
+        return False
+    return snapshot.time - job.start_time < LOOKING_SECONDS
+
+
+@detector(
+    "start-failed",
+    needs=("jobs", "attempts", "last_end"),
+    bound="no attempt since",
+    severities="CRITICAL",
+)
+def start_failed(snapshot: Snapshot) -> Iterator[Finding]:
+    """The last attempt never came to train: its set-up failed or hung, or its agent could not begin
+    after it.
+
+    CRITICAL until the next attempt begins: each one would end in the same way, so what is queued
+    is held.
+    """
+    newest, marker = derived.last_attempt(snapshot), derived.last_marker(snapshot)
+    if isinstance(snapshot.jobs, Unknown) or snapshot.active_jobs:
+        return
+    if (
+        newest is None
+        or marker is None
+        or newest.end != marker
+        or marker.reason != "refused"
+        or marker.launch
+    ):
+        return
+    yield Finding(
+        start_failed.name,
+        Severity.CRITICAL,
+        f"attempt {newest.label or newest.job_id} could not start: {marker.message}",
+        subject=newest.label or newest.job_id,
+        identity=(signature(marker.message) or marker.reason,),
+        fix=derived.command(snapshot, "doctor"),
+        then=(derived.command(snapshot, "resume"),) if snapshot.pending_jobs else (),
+    )
+
+
+@detector(
+    "suspended",
+    needs=("jobs",),
+    bound="at once",
+    severities="CRITICAL",
+)
+def suspended(snapshot: Snapshot) -> Iterator[Finding]:
+    """A job of this run is suspended: it holds its place and does nothing until someone resumes it.
+
+    One finding for each suspended job.
+    """
+    for job in snapshot.active_jobs:
+        if job.state is JobState.SUSPENDED:
+            yield Finding(
+                suspended.name,
+                Severity.CRITICAL,
+                f"job {job.job_id} is suspended",
+                subject=job.job_id,
+                fix=derived.scheduler_command(snapshot, "scontrol resume", job),
+            )
+
+
+@detector(
+    "lingering",
+    needs=("jobs", "attempts", "heartbeats", "steps", "training.launch_ends"),
+    bound="15 minutes",
+    severities="CRITICAL",
+)
+def lingering(snapshot: Snapshot) -> Iterator[Finding]:
+    """The trainer has ended, but its job still holds the nodes: the next task cannot start, the hours
+    are billed.
+
+    Fires a while after the end marker, unless a later launch in the same allocation is alive.
+    """
+    if derived.hidden_life(snapshot):
+        return  # a later launch may be alive
+    for job in snapshot.active_jobs:
+        marker = derived.marker_of(snapshot, derived.identifiers(job))
+        if marker is None:
+            continue
+        liveness = derived.liveness_of(snapshot, job)
+        if (
+            liveness is not None
+            and liveness.time > marker.time
+            and liveness.phase != derived.ENDED_PHASE
+        ):
+            continue
+        age = snapshot.time - marker.time
+        if age > derived.LEAVING_SECONDS:
+            yield Finding(
+                lingering.name,
+                Severity.CRITICAL,
+                f"job {job.job_id} still holds its nodes {duration(age)} after the trainer ended",
+                subject=job.job_id,
+                evidence=(
+                    f"end marker: {marker.reason} at iteration {marker.iteration}, from {marker.host}",
+                ),
+                fix=derived.command(snapshot, "kill --now --wait"),
+                then=(derived.command(snapshot, "resume"),),
+            )

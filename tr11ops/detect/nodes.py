@@ -1,0 +1,422 @@
+"""Nodes: lost ones, jobs that have lost theirs, and nodes that are excluded."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator
+from datetime import UTC
+
+from msgspec.structs import replace
+
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import counted, duration, first_few, timestamp
+from tr11ops.cluster.base import Job, JobState, Node
+from tr11ops.cluster.node_states import is_loss_alone
+from tr11ops.detect.attempts import last_launch
+from tr11ops.detect.detector import detector
+from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.nodes_left import (
+    are_all_meant,
+    bad_nodes,
+    cannot_return,
+    excluded_nodes,
+    exclusion_limit,
+    needed_next,
+    nodes_of_partition,
+    partition_of,
+    spare_nodes,
+    take_back,
+    unusable_exclusions,
+    usable_nodes,
+)
+from tr11ops.detect.unfinished_end import unfinished_attempts
+from tr11ops.observe import derived
+from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie
+from tr11ops.observe.snapshot import Attempt, Snapshot
+from tr11ops.observe.training import LaunchEnd
+from tr11ops.rundir.exclusion import KEY, kept_off, percent_for, way_past
+from tr11ops.rundir.exclusions import due_for_recheck
+
+HAS_LOST = "has lost"  # in titles: the scheduler, or the run itself, has given the node up
+
+
+@detector(
+    "node-lost",
+    needs=("jobs", "nodes"),
+    bound="at once",
+    severities="WARNING, CRITICAL with the batch script's node gone and no next task that runs",
+)
+def node_lost(snapshot: Snapshot) -> Iterator[Finding]:
+    """A node of a running job is gone. Without its first node a job has no script left: it stays
+    RUNNING for ever.
+
+    One that only does not answer the scheduler may work on: that is a warning, whatever node it is. A
+    draining or failing node works on until its job ends: that is no finding.
+
+    One finding for each node that is lost or silent; CRITICAL when the one that runs the batch
+    script is lost.
+
+    Slurm takes a lost node out of the job: then the record of the attempt still tells which one ran
+    the script. A WARNING where that one is still gone and the attempt has ended by it, until a
+    later one trains.
+    """
+    nodes = {node.name: node for node in known(snapshot.nodes, ())}
+    for job in snapshot.active_jobs:
+        # it gives back its nodes: the list holds those that are still to come
+        if job.state is JobState.COMPLETING:
+            continue
+        host = batch_host(snapshot, job) or next(iter(job.nodes), "")
+        for name in dict.fromkeys((host, *job.nodes)):
+            node = nodes.get(name)
+            if node is None:
+                continue
+            has_left = name == host and has_lost_its_host(snapshot, job)
+            if node.is_gone or has_left:
+                yield _lost(snapshot, job, node, is_host=name == host)
+            elif node.is_silent:
+                yield _silent(snapshot, job, node, is_host=name == host)
+    for attempt in unfinished_attempts(snapshot):
+        node = nodes.get(next(iter(attempt.nodes), ""))
+        if attempt.end is None and node is not None and node.is_gone:
+            yield _of_ended_attempt(snapshot, attempt, node)
+
+
+def _lost(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
+    title = f"job {job.job_id} {HAS_LOST} {node.name}" + (
+        ", which ran its batch script" if is_host else ""
+    )
+    if not is_host:
+        went_on = _went_on_without(snapshot, job, node)
+        if went_on is not None:
+            title = f"{title}, and went on without it at {timestamp(went_on.time, UTC)}"
+        return _about_node(
+            Severity.WARNING,
+            title,
+            job,
+            node,
+            "" if went_on is not None else derived.command(snapshot, "logs"),
+        )
+    severity, follows = Severity.CRITICAL, ""
+    following = [other.job_id for other in snapshot.active_jobs if other.job_id != job.job_id]
+    if following:  # it has nodes already, and sees to this one before it trains
+        severity, follows = Severity.WARNING, f"job {following[-1]} ends it before it trains"
+    found = _about_node(
+        severity, title, job, node, derived.command(snapshot, "launch --repair"), follows
+    )
+    is_last = not following and not snapshot.pending_jobs and derived.stop_of(snapshot) is None
+    if is_last:
+        return replace(found, then=(derived.command(snapshot, last_launch(snapshot)),))
+    return found
+
+
+def _went_on_without(snapshot: Snapshot, job: Job, node: Node) -> LaunchEnd | None:
+    """The end of the launch that this node was lost in, where the job has finished iterations
+    since; else None.
+    """
+    ends = [end for end in known(snapshot.training.launch_ends, ()) if end.job_id == job.raw_id]
+    last = next((end for end in ends if node.name in end.blamed and is_loss_alone(end.why)), None)
+    if last is None:
+        return None
+    trained = derived.step_times(snapshot, derived.identifiers(job))
+    if any(moment > last.time for moment in trained):
+        return last
+    return None
+
+
+def _silent(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
+    if is_host:
+        went_on = None
+    else:
+        went_on = _went_on_without(snapshot, job, node)
+    if went_on is not None:
+        when = timestamp(went_on.time, UTC)
+        title = f"job {job.job_id} {HAS_LOST} {node.name}, and went on without it at {when}"
+        return _about_node(Severity.WARNING, title, job, node, "", went_on.why)
+    title = (
+        f"{node.name} of job {job.job_id} does not answer the scheduler: what runs there may run on"
+    )
+    follows = ""
+    if is_host:
+        title = f"{node.name}, which runs the batch script of job {job.job_id}, does not answer the scheduler"
+        dies = "a job does not outlive its batch script's node: if it is lost,"
+        follows = f"{dies} the next queued task goes on"
+        if not snapshot.pending_jobs:
+            more = derived.launch_more(snapshot)
+            follows = f"{dies} nothing goes on, for nothing is queued; `{more}` queues what does"
+    return _about_node(
+        Severity.WARNING, title, job, node, derived.command(snapshot, "logs"), follows
+    )
+
+
+def _about_node(
+    severity: Severity, title: str, job: Job, node: Node, fix: str, follows: str = ""
+) -> Finding:
+    evidence = (_state_of(node), follows) if follows else (_state_of(node),)
+    return Finding(
+        node_lost.name,
+        severity,
+        title,
+        subject=job.job_id,
+        identity=(node.name,),
+        evidence=evidence,
+        fix=fix,
+    )
+
+
+def _of_ended_attempt(snapshot: Snapshot, attempt: Attempt, node: Node) -> Finding:
+    """The same incident as long as no later attempt trains: the job may have been ended for it
+    meanwhile.
+
+    What is queued goes on by itself; where nothing is, the next launch gets other nodes.
+    """
+    label = attempt.label or attempt.job_id
+    title = f"job {label} {HAS_LOST} {node.name}, which ran its batch script, and has ended"
+    return Finding(
+        node_lost.name,
+        Severity.WARNING,
+        title,
+        subject=label,
+        identity=(node.name,),
+        evidence=(_state_of(node),),
+        fix=derived.command(snapshot, last_launch(snapshot)) if derived.is_idle(snapshot) else "",
+        since=attempt.changed,
+    )
+
+
+def _state_of(node: Node) -> str:
+    reason = ""
+    if node.reason:
+        reason = f" ({node.reason})"
+    return f"{node.name}: {'+'.join(sorted(node.states))}{reason}"
+
+
+@detector(
+    "zombie",
+    needs=("jobs", "heartbeats", "steps", "training.launch_ends"),
+    uses=("nodes", "attempts"),
+    bound="3 iterations and 30 s; 2 minutes",
+    severities="CRITICAL",
+)
+def zombie(snapshot: Snapshot) -> Iterator[Finding]:
+    """An allocation without its batch script: the batch host is lost, the job lives on for ever on its
+    other nodes.
+
+    Nothing will end such a job but its time limit, and the next task waits for it.
+    """
+    for job in snapshot.active_jobs:
+        if is_zombie(snapshot, job):
+            liveness = derived.liveness_of(snapshot, job)
+            if liveness is None:
+                silence = ""
+            else:
+                silence = (
+                    f"; the last sign of life is {duration(liveness.silent_for(snapshot.time))} old"
+                )
+            yield Finding(
+                zombie.name,
+                Severity.CRITICAL,
+                f"job {job.job_id} runs on without its batch script: its host {batch_host(snapshot, job)} is lost",
+                subject=job.job_id,
+                identity=(batch_host(snapshot, job),),
+                evidence=(
+                    f"{counted(job.node_count or len(job.nodes), 'node is', 'nodes are')} held{silence}",
+                ),
+                fix=derived.command(snapshot, "launch --repair"),
+                then=(derived.command(snapshot, last_launch(snapshot)),)
+                if _is_last(snapshot)
+                else (),
+                since=None if liveness is None else liveness.time,
+            )
+
+
+def _is_last(snapshot: Snapshot) -> bool:
+    """Whether nothing goes on by itself when the job is ended, though the run is to go on."""
+    return (
+        not snapshot.pending_jobs
+        and len(snapshot.active_jobs) == 1
+        and derived.stop_of(snapshot) is None
+    )
+
+
+NODES_NAMED = 6
+NOTE = "note.txt"  # as the runbook's page calls it
+
+
+@detector(
+    "exclusion-cap",
+    needs=("exclusions", "nodes", "jobs"),
+    uses=("readmissions",),
+    bound="one left; none left",
+    severities="INFO, WARNING; INFO where people excluded all of them within the last day",
+)
+def exclusion_cap(snapshot: Snapshot) -> Iterator[Finding]:
+    """As many nodes are excluded as may be, or nearly; and bad nodes that the cap leaves in use.
+
+    INFO when one more exclusion is allowed, WARNING when none is; silent where no node is
+    excluded.
+
+    A WARNING for each node that was found bad and could not be excluded any more; INFO while it is
+    down.
+    """
+    if isinstance(snapshot.jobs, Unknown):
+        return
+    yield from _left_in_use(snapshot)
+    yield from _near(snapshot)
+
+
+def _left_in_use(snapshot: Snapshot) -> Iterator[Finding]:
+    limit = exclusion_limit(snapshot)
+    dead = {node.name for node in known(snapshot.nodes, ()) if node.is_gone or node.is_silent}
+    for node, why in sorted(bad_nodes(snapshot).items()):
+        if node in dead:
+            yield Finding(
+                exclusion_cap.name,
+                Severity.INFO,
+                f"{node} was found bad and is not excluded: the scheduler gives it to no one while it is down",
+                subject=node,
+                evidence=(*((why,) if why else ()), str(limit)),
+                identity=(node,),
+            )
+            continue
+        yield Finding(
+            exclusion_cap.name,
+            Severity.WARNING,
+            f"{node} was found bad and is not excluded: the next attempt may get it",
+            subject=node,
+            evidence=(
+                *((why,) if why else ()),
+                str(limit),
+                f"to exclude it all the same: `{_past(snapshot, node)}`",
+            ),
+            fix=_what_helps(snapshot, node, why),
+            identity=(node,),
+        )
+
+
+def _near(snapshot: Snapshot) -> Iterator[Finding]:
+    excluded = excluded_nodes(snapshot)
+    in_partition = {node.name for node in nodes_of_partition(snapshot, partition_of(snapshot))}
+    names = sorted(excluded & in_partition)
+    limit = exclusion_limit(snapshot)
+    if not names or limit is None:
+        return
+    left = limit.most - len(names)
+    usable = usable_nodes(snapshot)
+    if left > 1:
+        return
+    named, there = counted(len(names), "node is", "nodes are"), counted(len(in_partition), "node")
+    evidence: tuple[str, ...] = (
+        f"excluded: {first_few(names, NODES_NAMED)}",
+        f"{there}, {usable} usable, {limit.needed} needed; at most {limit.most} may be excluded",
+    )
+    if left < 1:
+        title = f"{named} excluded, no more may be: {_what_may_be_lost(snapshot)}"
+        severity = Severity.INFO if are_all_meant(snapshot, names) else Severity.WARNING
+        evidence = (*evidence, f"to exclude one all the same: `{_past(snapshot, 'NODE')}`")
+    else:
+        title, severity = f"{named} excluded, one more may be", Severity.INFO
+    fix = take_back(snapshot, names)
+    if not fix:
+        evidence = (
+            *evidence,
+            f"none can come back now: {first_few(cannot_return(snapshot, names), NODES_NAMED)}",
+        )
+        fix = _note_for_site(snapshot, names)
+    evidence = (*evidence, _how_more_may_be(snapshot, len(in_partition), limit.needed, len(names)))
+    since = max(
+        (
+            entry.since
+            for entry in known(snapshot.exclusions, ())
+            if entry.node in names and entry.since
+        ),
+        default=None,
+    )
+    # since the last of them
+    yield Finding(exclusion_cap.name, severity, title, evidence=evidence, fix=fix, since=since)
+
+
+def _how_more_may_be(snapshot: Snapshot, partition_nodes: int, needed: int, excluded: int) -> str:
+    """What a person may do so that tr11 excludes by itself again, the queued tasks among it; or
+    that nothing does.
+    """
+    percent = percent_for(partition_nodes, needed, excluded + 1)
+    if percent is None:
+        return f"a greater {KEY} would not help: an attempt needs all others"
+    command = derived.command(snapshot, f"launch --replace --set {KEY}={percent}")
+    return (
+        f"so that more may be: {KEY} = {percent} in the card; for what is queued now, `{command}`"
+    )
+
+
+def _note_for_site(snapshot: Snapshot, names: Collection[str]) -> str:
+    """The command that writes what the site has to repair; "" where all are excluded because
+    someone wants it so.
+    """
+    if not unusable_exclusions(snapshot, names):
+        return ""
+    return derived.command(snapshot, f"nodes list --excluded --report {NOTE}")
+
+
+def _what_may_be_lost(snapshot: Snapshot) -> str:
+    """How many nodes an attempt goes on without, by its spares: the one that runs as it is now,
+    else the next one.
+    """
+    spares, runs = spare_nodes(snapshot)
+    if not spares:
+        return "the next bad node stops the run"
+    if runs:
+        return f"the attempt can lose {counted(spares, 'more node')}, and stops at the next"
+    return f"an attempt can lose {counted(spares, 'node')}, and stops at the next"
+
+
+def _what_helps(snapshot: Snapshot, node: str, why: str) -> str:
+    """Its exclusion past the cap, where an attempt still finds its nodes without it; else a check
+    of it.
+    """
+    usable, needed = usable_nodes(snapshot), needed_next(snapshot)
+    if usable is None or needed is None or usable <= needed:
+        return derived.command(snapshot, f"nodes check {node}")
+    return _past(snapshot, node, why or "it was found bad")
+
+
+def _past(snapshot: Snapshot, node: str, why: str = "") -> str:
+    command = way_past(node).removeprefix("tr11 ")
+    if why:
+        command = command.replace("REASON", shlex.quote(why))
+    return derived.command(snapshot, command)
+
+
+DUE_NAMED = 4
+GRACE_SECONDS = derived.DAY  # the periodic check comes round several times in it
+
+
+@detector(
+    "exclusion-due",
+    needs=("exclusions",),
+    bound="a day",
+    severities="INFO",
+)
+def exclusion_due(snapshot: Snapshot) -> Iterator[Finding]:
+    """Excluded nodes that should have been checked again by now: each may be fine, and is missing.
+
+    INFO, one for all nodes whose time has been over for more than a day.
+    """
+    late = due_for_recheck(known(snapshot.exclusions, ()), snapshot.time - GRACE_SECONDS)
+    if not late:
+        return
+    if len(late) == 1:
+        word = "an excluded node waits"
+    else:
+        word = f"{len(late)} excluded nodes wait"
+    evidence = tuple(
+        f"{entry.node}: due for {duration(snapshot.time - (entry.until or snapshot.time))}"
+        + (f", {kept_off(entry.state)} because {entry.why}" if entry.why else "")
+        for entry in late[:DUE_NAMED]
+    )
+    yield Finding(
+        exclusion_due.name,
+        Severity.INFO,
+        f"{word} for a check: {first_few((entry.node for entry in late), DUE_NAMED)}",
+        evidence=evidence,
+        fix=derived.command(snapshot, "nodes check --due"),
+    )
