@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from tr11ops.base.units import size
-from tr11ops.health.memory import available
+from tr11ops.health.host import available
 from tr11ops.health.system import SHARED_MEMORY, mapped, own_pids
 
 SAMPLE_SECONDS = 2.0

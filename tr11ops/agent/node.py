@@ -43,7 +43,7 @@ from tr11ops.base.processes import (
 from tr11ops.cluster.rehearsal import is_rehearsal
 from tr11ops.diagnose.attribution.records import read_reports
 from tr11ops.health.base import EXIT_BAD_NODE, CheckOutcome, CheckResult, NodeRequirements, worst
-from tr11ops.health.local_disk import exported_folder
+from tr11ops.health.host import exported_folder
 from tr11ops.health.registry import chosen, run_checks
 from tr11ops.health.system import ThisNode
 from tr11ops.rundir.attempts import launch_line

@@ -18,10 +18,9 @@ from tr11ops.base.errors import Refusal, SourceError
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cli.common import is_terminal, named_card, say, timeout_option
 from tr11ops.cli.context import JSON, RunContext, emit
-from tr11ops.filesystems.look import SOURCES, look_at
+from tr11ops.filesystems.look import NicedRunner, look_at, read_drift
 from tr11ops.filesystems.report import judge, lines, value
-from tr11ops.filesystems.rights import read_drift
-from tr11ops.filesystems.runner import NicedRunner
+from tr11ops.filesystems.sources import SOURCES
 from tr11ops.launch.extra_observations import user_of
 from tr11ops.logs.lines import plain
 from tr11ops.observe.look import facts_of

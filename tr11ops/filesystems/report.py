@@ -10,8 +10,7 @@ from msgspec import field
 from tr11ops.base.observed import Observed, Unknown
 from tr11ops.base.units import counted, quantity, size
 from tr11ops.detect.filesystem_rules import filling, full, when
-from tr11ops.filesystems.look import FilesystemResult
-from tr11ops.filesystems.rights import Drift
+from tr11ops.filesystems.look import Drift, FilesystemResult
 from tr11ops.observe.operation import FilesystemRule
 from tr11ops.rundir.disk_usage import DAY_SECONDS, Forecast, Kind, Usage, forecast
 from trainer.contract.documents import document

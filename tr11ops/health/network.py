@@ -10,7 +10,7 @@ _INTERFACES = "/sys/class/net"
 _DEVICES = "/sys/class/infiniband"
 
 
-def check(system: System, wanted: NodeRequirements) -> Answer:
+def check_network(system: System, wanted: NodeRequirements) -> Answer:
     """Bad when no interface is up, or a cabled port is not active; a warning when a port is slower
     than its peers.
 

@@ -10,22 +10,7 @@ from typing import Any
 
 from tr11ops.base.errors import Unanswered
 from tr11ops.base.processes import ProbeOutput
-from tr11ops.health import (
-    clock,
-    gpu_count,
-    gpu_memory,
-    leftovers,
-    local_disk,
-    memory,
-    network,
-    nvlink,
-    pcie,
-    row_remap,
-    run_directory,
-    shared_memory,
-    throttling,
-    xid,
-)
+from tr11ops.health import gpu, host, network
 from tr11ops.health.base import Answer, CheckOutcome, CheckResult, NodeRequirements, System
 from trainer.contract.record import Record
 
@@ -151,20 +136,20 @@ class HealthCheck(Record):
 
 
 CHECKS: tuple[HealthCheck, ...] = (
-    HealthCheck("gpu-count", gpu_count.check, of_gpus=True),
-    HealthCheck("gpu-memory", gpu_memory.check, of_gpus=True),
-    HealthCheck("row-remap", row_remap.check, of_gpus=True),
-    HealthCheck("xid", xid.check, of_gpus=True),
-    HealthCheck("nvlink", nvlink.check, of_gpus=True),
-    HealthCheck("throttling", throttling.check, of_gpus=True),
-    HealthCheck("pcie", pcie.check, of_gpus=True),
-    HealthCheck("network", network.check),
-    HealthCheck("run-directory", run_directory.check),
-    HealthCheck("local-disk", local_disk.check),
-    HealthCheck("shared-memory", shared_memory.check),
-    HealthCheck("memory", memory.check),
-    HealthCheck("leftovers", leftovers.check),
-    HealthCheck("clock", clock.check),
+    HealthCheck("gpu-count", gpu.check_gpu_count, of_gpus=True),
+    HealthCheck("gpu-memory", gpu.check_gpu_memory, of_gpus=True),
+    HealthCheck("row-remap", gpu.check_row_remap, of_gpus=True),
+    HealthCheck("xid", gpu.check_xid, of_gpus=True),
+    HealthCheck("nvlink", gpu.check_nvlink, of_gpus=True),
+    HealthCheck("throttling", gpu.check_throttling, of_gpus=True),
+    HealthCheck("pcie", gpu.check_pcie, of_gpus=True),
+    HealthCheck("network", network.check_network),
+    HealthCheck("run-directory", host.check_run_directory),
+    HealthCheck("local-disk", host.check_local_disk),
+    HealthCheck("shared-memory", host.check_shared_memory),
+    HealthCheck("memory", host.check_memory),
+    HealthCheck("leftovers", host.check_leftovers),
+    HealthCheck("clock", host.check_clock),
 )
 NAMES = tuple(check.name for check in CHECKS)
 

@@ -23,7 +23,7 @@ from typing import Any
 from tr11ops.base.shipped import shipped_root
 from tr11ops.base.units import duration, size
 from tr11ops.cluster.sbatch_options import code_root
-from tr11ops.health.local_disk import exported_folder
+from tr11ops.health.host import exported_folder
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
 from tr11ops.rundir.datasets import look_at_tokenizer, workers_environment

@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tr11ops.base.errors import SourceError
-from tr11ops.filesystems import df, du, idrquota, lfs, quota
-from tr11ops.filesystems.look import SOURCES
-from tr11ops.filesystems.reading import CommandOutput
+from tr11ops.filesystems.sources import SOURCES, CommandOutput
 from tr11ops.runcard.watching import FilesystemSection
 
 DATA = Path(__file__).parents[2] / "data" / "filesystems"
@@ -24,7 +22,7 @@ def output(name: str, status: int = 0, error: str = "") -> CommandOutput:
 
 
 def test_idrquota_tells_two_shares() -> None:
-    reading = idrquota.parse([output("idrquota.txt")])
+    reading = SOURCES["idrquota"].parse([output("idrquota.txt")])
     assert (reading.bytes_share, reading.inodes_share) == (0.862, 0.687)
     assert reading.report.startswith("WORK    space")
 
@@ -34,18 +32,18 @@ def test_idrquota_tells_two_shares() -> None:
 )
 def test_idrquota_with_other_than_two_figures_is_unknown(text: str) -> None:
     with pytest.raises(SourceError):
-        idrquota.parse([CommandOutput(text)])
+        SOURCES["idrquota"].parse([CommandOutput(text)])
 
 
 def test_lfs_of_a_group() -> None:
-    reading = lfs.parse([output("lfs-group.txt")])
+    reading = SOURCES["lfs"].parse([output("lfs-group.txt")])
     assert (reading.bytes_used, reading.bytes_limit) == (943718400 * 1024, 1048576000 * 1024)
     assert (reading.inodes_used, reading.inodes_limit) == (250000, 500000)
     assert reading.notes == ()
 
 
 def test_lfs_over_its_quota_with_units_and_a_long_name() -> None:
-    reading = lfs.parse([output("lfs-over.txt")])
+    reading = SOURCES["lfs"].parse([output("lfs-over.txt")])
     assert (reading.bytes_used, reading.bytes_limit) == (1.1 * 2**40, 2**40)
     assert (reading.inodes_used, reading.inodes_limit) == (510000, 500000)
     assert [note.split(": ")[1] for note in reading.notes] == [
@@ -54,24 +52,24 @@ def test_lfs_over_its_quota_with_units_and_a_long_name() -> None:
 
 
 def test_lfs_without_a_limit_and_with_a_silent_server() -> None:
-    reading = lfs.parse([output("lfs-none.txt")])
+    reading = SOURCES["lfs"].parse([output("lfs-none.txt")])
     assert (reading.bytes_used, reading.bytes_limit, reading.inodes_limit) == (
         512 * 1024,
         None,
         None,
     )
     with pytest.raises(SourceError, match="not complete"):
-        lfs.parse([output("lfs-silent.txt")])
+        SOURCES["lfs"].parse([output("lfs-silent.txt")])
 
 
 def test_quota_gives_the_fullest_and_its_status_is_no_failure() -> None:
-    reading = quota.parse([output("quota-w.txt", status=1)])
+    reading = SOURCES["quota"].parse([output("quota-w.txt", status=1)])
     assert (reading.bytes_used, reading.bytes_limit) == (900000 * 1024, 800000 * 1024)
     assert reading.notes == ("/dev/mapper/vg-work: over its quota of bytes, time of grace 6days",)
 
 
 def test_quota_in_units() -> None:
-    reading = quota.parse([output("quota-s.txt")])
+    reading = SOURCES["quota"].parse([output("quota-s.txt")])
     assert (reading.bytes_used, reading.bytes_limit) == (17167 * 2**20, 19532 * 2**20)
     assert (reading.inodes_used, reading.inodes_limit) == (40000, 35000)
 
@@ -82,15 +80,15 @@ def test_quota_in_units() -> None:
 )
 def test_quota_without_a_row_is_unknown(found: CommandOutput) -> None:
     with pytest.raises(SourceError):
-        quota.parse([found])
+        SOURCES["quota"].parse([found])
 
 
 def test_df_counts_what_can_still_be_written() -> None:
-    reading = df.parse([output("df-k.txt"), output("df-i.txt")])
+    reading = SOURCES["df"].parse([output("df-k.txt"), output("df-i.txt")])
     assert reading.bytes_used is not None and reading.bytes_free is not None
     assert reading.bytes_limit == reading.bytes_used + reading.bytes_free
     assert reading.inodes_limit == 16777216
-    shared = df.parse([output("df-shared.txt"), output("df-no-inodes.txt")])
+    shared = SOURCES["df"].parse([output("df-shared.txt"), output("df-no-inodes.txt")])
     assert shared.bytes_free == 85899348 * 1024
     assert (shared.inodes_used, shared.inodes_limit) == (None, None)
 
@@ -102,10 +100,10 @@ def test_df_agrees_with_the_kernel(tmp_path: Path) -> None:
     section = FilesystemSection(name="x", source="df", path=str(tmp_path))
     outputs = [
         CommandOutput(subprocess.check_output(command, text=True))
-        for command in df.commands(section)
+        for command in SOURCES["df"].commands(section)
     ]
     usage = shutil.disk_usage(tmp_path)
-    reading = df.parse(outputs)
+    reading = SOURCES["df"].parse(outputs)
     assert reading.bytes_free == pytest.approx(
         usage.free, rel=0.05
     ) and reading.bytes_used == pytest.approx(usage.used, rel=0.05)
@@ -113,18 +111,18 @@ def test_df_agrees_with_the_kernel(tmp_path: Path) -> None:
 
 def test_du_tolerates_closed_folders_and_says_so() -> None:
     error = (DATA / "du-errors.txt").read_text()
-    reading = du.parse([output("du-bytes.txt", 1, error), output("du-inodes.txt")])
+    reading = SOURCES["du"].parse([output("du-bytes.txt", 1, error), output("du-inodes.txt")])
     assert (reading.bytes_used, reading.inodes_used) == (400 * 2**30, 2900000)
     assert "more than it says" in reading.notes[0]
-    assert du.parse([output("du-bytes.txt")]).notes == ()
+    assert SOURCES["du"].parse([output("du-bytes.txt")]).notes == ()
     with pytest.raises(SourceError, match="Permission denied"):
-        du.parse([CommandOutput("", 1, error)])
+        SOURCES["du"].parse([CommandOutput("", 1, error)])
 
 
 def test_du_counts_inodes_only_against_a_limit() -> None:
     section = FilesystemSection(name="x", source="du", path="/x")
-    assert len(du.commands(section)) == 1
-    assert [command[1:3] for command in du.commands(section.model_copy(update={"inodes_limit": 5}))] == [
+    assert len(SOURCES["du"].commands(section)) == 1
+    assert [command[1:3] for command in SOURCES["du"].commands(section.model_copy(update={"inodes_limit": 5}))] == [
         ("-bs", "--"), ("-s", "--inodes"),
     ]  # fmt: skip
 

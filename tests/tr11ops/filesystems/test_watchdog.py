@@ -20,11 +20,9 @@ from tests.waiting import is_gone, until
 from tr11ops.base.errors import SourceError
 from tr11ops.base.observed import Unknown
 from tr11ops.detect.filesystem_rules import filling, full, when
-from tr11ops.filesystems.look import FilesystemResult, look_at
-from tr11ops.filesystems.reading import CommandOutput
+from tr11ops.filesystems.look import Drift, FilesystemResult, NicedRunner, look_at, read_drift
 from tr11ops.filesystems.report import FilesystemReport, judge, lines, value
-from tr11ops.filesystems.rights import Drift, read_drift
-from tr11ops.filesystems.runner import NicedRunner
+from tr11ops.filesystems.sources import CommandOutput
 from tr11ops.observe.operation import FilesystemRule
 from tr11ops.runcard.watching import FilesystemSection
 from tr11ops.rundir.disk_usage import DAY_SECONDS, Forecast, Usage
@@ -331,7 +329,7 @@ def test_ctrl_c_leaves_no_walk_behind(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     program(tmp_path, "du", f"open({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
     script = (
-        "import os\nfrom tr11ops.filesystems.look import look_at\nfrom tr11ops.filesystems.runner import NicedRunner\n"
+        "import os\nfrom tr11ops.filesystems.look import look_at\nfrom tr11ops.filesystems.look import NicedRunner\n"
         "from tr11ops.runcard.watching import FilesystemSection\n"
         "look_at([FilesystemSection(name='X', source='du', path='/')], NicedRunner(os.environ), 0.0, 600.0)\n"
     )

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.tr11ops.health.recorded_system import SILENT, RecordedSystem, smi, text
 from tr11ops.base.errors import Unanswered
 from tr11ops.base.processes import ProbeOutput
-from tr11ops.health import gpu_count, gpu_memory, nvlink, pcie, row_remap, throttling, xid
+from tr11ops.health import gpu
 from tr11ops.health.base import NodeRequirements
 
 WANTED = NodeRequirements("x01", gpus=8, workers=8)
@@ -26,7 +26,7 @@ BAD, FINE, WARNING = "bad", "fine", "warning"
     ],
 )
 def test_every_gpu_must_answer(name: str, status: int, result: str, words: str) -> None:
-    outcome, why = gpu_count.check(smi(name, status=status), WANTED)
+    outcome, why = gpu.check_gpu_count(smi(name, status=status), WANTED)
     assert outcome == result and words in why
 
 
@@ -42,35 +42,35 @@ def test_each_slice_of_a_divided_gpu_counts_and_the_divided_one_does_not(
             "nvidia-smi -L": ProbeOutput(0, text("gpus-mig.txt")),
         }
     )
-    outcome, why = gpu_count.check(system, replace(WANTED, gpus=gpus))
+    outcome, why = gpu.check_gpu_count(system, replace(WANTED, gpus=gpus))
     assert outcome == result and words in why
 
 
 CASES = [
-    (gpu_memory.check, "ecc-fine.csv", FINE, "no uncorrected"),
-    (gpu_memory.check, "ecc-error.csv", BAD, "GPU 5 (00000000:8B:00.0): 2"),
-    (gpu_memory.check, "ecc-reset.csv", BAD, "GPU 1: GPU requires reset"),
-    (row_remap.check, "rows-fine.csv", FINE, "no repair"),
-    (row_remap.check, "rows-numbers.csv", FINE, "no repair"),
-    (row_remap.check, "rows-pending.csv", BAD, "waits for a GPU reset: 00000000:48:00.0"),
-    (row_remap.check, "rows-failed.csv", BAD, "must be replaced: 00000000:4C:00.0"),
-    (nvlink.check, "nvlink-fine.txt", FINE, "12 links up on each of 8 GPUs"),
-    (nvlink.check, "nvlink-down.txt", BAD, "GPU 3: 10 of 12"),
-    (nvlink.check, "nvlink-slow.txt", BAD, "GPU 2: 12.5 GB/s"),
-    (nvlink.check, "nvlink-half-used.txt", FINE, "6 links up on each of 4 GPUs"),
-    (nvlink.check, "nvlink-none.txt", FINE, "no NVLink"),
-    (throttling.check, "clocks-idle.csv", FINE, "no GPU"),
-    (throttling.check, "clocks-power-cap.csv", FINE, "no GPU"),
+    (gpu.check_gpu_memory, "ecc-fine.csv", FINE, "no uncorrected"),
+    (gpu.check_gpu_memory, "ecc-error.csv", BAD, "GPU 5 (00000000:8B:00.0): 2"),
+    (gpu.check_gpu_memory, "ecc-reset.csv", BAD, "GPU 1: GPU requires reset"),
+    (gpu.check_row_remap, "rows-fine.csv", FINE, "no repair"),
+    (gpu.check_row_remap, "rows-numbers.csv", FINE, "no repair"),
+    (gpu.check_row_remap, "rows-pending.csv", BAD, "waits for a GPU reset: 00000000:48:00.0"),
+    (gpu.check_row_remap, "rows-failed.csv", BAD, "must be replaced: 00000000:4C:00.0"),
+    (gpu.check_nvlink, "nvlink-fine.txt", FINE, "12 links up on each of 8 GPUs"),
+    (gpu.check_nvlink, "nvlink-down.txt", BAD, "GPU 3: 10 of 12"),
+    (gpu.check_nvlink, "nvlink-slow.txt", BAD, "GPU 2: 12.5 GB/s"),
+    (gpu.check_nvlink, "nvlink-half-used.txt", FINE, "6 links up on each of 4 GPUs"),
+    (gpu.check_nvlink, "nvlink-none.txt", FINE, "no NVLink"),
+    (gpu.check_throttling, "clocks-idle.csv", FINE, "no GPU"),
+    (gpu.check_throttling, "clocks-power-cap.csv", FINE, "no GPU"),
     (
-        throttling.check,
+        gpu.check_throttling,
         "clocks-hot.csv",
         BAD,
         "GPU 6: hardware slowdown, GPU 6: too hot (hardware)",
     ),
-    (throttling.check, "clocks-driver-hot.csv", WARNING, "GPU 6: too hot (driver)"),
-    (pcie.check, "pcie-fine.csv", FINE, "x16"),
-    (pcie.check, "pcie-narrow.csv", BAD, "GPU 4: x8"),
-    (pcie.check, "pcie-slots.csv", WARNING, "x8 of x16"),
+    (gpu.check_throttling, "clocks-driver-hot.csv", WARNING, "GPU 6: too hot (driver)"),
+    (gpu.check_pcie, "pcie-fine.csv", FINE, "x16"),
+    (gpu.check_pcie, "pcie-narrow.csv", BAD, "GPU 4: x8"),
+    (gpu.check_pcie, "pcie-slots.csv", WARNING, "x8 of x16"),
 ]
 
 
@@ -82,7 +82,7 @@ def test_what_nvidia_smi_prints(check, name: str, result: str, words: str) -> No
 
 @pytest.mark.parametrize(
     ("check", "name"),
-    [(gpu_memory.check, "ecc-off.csv"), (throttling.check, "clocks-silent.csv")],
+    [(gpu.check_gpu_memory, "ecc-off.csv"), (gpu.check_throttling, "clocks-silent.csv")],
 )
 def test_what_a_gpu_does_not_tell_is_unknown(check, name: str) -> None:
     with pytest.raises(Unanswered):
@@ -90,12 +90,12 @@ def test_what_a_gpu_does_not_tell_is_unknown(check, name: str) -> None:
 
 
 ALL = [
-    gpu_count.check,
-    gpu_memory.check,
-    row_remap.check,
-    nvlink.check,
-    throttling.check,
-    pcie.check,
+    gpu.check_gpu_count,
+    gpu.check_gpu_memory,
+    gpu.check_row_remap,
+    gpu.check_nvlink,
+    gpu.check_throttling,
+    gpu.check_pcie,
 ]
 
 
@@ -123,7 +123,7 @@ def test_older_gpus_retire_pages_instead_of_rows() -> None:
                     "retired_pages.pending": ProbeOutput(0, text(pages)),
                 }
             )
-            assert row_remap.check(system, WANTED)[0] == result
+            assert gpu.check_row_remap(system, WANTED)[0] == result
 
 
 def test_older_drivers_call_the_throttle_reasons_otherwise() -> None:
@@ -133,7 +133,7 @@ def test_older_drivers_call_the_throttle_reasons_otherwise() -> None:
             "clocks_throttle_reasons": ProbeOutput(0, text("clocks-hot.csv")),
         }
     )
-    assert throttling.check(system, WANTED)[0] == BAD
+    assert gpu.check_throttling(system, WANTED)[0] == BAD
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_the_kernel_log_after_two_days(name: str, result: str, words: str) -> No
         commands={"dmesg": ProbeOutput(0, text(name))},
         files={"/proc/uptime": "172800.55 900000.1\n"},
     )
-    outcome, why = xid.check(system, WANTED)
+    outcome, why = gpu.check_xid(system, WANTED)
     assert outcome == result and words in why
     assert why.count("Xid 79") <= 1
 
@@ -158,4 +158,4 @@ def test_the_kernel_log_after_two_days(name: str, result: str, words: str) -> No
 def test_a_kernel_log_that_may_not_be_read_is_unknown() -> None:
     refused = ProbeOutput(1, "", "dmesg: read kernel buffer failed: Operation not permitted\n")
     with pytest.raises(Unanswered, match="not permitted"):
-        xid.check(RecordedSystem(commands={"dmesg": refused}), WANTED)
+        gpu.check_xid(RecordedSystem(commands={"dmesg": refused}), WANTED)

@@ -19,16 +19,7 @@ from msgspec.structs import replace
 from tests.tr11ops.health.recorded_system import RecordedSystem, text
 from tests.waiting import is_gone, until
 from tr11ops.base.errors import Unanswered
-from tr11ops.health import (
-    clock,
-    leftovers,
-    local_disk,
-    memory,
-    network,
-    registry,
-    run_directory,
-    shared_memory,
-)
+from tr11ops.health import host, network, registry
 from tr11ops.health.base import (
     CheckOutcome,
     CheckResult,
@@ -88,20 +79,20 @@ UP, DOWN = ("4: ACTIVE", "5: LinkUp"), ("1: DOWN", "3: Disabled")
     ],
 )
 def test_network(files: dict[str, str], result: str) -> None:
-    assert network.check(RecordedSystem(files=files), WANTED)[0] == result
+    assert network.check_network(RecordedSystem(files=files), WANTED)[0] == result
 
 
 def test_an_interface_that_the_ranks_shall_use_is_missed() -> None:
     """The card may be wrong, so the node is not condemned."""
     system = RecordedSystem(files=net(lo="unknown", eth0="up"))
-    found, why = network.check(system, replace(WANTED, interfaces=("ib0",)))
+    found, why = network.check_network(system, replace(WANTED, interfaces=("ib0",)))
     assert found == "warning" and why == "GLOO_SOCKET_IFNAME: no interface ib0 here, there are eth0"
-    assert network.check(system, replace(WANTED, interfaces=("eth0", "lo")))[0] == "fine"
+    assert network.check_network(system, replace(WANTED, interfaces=("eth0", "lo")))[0] == "fine"
 
 
 def test_a_network_that_cannot_be_seen_is_unknown() -> None:
     with pytest.raises(Unanswered):
-        network.check(RecordedSystem(files=net(lo="unknown")), WANTED)
+        network.check_network(RecordedSystem(files=net(lo="unknown")), WANTED)
 
 
 # ------------------------------------------------------------------ disks
@@ -112,12 +103,12 @@ def test_a_network_that_cannot_be_seen_is_unknown() -> None:
 )  # fmt: skip
 def test_only_what_one_node_has_alone_makes_it_bad(code: int, result: str) -> None:
     system = RecordedSystem(probe=OSError(code, os.strerror(code), "/run/state"))
-    assert run_directory.check(system, WANTED)[0] == result
+    assert host.check_run_directory(system, WANTED)[0] == result
 
 
 def test_a_slow_run_directory_is_a_warning() -> None:
-    assert run_directory.check(RecordedSystem(probe=0.004), WANTED)[0] == "fine"
-    assert run_directory.check(RecordedSystem(probe=7.0), WANTED)[0] == "warning"
+    assert host.check_run_directory(RecordedSystem(probe=0.004), WANTED)[0] == "fine"
+    assert host.check_run_directory(RecordedSystem(probe=7.0), WANTED)[0] == "warning"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +116,7 @@ def test_a_slow_run_directory_is_a_warning() -> None:
 )
 def test_local_disk(free: int, result: str) -> None:
     system = RecordedSystem(spaces={"/tmp": Space(100 << 30, free)})
-    assert local_disk.check(system, WANTED)[0] == result
+    assert host.check_local_disk(system, WANTED)[0] == result
 
 
 def test_a_read_only_local_disk_is_bad() -> None:
@@ -133,24 +124,22 @@ def test_a_read_only_local_disk_is_bad() -> None:
         spaces={"/tmp": Space(1 << 40, 1 << 39)},
         probe=OSError(errno.EROFS, "Read-only file system"),
     )
-    assert local_disk.check(system, WANTED)[0] == "bad"
+    assert host.check_local_disk(system, WANTED)[0] == "bad"
 
 
 def test_the_exported_folder_for_temporary_files_is_looked_at(tmp_path: Path) -> None:
     """Python's own answer is another folder where that one is broken, so that the fault would not be seen."""
-    assert local_disk.exported_folder({"TMPDIR": "/local/job7", "TMP": "/tmp"}) == Path(
-        "/local/job7"
-    )
-    assert local_disk.exported_folder({"TMPDIR": "", "TMP": "/scratch"}) == Path("/scratch")
-    assert local_disk.exported_folder({}) == Path(tempfile.gettempdir())
+    assert host.exported_folder({"TMPDIR": "/local/job7", "TMP": "/tmp"}) == Path("/local/job7")
+    assert host.exported_folder({"TMPDIR": "", "TMP": "/scratch"}) == Path("/scratch")
+    assert host.exported_folder({}) == Path(tempfile.gettempdir())
     gone = replace(WANTED, temporary=tmp_path / "gone")
-    assert local_disk.check(ThisNode(), gone) == (
+    assert host.check_local_disk(ThisNode(), gone) == (
         "warning", f"{tmp_path}/gone (TMPDIR) is not there: programs put temporary files elsewhere",
     )  # fmt: skip
     full = RecordedSystem(
         spaces={"/local/job7": Space(1 << 40, 0), "/tmp": Space(1 << 40, 1 << 39)}
     )
-    assert local_disk.check(full, replace(WANTED, temporary=Path("/local/job7")))[0] == "bad"
+    assert host.check_local_disk(full, replace(WANTED, temporary=Path("/local/job7")))[0] == "bad"
 
 
 # ------------------------------------------------------------------ memory
@@ -163,7 +152,7 @@ def test_the_exported_folder_for_temporary_files_is_looked_at(tmp_path: Path) ->
     ],
 )
 def test_shared_memory(space: Space, result: str) -> None:
-    assert shared_memory.check(RecordedSystem(spaces={"/dev/shm": space}), WANTED)[0] == result
+    assert host.check_shared_memory(RecordedSystem(spaces={"/dev/shm": space}), WANTED)[0] == result
 
 
 def test_only_settled_files_of_known_makers_are_swept() -> None:
@@ -175,7 +164,7 @@ def test_only_settled_files_of_known_makers_are_swept() -> None:
             SharedMemoryFile("shm_allreduce_buffer_0", MIB, old), SharedMemoryFile("my-results", MIB, old), SharedMemoryFile("sem.mp-abc_1", 32, old),
         ),
     )  # fmt: skip
-    outcome, why = shared_memory.check(system, WANTED)
+    outcome, why = host.check_shared_memory(system, WANTED)
     assert outcome == "fine" and "4 stale files" in why
     assert sorted(system.removed) == [
         "nccl-aB3x9Z",
@@ -187,10 +176,12 @@ def test_only_settled_files_of_known_makers_are_swept() -> None:
 
 def test_memory() -> None:
     full = text("meminfo.txt")
-    assert memory.check(RecordedSystem(files={"/proc/meminfo": full}), WANTED)[0] == "fine"
+    assert host.check_memory(RecordedSystem(files={"/proc/meminfo": full}), WANTED)[0] == "fine"
     for available, result in ((100_000_000, "warning"), (20_000_000, "bad")):
         changed = full.replace("489350144", str(available))
-        assert memory.check(RecordedSystem(files={"/proc/meminfo": changed}), WANTED)[0] == result
+        assert (
+            host.check_memory(RecordedSystem(files={"/proc/meminfo": changed}), WANTED)[0] == result
+        )
 
 
 # ------------------------------------------------------------------ leftovers
@@ -208,7 +199,7 @@ def test_abandoned_processes_of_an_earlier_job_are_ended() -> None:
             process(14, job_id="7"),
         )
     )
-    outcome, why = leftovers.check(system, WANTED)
+    outcome, why = host.check_leftovers(system, WANTED)
     assert outcome == "warning" and "were ended" in why
     assert system.ended == [10, 11, 14]  # 14: of this job's first launch
 
@@ -217,17 +208,17 @@ def test_what_cannot_be_ended_makes_the_node_bad() -> None:
     system = RecordedSystem(
         processes=(process(10), process(11, state="D")), immortal=frozenset({11})
     )
-    outcome, why = leftovers.check(system, WANTED)
+    outcome, why = host.check_leftovers(system, WANTED)
     assert outcome == "bad" and "trainer 11 of job 6, launch 1" in why and "10" not in why
 
 
 def test_a_training_that_someone_looks_after_is_left_alone() -> None:
     system = RecordedSystem(processes=(process(10, is_kept=True),))
-    assert leftovers.check(system, WANTED)[0] == "warning"
+    assert host.check_leftovers(system, WANTED)[0] == "warning"
     shared = RecordedSystem(processes=(process(10),))
-    assert leftovers.check(shared, replace(WANTED, ends_leftovers=False))[0] == "warning"
+    assert host.check_leftovers(shared, replace(WANTED, ends_leftovers=False))[0] == "warning"
     assert system.ended == shared.ended == []
-    assert leftovers.check(RecordedSystem(), WANTED)[0] == "fine"
+    assert host.check_leftovers(RecordedSystem(), WANTED)[0] == "fine"
 
 
 # ------------------------------------------------------------------ clock
@@ -237,7 +228,7 @@ def test_a_training_that_someone_looks_after_is_left_alone() -> None:
 )  # fmt: skip
 def test_clock(ahead: float, result: str) -> None:
     system = RecordedSystem(time=5000.0 + ahead)
-    assert clock.check(system, replace(WANTED, controller_time=5000.0))[0] == result
+    assert host.check_clock(system, replace(WANTED, controller_time=5000.0))[0] == result
 
 
 # ------------------------------------------------------------------ own scripts, with real processes
@@ -449,10 +440,10 @@ def test_a_workers_shared_memory_is_its_own_while_it_lives() -> None:
     name = child.stdout.readline().strip()
     try:
         node = ThisNode()
-        assert name not in {segment.name for segment in node.segments(shared_memory.OURS)}
+        assert name not in {segment.name for segment in node.segments(host.OURS)}
         child.kill()
         child.communicate()
-        assert name in {segment.name for segment in node.segments(shared_memory.OURS)}
+        assert name in {segment.name for segment in node.segments(host.OURS)}
         node.remove_segment(name)
         assert not Path("/dev/shm", name).exists()
     finally:
