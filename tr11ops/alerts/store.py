@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from tr11ops.alerts.state import AlertState
 from tr11ops.base.errors import NewerSchema
-from tr11ops.base.newer import newer_schema
+from tr11ops.base.newer import why_only_read
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.documents import document, record_of
@@ -125,9 +125,9 @@ def _text(version: StoredAlerts) -> str:
 def _alert_state(text: str, place: Path) -> AlertState:
     """Raises NewerSchema, and ValueError or TypeError for what is no file of alert state."""
     value = json.loads(text, parse_constant=_refuse)
-    newer = newer_schema(place, value, SCHEMA)
+    newer = why_only_read(value, SCHEMA)
     if newer:
-        raise NewerSchema(newer)
+        raise NewerSchema(f"{place} {newer}")
     if "alerts" not in value:
         raise ValueError("it names no alerts")
     return record_of(AlertState, value)

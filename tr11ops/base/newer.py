@@ -9,17 +9,18 @@ from typing import Any
 
 from tr11ops.base.errors import NewerFileError
 from tr11ops.base.observed import known, observed
+from trainer.contract.documents import newer_schema
 from trainer.contract.files import write_json
 from trainer.contract.state_file import read_json
 
 
-def newer_schema(path: Path, value: Any, known_schema: int) -> str:
-    """Why a file with this content must not be written by this tr11, in a line; "" where its schema
-    is known.
+def why_only_read(value: Any, schema: int) -> str:
+    """What to say of a file with this content, after its name, where this tr11 must not write it;
+    "" where it may: its schema is `schema` or below, or none.
     """
-    why = _why(value, known_schema)
+    why = newer_schema(value, schema)
     if why:
-        return f"{path} {why}"
+        return f"{why}: it is only read"
     return ""
 
 
@@ -29,16 +30,7 @@ def replace_json(path: Path, value: dict[str, Any], known_schema: int) -> None:
 
     What cannot be read is replaced, as ever: it says of itself no schema.
     """
-    why = _why(known(observed(lambda: read_json(path)), None), known_schema)
+    why = why_only_read(known(observed(lambda: read_json(path)), None), known_schema)
     if why:
         raise NewerFileError(path, why)
     write_json(path, value)
-
-
-def _why(value: Any, known_schema: int) -> str:
-    schema = None
-    if isinstance(value, dict):
-        schema = value.get("schema")
-    if not isinstance(schema, int) or isinstance(schema, bool) or schema <= known_schema:
-        return ""
-    return f"was written by a newer tr11 (schema {schema}, this one knows {known_schema}): it is only read"

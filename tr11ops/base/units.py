@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta, tzinfo
 
+from trainer.contract.record import LARGEST_NUMBER
 from trainer.contract.units import size
 
 # Points and lengths of time as people type them, for every option that takes one.
@@ -76,7 +77,6 @@ __all__ = [
 DAY = "%Y-%m-%d"
 MINUTE = f"{DAY} %H:%M"
 ZONED = f"{MINUTE} %Z"
-LARGEST_NUMBER = 1e18  # that a file of ours holds
 LEAST_NODE_HOURS = 2.0  # of all nodes together; less is shown in seconds
 NEAR = "%m-%d %H:%M"  # where the year says nothing
 

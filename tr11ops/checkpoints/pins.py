@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
-from trainer.contract.documents import document, record_of
+from trainer.contract.documents import document, record_of, refuse_newer
 from trainer.contract.errors import NewerFormat
 from trainer.contract.record import Finite, Record
 from trainer.contract.state_file import content_of
@@ -122,8 +122,7 @@ def _read(versions: VersionedFile) -> tuple[int, tuple[Pin, ...]]:
 def _parse(path: Path, content: bytes) -> tuple[Pin, ...]:
     try:
         value = json.loads(content)
-        if int(value["schema"]) > SCHEMA:
-            raise NewerFormat(f"{path} was written by a newer tr11 (schema {value['schema']})")
+        refuse_newer(path, value, SCHEMA)
         return record_of(tuple[Pin, ...], value["pins"])
     except NewerFormat:
         raise

@@ -36,7 +36,7 @@ from tr11ops.cron.chain import remove as end_chain
 from tr11ops.cron.drop_ins import every_job, script_command
 from tr11ops.cron.jobs import chain_schedule, of_chain, wanted
 from tr11ops.cron.jobs import table as job_table
-from tr11ops.cron.placement import Placement, choose_placement
+from tr11ops.cron.placement import JobPlacement, choose_placement
 from tr11ops.cron.runner import WAYS, CronContext, child_environment, run_due, run_job, tr11_command
 from tr11ops.cron.schedule import Every
 from tr11ops.cron.scripts import Invocation
@@ -176,7 +176,7 @@ def chain_context(
     directory: RunDirectory,
     jobs: tuple[PeriodicJob, ...],
     round_seconds: int | None,
-    placement: Placement | None = None,
+    placement: JobPlacement | None = None,
 ) -> ChainContext:
     """One chain. `placement` is where its links run; a link's own, where it is a link that asks."""
     chain: ChainName = "daily"
@@ -187,7 +187,7 @@ def chain_context(
     schedule = (
         Every(round_seconds) if round_seconds else chain_schedule(invocation.card, jobs, chain)
     )
-    scheduler, where = open_scheduler("slurm"), placement or Placement()
+    scheduler, where = open_scheduler("slurm"), placement or JobPlacement()
     return ChainContext(
         chain, schedule, invocation, directory, scheduler, say, words=words, placement=where
     )
@@ -292,7 +292,7 @@ def _chains_to_end(
     return Change(lines, "End both chains?", apply, _outcome(context, "would-remove", "slurm"))
 
 
-def _placement(invocation: Invocation) -> Placement:
+def _placement(invocation: Invocation) -> JobPlacement:
     """Where the chains' jobs shall run. Raises NoPartition where nothing tells,
     SchedulerUnreachable.
     """
@@ -506,7 +506,7 @@ def link(
             "only the batch script of a chain calls this; see tr11 cron install", exit_code=2
         )
     memory = os.environ.get("SLURM_MEM_PER_NODE", "")
-    here = Placement(
+    here = JobPlacement(
         os.environ.get("SLURM_JOB_PARTITION") or None, int(memory) if memory.isdigit() else None
     )
     own = chain_context(

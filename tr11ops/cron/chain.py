@@ -28,7 +28,7 @@ from tr11ops.cluster.base import BatchRequest, Job, Scheduler
 from tr11ops.cluster.passed_options import of_any_job, options_of
 from tr11ops.cron.jobs import ChainName
 from tr11ops.cron.output import stamp
-from tr11ops.cron.placement import Placement
+from tr11ops.cron.placement import JobPlacement
 from tr11ops.cron.schedule import Schedule, slack
 from tr11ops.cron.scripts import Invocation, link_script
 from tr11ops.runcard.slurm_syntax import parse_time_limit
@@ -73,7 +73,7 @@ class ChainContext(Record):
     clock: Callable[[], float] = time.time
     pause: Callable[[float], None] = time.sleep
     words: tuple[str, ...] = ()
-    placement: Placement = field(default_factory=Placement)
+    placement: JobPlacement = field(default_factory=JobPlacement)
 
     @property
     def job_name(self) -> str:

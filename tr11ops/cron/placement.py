@@ -14,7 +14,7 @@ from trainer.contract.record import Record
 LINK_MEGABYTES = 2048  # a look, with one detector after another, takes a tenth of it
 
 
-class Placement(Record):
+class JobPlacement(Record):
     """A partition (None: the scheduler's default) and what memory to ask for. `note`: what a person
     should know of it.
 
@@ -29,7 +29,7 @@ class Placement(Record):
 
 def choose_placement(
     card: RunCard, partitions: Sequence[Partition], nodes: Iterable[Node], seconds: int
-) -> Placement:
+) -> JobPlacement:
     """The card's partition, else the best without GPUs that takes a job of so many `seconds`.
     Raises NoPartition.
     """
@@ -38,7 +38,7 @@ def choose_placement(
     training = card.slurm.partition or default
     if card.cron.partition is not None:
         chosen = next((one for one in partitions if one.name == card.cron.partition), None)
-        return Placement(card.cron.partition, _memory(chosen, by_name))
+        return JobPlacement(card.cron.partition, _memory(chosen, by_name))
     fit = [one for one in partitions if _is_fit(one, by_name, seconds)]
     if not fit:
         seen = ", ".join(sorted(one.name for one in partitions)) or "none"
@@ -58,7 +58,7 @@ def choose_placement(
         if shared
         else ""
     )
-    return Placement(best.name, _memory(best, by_name), note)
+    return JobPlacement(best.name, _memory(best, by_name), note)
 
 
 def _is_fit(partition: Partition, nodes: dict[str, Node], seconds: int) -> bool:

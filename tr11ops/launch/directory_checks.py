@@ -356,8 +356,7 @@ def _clock_checks(facts: LaunchFacts) -> Iterator[PreflightCheck]:
 # other trainers
 def switch_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     """Nothing stops the run, and no other trainer is in its directory."""
-    switch = facts.kill_switch
-    location = switch.location
+    switch, location = facts.kill_switch, facts.switch_location
     if isinstance(location, Unknown):
         yield unknown("kill switch", f"its place cannot be seen ({location.why})")
     elif location.other_run:
@@ -368,13 +367,16 @@ def switch_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator[Prefl
             "leave run.kill_switch out, or name a file of this run's own",
             2,
         )
-    elif location.fault and switch.was_marked:
+    elif location.fault and facts.switch_was_marked:
         yield unknown("kill switch", f"{directory.kill_switch}: {location.fault}")
     elif location.fault:
         fix = f"mount it, or make it: mkdir -p {shlex.quote(str(directory.kill_switch.parent))}"
         yield refused("kill switch", f"{directory.kill_switch}: {location.fault}", fix)
     is_ours = not isinstance(location, Unknown) and not (location.other_run or location.fault)
-    if switch.is_set:
+    if isinstance(switch, Unknown):
+        if is_ours and not facts.directory.fault:
+            yield unknown("kill switch", f"{directory.kill_switch} cannot be seen ({switch.why})")
+    elif switch is not None:
         by = ""
         if switch.who:
             by = f" by {switch.who}"

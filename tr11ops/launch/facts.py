@@ -34,9 +34,10 @@ from tr11ops.launch.extra_observations import (
 )
 from tr11ops.launch.margins import read_history
 from tr11ops.observe.derived import finish_time, newest_marker
-from tr11ops.observe.files import read_attempts, read_exclusions, read_steps
+from tr11ops.observe.files import read_attempts, read_exclusions, read_kill_switch, read_steps
 from tr11ops.observe.lease import LeaseHolder, foreground_trainings, read_holder
 from tr11ops.observe.ownership import Ownership, why_unmounted
+from tr11ops.observe.snapshot import KillSwitch
 from tr11ops.runcard.attention import device_type
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.secret_references import unset_here
@@ -111,18 +112,6 @@ class DirectoryFacts(Record):
     missing_parents: tuple[Path, ...] = ()
 
 
-class KillSwitchFacts(Record):
-    """The stop file: set or not, by whom; whether it lies where it is the run's; whether that was
-    ever marked so.
-    """
-
-    is_set: bool
-    who: str = ""
-    why: str = ""
-    location: Observed[SwitchLocation] = field(default_factory=SwitchLocation)
-    was_marked: bool = False
-
-
 class LaunchCheckpoints(Record):
     """The checkpoints that the training would start from, judged and tried as the trainer does it
     (see `trainer.contract.resumable`): the run's own, and where it has none, those that
@@ -176,12 +165,14 @@ class LaunchFacts(Record):
     foreground: Observed[tuple[str, ...]]  # trainings without a scheduler that live on this machine
     exclusions: Observed[tuple[Exclusion, ...]]
     directory: DirectoryFacts
-    kill_switch: KillSwitchFacts
+    kill_switch: Observed[KillSwitch | None]
+    switch_location: Observed[SwitchLocation]
     datasets: tuple[DatasetFacts, ...]
     tokenizer: TokenizerFacts
     checkpoints: Observed[LaunchCheckpoints]
     # when the training was finished, by its own word; None while it is not
     finished: Observed[float | None]
+    switch_was_marked: bool = False
     host: str = ""
     site: Observed[SiteRules | None] = None  # None: the scheduler has no such rules
     # tag -> job that ran under it
@@ -255,7 +246,9 @@ def observe_launch(
         foreground=_observed(lambda: foreground_trainings(directory)),
         exclusions=read_exclusions(directory.exclusions),
         directory=look_at_directory(directory),
-        kill_switch=_kill_switch(directory),
+        kill_switch=read_kill_switch(directory.kill_switch),
+        switch_location=_observed(lambda: look_at_switch(directory)),
+        switch_was_marked=os.path.lexists(directory.paths.state / MARKED_FILE),
         datasets=tuple(look_at(prefix) for prefix in prefixes_of(card.data)) if has_data else (),
         tokenizer=look_at_tokenizer(card, workers_environment(card, os.environ))
         if has_data
@@ -371,18 +364,6 @@ def _finished(directory: RunDirectory) -> float | None:
     steps = known(read_steps(directory.paths), ())
     iteration = steps[-1].record.iteration if steps else None
     return finish_time(newest_marker(known(read_attempts(directory.paths), ())), iteration)
-
-
-def _kill_switch(directory: RunDirectory) -> KillSwitchFacts:
-    held = directory.read_kill_switch()
-    location = _observed(lambda: look_at_switch(directory))
-    return KillSwitchFacts(
-        is_set=directory.kill_switch_is_set(),
-        who=str(held.get("who", "")),
-        why=str(held.get("why", "")),
-        location=location,
-        was_marked=os.path.lexists(directory.paths.state / MARKED_FILE),
-    )
 
 
 def look_at_checkpoints(card: RunCard, read_digests: bool = False) -> LaunchCheckpoints:

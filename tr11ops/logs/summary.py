@@ -67,7 +67,7 @@ def _is_told(rule: Rule) -> bool:
     return any(one.family in _FAMILIES or one.id == _TRACEBACK for one in signatures)
 
 
-class Restart(Record):
+class LoggedStart(Record):
     """A start of the training. `before` and `after`: the last step before it and the first one
     after it.
     """
@@ -118,7 +118,7 @@ class Summary:
     lowest_at: int | None = None
     without_loss: int = 0
     unnumbered: int = 0  # lines of steps that do not name their step
-    starts: list[Restart] = field(default_factory=list)
+    starts: list[LoggedStart] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
     ends: list[CleanEnd] = field(default_factory=list)
     silences: list[Silence] = field(default_factory=list)
@@ -153,7 +153,7 @@ class _Scan:
         self._summary = summary
         self._previous: int | None = None
         self._interval = 1
-        self._start: Restart | None = None  # one whose first step has not come yet
+        self._start: LoggedStart | None = None  # one whose first step has not come yet
         self._ended: str | None = None
         self._running: list[str] = []  # first and last stamp of the pulses since the last step
         self._running_count = 0
@@ -268,10 +268,10 @@ class _Scan:
         found, before = self._summary, self._previous
         self._close_silence()
         if self._start is not None:
-            _keep(found.starts, Restart(self._start.before, iteration, self._start.attempt))
+            _keep(found.starts, LoggedStart(self._start.before, iteration, self._start.attempt))
             self._start = None
         elif before is None or iteration <= before:
-            _keep(found.starts, Restart(before, iteration))
+            _keep(found.starts, LoggedStart(before, iteration))
         elif iteration > before + self._interval:
             if found.steps == 1:
                 self._interval = iteration - before  # not every step is logged
@@ -299,7 +299,7 @@ class _Scan:
             return  # the trainer's own line after the agent's; or said by more than one rank
         if self._start is not None:
             _keep(self._summary.starts, self._start)
-        self._start, self._ended = Restart(self._previous, None, attempt), None
+        self._start, self._ended = LoggedStart(self._previous, None, attempt), None
 
     def _end(self, how: str) -> None:
         if how != self._ended:  # each rank may say it

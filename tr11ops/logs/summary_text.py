@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from tr11ops.base.units import size
-from tr11ops.logs.summary import Restart, Summary
+from tr11ops.logs.summary import LoggedStart, Summary
 from trainer.contract.documents import document
 
 SCHEMA = 1
@@ -76,7 +76,7 @@ def _loss(found: Summary) -> Iterator[tuple[str, str]]:
         yield "", f"steps without a finite loss: {found.without_loss:,}"
 
 
-def _start(start: Restart) -> str:
+def _start(start: LoggedStart) -> str:
     if start.after is None:
         after = "no step came"
     else:

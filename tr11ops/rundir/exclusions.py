@@ -17,7 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tr11ops.base.errors import ExclusionError
-from tr11ops.base.newer import newer_schema
+from tr11ops.base.newer import why_only_read
 from tr11ops.base.observed import cause
 from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit, NodeStanding
 from tr11ops.rundir.identity import run_id
@@ -110,7 +110,9 @@ def _read(path: Path) -> tuple[Version, str]:
     for place in (path,) if newest is None else (newest, path):
         try:
             value = read_json(place)
-            newer = newer or newer_schema(place, value, SCHEMA)
+            why = why_only_read(value, SCHEMA)
+            if why and not newer:
+                newer = f"{place} {why}"
             if value is not None:
                 found.append(_version(place, value))
         except ValueError as error:

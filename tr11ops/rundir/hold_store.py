@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.base.errors import NewerFileError
-from tr11ops.base.newer import newer_schema
+from tr11ops.base.newer import why_only_read
 from tr11ops.base.observed import known, observed
 from tr11ops.base.redact import one_line
 from tr11ops.base.units import number_in
@@ -259,11 +259,11 @@ def _refuse_newer(paths: RunPaths) -> None:
     """Raises NewerFileError where a newer tr11 has written the newest version, or its copy."""
     for place in _places(paths):
         try:
-            why = newer_schema(place, read_json(place), HOLDS_SCHEMA)
+            why = why_only_read(read_json(place), HOLDS_SCHEMA)
         except ValueError:
             continue
         if why:
-            raise NewerFileError(place, why.removeprefix(f"{place} "))
+            raise NewerFileError(place, why)
 
 
 # ----------------------------------------------------------------------------- what is written

@@ -301,15 +301,6 @@ class RunDirectory(Record, dict=True):
         """
         return os.path.lexists(self.kill_switch)
 
-    def read_kill_switch(self) -> dict[str, Any]:
-        """Who set it, when and why; empty when it is not set or was made by hand (its existence
-        alone counts).
-        """
-        try:
-            return read_json(self.kill_switch) or {}
-        except (OSError, ValueError):
-            return {}
-
 
 def remove_stop_file(path: Path) -> Path | None:
     """Take a kill switch or a pause away. A folder of that name, which stops the run too, is set

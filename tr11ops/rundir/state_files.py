@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from tr11ops.base.newer import newer_schema
+from tr11ops.base.newer import why_only_read
 from tr11ops.base.observed import known, observed
 from tr11ops.rundir import journal
 from tr11ops.rundir.attempts import AttemptVerdict
@@ -230,9 +230,8 @@ def _judged(path: Path, entry: StateFile) -> Damage | None:
     """
     what = _damage(path, entry)
     if entry.read is not None:
-        newer = newer_schema(path, known(observed(lambda: read_json(path)), None), KNOWN_SCHEMA)
-        if newer:
-            words = newer.removeprefix(f"{path} ")
+        words = why_only_read(known(observed(lambda: read_json(path)), None), KNOWN_SCHEMA)
+        if words:
             return Damage(
                 str(path), words, "use that tr11 to change it", is_set_aside=False, is_newer=True
             )

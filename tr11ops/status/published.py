@@ -20,7 +20,7 @@ from tr11ops.status.answer import NEEDS
 from tr11ops.status.document import unknown_names
 from tr11ops.status.extra_observations import EXTRA_NAMES
 from tr11ops.watchdog.verdict import STALLING, VerdictWord
-from trainer.contract.record import Record
+from trainer.contract.record import LARGEST_NUMBER, Record
 
 SCHEMA = 1
 EXIT_CODES = frozenset({0, 1, 3})
@@ -233,7 +233,11 @@ def table(value: object) -> Mapping[str, Any]:
 
 def number(value: object) -> float | None:
     """A number of a sane size; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e18:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not abs(value) < LARGEST_NUMBER
+    ):
         return None
     return value
 

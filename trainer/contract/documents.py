@@ -17,12 +17,10 @@ import msgspec
 
 from trainer.contract.errors import DamagedFile, NewerFormat
 from trainer.contract.files import write_json
-from trainer.contract.record import Record
+from trainer.contract.record import LARGEST_NUMBER, Record
 from trainer.contract.state_file import LARGEST_BYTES, read_json
 
 T = TypeVar("T")
-
-LARGEST_NUMBER = 1 << 62  # beyond it no count, size or moment is meant
 
 
 def record_of(kind: type[T], value: Any) -> T:
@@ -63,13 +61,32 @@ def read_record(
     if value is None:
         return None
     try:
-        if schema is not None and int(value.get("schema", 0)) > schema:
-            raise NewerFormat(f"{path} was written by a newer tr11")
+        if schema is not None:
+            refuse_newer(path, value, schema)
         return record_of(kind, value)
     except NewerFormat:
         raise
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise DamagedFile(path, f"is not {what}: {error}") from None
+
+
+def newer_schema(value: Any, schema: int) -> str:
+    """What to say of a file with this content after its name; "" where its schema is `schema` or
+    below, or none.
+    """
+    found = None
+    if isinstance(value, Mapping):
+        found = value.get("schema")
+    if not isinstance(found, int) or isinstance(found, bool) or found <= schema:
+        return ""
+    return f"was written by a newer tr11 (schema {found}, this one knows {schema})"
+
+
+def refuse_newer(path: Path, value: Any, schema: int) -> None:
+    """Raises NewerFormat where the content of a file is of a newer schema than `schema`."""
+    why = newer_schema(value, schema)
+    if why:
+        raise NewerFormat(f"{path} {why}")
 
 
 def document(record: Record) -> dict[str, Any]:

@@ -17,9 +17,12 @@ from typing import Annotated, dataclass_transform
 
 import msgspec
 
-_LARGEST = 1e18  # beyond it no count, size or moment is meant
-Finite = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]  # no NaN, no infinity
-Amount = Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)]
+# beyond it no count, size or moment is meant, in nanoseconds neither
+LARGEST_NUMBER = 1 << 62
+Finite = Annotated[
+    float, msgspec.Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)
+]  # no NaN, no infinity
+Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 

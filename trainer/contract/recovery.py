@@ -28,7 +28,7 @@ from trainer.contract.checkpoint_names import (
     checkpoint_steps,
     read_latest,
 )
-from trainer.contract.documents import document, record_of
+from trainer.contract.documents import document, record_of, refuse_newer
 from trainer.contract.files import append_line, now, write_atomically, write_json
 from trainer.contract.paths import MANIFEST_FILE, RunPaths
 from trainer.contract.record import Record
@@ -258,8 +258,7 @@ def _tables(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {}
     if not isinstance(value.get("schema"), int) or not isinstance(value.get("variants"), dict):
         raise ValueError(f"{path} is not a record of roll-backs")
-    if value["schema"] > SCHEMA:
-        raise ValueError(f"{path} was written by a newer tr11 (schema {value['schema']})")
+    refuse_newer(path, value, SCHEMA)
     return dict(value["variants"]), dict(value.get("pending") or {})
 
 

@@ -14,6 +14,7 @@ from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.cli.trainings import END, running, trainer_script
 from tr11ops.rundir.journal import read_journal
 from trainer.contract.files import write_json
+from trainer.contract.state_file import read_json
 
 
 def test_set_twice_and_release_twice(bench: LocalBench) -> None:
@@ -22,11 +23,11 @@ def test_set_twice_and_release_twice(bench: LocalBench) -> None:
     first = bench.kill("--yes", "--reason", "new data", "--json")
     assert (first.code, first.json["action"], first.json["schema"]) == (0, "set", 1)
     assert "nothing of this run is running or queued" in first.err
-    held = directory.read_kill_switch()
-    assert held["why"] == "new data" and {"who", "host", "time"} <= set(held)
+    held = read_json(directory.kill_switch)
+    assert held is not None and held["why"] == "new data" and {"who", "host", "time"} <= set(held)
     second = bench.kill("--json")  # it changes nothing, so it does not ask
     assert (second.code, second.json["action"]) == (0, "already-set") and "(new data)" in second.err
-    assert directory.read_kill_switch() == held
+    assert read_json(directory.kill_switch) == held
     assert bench.launch().code == 1
     released = bench.kill("--release", "--yes", "--json")
     assert released.json["action"] == "released"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.tr11ops.logs.log_cases import CountingReader, log_of, step_line
 from tr11ops.logs import summary as summaries
-from tr11ops.logs.summary import CleanEnd, Restart, Silence, Summary, summarise
+from tr11ops.logs.summary import CleanEnd, LoggedStart, Silence, Summary, summarise
 from tr11ops.logs.summary_text import lines, value
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
@@ -42,7 +42,7 @@ def test_restarts_gaps_and_ends() -> None:
     )  # fmt: skip
     found = of(data)
     assert (found.first, found.last, found.highest, found.steps) == (1, 160, 160, 160)
-    assert found.starts[:2] == [Restart(None, 1, "7"), Restart(100, 91, "8")]
+    assert found.starts[:2] == [LoggedStart(None, 1, "7"), LoggedStart(100, 91, "8")]
     assert found.starts[1].redone == 10 and found.starts[-1].after == 121
     assert found.gaps == [(140, 151)]
     assert found.ends == [CleanEnd("its time was up", 100), CleanEnd("kill switch", 160)]
@@ -52,8 +52,8 @@ def test_restarts_gaps_and_ends() -> None:
 def test_a_start_that_never_came_to_a_step_is_told() -> None:
     mark = b"tr11: attempt 8 launch %d on 2 nodes: n[1-2]\n"
     assert of(log_of(range(1, 4)) + mark % 1 + mark % 2).starts[1:] == [
-        Restart(3, None, "8"),
-        Restart(3, None, "8"),
+        LoggedStart(3, None, "8"),
+        LoggedStart(3, None, "8"),
     ]
 
 
@@ -140,7 +140,7 @@ def test_a_start_is_one_although_two_lines_tell_of_it() -> None:
         (begin % job).encode() + log_of(range(6 * job, 6 * job + 6)) + end for job in range(3)
     )
     found = of(data)
-    assert found.starts == [Restart(None, 0, "0"), Restart(5, 6, "1"), Restart(11, 12, "2")]
+    assert found.starts == [LoggedStart(None, 0, "0"), LoggedStart(5, 6, "1"), LoggedStart(11, 12, "2")]
     assert found.ends == [CleanEnd("exit interval", number) for number in (5, 11, 17)]
 
 
@@ -156,4 +156,4 @@ def test_the_watchdogs_own_states_are_pulses() -> None:
 def test_an_attempt_goes_by_its_task() -> None:
     """The scheduler's own number is no one's: status and alerts say 70_3."""
     mark = b"tr11: attempt 75 launch 1 on 2 nodes: n[1-2] (70_3)\n"
-    assert of(mark + log_of(range(1, 4))).starts == [Restart(None, 1, "70_3")]
+    assert of(mark + log_of(range(1, 4))).starts == [LoggedStart(None, 1, "70_3")]

@@ -41,11 +41,7 @@ def test_looking_creates_nothing(tmp_path: Path) -> None:
         [],
     )
     assert list(run.worker_logs("7")) == []
-    assert (
-        not run.kill_switch_is_set()
-        and run.read_kill_switch() == {}
-        and remove_stop_file(run.kill_switch) is None
-    )
+    assert not run.kill_switch_is_set() and remove_stop_file(run.kill_switch) is None
     assert not run.exists and list(tmp_path.iterdir()) == []
 
 
@@ -125,16 +121,14 @@ def test_an_existing_folder_keeps_its_mode(tmp_path: Path) -> None:
 def test_kill_switch_is_anything_that_lies_there(tmp_path: Path) -> None:
     run = directory(tmp_path)
     run.kill_switch.symlink_to(tmp_path / "nowhere")
-    assert run.kill_switch_is_set() and run.read_kill_switch() == {}
+    assert run.kill_switch_is_set()
     assert remove_stop_file(run.kill_switch) is None and not run.kill_switch_is_set()
     run.kill_switch.mkdir()
     (run.kill_switch / "inside").touch()
     aside = remove_stop_file(run.kill_switch)
     assert aside is not None and (aside / "inside").exists() and not run.kill_switch_is_set()
     run.kill_switch.write_text("by hand")
-    assert run.kill_switch_is_set() and run.read_kill_switch() == {}
-    write_json(run.kill_switch, {"who": "me", "why": "new data"})
-    assert run.read_kill_switch() == {"who": "me", "why": "new data"}
+    assert run.kill_switch_is_set()
 
 
 def test_worker_logs_by_rank(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from tr11ops.twin.fault_store import InjectedFault
 from tr11ops.twin.plan import TwinFolders
 from tr11ops.watchdog.bring_back import bring_back
 from trainer.contract.paths import RunPaths
+from trainer.contract.requests import read_request
 
 FAULTS = ["full", "read-only"]
 
@@ -313,7 +314,8 @@ def test_a_stop_on_a_full_disk_uses_the_reserve(stage: Stage) -> None:
     stage.disk.fill()
     said = stage.type("kill", "--now", "--yes", "--reason", "it is full")
     assert said.code == 0 and "kill switch set: " in said.err and "tr11: " not in said.err
-    assert stage.directory.read_kill_switch()["kind"] == "kill-now"
+    request = read_request(stage.directory.kill_switch, "kill")
+    assert request is not None and request.kind == "kill-now"
     assert (
         stage.queued().reason == "JobHeldUser"
         and "tr11 resume" in said.err
