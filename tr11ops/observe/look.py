@@ -117,6 +117,7 @@ def facts_of(card: RunCard, typed: str = "") -> RunFacts:
         log_interval=card.logging.interval,
         time_limit=float(card.time_limit_seconds),
         watch=card.watch,
+        resilience=card.resilience,
         recovery=card.recovery,
         operation=operation_facts(card, Path(typed).parent),
         need=ResumeNeed.of(card),

@@ -17,6 +17,7 @@ from tr11ops.base.observed import Observed, Unknown, known, observed_fields, unk
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.observe.operation import OperationFacts, OperationObservations
 from tr11ops.observe.training import Readmission, TrainingObservations
+from tr11ops.runcard.sections import ResilienceSection
 from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir.attempts import AttemptEnd, CodeIdentity, why_held
 from tr11ops.rundir.exclusion import Exclusion
@@ -128,6 +129,7 @@ class RunFacts(Record, dict=True):
     log_interval: int = 1
     time_limit: float | None = None
     watch: WatchSection = field(default_factory=WatchSection)
+    resilience: ResilienceSection = field(default_factory=ResilienceSection)
     recovery: RecoverySection = field(default_factory=RecoverySection)
     operation: OperationFacts = field(default_factory=OperationFacts)
     need: ResumeNeed = field(default_factory=ResumeNeed)

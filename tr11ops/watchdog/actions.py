@@ -137,26 +137,6 @@ BUDGETS = {
 }
 
 
-class ActionLimits(Record):
-    """What the card allows ([watch], [resilience]): most actions in 24 hours, and what is launched
-    when all is gone.
-    """
-
-    resubmit_array: str = "1-3"
-    resubmissions: int = 4
-    exclusions: int = 4
-    cancellations: int = 4
-    tasks_per_fault: int = 2  # array tasks that one fault may burn
-
-    def of(self, action: str) -> int | None:
-        """A day's budget; None for what costs nothing."""
-        return {
-            "resubmit": self.resubmissions,
-            "exclude": self.exclusions,
-            "cancel": self.cancellations,
-        }.get(action)
-
-
 class Blame(Record):
     """A node that a launch was lost by, as its controller concluded from evidence."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tr11ops.agent.check_faults import all_failing_everywhere, rests_on
 from tr11ops.agent.recurrence import without_recurring
@@ -18,24 +18,10 @@ from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
 from tr11ops.rundir.hold_store import read_holds, releasable
 from tr11ops.rundir.kill_switch import read_pause
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.watchdog.actions import ActionLimits, Blame, PolicyContext
+from tr11ops.watchdog.actions import Blame, PolicyContext
 from trainer.contract.state_file import read_json
 
-if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
-
 ATTEMPTS_LOOKED_AT = 8
-
-
-def limits_of(card: RunCard) -> ActionLimits:
-    """What the card allows the watchdog."""
-    return ActionLimits(
-        resubmit_array=card.watch.resubmit_array,
-        resubmissions=card.watch.resubmissions_per_day,
-        exclusions=card.watch.exclusions_per_day,
-        cancellations=card.watch.cancellations_per_day,
-        tasks_per_fault=card.resilience.most_tasks_per_fault,
-    )
 
 
 def read_policy_context(

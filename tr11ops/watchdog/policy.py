@@ -39,7 +39,6 @@ from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding, way_past
 from tr11ops.watchdog.actions import (
     BUDGETS,
     Action,
-    ActionLimits,
     Blame,
     Cancel,
     Exclude,
@@ -83,7 +82,6 @@ class _Draft:
     verdict: Verdict
     history: ActionHistory
     policy_context: PolicyContext
-    limits: ActionLimits
     actions: list[Action] = field(default_factory=list)
     withheld: list[str] = field(default_factory=list)
 
@@ -105,13 +103,26 @@ class _Draft:
         last = self.history.last(action.incident)
         if last is not None and not progress(self.snapshot).is_beyond(last.progress):
             return f"it was done {duration(now - last.time)} ago and nothing has come of it: a person must look"
-        budget = self.limits.of(action.name)
+        budget = self._budget(action)
         spent = self.history.spent(action.name, now) + sum(
             one.name == action.name for one in self.actions
         )
         if budget is not None and spent >= budget:
             return f"{spent} of {budget} in 24 hours are spent: raise watch.{BUDGETS[action.name]}, or do it by hand"
         return ""
+
+    def _budget(self, action: Action) -> int | None:
+        """How often in 24 hours the card allows it; None for what costs nothing."""
+        watch = self.snapshot.run.watch
+        match action.name:
+            case "resubmit":
+                return watch.resubmissions_per_day
+            case "exclude":
+                return watch.exclusions_per_day
+            case "cancel":
+                return watch.cancellations_per_day
+            case _:
+                return None
 
 
 def plan(
@@ -120,7 +131,6 @@ def plan(
     verdict: Verdict,
     history: ActionHistory,
     policy_context: PolicyContext,
-    limits: ActionLimits,
 ) -> Plan:
     """What the watchdog should do now. An empty plan: nothing is wrong that it knows a cure for."""
     if verdict.word is VerdictWord.FINISHED or derived.is_finished(snapshot):
@@ -140,7 +150,7 @@ def plan(
     foreign = _foreign(snapshot, policy_context)
     if foreign:
         return Plan(withheld=(f"nothing is done: {foreign}",) if verdict.exit_code else ())
-    draft = _Draft(snapshot, findings, verdict, history, policy_context, limits)
+    draft = _Draft(snapshot, findings, verdict, history, policy_context)
     for rule in RULES:
         rule.apply(draft)
     return Plan(tuple(draft.actions), tuple(draft.withheld))
@@ -262,7 +272,10 @@ def _launch_again(draft: _Draft, cancelled: list[Job], after: str | None) -> Non
         _resubmit(draft, f"1-{owed}", "what could never start was cancelled", after)
     elif cancelled and all(job.job_id in gone for job in every):
         _resubmit(
-            draft, draft.limits.resubmit_array, "nothing is queued behind the lost job", after
+            draft,
+            draft.snapshot.run.watch.resubmit_array,
+            "nothing is queued behind the lost job",
+            after,
         )
 
 
@@ -445,7 +458,7 @@ def _hold_unbegun(draft: _Draft) -> None:
     ]
     # which left in order, with nothing to do
     unbegun = [job for job in ended if job.state is not JobState.COMPLETED]
-    if len(unbegun) < draft.limits.tasks_per_fault:
+    if len(unbegun) < draft.snapshot.run.resilience.most_tasks_per_fault:
         return
     last = max(map(ended_at, unbegun))
     reasons = sorted({f"{job.state.value} {job.reason}".strip() for job in unbegun})
@@ -469,9 +482,11 @@ def _start_again(draft: _Draft) -> None:
     why = "nothing runs and nothing is queued"
     against = next(_forbidding(draft), "")
     if against:
-        draft.withheld.append(f"resubmit {draft.limits.resubmit_array}: {why}; not done: {against}")
+        draft.withheld.append(
+            f"resubmit {draft.snapshot.run.watch.resubmit_array}: {why}; not done: {against}"
+        )
     else:
-        _resubmit(draft, draft.limits.resubmit_array, why, None)
+        _resubmit(draft, draft.snapshot.run.watch.resubmit_array, why, None)
 
 
 def _forbidding(draft: _Draft) -> Iterator[str]:

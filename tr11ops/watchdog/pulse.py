@@ -38,7 +38,7 @@ from tr11ops.rundir.state_files import set_damage_aside
 from tr11ops.watchdog.actions import Plan
 from tr11ops.watchdog.apply import Done, RunEffects, as_it_would_go, carry_out, own_pending, settle
 from tr11ops.watchdog.bring_back import bring_back
-from tr11ops.watchdog.context import limits_of, read_policy_context
+from tr11ops.watchdog.context import read_policy_context
 from tr11ops.watchdog.log_lines import Remark, State, lines, remarks, seen_something, state_of
 from tr11ops.watchdog.policy import plan, progress
 from tr11ops.watchdog.stacks import hanging_jobs, take_missing_stacks
@@ -291,7 +291,7 @@ def _pass(
     if not dry_run and (is_there or snapshot.unmounted):
 
         def expected() -> Plan:
-            found = plan(snapshot, findings, verdict, history, policy_context, limits_of(run.card))
+            found = plan(snapshot, findings, verdict, history, policy_context)
             if actuator is None or watchdog_lock is None:
                 return found
             return as_it_would_go(found, _effects(run, actuator, snapshot))
@@ -302,7 +302,7 @@ def _pass(
         alerts = _alert(run, findings, snapshot, verdict, email, notes, situation)
     if watchdog_lock is not None:
         history, settled = _settled(history, snapshot, directory, notes)
-    intended = plan(snapshot, findings, verdict, history, policy_context, limits_of(run.card))
+    intended = plan(snapshot, findings, verdict, history, policy_context)
     done: tuple[Done, ...] = ()
     if watchdog_lock is not None and actuator is not None and intended.actions:
         done = carry_out(

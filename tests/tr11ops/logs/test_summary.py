@@ -140,7 +140,11 @@ def test_a_start_is_one_although_two_lines_tell_of_it() -> None:
         (begin % job).encode() + log_of(range(6 * job, 6 * job + 6)) + end for job in range(3)
     )
     found = of(data)
-    assert found.starts == [LoggedStart(None, 0, "0"), LoggedStart(5, 6, "1"), LoggedStart(11, 12, "2")]
+    assert found.starts == [
+        LoggedStart(None, 0, "0"),
+        LoggedStart(5, 6, "1"),
+        LoggedStart(11, 12, "2"),
+    ]
     assert found.ends == [CleanEnd("exit interval", number) for number in (5, 11, 17)]
 
 

@@ -23,7 +23,7 @@ from tr11ops.rundir.action_log import ActionHistory
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.hold_store import HoldRecord, held_by_tr11, record_holds
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.watchdog.actions import ActionLimits, PolicyContext
+from tr11ops.watchdog.actions import PolicyContext
 from tr11ops.watchdog.policy import plan
 from tr11ops.watchdog.verdict import judge
 
@@ -52,7 +52,7 @@ def releasers(run: tuple[RunCard, RunDirectory], job: Job, user: str = "ana") ->
     )
     names = held_by_tr11(directory)
     scene = PolicyContext(user=user, holder=None, releasable=names)
-    found = plan(seen, (), judge(seen, ()), ActionHistory(), scene, ActionLimits())
+    found = plan(seen, (), judge(seen, ()), ActionHistory(), scene)
     place = StopContext(card, directory, queue, user)  # type: ignore[arg-type]
     return {
         "status": any(finding.fix == "tr11 resume" for finding in held.detect(seen)),

@@ -52,7 +52,7 @@ from tr11ops.rundir.disk_usage import Usage
 from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.rundir.paths import Submission
 from tr11ops.status.answer import answer
-from tr11ops.watchdog.actions import ActionLimits, PolicyContext
+from tr11ops.watchdog.actions import PolicyContext
 from tr11ops.watchdog.policy import plan
 from tr11ops.watchdog.verdict import Verdict, judge
 from trainer.contract.record import Record
@@ -372,7 +372,7 @@ def conclude(cell: Cell) -> Conclusion:
     """Pure: detectors, verdict, answer, policy and alerts, as one look has them."""
     findings = detect_all(cell.seen)
     verdict = judge(cell.seen, findings)
-    found = plan(cell.seen, findings, verdict, ActionHistory(), cell.scene, ActionLimits())
+    found = plan(cell.seen, findings, verdict, ActionHistory(), cell.scene)
     rules = Policy("tr11-176B-ml", "/scratch/tr11", recipients=("duty@site.example",))
     alert_state = look(AlertState(), findings, unjudged_detectors(cell.seen), rules, NOW)
     _, messages = tell(alert_state, rules, NOW)

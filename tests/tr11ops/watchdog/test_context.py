@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.base.observed import Unknown
 from tr11ops.observe.lease import LeaseHolder
-from tr11ops.runcard.card import load_card
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.hold_store import forget_holds, held_by_tr11, record_holds
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.watchdog.context import limits_of, read_policy_context
+from tr11ops.watchdog.context import read_policy_context
 from trainer.contract.files import write_json
 from trainer.contract.lease import LeaseClaim, LeaseFolder
 from trainer.contract.paths import RunPaths
@@ -160,15 +158,3 @@ def test_pause_and_lease(directory: RunDirectory) -> None:
     )
     later = read_policy_context(directory, "ana", now + 60)
     assert later.holder is None  # it has not shown life since
-
-
-def test_limits_are_the_cards(tmp_path: Path) -> None:
-    extra = '\n[watch]\nresubmit_array = "1-5"\nresubmissions_per_day = 1\nexclusions_per_day = 2\ncancellations_per_day = 3\n'
-    limits = limits_of(load_card(write_card(tmp_path, extra=extra), (), {}))
-    assert limits.resubmit_array == "1-5"
-    assert [limits.of(name) for name in ("resubmit", "exclude", "cancel", "hold")] == [
-        1,
-        2,
-        3,
-        None,
-    ]

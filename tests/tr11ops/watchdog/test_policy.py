@@ -23,6 +23,7 @@ from tests.tr11ops.status_cases import (
     running,
     snapshot,
     steps,
+    with_facts,
     wordless,
 )
 from tests.tr11ops.watchdog.site_events import without_restart
@@ -32,13 +33,14 @@ from tr11ops.detect.registry import detect_all
 from tr11ops.observe.lease import LeaseHolder
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
 from tr11ops.observe.training import Readmission
+from tr11ops.runcard.sections import ResilienceSection
+from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir.action_log import ActionHistory, ActionRecord, ProgressRecord, Result
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.kept_stacks import KeptStacks
 from tr11ops.rundir.paths import Submission
 from tr11ops.watchdog.actions import (
     Action,
-    ActionLimits,
     Blame,
     Cancel,
     Exclude,
@@ -63,7 +65,7 @@ SENT = Submission(
     "x",
 )
 SCENE = PolicyContext(user="ana", holder=None)
-LIMITS = ActionLimits()
+WATCH = WatchSection(act=True)
 SPARE = tuple(Node(f"n{number:02d}", frozenset({"allocated"})) for number in range(1, 61))
 SWITCH = KillSwitch("/scratch/tr11/kill-switch", "ana", NOW, "")  # type: ignore[arg-type]
 
@@ -89,10 +91,11 @@ def decide(
     seen: Snapshot,
     history: ActionHistory | None = None,
     scene: PolicyContext = SCENE,
-    limits: ActionLimits = LIMITS,
+    watch: WatchSection = WATCH,
 ) -> Plan:
+    seen = with_facts(seen, watch=watch)
     findings = detect_all(seen)
-    return plan(seen, findings, judge(seen, findings), history or ActionHistory(), scene, limits)
+    return plan(seen, findings, judge(seen, findings), history or ActionHistory(), scene)
 
 
 def words(found: Plan) -> list[tuple[str, str]]:
@@ -188,7 +191,7 @@ def test_a_days_budget_ends() -> None:
     )
     assert decide(down(), spent).actions == ()
     assert "4 of 4 in 24 hours are spent" in decide(down(), spent).withheld[0]
-    assert words(decide(down(), spent, limits=replace(LIMITS, resubmissions=5))) == [
+    assert words(decide(down(), spent, watch=WatchSection(resubmissions_per_day=5))) == [
         ("resubmit", "1-3")
     ]
     later = ActionHistory(tuple(replace(one, time=one.time - DAY) for one in spent.records))
@@ -197,7 +200,7 @@ def test_a_days_budget_ends() -> None:
         tuple(replace(one, time=NOW + DAY) for one in spent.records)
     )  # the clock was set back
     assert decide(down(), ahead).actions == ()
-    assert decide(down(), limits=replace(LIMITS, resubmissions=0)).actions == ()
+    assert decide(down(), watch=WatchSection(resubmissions_per_day=0)).actions == ()
 
 
 # ----------------------------------------------------------------------------- zombies and dead chains
@@ -397,11 +400,9 @@ def test_the_cap_holds_and_never_cuts_into_what_the_run_needs() -> None:
     blames = tuple(replace(BLAME, node=f"n{number:02d}") for number in range(1, 9))
     scene = replace(SCENE, blames=blames)
     assert len(decide(snapshot(nodes=SPARE), scene=scene).actions) == 4  # the day's budget
-    wide = replace(LIMITS, exclusions=100)
-    assert (
-        len(decide(snapshot(nodes=SPARE), scene=scene, limits=wide).actions) == 6
-    )  # a tenth of 60
-    tight = decide(snapshot(nodes=SPARE[:49]), scene=scene, limits=wide)
+    wide = WatchSection(exclusions_per_day=100)
+    assert len(decide(snapshot(nodes=SPARE), scene=scene, watch=wide).actions) == 6  # a tenth of 60
+    tight = decide(snapshot(nodes=SPARE[:49]), scene=scene, watch=wide)
     assert len(tight.actions) == 1 and len(tight.withheld) == 7  # 48 of 49 are needed
 
 
@@ -477,10 +478,11 @@ def test_tasks_that_end_before_they_begin_have_the_others_held() -> None:
         (burned(8), burned(9), running(job_id="1000_10", raw_id="1010", task_id=10)), (burned(8), burned(9, start_time=NOW - 2 * DAY, end_time=NOW - DAY)),
     ):  # fmt: skip
         assert not decide(idle(jobs=(*few, pending((11, 12))), submissions=(SENT,))).actions, few
-    three = replace(LIMITS, tasks_per_fault=3)
-    assert not decide(
-        idle(jobs=(burned(8), burned(9), pending((10,))), submissions=(SENT,)), limits=three
-    ).actions
+    three = with_facts(
+        idle(jobs=(burned(8), burned(9), pending((10,))), submissions=(SENT,)),
+        resilience=ResilienceSection(most_tasks_per_fault=3),
+    )
+    assert not decide(three).actions
 
 
 def test_what_is_launched_again_never_waits_for_a_dead_job() -> None:
@@ -490,7 +492,7 @@ def test_what_is_launched_again_never_waits_for_a_dead_job() -> None:
         for number in ("2001", "2002")
     ]
     found = decide(
-        idle(jobs=tuple(dead), submissions=(SENT,)), limits=replace(LIMITS, cancellations=1)
+        idle(jobs=tuple(dead), submissions=(SENT,)), watch=WatchSection(cancellations_per_day=1)
     )
     assert words(found) == [("cancel", "2001"), ("resubmit", "1-1")]
     assert [action.after for action in found.actions if isinstance(action, Resubmit)] == [None]
@@ -597,9 +599,11 @@ def test_no_plan_exceeds_its_budgets_or_does_a_thing_twice(
         ActionRecord(str(n), what.split(":")[0], what.split(":")[-1], what, NOW - HOUR, "", progress(seen), result=Result.DONE)
         for n, what in enumerate(earlier)
     ))  # fmt: skip
-    limits = replace(LIMITS, resubmissions=budget, exclusions=budget, cancellations=budget)
+    watch = WatchSection(
+        resubmissions_per_day=budget, exclusions_per_day=budget, cancellations_per_day=budget
+    )
     scene = replace(SCENE, blames=tuple(blames))
-    found = decide(seen, history, scene, limits)
+    found = decide(seen, history, scene, watch)
     assert len({(action.name, action.subject) for action in found.actions}) == len(found.actions)
     assert not {action.incident for action in found.actions} & set(earlier)
     for name in ("resubmit", "exclude", "cancel"):
@@ -614,4 +618,4 @@ def test_no_plan_exceeds_its_budgets_or_does_a_thing_twice(
         if isinstance(action, Cancel)
     )
     assert all(action.why and action.undo for action in found.actions)
-    assert decide(seen, history, scene, limits) == found
+    assert decide(seen, history, scene, watch) == found
