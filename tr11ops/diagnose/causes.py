@@ -16,13 +16,14 @@ from msgspec.structs import replace
 from tr11ops.base.units import counted
 from tr11ops.diagnose.answers import Signs
 from tr11ops.diagnose.attribution.log_evidence import evidence_of
+from tr11ops.diagnose.attribution.names import is_device
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.file_servers import BACK, helps_where_dropped
 from tr11ops.diagnose.harmless import without_habits
-from tr11ops.diagnose.hosts import OddHost, machines_of, odd_host
+from tr11ops.diagnose.hosts import OddHost, odd_host
 from tr11ops.diagnose.numbers import Unhealthy, judge_data, judge_steps
 from tr11ops.diagnose.peers import DRIVERS, SETTINGS, lone_node, most_named_peer
-from tr11ops.diagnose.places import LaunchPlaces
+from tr11ops.diagnose.places import SCHEDULERS, LaunchPlaces
 from tr11ops.diagnose.roots import (
     CLEAR,
     KERNELS,
@@ -76,7 +77,6 @@ NEAR_LINES = 100  # of a kernel's log, in which one fault is told
 _CONTAINER = "container-start"
 _NOT_STARTED = "slurm-launch"
 _ABSENT = "flight-recorder-missing"
-_SCHEDULERS = frozenset({"slurm", "slurm_reasons", "ray", "kubernetes"})
 _OF_A_PROGRAM = frozenset({FaultClass.USER_CODE, FaultClass.UNKNOWN})
 _OF_PEERS = frozenset({FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS})
 _OF_AN_ODD_HOST = _OF_PEERS | {
@@ -118,7 +118,7 @@ def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> D
     odd = odd_host(merged.heads)
     if odd is not None:
         found = _with_odd_host(found, odd, merged)
-    found = _on_machines(found, machines_of(merged.heads))
+    found = _on_machines(found, places.machines)
     helps = found.signs.helps
     if helps is None and _has_too_little_shared_memory(found, merged):
         helps = Restart.CHANGE
@@ -508,7 +508,7 @@ def _of_root(
             silent_rank,
             lone,
             signature=root.signature.id,
-            proof=_proof(root, signature),
+            proof=_proof(root, signature, quoted, places),
             missing=what_is_missing(root.signature.fault, root.progress is not None, waits),
         ),
     )
@@ -521,9 +521,20 @@ def _of_lone_driver(signature: FaultSignature, lone: str | None) -> FaultSignatu
     return replace(signature, fault=FaultClass.GPU_HARDWARE)
 
 
-def _proof(root: Sighting, signature: FaultSignature) -> Proof | None:
-    """Why the line condemns its node; a link has two ends, and what is told mildly is no proof."""
-    if root.is_mild or signature.fault is FaultClass.NCCL_NETWORK:
+def _proof(
+    root: Sighting, signature: FaultSignature, quoted: QuotedLine, places: LaunchPlaces
+) -> Proof | None:
+    """Why the line condemns its node; a link has two ends, and what is told mildly is no proof.
+
+    Whom it condemns has to be a machine beyond doubt, and the line that machine's own; only the
+    scheduler speaks of others.
+    """
+    if root.is_mild or signature.fault is FaultClass.NCCL_NETWORK or quoted.node is None:
+        return None
+    if signature.proof is Proof.SCHEDULER and not is_device(quoted.node):
+        return signature.proof
+    node = places.machines.get(quoted.node, quoted.node)
+    if not quoted.is_own or not places.is_surely_host(node):
         return None
     return signature.proof
 
@@ -596,7 +607,8 @@ def _placed_by(others: Sequence[Sighting], quoted: QuotedLine, places: LaunchPla
         rank = next(iter(ranks))
     else:
         rank = quoted.rank
-    return replace(quoted, node=next(iter(nodes)), rank=rank, is_guess=False)
+    is_own = any(one.is_own for one in told if one.node is not None)
+    return replace(quoted, node=next(iter(nodes)), rank=rank, is_guess=False, is_own=is_own)
 
 
 def _absent_rank(sightings: Sequence[Sighting]) -> int | None:
@@ -618,7 +630,7 @@ def _is_told_by_scheduler(signature: FaultSignature) -> bool:
     named is lost.
     """
     return signature.fault is FaultClass.SLURM_NODE_FAIL and signature.family in (
-        *_SCHEDULERS,
+        *SCHEDULERS,
         TOPICS,
     )
 

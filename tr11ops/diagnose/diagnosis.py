@@ -34,7 +34,8 @@ class QuotedLine(Record):
     """A line of a log, and where it came from as far as that is known. `line_number` counts from 1.
 
     `is_guess`: the node is where the first failure was seen, and another may be the line's own: it
-    accuses no one.
+    accuses no one. `is_own`: the line itself names that node, or is of a rank that the launcher put there, or of a log
+    that is the node's own.
     """
 
     file: str
@@ -46,6 +47,7 @@ class QuotedLine(Record):
     time: str | None = None
     meaning: str = ""
     is_guess: bool = False
+    is_own: bool = False
 
     def document(self) -> dict[str, Any]:
         return {

@@ -11,6 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from tr11ops.base.errors import HostlistError
+from tr11ops.cluster.hostlist import expand
+from tr11ops.diagnose.attribution.names import is_device
 from tr11ops.diagnose.lines import plain
 from tr11ops.diagnose.signature import FaultClass
 from trainer.contract.record import Record
@@ -21,6 +24,9 @@ LONGEST = 300  # characters of a line that are looked at
 LINES = 1500
 FEWEST_WORDS = 2  # that lines of one kind begin with
 MOST_RANKS = 1024  # on one host
+STATUS = (  # what came out of a check
+    r"(?:[Oo]k|OK|[Pp]ass(?:ed)?|PASS(?:ED)?|[Ff]ail(?:ed)?|FAIL(?:ED)?|slow|SLOW|warn|WARN|error|ERROR|bad|BAD)"
+)
 _HOST = r"[A-Za-z][A-Za-z0-9.-]*\d[A-Za-z0-9-]*"
 _NAME = re.compile(rf"(?<![\w./:=@-]){_HOST}(?![\w/@=])")
 _NO_HOST = re.compile(
@@ -34,6 +40,14 @@ _NO_HOST = re.compile(
 )
 _COLUMN = re.compile(
     rf"^\s{{0,4}}(?:\[[a-z][\w-]{{0,15}}\] (?P<tagged>{_HOST})(?=[ :|])|\[?(?P<host>{_HOST})(?:\]:?|:| +\|) +\S)"
+)
+_ROW = re.compile(  # of a table of hosts: what came out may stand before the name
+    rf"^[\s|+*-]{{0,8}}(?:\W{{0,2}}{STATUS}\W{{1,8}})?(?P<host>{_HOST})(?:\s{{2,}}|\s*[|,;\t]\s*|\s+{STATUS}\b)\S?"
+)
+FEWEST_ROWS = 3  # of a table
+_LIST = re.compile(
+    r"\b(?:[Nn]odes?|[Nn]ode_?[Ll]ist|NODE_?LIST|[Hh]osts?|HOSTS?|SLURM_\w*NODELIST)\b[ :=(\"']+"
+    rf"(?P<list>(?:[A-Za-z][\w.-]*\[\d[\d,-]*\][\w.-]*|{_HOST})(?:, ?(?:[A-Za-z][\w.-]*\[\d[\d,-]*\][\w.-]*|{_HOST}))*)"
 )
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _CLOCK = re.compile(r"\W{0,2}(?:\d{4}[-/]\d\d[-/]\d\d[T ])?\b\d\d:\d\d:\d\d[.,\dZ]*\]? ?")
@@ -175,11 +189,44 @@ def hosts_in_columns(heads: Sequence[Head]) -> frozenset[str]:
         for _, line in _lines(head):
             found = _COLUMN.match(_CLOCK.sub(" ", line))
             host = "" if found is None else found["host"] or found["tagged"]
-            if host and _NO_HOST.fullmatch(host) is None:
+            if host and _is_host(host):
                 of_kind.setdefault(_NUMBER.sub("#", host), set()).add(host)
     return frozenset(
         host for hosts in of_kind.values() if len(hosts) >= FEWEST_HOSTS for host in hosts
     )
+
+
+def hosts_in_tables(heads: Sequence[Head]) -> frozenset[str]:
+    """The hosts of which a table has a row each: three or more names of one kind, in rows of their
+    own.
+    """
+    of_kind: dict[str, set[str]] = {}
+    for head in heads:
+        for _, line in _lines(head):
+            found = _ROW.match(_CLOCK.sub(" ", line))
+            if found is not None and _is_host(found["host"]):
+                of_kind.setdefault(_NUMBER.sub("#", found["host"]), set()).add(found["host"])
+    return frozenset(
+        host for hosts in of_kind.values() if len(hosts) >= FEWEST_ROWS for host in hosts
+    )
+
+
+def hosts_in_lists(heads: Sequence[Head]) -> frozenset[str]:
+    """The hosts that a launcher lists: `nodes n[1-4]`, `SLURM_NODELIST=n1,n2`."""
+    found: set[str] = set()
+    for head in heads:
+        for _, line in _lines(head):
+            for match in _LIST.finditer(line):
+                try:
+                    names = expand(match["list"].replace(" ", ""))
+                except HostlistError:
+                    continue
+                found |= {name for name in names if not is_device(name)}
+    return frozenset(found)
+
+
+def _is_host(name: str) -> bool:
+    return _NO_HOST.fullmatch(name) is None and not is_device(name)
 
 
 def hosts_of_ranks(heads: Sequence[Head]) -> Mapping[int, str]:
@@ -297,7 +344,7 @@ def _of_fewer_gpus(heads: Sequence[Head]) -> OddHost | None:
 def _reports(head: Head) -> Iterator[_Report]:
     for number, line in _lines(head):
         body = _CLOCK.sub(" ", line).strip()
-        names = [name for name in _NAME.finditer(body) if _NO_HOST.fullmatch(name[0]) is None]
+        names = [name for name in _NAME.finditer(body) if _is_host(name[0])]
         if len(names) != 1:  # a line of two hosts is of a link
             continue
         shape = _NUMBER.sub("#", body.replace(names[0][0], "@"))

@@ -10,6 +10,7 @@ import re
 
 from msgspec.structs import replace
 
+from tr11ops.diagnose.attribution.names import is_device
 from trainer.contract.record import Record
 
 ESCAPE = re.compile(
@@ -23,6 +24,7 @@ _HOST = r"(?P<node>(?=[\w.-]*[A-Za-z]|\d+\.)\w[\w.-]*)"
 _SERVICE = r"(?:python[\d.]*|bash|sh|docker\w*|containerd|torchrun)\[\d+\]: "
 _OTHER_SERVICE = r"(?!kernel|systemd|slurm|earlyoom|nvidia|nv-|oom|kubelet|munged|dcgm)[\w./@-]{1,40}\[\d{1,7}\]: "
 _CONTAINER = r"(?:pytorch|tensorflow|trainer|train(?:ing)?|main|worker|master|launcher|node|mpi|app|ray-\w{2,12})"
+_SINCE_BOOT = re.compile(r"\[ *\d{1,9}\.\d{3,6}\] ")  # the kernel's time since it began
 _PREFIXES = (
     re.compile(rf"\s*\| {_DAY} \| "),  # CloudWatch's, as a table
     re.compile(
@@ -58,7 +60,7 @@ _PREFIXES = (
     re.compile(r"\[(?!rank|node|host|gpu|cuda)[a-z]{3,12}(?P<local_rank>\d+)\]:"),
     re.compile(r"\[rank(?P<rank>\d+)\]:\s?"),
     re.compile(r"\[rank[:=] ?(?P<rank>\d+)\] "),  # Lightning's and Determined's
-    re.compile(r"\[ *\d{1,9}\.\d{3,6}\] "),  # the kernel's time since it began
+    _SINCE_BOOT,
     # pdsh's, where hosts are addresses
     re.compile(r"(?P<node>\d{1,3}(?:\.\d{1,3}){3}):(?: (?=\S)|(?=\[))"),
     re.compile(r"\[(?P<node>[a-z][\w.-]*\d)\] (?=\[?(?:rank|default)\d)"),
@@ -173,11 +175,16 @@ def split_prefixes(text: str) -> tuple[LineOrigin, str]:
     if text.startswith("{") and (message := _MESSAGE.search(text)) is not None:
         origin = _with(origin, _fields(text, message))
         text = _unescaped(message[1]).rstrip("\n")
+    is_kernels = False
     for _ in range(PREFIXES_AT_MOST):
         match = next((found for prefix in _PREFIXES if (found := prefix.match(text, at))), None)
         if match is None or match.end() == at:
             break
-        origin, at = _with(origin, match.groupdict()), match.end()
+        said = match.groupdict()
+        if is_kernels:  # what stands first in a kernel's own words is a driver, or its device
+            said.pop("node", None)
+        origin, at = _with(origin, said), match.end()
+        is_kernels = is_kernels or match.re is _SINCE_BOOT
     return origin, text[at:].lstrip() if at and text[at : at + 1] == "]" else text[at:]
 
 
@@ -215,12 +222,15 @@ def full_origin(text: str) -> LineOrigin:
 
 def _with(origin: LineOrigin, found: dict[str, str | None]) -> LineOrigin:
     time, year = _time(found)
+    node = found.get("node")
+    if node is not None and is_device(node):
+        node = None
     return replace(
         origin,
         rank=_first(origin.rank, found.get("rank")),
         local_rank=_first(origin.local_rank, found.get("local_rank")),
         task=_first(origin.task, found.get("task")),
-        node=origin.node or found.get("node"),
+        node=origin.node or node,
         time=origin.time or time,
         year=origin.year or year,
     )

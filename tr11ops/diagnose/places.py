@@ -9,9 +9,21 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import HostlistError
 from tr11ops.cluster.hostlist import expand
-from tr11ops.diagnose.attribution.names import NodeNames, without_interface
+from tr11ops.diagnose.attribution.names import (
+    NodeNames,
+    can_be_excluded,
+    is_device,
+    without_interface,
+)
 from tr11ops.diagnose.diagnosis import QuotedLine
-from tr11ops.diagnose.hosts import hosts_in_columns, hosts_of_ranks
+from tr11ops.diagnose.hosts import (
+    STATUS,
+    hosts_in_columns,
+    hosts_in_lists,
+    hosts_in_tables,
+    hosts_of_ranks,
+    machines_of,
+)
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
 from tr11ops.diagnose.signature import Role
 from trainer.contract.record import Record
@@ -20,6 +32,8 @@ HEAD_LINES = 200
 WITNESSES = 2
 RANKS_OF_A_NODE = (4, 8, 16)
 GPUS_OF_A_NODE = 8
+FACTS = 2  # which say that a name is a machine's, before that machine may be excluded
+SCHEDULERS = frozenset({"slurm", "slurm_reasons", "ray", "kubernetes"})
 HEAD_CHARACTERS = 90  # in which the host of a line stands
 _WORKER_LOG = re.compile(r"(?:^|/)workers/(?P<node>[^/]+)/rank-(?P<rank>\d+)\.log$")
 _ANY_NUMBER = re.compile(r"\d+")
@@ -37,11 +51,13 @@ _RANK_HOST = re.compile(  # `rank 37 (host n6, local 5)`, `rank 3 on n7`
     r"(?P<node>[A-Za-z][\w.-]*\d[\w-]*)"
 )
 _OWN_HOST = re.compile(
-    r"(?<!to )(?<!from )(?<!by )(?<!peer )(?<!remote )\b(?:host|hostname)=(?P<node>[A-Za-z][\w.-]*\d[\w-]*)"
+    r"(?<!to )(?<!from )(?<!by )(?<!peer )(?<!remote )\b(?:host|hostname|node|nodename)="
+    r"(?P<node>[A-Za-z][\w.-]*\d[\w-]*)"
+    r"|\"(?:host|hostname|node|nodename|node_name)\": ?\"(?P<field>[A-Za-z][\w.-]*\d[\w-]*)\""
 )
 _NAME = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*(?<![.-])")
 _HEAD = re.compile(  # what may stand before a host in a line: times, numbers, tags of ranks, levels, who watches it
-    r"(?:\[[a-z][\w-]{0,15}\] |[^A-Za-z]|(?<=\d)[TZ]"
+    rf"(?:\[[a-z][\w-]{{0,15}}\] |[^A-Za-z]|(?<=\d)[TZ]|\b{STATUS}(?![A-Za-z])"
     r"|\b(?:rank|default|[Rr]ank|Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct"
     r"|Nov|Dec|INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|UTC|kernel|dmesg|epilog|prolog|nhc|NHC|dcgm\w*|node|host|health|check"
     r"|agent|monitor)(?![A-Za-z]))*"
@@ -114,7 +130,9 @@ class LaunchPlaces:
         self._reports = [replace(report, host=self.host_of(report)) for report in reports]
         self._hosts = {node for one in launch.sightings if (node := _node_named(one)) is not None}
         self._hosts |= {report.host for report in self._reports if report.host} | set(launch.nodes)
-        self._hosts |= hosts_in_columns(launch.heads)
+        in_columns = hosts_in_columns(launch.heads) | hosts_in_tables(launch.heads)
+        self.machines = machines_of(launch.heads)
+        self._hosts |= in_columns | hosts_in_lists(launch.heads)
         self._hosts = {host for host in self._hosts if not is_this_machine(host)}
         self._of_rank: dict[int, str] = {}
         for report in self._reports:
@@ -128,7 +146,8 @@ class LaunchPlaces:
             # that is of whom it speaks
             if node and one.origin.rank is not None and "rank" not in one.named:
                 self._of_rank.setdefault(one.origin.rank, node)
-        for rank, host in hosts_of_ranks(launch.heads).items():
+        of_ranks = hosts_of_ranks(launch.heads)
+        for rank, host in of_ranks.items():
             self._of_rank.setdefault(rank, host)
         self._has_launcher = bool(reports) or any(
             one.origin.local_rank is not None or one.signature.id.startswith("elastic-")
@@ -137,6 +156,22 @@ class LaunchPlaces:
         self._exits = [
             one for one in launch.sightings if one.named.get("tasks") and _node_named(one)
         ]
+        by_scheduler = {
+            one.named["node"]
+            for one in launch.sightings
+            if one.signature.family in SCHEDULERS and "node" in one.named
+        }
+        self._by_scheduler = {_short(node) for node in (*by_scheduler, *launch.nodes)}
+        listed = {*launch.said_hosts, *self.machines.values(), *hosts_in_lists(launch.heads)}
+        listed |= {report.host for report in self._reports if report.host} | {*of_ranks.values()}
+        self._listed = self._by_scheduler | {_short(node) for node in listed}
+        columns = {one.origin.node for one in launch.sightings if one.origin.node} | in_columns
+        columns |= {
+            own["node"] or own["field"]
+            for one in launch.sightings
+            if (own := _OWN_HOST.search(one.text)) is not None
+        }
+        self._columns = {_short(node) for node in columns}
 
     def host_of(self, report: WorkerFailure) -> str | None:
         """The node of a report as the node list calls it, else as the report does."""
@@ -174,6 +209,7 @@ class LaunchPlaces:
         is_guess = False
         if node is None and writer is not None and writer.rank == rank:
             node = writer.node
+        is_own = node is not None and not self._names_another(one, node)
         if node is None and origin.task is not None and origin.local_rank is not None:
             node, rank = self._by_task(origin.task, origin.local_rank, rank)
         if rank is None and not self._has_launcher:
@@ -190,6 +226,7 @@ class LaunchPlaces:
                 rank, node = fitting[0].rank, node or fitting[0].host
         if node is None:
             node = self._by_exit(rank, origin.task) or self._by_other_ranks(rank)
+            is_own = node is not None and node == self._where_srun_saw(rank, origin.task)
         if node is None and is_root:
             node = self._by_first_exit()
             is_guess = (
@@ -204,6 +241,7 @@ class LaunchPlaces:
             )
         if node is None:
             node = self._only_node()
+            is_own = node is not None
         if node is not None and is_this_machine(node):
             node = None
         gpu = named.get("gpu") or origin.gpu
@@ -219,6 +257,7 @@ class LaunchPlaces:
             origin.stamp,
             one.signature.meaning,
             is_guess and node is not None,
+            is_own and node is not None,
         )
 
     def _own_node(self, one: Sighting) -> str | None:
@@ -230,8 +269,31 @@ class LaunchPlaces:
             _node_named(one)
             or node_of_daemons_log(one.file, self._hosts)
             or self._in_column(one.text)
-            or (said["node"] if said else None)
+            or (said["node"] or said["field"] if said else None)
         )
+
+    def _names_another(self, one: Sighting, node: str) -> bool:
+        """Whether a line names a second host, so that it may be told by the one of the other."""
+        others = {name for name in self._hosts if _short(name) != _short(node)}
+        others -= {alias for alias, machine in self.machines.items() if machine == node}
+        return any(name[0] in others for name in _NAME.finditer(one.text))
+
+    def is_surely_host(self, node: str) -> bool:
+        """Whether two independent facts say that this is a machine's name: a column of hosts in the
+        log, a list of nodes or the scheduler's words, the name of a file.
+        """
+        is_listed = _short(node) in self._listed
+        if _short(node) not in self._by_scheduler and not can_be_excluded(node, is_listed):
+            return False
+        names = {_short(node)}
+        names |= {_short(alias) for alias, machine in self.machines.items() if machine == node}
+        files = {one.file.rpartition("/")[2] for one in self._launch.sightings}
+        is_file = any(
+            re.search(rf"(?<![A-Za-z0-9]){re.escape(_short(node))}(?![A-Za-z0-9])", file.lower())
+            for file in files
+        )
+        facts = (bool(names & self._columns), is_listed, is_file)
+        return sum(facts) >= FACTS
 
     def _in_column(self, text: str) -> str | None:
         """The host that stands before the words of a line, where this launch names it elsewhere
@@ -375,15 +437,26 @@ class LaunchPlaces:
 
     def _by_exit(self, rank: int | None, task: int | None) -> str | None:
         """The node on which srun saw this task end; without a launcher in it a task is a rank."""
+        seen = self._where_srun_saw(rank, task)
+        if seen is not None:
+            return seen
+        if task is None and not self._has_launcher:
+            task = rank
+        nodes = self._launch.nodes
+        is_one_a_node = self._has_launcher or self._launch.world_size in {None, len(nodes)}
+        if task is not None and task < len(nodes) and is_one_a_node:
+            return nodes[task]
+        return None
+
+    def _where_srun_saw(self, rank: int | None, task: int | None) -> str | None:
+        """The node on which srun says that this task ended; without a launcher in it a task is a
+        rank.
+        """
         if task is None and not self._has_launcher:
             task = rank
         for one in self._exits:
             if task is not None and task in _numbers(one.named["tasks"]):
                 return _node_named(one)
-        nodes = self._launch.nodes
-        is_one_a_node = self._has_launcher or self._launch.world_size in {None, len(nodes)}
-        if task is not None and task < len(nodes) and is_one_a_node:
-            return nodes[task]
         return None
 
     def _by_first_exit(self) -> str | None:
@@ -399,7 +472,7 @@ class LaunchPlaces:
 def _node_named(one: Sighting) -> str | None:
     """The one node that a line names; None where it names several."""
     named = one.named.get("node")
-    if named is None:
+    if named is None or is_device(named):
         return one.origin.node
     try:
         nodes = expand(named)
@@ -408,6 +481,13 @@ def _node_named(one: Sighting) -> str | None:
     if len(nodes) == 1:
         return nodes[0]
     return None
+
+
+def _short(node: str) -> str:
+    """A host's name without its domain; an address as it is."""
+    if node[:1].isdigit():
+        return node
+    return node.partition(".")[0].lower()
 
 
 def _speakers(alike: Sequence[Sighting]) -> set[int]:

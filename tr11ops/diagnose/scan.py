@@ -51,6 +51,7 @@ _ORDER = (
 )
 _EXCEPTION = "python-exception"
 _NO_MEMORY = "cuda-oom"
+_SAID_HOST = "said-host"
 _HELD = "memory-held"
 _ABSURD = "memory-absurd"
 _NEVER_MILD = frozenset(
@@ -508,6 +509,9 @@ def _best(
 ) -> tuple[FaultSignature, dict[str, str]]:
     for vague in (UNTOLD, generic):
         matches = [one for one in matches if one[0] is not vague] or matches
+    if any(one[0].role is Role.CAUSE and one[0] not in (UNTOLD, generic) for one in matches):
+        # a line that begins with its host's name and tells of an error is no mere name
+        matches = [one for one in matches if one[0].id != _SAID_HOST]
     if raised is not None and matches and matches[0][0] is UNTOLD:
         matches = []
     if not matches:

@@ -362,7 +362,8 @@ def test_three_answers_on_the_screen_and_for_programs(
 ) -> None:
     log = tmp_path / "a.log"
     log.write_text(
-        STEPS
+        "launcher: nodes n[16-18]\n"
+        + STEPS
         + "Nov 20 03:12:44 n17 kernel: NVRM: Xid (PCI:0000:4e:00): 79, pid=4711, GPU has fallen off the bus.\n"
     )
     assert execute(["diagnose", "--json", str(log)]) == 1

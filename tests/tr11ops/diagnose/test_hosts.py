@@ -190,9 +190,10 @@ def test_what_is_no_proof_makes_a_suspect_and_excludes_no_one(tmp_path: Path, li
     ],
 )
 def test_a_proof_excludes(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "dmesg-q3.txt"
-    path.write_text(line, encoding="utf-8")
-    [found] = diagnose_files([path])
+    paths = [tmp_path / "train.log", tmp_path / "dmesg-q3.txt"]
+    paths[0].write_text("launcher: nodes q[1-4]\n", encoding="utf-8")
+    paths[1].write_text(line, encoding="utf-8")
+    [found] = diagnose_files(paths)
     assert found.accused.nodes == ("q3",) and found.accused.is_proved
     assert found.action is NextStep.EXCLUDE_AND_RESUBMIT
 

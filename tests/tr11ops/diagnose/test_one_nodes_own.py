@@ -283,12 +283,13 @@ def test_a_gpu_that_is_found_to_compute_wrongly_is_named_by_any_line_that_names_
 
 
 def test_what_the_driver_recommends_is_quoted_by_the_fault_that_it_is_about(tmp_path: Path) -> None:
-    path = tmp_path / "dmesg-q5.txt"
-    path.write_text(
+    paths = [tmp_path / "train.log", tmp_path / "dmesg-q5.txt"]
+    paths[0].write_text("SLURM_NODELIST=q[4-6]\n")
+    paths[1].write_text(
         "NVRM: Xid (PCI:0000:66:00): 145, RLW_SRC_TRACK Nonfatal XC0 i0 Link 11 (0x00000014 0x00000000)\n"
         "NVRM: Xid (PCI:0000:66:00): 45, pid=1, name=python3, Ch 00000000 caused by previous Xid 145\n"
         "NVRM: Xid (PCI:0000:66:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)\n"
     )
-    [found] = diagnose_files([path])
+    [found] = diagnose_files(paths)
     assert found.root_cause is not None and found.root_cause.line_number == 1
     assert found.accused.nodes == ("q5",) and found.accused.is_proved

@@ -21,6 +21,48 @@ _RANK = re.compile(r"\brank (?:#)?(\d+)\b")
 _INTERFACE = re.compile(r"(?<=[\w])-(?:ib|hsn|opa|eth|en|bond|roce|mlx)\d*$", re.IGNORECASE)
 
 
+# What a kernel, a driver or a container's runtime calls things: of no machine, whatever its number.
+_DEVICE = re.compile(
+    r"(?:nvidia-)?nvswitch\d+|nvidia\d+|nvlink\d+|GPU-[0-9a-f-]{8,}|MIG-[0-9a-f-]{8,}|cuda:?\d+|card\d+"
+    r"|renderD\d+|accel\d+|davinci\d+|npu[-_]?\d{1,2}|hl\d+|mlx\d+(?:_[\w:.]+)?|ib\d+|ibp\w+|ibs\d\w*|eth\d+|en[opsx]\d\w*"
+    r"|bond\d+|docker\d+|veth\w+|br-?\d\w*|virbr\d+|cni\d+|cali\w+|flannel\.?\d*|hsn\d+|cxi\d+|hfi1?_?\d+|efa_?\d+|rdmap\w+"
+    r"|roce\w*\d|bnxt_\w+|irdma\d+|opap\w+|tun\d+|tap\d+|lo\d?|nvme\d+(?:n\d+)?(?:p\d+)?|sd[a-z]{1,2}\d*|md\d+|dm-\d+|loop\d+"
+    r"|zram\d+|raid\d+|ata\d+(?:\.\d+)?|scsi\d+|usb\d+|tty\w*\d|fb\d+|hwmon\d+|thermal\w*\d+|rtc\d+|numa\d+|mc\d+"
+    r"|nfs\d|ext\d|xfs\d?|cgroups?\d|ipv?\d|tcp\d|udp\d|sha\d+|md5|crc\w*\d+|python\d[\d.]*|x86\w*|e1000e?|i40e|bnx2x?"
+    r"|rank[-_]?\d+|(?:[0-9a-f]{12}|[0-9a-f]{64})|[0-9a-f]{4}(?:[0-9a-f]{4})?:[0-9a-f]{2}:[0-9a-f]{2}(?:\.\d)?",
+    re.IGNORECASE,
+)
+_OFTEN_DEVICE = re.compile(r"(?:gpu|cpu|task|device)[-_]?\d{1,2}", re.IGNORECASE)  # or a machine's
+_POD = re.compile(  # a replica of a job, or of a deployment: a machine may have many
+    r"[a-z0-9.-]+-(?:worker|master|launcher|replica|chief|ps|head|server|trainer|pytorchjob|job|node)-\d+(?:-\d+)*(?:-[a-z0-9]{5})?"
+    r"|[a-z0-9-]+-[0-9a-f]{8,10}-[a-z0-9]{5}|[a-z0-9-]+-\d+-\d+-[a-z0-9]{5}"
+)
+_NUMERIC_ADDRESS = re.compile(
+    r"\[?(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]*:[0-9a-fA-F:.]*)\]?(?:[:<]\d+>?)?"
+)
+
+
+def is_device(name: str) -> bool:
+    """Whether a name is of a device, an interface, a GPU or a container's identifier, and so of no
+    machine.
+    """
+    return _DEVICE.fullmatch(name) is not None
+
+
+def can_be_excluded(name: str, is_listed: bool = False) -> bool:
+    """Whether a scheduler may know a machine by this name: no device's, no address, no pod's.
+
+    `is_listed`: a list of nodes has it, and so `gpu3` may be one too.
+    """
+    return not (
+        is_device(name)
+        or (not is_listed and _OFTEN_DEVICE.fullmatch(name.partition(".")[0]) is not None)
+        or "@" in name
+        or _POD.fullmatch(name) is not None
+        or _NUMERIC_ADDRESS.fullmatch(name) is not None
+    )
+
+
 def without_interface(host: str) -> str:
     """A node's name without that of one of its interfaces: `n7-ib0` is n7."""
     return _INTERFACE.sub("", host)
