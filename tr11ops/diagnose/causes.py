@@ -64,6 +64,8 @@ MILD = 0.5  # the most for a line that calls itself a warning
 AFTER_THE_END = 0.85
 _LOADER = "dataloader-worker"
 _NO_SUCH_HOST = "c10d-no-such-host"
+_NO_NAME = "Name or service not known"
+_NO_STORE = "The connection to the C10d store has failed"
 _SET_UP = "ibv_modify_qp"  # by which two cards are connected, before any data
 _FORBIDDEN = re.compile(  # or sought where no other node is: at a loopback, at Docker's own bridge
     r"No route to host|Function not implemented|Operation not (?:permitted|supported)|Permission denied"
@@ -71,6 +73,7 @@ _FORBIDDEN = re.compile(  # or sought where no other node is: at a loopback, at 
     r"|Cannot assign requested address|No such interface"
     r"|[Cc]onnect(?:ing|ion)? to (?:\S+\()?(?:127\.|localhost\b|::1\b|172\.17\.0\.1\b|169\.254\.)"
 )
+_CLOSED_BEFORE = re.compile(r"Rendezvous for run_id=\S+ was closed")
 _TOLD_ITSELF = re.compile(r"SignalException: Process \d+ got signal")
 _RECOVERY = "xid-recovery"
 NEAR_LINES = 100  # of a kernel's log, in which one fault is told
@@ -509,9 +512,22 @@ def _of_root(
             lone,
             signature=root.signature.id,
             proof=_proof(root, signature, quoted, places),
-            missing=what_is_missing(root.signature.fault, root.progress is not None, waits),
+            missing=what_is_missing(root.signature.fault, root.progress is not None, waits)
+            or _missing_of_store(root, launch),
         ),
     )
+
+
+def _missing_of_store(root: Sighting, launch: LogLaunch) -> str:
+    """What would tell whether a rendezvous that no worker could reach is there the next time; ""
+    where that is not the question.
+    """
+    if root.signature.fault is not FaultClass.RENDEZVOUS or launch.progress is not None:
+        return ""
+    said = [one.text for one in launch.sightings]
+    if not any(_NO_STORE in text for text in said) or any(_NO_NAME in text for text in said):
+        return ""
+    return "who listens at that address, and whether anything between refuses it, is missing"
 
 
 def _of_lone_driver(signature: FaultSignature, lone: str | None) -> FaultSignature:
@@ -587,6 +603,9 @@ def _step_of_network(
         and _is_of_many([root, *alike], places, signature)
     ):
         return NextStep.FIX_CONFIG  # a path that none of many nodes finds is one that is not there
+    is_at_start = signature.fault is FaultClass.RENDEZVOUS and launch.progress is None
+    if is_at_start and _CLOSED_BEFORE.search(root.text) is not None:
+        return NextStep.FIX_CONFIG  # its name is used up: an earlier launch closed it
     if _unknown_host(root, launch) is not None:
         return NextStep.FIX_CONFIG  # a name that no one knows is not known the next time either
     return usual

@@ -31,7 +31,7 @@ _HOST = r"[A-Za-z][A-Za-z0-9.-]*\d[A-Za-z0-9-]*"
 _NAME = re.compile(rf"(?<![\w./:=@-]){_HOST}(?![\w/@=])")
 _NO_HOST = re.compile(
     r"gpu[-_]?\d{1,2}|(?:rank|cuda|default|step|epoch|layer|stage|iter|iteration|mlx|numa|attempt|try|retry|seed|port|process|task|pid"
-    r"|thread|shard|part|chunk|file|line|block|bucket|group|device|card|version|phase|level)[-_]?\d[\w.-]*"
+    r"|thread|shard|part|chunk|file|line|block|bucket|group|device|card|version|phase|level|trainer|actor|learner|rollout|replica|role)[-_]?\d[\w.-]*"
     r"|(?:ib|eth|ens|nvme|sd|dp|tp|pp|ep|cp|pg|fp|bf|int|float|sha|python|cpu|hfi|cxi|efa|rdmap|lo|md|utf|dev|bond"
     r"|torch|glibc|libc|nccl|top|p|cu|sm|rocm)\d[\w.-]*"
     r"|[vahb]\d00\w*|l40s?|g[bh]\d00|mi\d{3}\w?"
@@ -56,6 +56,7 @@ _MISSING = re.compile(
     r"|[Dd]egraded|DEGRADED|BAD|bad|[Uu]navailable|[Uu]nreachable|refused|INACTIVE|[Ii]nactive|absent|mismatch|MISMATCH"
     r"|throttl\w+|[Ss]low|SLOW|stale|[Tt]imed? ?out|SKEW|corrupt\w*|full|100 ?%(?= ?(?:used|full|/)|$))(?!\w)"
 )
+_WELL = re.compile(r"(?<!not )\b(?:ok|OK|[Pp]ass(?:ed)?|PASS(?:ED)?|healthy|mounted|reachable)\b")
 _COUNTED = re.compile(
     r"(?<![\d.])\d+(?= (?:visible |active |healthy )?(?:gpus?|devices?|nics?|ports?|hcas?|cards?|links?)\b)",
     re.IGNORECASE,
@@ -109,6 +110,7 @@ _RANKS_ON = (
     re.compile(rf"\b[Rr]ank[ :=#]+(?P<first>\d+)\b.{{0,40}}?{_ON_HOST}(?P<host>{_HOST})\b"),
     re.compile(rf"\[[Rr]ank ?(?P<first>\d+)\].{{0,60}}?{_ON_HOST}(?P<host>{_HOST})\b"),
     re.compile(rf"\brank (?P<first>\d+), (?P<host>{_HOST})\b"),
+    re.compile(rf"\[\d+,(?P<first>\d+)\]<std(?:err|out|diag)>: ?(?P<host>{_HOST}): "),
     re.compile(
         rf"(?:^|[\s|])(?P<host>{_HOST}):\d+:\d+ \[\d+\] NCCL INFO .{{0,80}}?\brank (?P<first>\d+) nranks \d+"
     ),
@@ -239,7 +241,7 @@ def hosts_of_ranks(heads: Sequence[Head]) -> Mapping[int, str]:
             for ranks, host in _mapped_ranks(line):
                 for rank in ranks:
                     found.setdefault(rank, set()).add(host)
-            if "ank" not in line:
+            if "ank" not in line and "<std" not in line:
                 continue
             for pattern in _RANKS_ON:
                 for match in pattern.finditer(line):
@@ -363,6 +365,9 @@ def _odd_one(reports: Sequence[_Report]) -> _Report | None:
     if len(of_host) <= FEWEST_OTHERS:
         return None
     lacking = {host: said for host, own in of_host.items() if (said := _lacking(own)) is not None}
+    if not lacking:
+        unwell = {host: own[0] for host, own in of_host.items() if not _is_well(own)}
+        lacking = unwell if len(unwell) == 1 else {}
     if len(lacking) == 1:
         [(host, said)] = lacking.items()
         if _agree([own for other, own in of_host.items() if other != host]):
@@ -375,6 +380,10 @@ def _odd_one(reports: Sequence[_Report]) -> _Report | None:
 
 def _lacking(own: Sequence[_Report]) -> _Report | None:
     return next((one for one in own if _MISSING.search(one.text) is not None), None)
+
+
+def _is_well(own: Sequence[_Report]) -> bool:
+    return any(_WELL.search(one.text) is not None for one in own)
 
 
 def _agree(others: Sequence[Sequence[_Report]]) -> bool:

@@ -60,6 +60,7 @@ _NAME_TAKEN = "ray-name-taken"
 _NO_PLACE = "kubernetes-no-place"
 KERNELS = "xid"
 _LINK_BACK = "link-back"
+_SERVER_BACK = "storage-back"
 _CANCELLED: Any = {  # what a step's end is where nothing came before it
     "role": Role.STOP,
     "fault": FaultClass.SLURM_USER_CANCEL,
@@ -110,6 +111,7 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
         if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)
     ]
     left = [one for one in left if not _is_closed_by_order(one, left)]
+    left = [one for one in left if not _is_server_that_came_back(one, left)]
     left = [one for one in left if not _is_vague_of_a_daemon(one, left)]
     left = [one for one in left if not _is_of_an_earlier_job(one, left)]
     left = [one for one in left if not _is_want_of_a_lost_node(one, left)]
@@ -232,6 +234,18 @@ def _is_vague_of_a_daemon(one: Sighting, left: Sequence[Sighting]) -> bool:
         return False
     return any(
         other.signature.role in _FAILED and other.signature.family != TOPICS for other in left
+    )
+
+
+def _is_server_that_came_back(one: Sighting, left: Sequence[Sighting]) -> bool:
+    """Whether a node's kernel had a file server back before it told of a GPU that broke for good."""
+    if one.signature.fault is not FaultClass.STORAGE or not is_daemons_log(one.file):
+        return False
+    later = [other for other in left if other.file == one.file and is_before(one, other)]
+    back = first_of([other for other in later if other.signature.id == _SERVER_BACK])
+    return back is not None and any(
+        other.signature.family == KERNELS and _is_lost_gpu(other) and is_before(back, other)
+        for other in later
     )
 
 

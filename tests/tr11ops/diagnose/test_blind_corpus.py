@@ -54,7 +54,7 @@ def test_classes_lines_and_no_false_certainty(labels: str) -> None:
         ("three", 70, Most(2, 5, 0, 0)),
         ("four", 104, Most(3, 5, 0, 3)),
         ("five", 124, Most(2, 4, 0, 5)),
-        ("six", 130, Most(17, 13, 5, 19)),
+        ("six", 130, Most(12, 10, 0, 11)),
     ],
 )
 def test_incidents_of_a_stranger_with_nodes_and_restarts(

@@ -52,6 +52,7 @@ def test_hosts_stand_in_a_column_and_ranks_do_not() -> None:
         ("n-b12: ranks 8..15", 15, "n-b12"),
         ("rank 3 (local 3) host=q7", 3, "q7"),
         ("[rank21]: started on host q9", 21, "q9"),
+        ("[1,11]<stderr>: q2: df /tmp: /dev/sda3  98G  98G  20K 100%", 11, "q2"),
         ("q7:41:99 [3] NCCL INFO ncclCommInitRank comm 0x5 rank 11 nranks 16 cudaDev 3", 11, "q7"),
     ],
 )
@@ -103,6 +104,11 @@ def test_who_is_accused_is_the_machine_and_not_its_pod(tmp_path: Path) -> None:
             FaultClass.NCCL_NETWORK,
         ),
         ("{0}: mounts: /data mounted\n", "q3: mounts: /data NOT mounted\n", FaultClass.STORAGE),
+        (
+            "{0}: check /data/mm (beegfs) ... ok (2.1 PB)\n",
+            "q3: check /data/mm (beegfs) ... dir exists, empty, fs=xfs (root disk)\n",
+            FaultClass.STORAGE,
+        ),
         ("[{0}] found 8 GPUs\n", "[q3] found 7 GPUs\n", FaultClass.GPU_HARDWARE),
     ],
 )
@@ -126,6 +132,8 @@ def test_the_host_that_alone_lacks_something(
         "q1: disk ok\nq2: disk full\n",  # two are no majority
         "q1: disk full\nq2: disk full\nq3: disk ok\nq4: disk ok\n",
         "".join(f"[check] q{n} driver 570.{n}.15 gpus 8\n" for n in range(4)),
+        "".join(f"[check] q{n} fs {said}\n" for n, said in enumerate(("ok", "ok", "xfs", "ext"))),
+        "".join(f"trainer{n}: state {said}\n" for n, said in enumerate(("ok", "ok", "ok", "FAIL"))),
         "".join(f"q{n} step 10 loss 2.{n}\n" for n in range(4)),
         "".join(f"q{n} | Map: {90 + n}%| not bad\n" for n in range(4)),
     ],

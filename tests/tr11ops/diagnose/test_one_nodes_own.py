@@ -198,6 +198,67 @@ def test_what_is_told_of_an_earlier_job_is_no_fault_of_this_one(tmp_path: Path) 
     assert found.fault is FaultClass.USER_CODE and found.accused.nodes == ()
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        '{"protoPayload":{"methodName":"compute.instances.preempted","resourceName":"zones/b/instances/p-2"}}\n',
+        '{"severity":"WARNING","instance":"p-2","msg":"metadata: instance/preempted = TRUE; shutdown in 30 s"}\n',
+    ],
+)
+def test_a_machine_that_its_cloud_took_accuses_no_one_however_many_miss_it(
+    tmp_path: Path, told: str
+) -> None:
+    lost = "p-{0}: [rank{0}]: ncclRemoteError: socketProgress: Connection closed by remote peer p-2<43318>\n"
+    found = of(tmp_path, STEPS + told + lost.format(0) + lost.format(1))
+    assert found.fault is FaultClass.SLURM_PREEMPTED and found.accused.nodes == ()
+    assert found.restart.answer is Restart.PLAIN
+
+
+def test_a_rendezvous_that_an_earlier_launch_closed_stays_closed(tmp_path: Path) -> None:
+    line = "torch.distributed.elastic.rendezvous.api.RendezvousClosedError: Rendezvous for run_id=sweep was closed\n"
+    assert of(tmp_path, line).restart.answer is Restart.CHANGE
+    assert of(tmp_path, STEPS + line).restart.answer is not Restart.CHANGE
+
+
+def test_whether_a_store_that_no_one_reached_is_there_the_next_time_is_not_told(
+    tmp_path: Path,
+) -> None:
+    line = (
+        "[E socket.cpp:860] [c10d] The client socket has timed out after 60s while trying to connect to 10.0.0.1:1234.\n"
+        "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.\n"
+    )
+    found = of(tmp_path, line)
+    assert found.fault is FaultClass.RENDEZVOUS and found.restart.answer is Restart.UNKNOWN
+
+
+def test_a_file_server_that_came_back_before_a_gpu_broke_is_no_cause(tmp_path: Path) -> None:
+    path = tmp_path / "dmesg-q5.txt"
+    slow = "[70.1] Lustre: 41:0:(client.c:2310:ptlrpc_expire_one_request()) @@@ Request sent has timed out for slow reply\n"
+    back = "[71.1] Lustre: s2-OST11-osc-ffff: Connection restored to 10.0.0.9@o2ib (at 10.0.0.9@o2ib)\n"
+    gsp = "[77.1] NVRM: Xid (PCI:0000:1b:00): 119, pid=1, Timeout after 45s of waiting for RPC response from GPU2 GSP!\n"
+    path.write_text(slow + back + gsp, encoding="utf-8")
+    [found] = diagnose_files([path])
+    assert found.fault is FaultClass.GPU_HARDWARE and found.accused.nodes == ("q5",)
+    path.write_text(slow + back, encoding="utf-8")
+    [found] = diagnose_files([path])
+    assert found.fault is FaultClass.STORAGE
+
+
+def test_who_is_said_to_compute_wrongly_is_not_who_says_so(tmp_path: Path) -> None:
+    where = "rank 0 (host q1, gpu 0)\nrank 53 (host q7, gpu 5)\n"
+    said = "[rank0] ERROR silent data corruption suspected on q7 gpu 5 (rank 53); stopping\n"
+    assert of(tmp_path, where + STEPS + said).accused.nodes == ("q7",)
+
+
+def test_all_nodes_that_left_with_0_are_a_clean_end_whatever_they_said_of_each_other(
+    tmp_path: Path,
+) -> None:
+    noise = "q1:5:9 [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer 203.0.113.5<46494>\n"
+    found = of(tmp_path, STEPS + noise + "exit status: 0 on all 8 nodes\n")
+    assert found.fault is FaultClass.CLEAN_EXIT and found.restart.answer is Restart.NONE
+    assert of(tmp_path, STEPS + noise).fault is not FaultClass.CLEAN_EXIT
+
+
 # ----------------------------------------------------------------------------- Ray
 def test_a_node_without_heartbeats_is_lost_and_too_few_gpus_follow_from_it(tmp_path: Path) -> None:
     lost = (
