@@ -30,7 +30,7 @@ from tr11ops.base.observed import Unknown, known, observed
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import in_time, named_card, say
 from tr11ops.cli.context import DRY_RUN, JSON, REASON, RunContext, emit
-from tr11ops.cli.runner import UNCHANGED
+from tr11ops.cli.runner import UNCHANGED, Change, Outcome, carry_out
 from tr11ops.cli.terminal import local_time, plain_text, show, table
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.observe.operation_files import read_unwritable_directories
@@ -39,7 +39,7 @@ from tr11ops.watchdog.situation import situation_of
 from trainer.contract.documents import document
 
 if TYPE_CHECKING:
-    from tr11ops.alerts.changes import Change
+    from tr11ops.alerts.changes import Change as AlertChange
     from tr11ops.alerts.situation import RunSituation
     from tr11ops.alerts.state import Alert, Incident
     from tr11ops.rundir.paths import RunDirectory
@@ -226,24 +226,28 @@ def _chosen(
     return tuple(alert.fingerprint for alert in found)
 
 
-def _do(context: RunContext, typed: Sequence[str], change: Change, kind: str) -> None:
+def _do(context: RunContext, typed: Sequence[str], change: AlertChange, kind: str) -> None:
     """Change the alerts that were typed, or show which they are; `kind` is the journal's word for
     it.
     """
     directory, action = context.directory, kind.removeprefix("alert-")
+
+    def preview() -> Outcome:
+        alert_state = current_alert_state(directory)
+        alerts = tuple(dict.fromkeys(resolve_prefix(alert_state, name) for name in typed))
+        return _changed(context, alerts, f"would-be-{action}", f"would be {action}", UNCHANGED)
+
+    def apply() -> Outcome:
+        wanted = [PersonalChange(name, change, kind, user_name(), context.reason) for name in typed]
+        alerts, faults = change_alerts(
+            directory, context.card, wanted, time.time(), named_card(context.run)
+        )
+        notes = [f"tr11: {plain_text(fault)}" for fault in faults]
+        return _changed(context, alerts, action, action, *notes)
+
     try:
-        if context.dry_run:
-            alert_state = current_alert_state(directory)
-            alerts = tuple(dict.fromkeys(resolve_prefix(alert_state, name) for name in typed))
-            action, done, notes = f"would-be-{action}", f"would be {action}", [UNCHANGED]
-        else:
-            wanted = [
-                PersonalChange(name, change, kind, user_name(), context.reason) for name in typed
-            ]
-            alerts, faults = change_alerts(
-                directory, context.card, wanted, time.time(), named_card(context.run)
-            )
-            done, notes = action, [f"tr11: {plain_text(fault)}" for fault in faults]
+        shown = preview() if context.dry_run else Outcome()
+        carry_out(context, Change((), "", apply, shown, unchanged=""))
     except NoSuchAlert as error:
         elsewhere = kept_elsewhere(directory)
         more = ""
@@ -252,16 +256,22 @@ def _do(context: RunContext, typed: Sequence[str], change: Change, kind: str) ->
         raise Refusal(f"FP: {error}; nothing was changed{more}", exit_code=2) from None
     except ValueError as error:
         raise Refusal(f"the alerts cannot be read: {error}", exit_code=3) from None
-    if context.as_json:
-        values = [alert_values(alert) for alert in alerts]
-        emit({"schema": SCHEMA, "action": action, "alerts": values}, indent=None)
-    else:
-        for alert in alerts:
-            say(f"{done}: {alert.fingerprint} {plain_text(alert.title)}")
-        if not alerts:
-            say("no alert is open")
-    for note in notes:
-        say(note)
+
+
+def _changed(
+    context: RunContext, alerts: Sequence[Alert], action: str, done: str, *notes: str
+) -> Outcome:
+    """The answer; for a person all of it is on stderr."""
+    document = {
+        "schema": SCHEMA,
+        "action": action,
+        "alerts": [alert_values(alert) for alert in alerts],
+    }
+    lines: list[str] = []
+    if not context.as_json:
+        lines = [f"{done}: {alert.fingerprint} {plain_text(alert.title)}" for alert in alerts]
+        lines = lines or ["no alert is open"]
+    return Outcome(document, notes=(*lines, *notes), indent=None)
 
 
 # ----------------------------------------------------------------------------- the commands
