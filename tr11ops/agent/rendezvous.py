@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tr11ops.base.errors import RendezvousError
+from tr11ops.base.units import counted
 from trainer.contract.record import Record
 
 # one of these alone means the whole environment
@@ -73,7 +74,7 @@ def read_rendezvous(
         if nodes is not None:
             where = f"--nodes {total}"
         else:
-            where = f"{total} nodes"
+            where = counted(total, "node")
         raise RendezvousError(
             f"node rank {number}: with {where} it must be 0 to {total - 1}; give each node its own"
         )

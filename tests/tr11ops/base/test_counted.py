@@ -40,7 +40,7 @@ def _uncounted(tree: ast.AST) -> Iterator[tuple[int, str]]:
     chosen = {
         id(part)
         for node in ast.walk(tree)
-        if isinstance(node, ast.IfExp)
+        if isinstance(node, ast.IfExp) or (isinstance(node, ast.If) and _counts(node.test))
         for part in ast.walk(node)
     }
     for node in ast.walk(tree):
@@ -54,6 +54,14 @@ def _uncounted(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 FOLLOWS.match(str(text.value)) and not shown.isupper()
             ):  # a constant of ours is never one
                 yield node.lineno, f"{{{shown}}}{str(text.value)[:30]}"
+
+
+def _counts(test: ast.expr) -> bool:
+    """Whether a condition compares a number with 0 or 1, as who chooses between singular and plural does."""
+    return isinstance(test, ast.Compare) and any(
+        isinstance(side, ast.Constant) and type(side.value) is int and side.value in {0, 1}
+        for side in (test.left, *test.comparators)
+    )
 
 
 def test_no_sentence_puts_a_number_before_a_plural_by_hand() -> None:
