@@ -294,7 +294,10 @@ class FaultJudge:
         if time.monotonic() - self.repaired_at < REPAIR_SECONDS:
             return
         self.repaired_at = time.monotonic()
-        if any(job.state.is_active for job in self.jobs()):
+        jobs = self.jobs()
+        # what is held is let go once the fault is healed: a repair would let it go into the fault
+        is_held = any(job.reason.startswith("JobHeld") for job in jobs)
+        if any(job.state.is_active for job in jobs) and not is_held:
             said = self.run.tr11("launch", "--repair", "--yes", expect=None).stdout
             self.zombies += sum(line.startswith("cancel ") for line in said.splitlines())
 
