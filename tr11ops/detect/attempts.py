@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.base.observed import Unknown, known
+from tr11ops.base.observed import known
 from tr11ops.base.redact import signature
 from tr11ops.base.units import duration
 from tr11ops.cluster.base import Job, JobState
@@ -31,13 +31,9 @@ def down(snapshot: Snapshot) -> Iterator[Finding]:
     Silent unless jobs and the kill switch were really seen: absence is never concluded from
     silence.
     """
-    if isinstance(snapshot.jobs, Unknown) or derived.stop_of(snapshot) is not None:
-        return
-    if snapshot.active_jobs or snapshot.pending_jobs:
+    if derived.stop_of(snapshot) is not None or snapshot.active_jobs or snapshot.pending_jobs:
         return
     if derived.is_finished(snapshot) or derived.liveness_outside(snapshot) is not None:
-        return
-    if isinstance(snapshot.attempts, Unknown) or derived.last_end_is_unknown(snapshot):
         return
     if derived.may_live_outside(snapshot):
         return  # it may train outside the scheduler
@@ -180,7 +176,7 @@ def start_failed(snapshot: Snapshot) -> Iterator[Finding]:
     is held.
     """
     newest, marker = derived.last_attempt(snapshot), derived.last_marker(snapshot)
-    if isinstance(snapshot.jobs, Unknown) or snapshot.active_jobs:
+    if snapshot.active_jobs:
         return
     if (
         newest is None
@@ -235,8 +231,6 @@ def lingering(snapshot: Snapshot) -> Iterator[Finding]:
 
     Fires a while after the end marker, unless a later launch in the same allocation is alive.
     """
-    if derived.hidden_life(snapshot):
-        return  # a later launch may be alive
     for job in snapshot.active_jobs:
         marker = derived.marker_of(snapshot, derived.identifiers(job))
         if marker is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.base.observed import Unknown, known
+from tr11ops.base.observed import Unknown, known, seen
 from tr11ops.base.units import duration, first_few
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
@@ -36,13 +36,7 @@ def backup_overdue(snapshot: Snapshot) -> Iterator[Finding]:
     first submission. A copy of which the step is not known counts for every step that was reached
     before it.
     """
-    backup = snapshot.operation.backup
-    if (
-        isinstance(backup, Unknown)
-        or isinstance(snapshot.submissions, Unknown)
-        or isinstance(snapshot.steps, Unknown)
-    ):
-        return
+    backup = seen(snapshot.operation.backup)
     missing = missing_copies(snapshot, backup)
     for archive in _ARCHIVES:
         lacking = [wanted for wanted in missing if wanted.archive == archive]
@@ -163,8 +157,8 @@ def copy_damaged(snapshot: Snapshot) -> Iterator[Finding]:
     CRITICAL as soon as a re-read found it, until the copy is repaired: the other copies may go
     the same way.
     """
-    backup = snapshot.operation.backup
-    if backup is None or isinstance(backup, Unknown) or not backup.damaged:
+    backup = seen(snapshot.operation.backup)
+    if backup is None or not backup.damaged:
         return
     count = len(backup.damaged)
     more = (f"and {count - NAMED} more",) if count > DAMAGED_NAMED else ()
@@ -204,15 +198,15 @@ def sync_overdue(snapshot: Snapshot) -> Iterator[Finding]:
     Silent where the card names no repository. One that was never reached counts from the first
     submission.
     """
-    interval, sync = snapshot.run.operation.sync_seconds, snapshot.operation.sync
-    if interval is None or isinstance(sync, Unknown):
+    interval, sync = snapshot.run.operation.sync_seconds, seen(snapshot.operation.sync)
+    if interval is None:
         return
     if sync is None:
         since = derived.first_submission(snapshot)
     else:
         since = sync.time
     logged = max(
-        (step.time for step in known(snapshot.steps, ()) if step.time is not None), default=None
+        (step.time for step in seen(snapshot.steps) if step.time is not None), default=None
     )
     if since is None or logged is None or logged <= since:
         return
@@ -247,8 +241,8 @@ def secret_in_log(snapshot: Snapshot) -> Iterator[Finding]:
 
     WARNING, one for each file and kind of secret, until a person says that it is revoked.
     """
-    sync = snapshot.operation.sync
-    if sync is None or isinstance(sync, Unknown):
+    sync = seen(snapshot.operation.sync)
+    if sync is None:
         return
     for secret in sync.secrets:
         if secret.revoked is None:

@@ -8,7 +8,7 @@ from datetime import UTC
 
 from msgspec.structs import replace
 
-from tr11ops.base.observed import Unknown, known
+from tr11ops.base.observed import known, seen
 from tr11ops.base.units import counted, duration, first_few, timestamp
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.node_states import is_loss_alone
@@ -60,7 +60,7 @@ def node_lost(snapshot: Snapshot) -> Iterator[Finding]:
     the script. A WARNING where that one is still gone and the attempt has ended by it, until a
     later one trains.
     """
-    nodes = {node.name: node for node in known(snapshot.nodes, ())}
+    nodes = {node.name: node for node in seen(snapshot.nodes)}
     for job in snapshot.active_jobs:
         # it gives back its nodes: the list holds those that are still to come
         if job.state is JobState.COMPLETING:
@@ -258,8 +258,6 @@ def exclusion_cap(snapshot: Snapshot) -> Iterator[Finding]:
     A WARNING for each node that was found bad and could not be excluded any more; INFO while it is
     down.
     """
-    if isinstance(snapshot.jobs, Unknown):
-        return
     yield from _left_in_use(snapshot)
     yield from _near(snapshot)
 
@@ -401,7 +399,7 @@ def exclusion_due(snapshot: Snapshot) -> Iterator[Finding]:
 
     INFO, one for all nodes whose time has been over for more than a day.
     """
-    late = due_for_recheck(known(snapshot.exclusions, ()), snapshot.time - GRACE_SECONDS)
+    late = due_for_recheck(seen(snapshot.exclusions), snapshot.time - GRACE_SECONDS)
     if not late:
         return
     if len(late) == 1:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from tr11ops.base.observed import Unknown, known
+from tr11ops.base.observed import Unknown, known, seen
 from tr11ops.base.units import counted, duration
 from tr11ops.detect import series
 from tr11ops.detect.detector import detector
@@ -41,7 +41,7 @@ def loss_not_finite(snapshot: Snapshot) -> Iterator[Finding]:
     A remark once the run has gone back, by a roll-back or another launch, until an iteration after
     the last bad one is a number: what it trains before that was never bad.
     """
-    steps = known(snapshot.steps, ())
+    steps = seen(snapshot.steps)
     if not steps:
         return
     if math.isfinite(steps[-1].record.lm_loss) or derived.is_rolled_back(snapshot):
@@ -193,15 +193,15 @@ def loss_spike(snapshot: Snapshot) -> Iterator[Finding]:
 
     A remark once a person has rolled it back, until the training has come past it.
     """
-    steps, facts = known(snapshot.steps, ()), snapshot.run.recovery
-    seen = series.recent_highs(
+    steps, facts = seen(snapshot.steps), snapshot.run.recovery
+    highest = series.recent_highs(
         steps, lambda record: record.lm_loss, facts.loss_factor, facts.window
     )
-    highs = series.not_undone(snapshot, seen)
+    highs = series.not_undone(snapshot, highest)
     if not snapshot.active_jobs:
         return
     if not highs:
-        yield from _rolled_back(snapshot, seen)
+        yield from _rolled_back(snapshot, highest)
         return
     first, last = highs[0], highs[-1]
     peak = max(highs, key=lambda high: high.value)
@@ -277,7 +277,7 @@ def gradient_norm(snapshot: Snapshot) -> Iterator[Finding]:
     More than 10 times its median on two consecutive lines: a single line is noise. Looks at the
     last 50.
     """
-    steps, facts = known(snapshot.steps, ()), snapshot.run.recovery
+    steps, facts = seen(snapshot.steps), snapshot.run.recovery
     highs = series.not_undone(
         snapshot,
         series.recent_highs(
@@ -344,7 +344,7 @@ def counters_jump(snapshot: Snapshot) -> Iterator[Finding]:
     Compares the first line after each recent restart with the line of the same iteration, or the
     one before.
     """
-    steps = known(snapshot.steps, ())
+    steps = seen(snapshot.steps)
     if not snapshot.active_jobs:
         return
     for index in series.restarts(steps):
@@ -482,10 +482,8 @@ def silent_corruption(snapshot: Snapshot) -> Iterator[Finding]:
     CRITICAL for each suspect node, until it is excluded. Of two that differ without a third,
     each is a suspect.
     """
-    if isinstance(snapshot.exclusions, Unknown):
-        return
     by_node: dict[str, list[Corruption]] = {}
-    for found in known(snapshot.training.corruptions, ()):
+    for found in seen(snapshot.training.corruptions):
         by_node.setdefault(found.node, []).append(found)
     excluded = excluded_nodes(snapshot)
     for node, entries in by_node.items():

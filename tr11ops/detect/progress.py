@@ -161,8 +161,6 @@ def hung(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _hangs_of(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
-    if derived.hidden_life(snapshot):
-        return  # either shows life
     liveness = derived.liveness_of(snapshot, job)
     marker = derived.marker_of(snapshot, derived.identifiers(job))
     if liveness is None or (marker is not None and marker.time >= liveness.time):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from tr11ops.base.observed import Unknown, known
+from tr11ops.base.observed import known, seen
 from tr11ops.base.units import duration
 from tr11ops.cluster.arrays import array_number, covers, names_of
 from tr11ops.cluster.pending_reasons import Cause, Wait, reason_of_job
@@ -297,12 +297,7 @@ def chain_end(snapshot: Snapshot) -> Iterator[Finding]:
     active, waiting = trains_on(snapshot), derived.sure_jobs(snapshot)
     if (not active and not waiting) or derived.stop_of(snapshot) is not None:
         return
-    unseen = (snapshot.steps, snapshot.submissions, snapshot.attempts, snapshot.nodes)
-    if any(isinstance(seen, Unknown) for seen in unseen):
-        # what is left to train, or to queue, how long that takes, or whether the site lets it,
-        # cannot be told
-        return
-    if not snapshot.steps and derived.total_iterations(snapshot) is not None:
+    if not seen(snapshot.steps) and derived.total_iterations(snapshot) is not None:
         return  # the first step tells how long all takes
     if (
         derived.some_wait_for_site(snapshot)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.base.observed import Unknown, known
+from tr11ops.base.observed import Unknown, known, seen
 from tr11ops.base.units import duration
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
@@ -32,9 +32,7 @@ def checkpoint_unsound(snapshot: Snapshot) -> Iterator[Finding]:
 
     CRITICAL when no sound checkpoint was found at all, although there are some.
     """
-    checkpoints = snapshot.checkpoints
-    if isinstance(checkpoints, Unknown):
-        return
+    checkpoints = seen(snapshot.checkpoints)
     sound = checkpoints.newest_sound
     bad = [entry for entry in checkpoints.examined if not entry.is_sound]
     if bad and not bad[0].complete and _may_be_saving(snapshot):
@@ -143,8 +141,8 @@ def checkpoint_overdue(snapshot: Snapshot) -> Iterator[Finding]:
     or was given up by a roll-back; what is passed over was not trained. A save that is under way
     may take as long as one has taken, and more.
     """
-    checkpoints = snapshot.checkpoints
-    if isinstance(checkpoints, Unknown) or not snapshot.active_jobs:
+    checkpoints = seen(snapshot.checkpoints)
+    if not snapshot.active_jobs:
         return
     sound = checkpoints.newest_sound
     if sound is None and checkpoints.steps:

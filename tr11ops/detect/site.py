@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC
 
-from tr11ops.base.observed import Unknown, known
+from tr11ops.base.observed import known, seen
 from tr11ops.base.units import counted, duration, first_few, timestamp
 from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job
@@ -130,7 +130,7 @@ def nodes_short(snapshot: Snapshot) -> Iterator[Finding]:
     A maintenance gives the nodes back by itself: WARNING too.
     """
     usable, needed = usable_nodes(snapshot), needed_next(snapshot)
-    if isinstance(snapshot.jobs, Unknown) or usable is None or needed is None or usable >= needed:
+    if usable is None or needed is None or usable >= needed:
         return
     partition = partition_of(snapshot)
     nodes = nodes_of_partition(snapshot, partition)
@@ -139,7 +139,7 @@ def nodes_short(snapshot: Snapshot) -> Iterator[Finding]:
     # a controller that has just begun knows no node yet
     if usable + sum(node.is_unknown for node in nodes) >= needed:
         return
-    excluded: tuple[Exclusion, ...] = known(snapshot.exclusions, ())
+    excluded: tuple[Exclusion, ...] = seen(snapshot.exclusions)
     listed = {entry.node for entry in excluded}
     gone = [
         f"{node.name} ({' '.join(sorted(node.states))})" for node in nodes if not node.is_usable
@@ -211,8 +211,6 @@ def queued_too_long(snapshot: Snapshot) -> Iterator[Finding]:
     it. WARNING at once where the scheduler itself expects the first start later than that from now,
     or someone has set such a time.
     """
-    if isinstance(snapshot.attempts, Unknown):
-        return
     if derived.may_live_outside(snapshot):
         return  # it may train outside the scheduler
     if (

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from tr11ops.base.observed import Unknown
+from tr11ops.base.observed import seen
 from tr11ops.base.units import counted, duration, first_few
 from tr11ops.cluster.base import JobState
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived, normal_silence
-from tr11ops.observe.snapshot import KillSwitch, Snapshot
+from tr11ops.observe.snapshot import Snapshot
 
 
 @detector(
@@ -27,7 +27,7 @@ def directory_unseen(snapshot: Snapshot) -> Iterator[Finding]:
     A job carries the directory's mark, and no launch is on record there: nothing that is read
     there is the run's.
     """
-    if not snapshot.unmounted or isinstance(snapshot.jobs, Unknown):
+    if not snapshot.unmounted:
         return
     yield Finding(
         directory_unseen.name,
@@ -56,8 +56,8 @@ def switch_unseen(snapshot: Snapshot) -> Iterator[Finding]:
     WARNING: the run trains on, but `tr11 kill` does not reach it from here, and nothing is known
     of a stop.
     """
-    fault = snapshot.switch_fault
-    if isinstance(fault, Unknown) or not fault:
+    fault = seen(snapshot.switch_fault)
+    if not fault:
         return
     yield Finding(
         switch_unseen.name,
@@ -86,8 +86,8 @@ def kill_switch_left_on(snapshot: Snapshot) -> Iterator[Finding]:
 
     CRITICAL when a job runs on long after the switch was set.
     """
-    switch = snapshot.kill_switch
-    if not isinstance(switch, KillSwitch):
+    switch = seen(snapshot.kill_switch)
+    if switch is None:
         return
     release = derived.command(snapshot, "resume")
     evidence = (
@@ -153,10 +153,9 @@ def damaged_state(snapshot: Snapshot) -> Iterator[Finding]:
 
     WARNING, one for all files, as long as one is damaged.
     """
-    damaged = snapshot.damaged_files
-    if isinstance(damaged, Unknown) or not damaged:
+    damaged = sorted(seen(snapshot.damaged_files), key=lambda entry: entry.is_newer)
+    if not damaged:
         return
-    damaged = tuple(sorted(damaged, key=lambda entry: entry.is_newer))
     more = ""
     if len(damaged) > 1:
         more = f" and {len(damaged) - 1} more"

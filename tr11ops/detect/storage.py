@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from tr11ops.base.observed import known
+from tr11ops.base.observed import known, seen
 from tr11ops.base.units import counted, duration, quantity
 from tr11ops.detect.detector import detector
 from tr11ops.detect.filesystem_rules import filling, full, with_limits
@@ -238,7 +238,7 @@ def filesystem_filling(snapshot: Snapshot) -> Iterator[Finding]:
     WARNING when it fills within two days, INFO within the card's `forecast_days`; silent where
     it is full now.
     """
-    samples = known(snapshot.operation.usage, ())
+    samples = seen(snapshot.operation.usage)
     last = newest(samples)
     for rule in snapshot.run.operation.filesystems:
         if rule.name not in last or full(with_limits(last[rule.name], rule), rule):
@@ -285,7 +285,7 @@ def purge_near(snapshot: Snapshot) -> Iterator[Finding]:
     days = snapshot.run.watch.scratch_purge_days
     if days is None:
         return
-    for entry in known(snapshot.operation.least_used, ()):
+    for entry in seen(snapshot.operation.least_used):
         age = snapshot.time - entry.time
         left = days * derived.DAY - age
         if age <= WARN_SHARE * days * derived.DAY:

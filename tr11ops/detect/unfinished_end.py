@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from tr11ops.base.observed import Unknown, known
+from tr11ops.base.observed import Unknown, known, seen
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import NO_CAUSE, Finding, Severity
@@ -42,11 +42,7 @@ def unfinished_end(snapshot: Snapshot) -> Iterator[Finding]:
 
     One finding for each fault, that of the newest end first: another fault is another incident.
     """
-    if isinstance(snapshot.jobs, Unknown) or isinstance(snapshot.attempts, Unknown):
-        return
-    if derived.hidden_life(snapshot):
-        return  # an attempt that lives outside the scheduler would count as ended
-    jobs = {name: job for job in snapshot.jobs for name in derived.identifiers(job)}
+    jobs = {name: job for job in seen(snapshot.jobs) for name in derived.identifiers(job)}
     row, alive = _bad_ends(snapshot)
     yield from _by_fault(snapshot, row, alive, _told(snapshot, jobs))
     yield from _never_began(snapshot, jobs)

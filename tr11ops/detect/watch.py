@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from tr11ops.base.observed import known
+from tr11ops.base.observed import known, seen
 from tr11ops.base.units import duration
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
@@ -39,7 +39,7 @@ def periodic_job_failed(snapshot: Snapshot) -> Iterator[Finding]:
     The watchdog's own: WARNING, and CRITICAL from the third in a row on. A job that the card skips
     does not count.
     """
-    for job in known(snapshot.operation.periodic_jobs, ()):
+    for job in seen(snapshot.operation.periodic_jobs):
         if job.failures_in_a_row < 1 or not is_wanted(snapshot, job):
             continue
         if job.failures_in_a_row == 1:
@@ -195,7 +195,7 @@ def check_failing(snapshot: Snapshot) -> Iterator[Finding]:
         names = derived.identifiers(job)
         ends = [
             end
-            for end in known(snapshot.training.launch_ends, ())
+            for end in seen(snapshot.training.launch_ends)
             if end.job_id in names and end.failing_checks
         ]
         if ends:
