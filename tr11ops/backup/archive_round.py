@@ -45,7 +45,7 @@ from tr11ops.base.errors import (
 )
 from tr11ops.base.observed import cause
 from tr11ops.rundir.checkpoint_digests import note_damage
-from tr11ops.rundir.checkpoint_scan import CheckpointRow, list_rows
+from tr11ops.rundir.checkpoint_scan import SavedCheckpoint, list_rows
 from tr11ops.rundir.copies import CopyRecord, Kind, Receipt, location_of, write_copy
 from tr11ops.rundir.identity import run_id
 from tr11ops.rundir.paths import RunDirectory
@@ -203,7 +203,7 @@ class RoundReading:
 UNFINISHED_SECONDS = 30 * 86_400.0  # an upload that no one went on with for so long is removed
 
 
-def rows_of(directory: RunDirectory) -> list[CheckpointRow]:
+def rows_of(directory: RunDirectory) -> list[SavedCheckpoint]:
     """The checkpoints that are here. Raises OSError."""
     try:
         latest = read_latest(directory.paths.checkpoints)
@@ -220,7 +220,7 @@ def summarise(directory: RunDirectory) -> None:
 
 def plan_of(
     card: RunCard,
-    rows: Sequence[CheckpointRow],
+    rows: Sequence[SavedCheckpoint],
     copies: Iterable[CopyRecord],
     request: RoundRequest,
 ) -> CopyPlan:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from tr11ops.runcard.copies import BackupSection
-from tr11ops.rundir.checkpoint_scan import CheckpointRow
+from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.copies import CopyRecord, Kind
 from tr11ops.rundir.copy_policy import WantedCopy, in_order, wanted_copies
 from trainer.contract.record import Record
@@ -128,7 +128,7 @@ CARD_DECIDES = Asked()
 
 def plan_round(
     policy: BackupSection,
-    rows: Sequence[CheckpointRow],
+    rows: Sequence[SavedCheckpoint],
     copies: Iterable[CopyRecord],
     last_step: int,
     archives: Sequence[str],
@@ -175,7 +175,7 @@ def plan_round(
     return CopyPlan(in_order(due), tuple(copied), left)
 
 
-def is_whole(row: CheckpointRow) -> bool:
+def is_whole(row: SavedCheckpoint) -> bool:
     """Whether a checkpoint may be copied: whole by its manifest, or of the original's layout, which
     has none.
     """
@@ -196,7 +196,7 @@ def _is_that(record: CopyRecord, wanted: WantedCopy) -> bool:
 
 def _damaged_beside(
     copies: Iterable[CopyRecord],
-    here: dict[int, CheckpointRow],
+    here: dict[int, SavedCheckpoint],
     due: Sequence[Due],
     kind: Kind | None,
 ) -> list[Due]:
@@ -214,7 +214,7 @@ def _damaged_beside(
 
 
 def _left(
-    rows: Sequence[CheckpointRow], touched: set[int], copies: Sequence[CopyRecord]
+    rows: Sequence[SavedCheckpoint], touched: set[int], copies: Sequence[CopyRecord]
 ) -> Iterator[tuple[int, str]]:
     for row in rows:
         if row.step in touched:

@@ -9,18 +9,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial as bind
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from msgspec import field
 from msgspec.structs import replace
 
 from tr11ops.base.observed import Observed, Unknown, known, observed
-from tr11ops.checkpoints.pins import Pin, read_pins
 from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint, list_quarantined, superseded_names
 from tr11ops.cluster.process_marks import is_alive
 from tr11ops.rundir.attempts import read_attempt_label
-from tr11ops.rundir.checkpoint_digests import DigestRecord, read_digest
-from tr11ops.rundir.checkpoint_scan import NO_CARD, CheckpointRow, list_rows, read_row
+from tr11ops.rundir.checkpoint_digests import read_digest
+from tr11ops.rundir.checkpoint_pins import Pin, read_pins
+from tr11ops.rundir.checkpoint_scan import NO_CARD, SavedCheckpoint, list_rows, read_row
 from tr11ops.rundir.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.copies import CopyRecord, read_copies
@@ -31,7 +31,6 @@ from trainer.contract.checkpoint_names import (
     checkpoint_step,
     read_latest,
 )
-from trainer.contract.documents import document
 from trainer.contract.lease import LeaseFolder, read_lease
 from trainer.contract.origin import Origin
 from trainer.contract.paths import RunPaths
@@ -211,44 +210,6 @@ def _is_living(claim: Claim, folder: ClaimFolder, clocks: Clocks) -> bool:
 T = TypeVar("T")
 
 
-class CatalogueEntry(CheckpointRow):
-    """A checkpoint with what is known of it. `copies` are those of this very checkpoint, damaged
-    ones too.
-
-    `digests`: what was found when it was last read; None: never read. `is_discarded`: a roll-back
-    passes over it.
-    """
-
-    digests: DigestRecord | Unknown | None = None
-    copies: tuple[CopyRecord, ...] = ()
-    pin: Pin | None = None
-    used_by: tuple[str, ...] = ()
-    is_discarded: bool = False
-
-    @property
-    def no_resume(self) -> str:
-        """Why no training resumes from it, as far as is known; empty where one does."""
-        if isinstance(self.digests, Unknown):
-            return f"what was read of it is not known: {self.digests.why}"
-        if self.is_discarded:
-            return "a roll-back discarded it"
-        fault = super().no_resume
-        if not fault and self.digests is not None and self.digests.bad:
-            return f"it is damaged: {self.digests.bad[0]}"
-        return fault
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether a training can resume from it, as far as is known (see
-        `trainer.contract.resumable`).
-        """
-        return not self.no_resume
-
-    def document(self) -> dict[str, Any]:
-        """The checkpoint as JSON values; `digests` is null where it was never read."""
-        return {**document(self), "complete": self.complete}
-
-
 class Catalogue(Record):
     """All checkpoints of one variant, oldest first. `fault`: what is wrong with what a restart
     would take.
@@ -263,16 +224,16 @@ class Catalogue(Record):
     folder: Path
     latest: int | None
     fault: str | None
-    checkpoints: tuple[CatalogueEntry, ...]
+    checkpoints: tuple[SavedCheckpoint, ...]
     quarantined: tuple[QuarantinedCheckpoint, ...] = ()
     copies: tuple[CopyRecord, ...] = ()
     pins: tuple[Pin, ...] = ()
     uses: Uses = field(default_factory=Uses)
     read_errors: tuple[str, ...] = ()
-    superseded: tuple[CatalogueEntry, ...] = ()
+    superseded: tuple[SavedCheckpoint, ...] = ()
     origin: Observed[Origin | None] = None
 
-    def at(self, step: int) -> CatalogueEntry | None:
+    def at(self, step: int) -> SavedCheckpoint | None:
         """The checkpoint of a step."""
         return next((entry for entry in self.checkpoints if entry.step == step), None)
 
@@ -281,7 +242,7 @@ def read_catalogue(
     directory: RunDirectory,
     clocks: Clocks,
     load: str | None = None,
-    rows: Iterable[CheckpointRow] | None = None,
+    rows: Iterable[SavedCheckpoint] | None = None,
     need: ResumeNeed = NO_CARD,
 ) -> Catalogue:
     """Look at everything. `load`: the card's checkpoint.load; `rows`: what was scanned already,
@@ -334,7 +295,7 @@ def read_catalogue(
 
 
 def _standing_fault(
-    folder: Path, checkpoints: Sequence[CatalogueEntry], latest: int | None
+    folder: Path, checkpoints: Sequence[SavedCheckpoint], latest: int | None
 ) -> str | None:
     """What is wrong with what a restart would take, `latest` being what the file of that name says;
     None if nothing.
@@ -358,13 +319,13 @@ def _read(read_errors: list[str], what: str, read: Callable[[], T], otherwise: T
     return known(found, otherwise)
 
 
-def _marked(row: CheckpointRow, latest: int | None) -> CheckpointRow:
+def _marked(row: SavedCheckpoint, latest: int | None) -> SavedCheckpoint:
     if row.is_latest == (row.step == latest):
         return row
     return replace(row, is_latest=row.step == latest)
 
 
-def _superseded_rows(folder: Path, need: ResumeNeed) -> list[CheckpointRow]:
+def _superseded_rows(folder: Path, need: ResumeNeed) -> list[SavedCheckpoint]:
     rows = (read_row(folder / name, step, False, need) for name, step in superseded_names(folder))
     return [row for row in rows if row is not None]
 
@@ -381,11 +342,11 @@ def _known_of(
     copied: Mapping[str, Sequence[CopyRecord]],
     pinned: Mapping[int, Pin],
     uses: Uses,
-    row: CheckpointRow,
-) -> CatalogueEntry:
+    row: SavedCheckpoint,
+) -> SavedCheckpoint:
     """A row with what is on record of it; a pin, a use and a reading are known by the step."""
-    return CatalogueEntry(
-        **_values(row),
+    return replace(
+        row,
         digests=observed(lambda: read_digest(directory, row.step, row.identity)),
         copies=tuple(
             copy for copy in copied.get(row.identity, ()) if row.identity and copy.step == row.step
@@ -396,11 +357,11 @@ def _known_of(
 
 
 def _joined(
-    known_of: Callable[[CheckpointRow], CatalogueEntry],
-    rows: Sequence[CheckpointRow],
+    known_of: Callable[[SavedCheckpoint], SavedCheckpoint],
+    rows: Sequence[SavedCheckpoint],
     latest: int | None,
     uses: Uses,
-) -> tuple[CatalogueEntry, ...]:
+) -> tuple[SavedCheckpoint, ...]:
     """The checkpoints that a training may resume from, with what a restart would take of them."""
     kept = frozenset(uses.recovery.usable(row.step for row in rows))
     found = [replace(known_of(row), is_discarded=row.step not in kept) for row in rows]
@@ -411,7 +372,3 @@ def _joined(
 def _users(step: int, restart: Mapping[int, str], uses: Uses) -> tuple[str, ...]:
     first = (restart[step],) if step in restart else ()
     return (*first, *uses.by_step.get(step, ()))
-
-
-def _values(row: CheckpointRow) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in CheckpointRow.__struct_fields__}

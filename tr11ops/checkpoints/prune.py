@@ -29,7 +29,6 @@ from msgspec.structs import asdict, replace
 
 from tr11ops.base.errors import PruneBusy, RemovalStopped
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
-from tr11ops.checkpoints.pins import state_folder
 from tr11ops.checkpoints.quarantine import (
     doomed_name,
     hidden_name,
@@ -44,7 +43,8 @@ from tr11ops.checkpoints.retention import (
     decide,
     decide_quarantined,
 )
-from tr11ops.rundir.checkpoint_scan import NO_CARD, CheckpointRow
+from tr11ops.rundir.checkpoint_pins import state_folder
+from tr11ops.rundir.checkpoint_scan import NO_CARD, SavedCheckpoint
 from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
 from tr11ops.rundir.clocks import Clocks, read_clocks
 from tr11ops.rundir.copies import CopyRecord, identity_of
@@ -509,7 +509,7 @@ class Pruner(Record):
         return found.why
 
 
-def _is_there(row: CheckpointRow) -> bool:
+def _is_there(row: SavedCheckpoint) -> bool:
     place = Path(row.path)
     if row.manifest == "read":
         return (place / MANIFEST_FILE).exists()

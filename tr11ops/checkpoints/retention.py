@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import field
 
-from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
-from tr11ops.checkpoints.pins import Pin
+from tr11ops.checkpoints.catalogue import Catalogue
 from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint
 from tr11ops.runcard.copies import BackupSection
+from tr11ops.rundir.checkpoint_pins import Pin
+from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.copies import CopyRecord
 from tr11ops.rundir.copy_policy import WantedCopy, wanted_copies
@@ -236,7 +237,7 @@ def _milestones(
     return {step: share for share, step in first.items() if share and share not in safe}
 
 
-def _reason(entry: CatalogueEntry, state: _State, clocks: Clocks) -> tuple[str, str]:
+def _reason(entry: SavedCheckpoint, state: _State, clocks: Clocks) -> tuple[str, str]:
     """The rule that decides, and why in words."""
     certain = _needed(state.catalogue, entry.used_by, entry.pin) or _unclear(entry)
     if certain is not None:
@@ -246,7 +247,7 @@ def _reason(entry: CatalogueEntry, state: _State, clocks: Clocks) -> tuple[str, 
     return _by_policy(entry, state)
 
 
-def _by_policy(entry: CatalogueEntry, state: _State) -> tuple[str, str]:
+def _by_policy(entry: SavedCheckpoint, state: _State) -> tuple[str, str]:
     newer, keep = state.newer(entry.step), state.policy.keep_latest
     if newer < LEAST_KEPT:
         return "last two", "no two newer ones are there that a restart can take"
@@ -285,7 +286,7 @@ def _needed(
     return None
 
 
-def _unclear(entry: CatalogueEntry) -> tuple[str, str] | None:
+def _unclear(entry: SavedCheckpoint) -> tuple[str, str] | None:
     """Whether what it is cannot be told well enough to remove it."""
     if entry.is_link or entry.is_discarded:
         discarded = "a roll-back discarded it: the next start sets it aside"
@@ -309,7 +310,7 @@ def _unclear(entry: CatalogueEntry) -> tuple[str, str] | None:
     return None
 
 
-def _incomplete(entry: CatalogueEntry, state: _State, clocks: Clocks) -> tuple[str, str]:
+def _incomplete(entry: SavedCheckpoint, state: _State, clocks: Clocks) -> tuple[str, str]:
     if not state.newer(entry.step):
         return "incomplete", "not complete, and no resumable one is newer: it may be in the making"
     if clocks.server is None or entry.changed is None:
@@ -321,7 +322,7 @@ def _incomplete(entry: CatalogueEntry, state: _State, clocks: Clocks) -> tuple[s
     return "goes", "its save did not end, and no one has written to it for a day"
 
 
-def _lack(entry: CatalogueEntry, want: WantedCopy, state: _State) -> str | None:
+def _lack(entry: SavedCheckpoint, want: WantedCopy, state: _State) -> str | None:
     """Why a wanted copy does not count yet; None when it does."""
     if (want.kind, want.archive) == ("weights", "url"):
         kinds = {want.kind, "full"}
@@ -353,7 +354,7 @@ def _lack(entry: CatalogueEntry, want: WantedCopy, state: _State) -> str | None:
     return f"no {what}"
 
 
-def _farewell(entry: CatalogueEntry, state: _State) -> str:
+def _farewell(entry: SavedCheckpoint, state: _State) -> str:
     copies = sorted(
         {
             f"{copy.archive} ({KIND_WORDS[copy.kind]})"

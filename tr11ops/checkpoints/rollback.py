@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import NotPossible, SchedulerError, TrainerAlive
 from tr11ops.base.observed import Unknown, observed
-from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
+from tr11ops.checkpoints.catalogue import Catalogue
 from tr11ops.checkpoints.prune import CLAIM
 from tr11ops.checkpoints.quarantine import names_of
 from tr11ops.cluster.base import Scheduler
@@ -26,6 +26,7 @@ from tr11ops.cluster.process_marks import start_mark
 from tr11ops.observe.lease import ROLLBACK, LeaseHolder, foreground_trainings, read_holder
 from tr11ops.queue.stop import StopView
 from tr11ops.rundir.checkpoint_digests import DigestRecord
+from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.claims import ClaimFolder
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
@@ -273,14 +274,14 @@ def plan_undo(catalogue: Catalogue, record: RecoveryRecord, who: str) -> Rollbac
     return RollbackPlan("undo", to_step, catalogue.latest, changed, gone=gone)
 
 
-def needs_reading(entry: CatalogueEntry) -> bool:
+def needs_reading(entry: SavedCheckpoint) -> bool:
     """Whether no reading of all its bytes is on record."""
     return not isinstance(entry.digests, DigestRecord)
 
 
 def _target(
     catalogue: Catalogue, record: RecoveryRecord, config: TrainerConfig, step: int
-) -> CatalogueEntry:
+) -> SavedCheckpoint:
     """The checkpoint to go back to. Raises NotPossible."""
     _refuse_unfinished_prune(catalogue)
     entry = catalogue.at(step)
@@ -326,7 +327,7 @@ def _range(step: int, skip: Skip, last: int) -> tuple[int, int]:
 
 
 def _skipped_data(
-    config: TrainerConfig, target: CatalogueEntry, first: int, last: int
+    config: TrainerConfig, target: SavedCheckpoint, first: int, last: int
 ) -> SkippedData:
     manifest = Position(target.step, target.consumed_samples or 0, target.consumed_tokens or 0)
     path = path_of(config, manifest)

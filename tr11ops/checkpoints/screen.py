@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import quantity, rough_duration, size
-from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
+from tr11ops.checkpoints.catalogue import Catalogue
 from tr11ops.checkpoints.retention import RetentionDecision, counts
+from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.copies import CopyRecord
 from trainer.contract.replacing import SUPERSEDED_SUFFIX
 
@@ -66,7 +67,7 @@ def _origin(catalogue: Catalogue) -> Iterator[str]:
         yield f"the run began with {origin.lineage}"
 
 
-def _legend(checkpoints: Iterable[CatalogueEntry]) -> Iterator[str]:
+def _legend(checkpoints: Iterable[SavedCheckpoint]) -> Iterator[str]:
     """What the shortened words mean, where there are any."""
     if any(copy.kind != "full" or copy.damaged for entry in checkpoints for copy in entry.copies):
         yield "copies: whole, :w weights alone, :s weights around a spike, :BAD damaged"
@@ -140,7 +141,7 @@ def _printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def _cells(entry: CatalogueEntry, now: float) -> tuple[str, ...]:
+def _cells(entry: SavedCheckpoint, now: float) -> tuple[str, ...]:
     if entry.pin:
         marks = ["pin"]
     else:
@@ -161,7 +162,7 @@ def _cells(entry: CatalogueEntry, now: float) -> tuple[str, ...]:
     )
 
 
-def _read(entry: CatalogueEntry, now: float) -> str:
+def _read(entry: SavedCheckpoint, now: float) -> str:
     """What the last reading of all bytes found, and how long ago."""
     if entry.digests is None:
         return "never"
@@ -183,7 +184,7 @@ def _age(moment: float | None, now: float) -> str:
     return rough_duration(now - moment)
 
 
-def _remarks(entry: CatalogueEntry) -> Iterator[str]:
+def _remarks(entry: SavedCheckpoint) -> Iterator[str]:
     """What does not fit into the line."""
     yield from _first(entry.faults)
     if entry.lack:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from tr11ops.base.errors import DigestStopped
 from tr11ops.rundir.checkpoint_digests import DigestRecord, digest_of
-from tr11ops.rundir.checkpoint_scan import CheckpointRow
+from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.copies import identity_of
 from trainer.contract.files import host_name
 from trainer.contract.manifest import FileEntry, Manifest
@@ -59,7 +59,7 @@ class _Read(Record):
 
 
 def verify(
-    row: CheckpointRow,
+    row: SavedCheckpoint,
     parallel: int,
     progress: Callable[[int], None],
     stop: threading.Event,
@@ -111,7 +111,7 @@ def _read_all(
             raise
 
 
-def _judged(row: CheckpointRow, manifest: Manifest, found: list[_Read], who: str) -> VerifyResult:
+def _judged(row: SavedCheckpoint, manifest: Manifest, found: list[_Read], who: str) -> VerifyResult:
     unread = [entry.unread for entry in found if entry.unread]
     bad = tuple(sorted(entry.fault for entry in found if entry.fault))
     if unread and not bad:
@@ -129,7 +129,7 @@ def _judged(row: CheckpointRow, manifest: Manifest, found: list[_Read], who: str
     return VerifyResult(row.step, "bad" if bad else "fine", record, unread[0] if unread else "")
 
 
-def _other(row: CheckpointRow, place: Path) -> VerifyResult:
+def _other(row: SavedCheckpoint, place: Path) -> VerifyResult:
     if place.is_dir():
         return VerifyResult(row.step, "changed", why="it was replaced by another while it was read")
     return VerifyResult(

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from tr11ops.backup.round_values import BackupContext, RoundResult
     from tr11ops.base.errors import CopyDamaged
     from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.checkpoint_scan import CheckpointRow
+    from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
     from tr11ops.rundir.copies import CopyRecord, Receipt
 
 SCHEMA = 1
@@ -107,7 +107,7 @@ def show_plan(card: RunCard, asked: Asked, archives: Sequence[str], as_json: boo
     names = tuple(name if name in CARDS_ARCHIVES else archive_key(name, card) for name in archives)
 
     def look() -> tuple[
-        list[CheckpointRow], tuple[CopyRecord, ...], CopyPlan, dict[str, ArchiveState | None]
+        list[SavedCheckpoint], tuple[CopyRecord, ...], CopyPlan, dict[str, ArchiveState | None]
     ]:
         rows = rows_of(directory)
         copies = read_copies(directory)
@@ -137,7 +137,7 @@ def show_plan(card: RunCard, asked: Asked, archives: Sequence[str], as_json: boo
     raise typer.Exit(1 if faults else 0)
 
 
-def _require_here(steps: Sequence[int], rows: Sequence[CheckpointRow], made: CopyPlan) -> None:
+def _require_here(steps: Sequence[int], rows: Sequence[SavedCheckpoint], made: CopyPlan) -> None:
     known = {copy.step for copy in made.due} | {copy.step for copy in made.copied}
     missing = sorted(set(steps) - known)
     if missing:

@@ -46,9 +46,10 @@ from trainer.contract.record import Record
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
+    from tr11ops.checkpoints.catalogue import Catalogue
     from tr11ops.checkpoints.verify import VerifyResult
     from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
     from tr11ops.rundir.paths import RunDirectory
 
 SHOWN = 3  # tensors that are named
@@ -192,7 +193,7 @@ def verify(
 
 
 def _values(
-    chosen: Sequence[CatalogueEntry], readings: Sequence[VerifyResult]
+    chosen: Sequence[SavedCheckpoint], readings: Sequence[VerifyResult]
 ) -> dict[int, ValuesFound]:
     """What the numbers are of those whose bytes could be read, by step; damaged files are named
     already.
@@ -206,7 +207,7 @@ def _values(
 
 def _chosen(
     catalogue: Catalogue, steps: Sequence[str] | None, stale: float | None
-) -> list[CatalogueEntry]:
+) -> list[SavedCheckpoint]:
     if steps:
         return [find_checkpoint(catalogue, text) for text in dict.fromkeys(steps)]
     if stale is None:
@@ -219,7 +220,7 @@ def _chosen(
     ]
 
 
-def _is_stale(entry: CatalogueEntry, now: float, seconds: float) -> bool:
+def _is_stale(entry: SavedCheckpoint, now: float, seconds: float) -> bool:
     if not isinstance(entry.digests, DigestRecord):
         return True
     # a record of the future was made by a wrong clock
@@ -227,7 +228,7 @@ def _is_stale(entry: CatalogueEntry, now: float, seconds: float) -> bool:
 
 
 def read_them(
-    directory: RunDirectory, chosen: Sequence[CatalogueEntry], parallel: int, quiet: bool
+    directory: RunDirectory, chosen: Sequence[SavedCheckpoint], parallel: int, quiet: bool
 ) -> list[VerifyResult]:
     """Read every byte of these, show how far it is, say and record what was found. Raises
     KeyboardInterrupt.
@@ -263,7 +264,7 @@ def _put_on_record(directory: RunDirectory, record: DigestRecord, progress: Byte
         )
 
 
-def _lines(reading: VerifyResult, entry: CatalogueEntry) -> list[str]:
+def _lines(reading: VerifyResult, entry: SavedCheckpoint) -> list[str]:
     """What to say of one reading: one line for each bad file, else one."""
     head = f"step {reading.step}:"
     if reading.bad and reading.why:

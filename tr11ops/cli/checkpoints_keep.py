@@ -13,8 +13,6 @@ from tr11ops.base.errors import PruneBusy, Refusal
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted, size
 from tr11ops.checkpoints.catalogue import read_catalogue
-from tr11ops.checkpoints.pins import pin as put_pin
-from tr11ops.checkpoints.pins import unpin as take_pin
 from tr11ops.checkpoints.prune import Pruner
 from tr11ops.checkpoints.retention import LEAST_KEPT, counts
 from tr11ops.checkpoints.screen import decisions_summary, decisions_table, table
@@ -23,6 +21,8 @@ from tr11ops.cli.common import directory_of, in_time_for_all, say
 from tr11ops.cli.context import DRY_RUN, JSON, REASON, YES, RunContext, emit
 from tr11ops.cli.progress import ByteProgress
 from tr11ops.cli.runner import Change, Outcome, carry_out, finish
+from tr11ops.rundir.checkpoint_pins import pin as put_pin
+from tr11ops.rundir.checkpoint_pins import unpin as take_pin
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.journal import Journal, user_name
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_step
@@ -30,9 +30,10 @@ from trainer.contract.documents import document
 from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
-    from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
+    from tr11ops.checkpoints.catalogue import Catalogue
     from tr11ops.checkpoints.prune import PrunePlan, PruneResult, RemovalOutcome
     from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
     from tr11ops.rundir.paths import RunDirectory
 
 SCHEMA = 1
@@ -308,7 +309,7 @@ def _document(catalogue: Catalogue) -> dict[str, Any]:
 
 
 # ----------------------------------------------------------------------------- finding one
-def find_checkpoint(catalogue: Catalogue, text: str) -> CatalogueEntry:
+def find_checkpoint(catalogue: Catalogue, text: str) -> SavedCheckpoint:
     """The checkpoint that a person means. Raises Refusal when it is not there."""
     step = step_number(text, catalogue)
     entry = catalogue.at(step)

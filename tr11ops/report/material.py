@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tr11ops.alerts.state import Incident
     from tr11ops.cluster.base import Scheduler
     from tr11ops.observe.snapshot import RunFacts
-    from tr11ops.rundir.checkpoint_scan import CheckpointRow
+    from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
     from tr11ops.rundir.paths import RunDirectory
 
 
@@ -41,7 +41,7 @@ class ReportMaterial(Assessment):
     goodput: Goodput
     series: Observed[TrainingSeries]
     incidents: Observed[tuple[Incident, ...]]
-    checkpoints: Observed[tuple[CheckpointRow, ...]]
+    checkpoints: Observed[tuple[SavedCheckpoint, ...]]
     journal: tuple[JournalEntry, ...]
     end: ForecastEnd | None
     within: CurveRange

@@ -17,8 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
+from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted
-from tr11ops.rundir.copies import identity_of
+from tr11ops.rundir.checkpoint_digests import DigestRecord
+from tr11ops.rundir.checkpoint_pins import Pin
+from tr11ops.rundir.copies import CopyRecord, identity_of
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
 from trainer.contract.documents import document
 from trainer.contract.manifest import Manifest
@@ -38,8 +41,9 @@ NO_CARD = ResumeNeed()  # where the card is not known, any model is the run's
 FAULTS_KEPT = 50  # of one checkpoint; the count of the rest is the last of them
 
 
-class CheckpointRow(Record):
-    """One checkpoint. `faults`: why it is not whole, by sizes; `created`: seconds since the epoch.
+class SavedCheckpoint(Record):
+    """One checkpoint of a run, and what is known of it. `faults`: why it is not whole, by sizes;
+    `created`: seconds since the epoch.
 
     What only a manifest says is None where there is none (a copy of another trainer, a save that
     was killed). `identity` tells it from another checkpoint of the same step (see
@@ -49,6 +53,10 @@ class CheckpointRow(Record):
     resumes from it although it is whole (see `trainer.contract.resumable`); `is_foreign`: because
     it is of another model. `unnamed`: files in it that its manifest does not name: someone put them
     there.
+
+    A scan leaves what follows at its defaults; `tr11ops.checkpoints.catalogue` looks it up.
+    `digests`: what was found when it was last read; None: never read. `copies` are those of this
+    very checkpoint, damaged ones too. `is_discarded`: a roll-back passes over it.
     """
 
     step: int
@@ -70,6 +78,11 @@ class CheckpointRow(Record):
     lack: str = ""
     is_foreign: bool = False
     unnamed: tuple[str, ...] = ()
+    digests: DigestRecord | Unknown | None = None
+    copies: tuple[CopyRecord, ...] = ()
+    pin: Pin | None = None
+    used_by: tuple[str, ...] = ()
+    is_discarded: bool = False
 
     @property
     def name(self) -> str:
@@ -93,12 +106,27 @@ class CheckpointRow(Record):
 
     @property
     def no_resume(self) -> str:
-        """Why no training resumes from it, as far as manifest and sizes show; empty where one does."""
+        """Why no training resumes from it, as far as is known; empty where one does."""
+        if isinstance(self.digests, Unknown):
+            return f"what was read of it is not known: {self.digests.why}"
+        if self.is_discarded:
+            return "a roll-back discarded it"
         if self.complete is None:
             return "no manifest says what it should hold"
         if self.faults:
             return f"it is not whole: {self.faults[0]}"
-        return self.lack
+        if self.lack:
+            return self.lack
+        if self.digests is not None and self.digests.bad:
+            return f"it is damaged: {self.digests.bad[0]}"
+        return ""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a training can resume from it, as far as is known (see
+        `trainer.contract.resumable`).
+        """
+        return not self.no_resume
 
     @property
     def shape(self) -> str:
@@ -119,11 +147,13 @@ class CheckpointRow(Record):
         return True
 
     def document(self) -> dict[str, Any]:
-        """The row as JSON values."""
+        """The checkpoint as JSON values; `digests` is null where it was never read."""
         return {**document(self), "complete": self.complete}
 
 
-def list_rows(folder: Path, latest: int | None, need: ResumeNeed = NO_CARD) -> list[CheckpointRow]:
+def list_rows(
+    folder: Path, latest: int | None, need: ResumeNeed = NO_CARD
+) -> list[SavedCheckpoint]:
     """Rows of all checkpoints below `folder` (checkpoints/VARIANT), oldest first. Raises OSError
     when unreadable.
 
@@ -135,10 +165,10 @@ def list_rows(folder: Path, latest: int | None, need: ResumeNeed = NO_CARD) -> l
 
 def read_rows(
     folder: Path, steps: Sequence[int], latest: int | None, need: ResumeNeed
-) -> list[CheckpointRow]:
+) -> list[SavedCheckpoint]:
     """Rows of these steps, in their order."""
 
-    def read(step: int) -> CheckpointRow | None:
+    def read(step: int) -> SavedCheckpoint | None:
         return read_row(folder / checkpoint_name(step), step, step == latest, need)
 
     first, rest = steps[:PROBES], steps[PROBES:]
@@ -215,7 +245,7 @@ def walk(place: Path) -> Tree:
     return Tree(sizes, changed, is_whole)
 
 
-def read_row(place: Path, step: int, is_latest: bool, need: ResumeNeed) -> CheckpointRow | None:
+def read_row(place: Path, step: int, is_latest: bool, need: ResumeNeed) -> SavedCheckpoint | None:
     """The row of one checkpoint, whatever its folder is called; None when it has gone."""
     try:
         tree = walk(place)
@@ -258,11 +288,11 @@ def _whole(
     manifest: Manifest,
     identity: str,
     lack: ResumeFault | None,
-) -> CheckpointRow:
+) -> SavedCheckpoint:
     faults = list(_size_faults(place, manifest, tree.sizes))
     if manifest.step != step:
         faults.insert(0, f"holds the manifest of step {manifest.step}: it was renamed")
-    return CheckpointRow(
+    return SavedCheckpoint(
         step=step,
         path=str(place),
         layout=_layout(tree),
@@ -343,7 +373,7 @@ def _layout(tree: Tree) -> Layout:
 
 def _without(
     place: Path, step: int, is_latest: bool, tree: Tree | None, manifest: ManifestState, fault: str
-) -> CheckpointRow | None:
+) -> SavedCheckpoint | None:
     """A checkpoint of which only the files are known; None when it has gone meanwhile."""
     try:
         created = place.stat().st_mtime
@@ -354,7 +384,7 @@ def _without(
         return None
     except OSError:
         created, identity = 0.0, ""
-    return CheckpointRow(
+    return SavedCheckpoint(
         step=step,
         path=str(place),
         layout="unknown" if tree is None else _layout(tree),

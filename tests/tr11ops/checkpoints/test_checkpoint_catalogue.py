@@ -10,10 +10,10 @@ import pytest
 
 from tests.tr11ops.checkpoints.shelf import DAY, NOW, Shelf
 from tr11ops.base.observed import Unknown
-from tr11ops.checkpoints.pins import pin, state_folder
 from tr11ops.checkpoints.quarantine import home_of
 from tr11ops.rundir import checkpoint_scan
 from tr11ops.rundir.checkpoint_digests import DigestRecord, read_digest, write_digest
+from tr11ops.rundir.checkpoint_pins import pin, state_folder
 from tr11ops.rundir.checkpoint_scan import FAULTS_KEPT, is_waiting, list_rows
 from tr11ops.rundir.copies import identity_of
 from trainer.contract.manifest import Manifest, manifest_faults

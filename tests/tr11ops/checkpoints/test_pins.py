@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tests.tr11ops.checkpoints.shelf import NOW, Shelf
-from tr11ops.checkpoints.pins import Pin, pin, read_pins, state_folder, unpin
+from tr11ops.rundir.checkpoint_pins import Pin, pin, read_pins, state_folder, unpin
 
 
 def test_a_pin_says_who_when_and_why(shelf: Shelf) -> None:

@@ -15,9 +15,9 @@ from tests.forks import exit_code, forked, killed_at
 from tests.tr11ops.checkpoints.shelf import NOW, Shelf
 from tr11ops.base.errors import PruneBusy
 from tr11ops.checkpoints import prune as pruning
-from tr11ops.checkpoints.pins import pin
 from tr11ops.checkpoints.prune import BEGUN, REMOVED
 from tr11ops.checkpoints.quarantine import list_quarantined
+from tr11ops.rundir.checkpoint_pins import pin
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.journal import read_journal
 from trainer.contract.checkpoint_names import checkpoint_name

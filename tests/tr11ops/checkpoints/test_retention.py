@@ -13,11 +13,12 @@ from msgspec.structs import replace
 
 from tests.tr11ops.checkpoints.shelf import DAY, NOW, STORE, URL, Shelf, policy
 from tr11ops.base.observed import Unknown
-from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry, Clocks, Uses
-from tr11ops.checkpoints.pins import Pin
+from tr11ops.checkpoints.catalogue import Catalogue, Clocks, Uses
 from tr11ops.checkpoints.retention import RetentionPolicy, counts, decide, decide_quarantined
 from tr11ops.runcard.copies import BackupSection
 from tr11ops.rundir.checkpoint_digests import DigestRecord
+from tr11ops.rundir.checkpoint_pins import Pin
+from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.copies import CopyRecord
 from tr11ops.rundir.copy_policy import wanted_copies
 from trainer.contract.recovery import RecoveryEvent, RecoveryRecord
@@ -264,10 +265,10 @@ def copy_of(dice: random.Random, step: int) -> CopyRecord:
     )  # fmt: skip
 
 
-def checkpoint_of(dice: random.Random, step: int) -> CatalogueEntry:
+def checkpoint_of(dice: random.Random, step: int) -> SavedCheckpoint:
     manifest: Any = dice.choice(["read"] * 12 + ["none", "none", "foreign", "unreadable"])
     bad = DigestRecord(step, identity(step), NOW, 4, 256, ("x",))
-    return CatalogueEntry(
+    return SavedCheckpoint(
         step, f"/c/global_step{step}", "tr11", 256,
         ("fault",) if manifest != "read" or dice.random() < 0.1 else (), False, NOW,
         {"tensor": 1} if manifest == "read" else None, identity="" if manifest == "unreadable" else identity(step),

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.checkpoints.shelf import FILES, Shelf
-from tr11ops.checkpoints.catalogue import CatalogueEntry
 from tr11ops.checkpoints.verify import VerifyResult, verify
 from tr11ops.rundir.checkpoint_digests import digest_of
+from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from trainer.contract.manifest import Manifest
 
 
-def row(shelf: Shelf, step: int) -> CatalogueEntry:
+def row(shelf: Shelf, step: int) -> SavedCheckpoint:
     found = shelf.catalogue().at(step)
     assert found is not None
     return found

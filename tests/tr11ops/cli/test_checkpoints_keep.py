@@ -18,11 +18,12 @@ from tests.tr11ops.checkpoints.shelf import NOW, Shelf
 from tests.tr11ops.cli.local_bench import LocalBench
 from tr11ops.backup.folder import FolderArchive
 from tr11ops.backup.transfer import Transfer
-from tr11ops.checkpoints.catalogue import Catalogue, CatalogueEntry
-from tr11ops.checkpoints.pins import Pin, state_folder
+from tr11ops.checkpoints.catalogue import Catalogue
 from tr11ops.checkpoints.quarantine import list_quarantined
 from tr11ops.checkpoints.screen import table
 from tr11ops.rundir.checkpoint_digests import DigestRecord
+from tr11ops.rundir.checkpoint_pins import Pin, state_folder
+from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.copies import CopyRecord, write_copy
 from tr11ops.rundir.journal import read_journal, user_name
@@ -90,14 +91,14 @@ def test_list_says_what_it_does_not_know(bench: LocalBench, shelf: Shelf) -> Non
 
 def test_the_large_run_fits_in_80_columns() -> None:
     now = time.time()
-    made = CatalogueEntry(
+    made = SavedCheckpoint(
         115_000, "/c", "tr11", 2_463_000_000_000, (), True, now - 86400 * 41, {"tensor": 4, "pipeline": 12, "data": 8},
         235_520_000, 482_344_960_000, pin=Pin(115_000, "somebody", NOW, "a reason that is long " * 9),
         digests=DigestRecord(115_000, "", now - 86400 * 30, 720, 1), used_by=("latest names it", "attempt 12345 resumed from it"),
     )  # fmt: skip
     text = table(Catalogue(Path("/c"), 115_000, None, (made,)), now)
     assert max(map(len, text.splitlines())) <= 80 and "4 x 12 x 8" in text and "482.3 B" in text
-    hostile = CatalogueEntry(5, "/c", "tr11", 5, ("weights/\x1b[2J\n.bin: gone",), False, now)
+    hostile = SavedCheckpoint(5, "/c", "tr11", 5, ("weights/\x1b[2J\n.bin: gone",), False, now)
     assert "\x1b" not in table(Catalogue(Path("/c"), None, None, (hostile,)), now)
 
 

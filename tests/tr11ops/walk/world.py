@@ -20,11 +20,11 @@ from tests.tr11ops.walk.run import Run
 from tests.tr11ops.walk.truth import BucketShelf, FolderShelf, Shelf
 from tr11ops.backup.round_values import Reading, RoundResult
 from tr11ops.base.errors import ArchiveFull, ArchivePermanentError, ArchiveUnavailable, NotPossible
-from tr11ops.checkpoints.pins import pin, unpin
 from tr11ops.checkpoints.prune import Pruner
 from tr11ops.checkpoints.rollback import carry_out, claimed, plan_rollback, plan_undo
 from tr11ops.checkpoints.verify import verify
 from tr11ops.rundir.checkpoint_digests import put_on_record
+from tr11ops.rundir.checkpoint_pins import pin, unpin
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.copies import CopyRecord
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
