@@ -19,6 +19,7 @@ from tr11ops.cluster.base import BatchRequest, Job, Scheduler
 from tr11ops.cluster.passed_options import of_any_job, options_of
 from tr11ops.cron.chain import LOOKUP_PAUSE_SECONDS, LOOKUPS, find_lost
 from tr11ops.cron.scripts import Invocation, script_of
+from tr11ops.runcard.sections import requested
 from tr11ops.runcard.slurm_syntax import parse_time_limit
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.paths import RunDirectory
@@ -76,6 +77,7 @@ def request_of(submit_context: SubmitContext) -> BatchRequest:
     backup, cron = submit_context.invocation.card.backup, submit_context.invocation.card.cron
     folder = submit_context.directory.paths.state / "backup" / "slurm"
     request = BatchRequest(
+        **{**requested(cron), **requested(backup)},
         script="",
         name=JOB_NAME,
         nodes=1,
@@ -83,10 +85,6 @@ def request_of(submit_context: SubmitContext) -> BatchRequest:
         # the script opens its own: Slurm ends a job whose output cannot be opened
         output="/dev/null",
         working_directory=submit_context.invocation.folder,
-        partition=backup.partition or cron.partition,
-        account=backup.account or cron.account,
-        constraint=backup.constraint or cron.constraint,
-        quality_of_service=backup.quality_of_service or cron.quality_of_service,
         comment=submit_context.comment,
         signal_seconds_before_limit=_early(parse_time_limit(backup.time_limit)),
         requeue=True,

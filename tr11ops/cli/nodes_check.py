@@ -21,7 +21,6 @@ from tr11ops.base.observed import known
 from tr11ops.base.units import duration
 from tr11ops.cli.common import is_terminal, kind_to_watch, not_mounted, open_scheduler, say
 from tr11ops.cluster.capacity import with_room
-from tr11ops.cluster.passed_options import options_of
 from tr11ops.cluster.sbatch_options import code_root
 from tr11ops.health.base import CheckOutcome
 from tr11ops.launch.preflight import chosen_partition
@@ -379,13 +378,9 @@ def job_settings(
             partition = node.partitions[0]
     return checking.JobSettings(
         folder=folder,
+        slurm=slurm,
         gpus=min([slurm.gpus_per_node, *(each.gpus for each in nodes)]),
         partition=partition,
-        account=slurm.account,
-        quality_of_service=slurm.quality_of_service,
-        reservation=slurm.reservation,
-        constraint=slurm.constraint,
-        options=options_of(slurm.options),
         code_root=code_root(),
     )
 

@@ -31,6 +31,7 @@ from tr11ops.cron.output import stamp
 from tr11ops.cron.placement import JobPlacement
 from tr11ops.cron.schedule import Schedule, slack
 from tr11ops.cron.scripts import Invocation, link_script
+from tr11ops.runcard.sections import requested
 from tr11ops.runcard.slurm_syntax import parse_time_limit
 from tr11ops.rundir.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
 from tr11ops.rundir.cron_records import ChainState, chain_file, cron_folder, write_chain
@@ -166,6 +167,7 @@ def _request(context: ChainContext, token: str, due: int, begin: float | None) -
             make_shared(folder)
     words = ("cron", "link", context.name, "--token", token, "--due", str(due), *context.words)
     request = BatchRequest(
+        **{"partition": context.placement.partition, **requested(section)},
         script="",
         name=context.job_name,
         nodes=1,
@@ -173,10 +175,6 @@ def _request(context: ChainContext, token: str, due: int, begin: float | None) -
         # the script opens its own: Slurm ends a job whose output cannot be opened
         output="/dev/null",
         working_directory=context.invocation.folder,
-        partition=section.partition or context.placement.partition,
-        account=section.account,
-        constraint=section.constraint,
-        quality_of_service=section.quality_of_service,
         comment=comment_of(context.directory, context.name, token, due),
         begin=begin,
         memory_megabytes=context.placement.memory_megabytes,

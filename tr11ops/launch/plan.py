@@ -23,6 +23,7 @@ from tr11ops.launch.facts import LaunchRequest
 from tr11ops.runcard.card import PathBase, RunCard, resolved
 from tr11ops.runcard.exit_duration import ExitPlan, exit_plan, resolved_with_exit
 from tr11ops.runcard.secret_references import references
+from tr11ops.runcard.sections import requested
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.hold_store import unmarked
 from tr11ops.rundir.paths import RunDirectory, nearest_folder
@@ -208,6 +209,7 @@ def plan_launch(
     else:
         output = slurm.output
     batch = BatchRequest(
+        **requested(slurm),
         script="",
         name=card.run.name,
         nodes=slurm.allocated_nodes,
@@ -215,18 +217,9 @@ def plan_launch(
         output=NO_OUTPUT,
         working_directory=directory.root,
         array=request.array,
-        gpus_per_node=slurm.gpus_per_node,
-        cpus_per_task=slurm.cpus_per_task,
-        partition=slurm.partition,
-        account=slurm.account,
-        constraint=slurm.constraint,
-        reservation=slurm.reservation,
-        quality_of_service=slurm.quality_of_service,
         dependency=":".join(("afterany", *request.awaited)) if request.awaited else None,
         exclude=tuple(excluded),
         comment=" ".join(filter(None, (directory.comment(tag), slurm.comment))),
-        signal_seconds_before_limit=slurm.signal_seconds_before_limit,
-        hint=slurm.hint,
         survives_nodes=slurm.spare_nodes > 0,
         options=options_of(slurm.options),
     )

@@ -23,12 +23,13 @@ from msgspec.structs import replace
 from tr11ops.base.errors import SchedulerError
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import Job, JobState, Node, Scheduler
-from tr11ops.cluster.passed_options import Options, of_chosen_nodes, with_gpus
+from tr11ops.cluster.passed_options import of_chosen_nodes, options_of, with_gpus
 from tr11ops.cluster.slurm_command import client_environment
 from tr11ops.health.base import CheckOutcome, CheckResult, summary, worst
 from tr11ops.health.everywhere import fails_everywhere
 from tr11ops.nodes.health_job import MARK, HealthRequest, check_here, results_of
 from tr11ops.nodes.view import holders_of
+from tr11ops.runcard.sections import SlurmSection
 from trainer.contract.documents import document
 from trainer.contract.record import Record
 
@@ -69,18 +70,14 @@ class Way(Record):
 
 
 class JobSettings(Record):
-    """How health jobs are submitted: a folder that the nodes see, and the card's words for the
-    scheduler.
+    """How health jobs are submitted: a folder that the nodes see, the card's [slurm], and what of
+    it these nodes have: `gpus` of each, and their partition.
     """
 
     folder: Path
+    slurm: SlurmSection
     gpus: int = 0
     partition: str | None = None
-    account: str | None = None
-    quality_of_service: str | None = None
-    reservation: str | None = None
-    constraint: str | None = None
-    options: Options = ()  # of sbatch, that the card passes through
     code_root: Path | None = None
 
 
@@ -362,9 +359,9 @@ def _executor(settings: JobSettings, nodes: Sequence[str], minutes: int, is_alon
         cpus_per_task=1,
         nodelist=",".join(nodes),
         partition=settings.partition,
-        account=settings.account,
-        qos=settings.quality_of_service,
-        constraint=settings.constraint,
+        account=settings.slurm.account,
+        qos=settings.slurm.quality_of_service,
+        constraint=settings.slurm.constraint,
         exclusive=is_alone or None,
         stderr_to_stdout=True,
         use_srun=False,
@@ -375,11 +372,14 @@ def _executor(settings: JobSettings, nodes: Sequence[str], minutes: int, is_alon
 
 def _further_options(settings: JobSettings, is_alone: bool) -> dict[str, str | bool]:
     """What submitit has no word for, as it takes it: `True` for an option without a value."""
-    passed = dict(with_gpus(of_chosen_nodes(settings.options), settings.gpus))
+    options = of_chosen_nodes(options_of(settings.slurm.options))
+    passed = dict(with_gpus(options, settings.gpus))
     if is_alone:
         passed.pop("exclusive", None)  # asked for already
     found: dict[str, str | bool] = {name: value or True for name, value in passed.items()}
-    return found | ({"reservation": settings.reservation} if settings.reservation else {})
+    if settings.slurm.reservation:
+        found["reservation"] = settings.slurm.reservation
+    return found
 
 
 class UnstartedCheck(Record):

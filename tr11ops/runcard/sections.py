@@ -72,6 +72,28 @@ Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9@._,&|:+*\[\]()-]{1,200}$")]
 NodeList = Annotated[str, Field(pattern=r"^[A-Za-z0-9._,\[\]-]{1,2000}$")]
 
 
+# What [slurm], [cron] and [backup] say of a job by the very names of a `BatchRequest`.
+REQUEST_KEYS = (
+    "gpus_per_node",
+    "cpus_per_task",
+    "partition",
+    "account",
+    "constraint",
+    "reservation",
+    "quality_of_service",
+    "hint",
+    "signal_seconds_before_limit",
+)
+
+
+def requested(section: Section) -> dict[str, Any]:
+    """What a section of the card asks of the scheduler, for a `BatchRequest`; what it does not set
+    is left out.
+    """
+    values = {key: getattr(section, key, None) for key in REQUEST_KEYS}
+    return {key: value for key, value in values.items() if value is not None}
+
+
 class SlurmSection(Section):
     """[slurm]: the allocation of one attempt, and what its shell does before the workers start."""
 

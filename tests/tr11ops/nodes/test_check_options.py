@@ -6,21 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from tr11ops.cluster.passed_options import options_of
 from tr11ops.nodes.check import JobSettings, job_script
+from tr11ops.runcard.sections import SlurmSection
 
-CARD = options_of(
-    {"licenses": "scratch", "exclusive": True, "switches": 1, "gres": "gpu:a100:8", "mem": "900G"}
-)
+PLAIN = SlurmSection(nodes=2, time_limit="20:00:00")
+OPTIONS: dict[str, str | int | bool] = {
+    "licenses": "scratch",
+    "exclusive": True,
+    "switches": 1,
+    "gres": "gpu:a100:8",
+    "mem": "900G",
+}
+CARD = PLAIN.model_copy(update={"reservation": "ours", "options": OPTIONS})
 
 
 @pytest.mark.parametrize(("gpus", "gres"), [(8, ["gpu:a100:8"]), (4, ["gpu:a100:4"]), (0, [])])
 def test_a_check_takes_the_cards_options(
     tmp_path: Path, gpus: int, gres: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = script(
-        JobSettings(tmp_path, gpus, reservation="ours", options=CARD), monkeypatch, tmp_path
-    )
+    lines = script(JobSettings(tmp_path, CARD, gpus), monkeypatch, tmp_path)
     assert [line for line in lines if "gres" in line] == [
         f"#SBATCH --gres={value}" for value in gres
     ]
@@ -30,7 +34,7 @@ def test_a_check_takes_the_cards_options(
 
 
 def test_without_options_it_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = script(JobSettings(tmp_path, 8), monkeypatch, tmp_path)
+    lines = script(JobSettings(tmp_path, PLAIN, 8), monkeypatch, tmp_path)
     assert "#SBATCH --gres=gpu:8" in lines and not any("exclusive" in line for line in lines)
 
 
