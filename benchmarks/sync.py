@@ -63,9 +63,8 @@ class Figure(Record):
 def work(tool: str, root: Path, url: str, repository: str) -> None:
     """Do a round for each line on stdin, and print what it took."""
     sys.path.insert(0, str(ROOT))
-    from tr11ops.hub.base import Repository, hub_retries
+    from tr11ops.hub.base import Repository, find_credentials, hub_retries
     from tr11ops.hub.client import Hub
-    from tr11ops.hub.credentials import find_credentials
     from tr11ops.hub.sync import sync_once
     from tr11ops.hub.sync_files import RunningDigests
     from tr11ops.hub.sync_round import SyncSettings

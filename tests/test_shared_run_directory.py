@@ -28,7 +28,7 @@ OTHER_FOLDERS = {
     "tr11ops/backup/folder.py": "flushes each to disk; opens them with share_folder",
     "trainer/checkpoint/files.py": "must not be there before; opens it with share_folder",
     "trainer/contract/sharing.py": "this is the way",
-    "tr11ops/backup/remote_fsspec.py": "on a remote store",
+    "tr11ops/backup/remote.py": "on a remote store",
 }
 
 

@@ -36,9 +36,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tr11ops.hub.base import hub_retries
+from tr11ops.hub.base import Credentials, Secret, hub_retries
 from tr11ops.hub.client import Hub
-from tr11ops.hub.credentials import Credentials, Secret
 from tr11ops.twin.hub.server import HubServer
 
 TIMEOUT_SECONDS = 5.0

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from tr11ops.backup.base import Archive
-from tr11ops.backup.claim import ArchiveLock
 from tr11ops.backup.copying import Format, copy_source, work_bytes
 from tr11ops.backup.data_sets import DataState, DataUnit, data_states, read_unit
 from tr11ops.backup.due import CopyPlan, Due, choose, is_whole, oldest, plan_round
@@ -28,6 +27,7 @@ from tr11ops.backup.ownership import give_id, is_proven, owner_of, stranger_faul
 from tr11ops.backup.reread import ReadHistory, RereadFile, pieces_of, read_pieces, total_bytes
 from tr11ops.backup.round_values import (
     CARDS_ARCHIVES,
+    ArchiveLock,
     ArchiveTally,
     BackupContext,
     ProgressCallback,

@@ -18,10 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from tr11ops.backup.base import Archive
-from tr11ops.backup.claim import ArchiveLock
 from tr11ops.backup.ledger import DrillRecord, write_drill
 from tr11ops.backup.restore import restore_checkpoint
-from tr11ops.backup.round_values import BackupContext
+from tr11ops.backup.round_values import ArchiveLock, BackupContext
 from tr11ops.backup.service import note_record
 from tr11ops.backup.survey import read_receipt, receipt_path
 from tr11ops.base.errors import ArchiveError, CopyDamaged, CopyError, CopyStopped

@@ -1,25 +1,236 @@
-"""Archives behind a URL: a bucket of Google's (`remote_gcs`), or whatever else fsspec can open
-(`remote_fsspec`).
-"""
+"""Archives behind a URL: a bucket of Google's (`remote_gcs`), or whatever else fsspec can open."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Mapping
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from tr11ops.backup.base import Archive
-from tr11ops.backup.remote_errors import error_of_exception
-from tr11ops.backup.remote_fsspec import FsspecArchive
+from tr11ops.backup.base import Archive, RemoteFile, Unread, Upload
+from tr11ops.backup.ownership import RunMarker
 from tr11ops.backup.remote_gcs import REQUEST_BYTES, TIMEOUT_SECONDS, BucketAddress, GcsArchive
 from tr11ops.backup.remote_gcs_upload import UploadSessions, sessions_folder
-from tr11ops.base.errors import ArchiveError, ArchivePermanentError, PrivateFileError
+from tr11ops.backup.remote_http import error_of_exception
+from tr11ops.base.errors import (
+    ArchiveError,
+    ArchivePermanentError,
+    ArchiveUnavailable,
+    PrivateFileError,
+)
 from tr11ops.base.private_file import private_text
 from tr11ops.base.redact import one_line
+
+# An archive in any file system of fsspec's.
+#
+# A file is sent whole under a hidden name and then moved; one that was cut off is sent again from its
+# beginning.
+
+PARTS = ".tr11-parts"
+PIECE_BYTES = 4 << 20
+
+
+class FsspecArchive:
+    """An `Archive` in any file system of fsspec's."""
+
+    renames = False
+
+    def __init__(
+        self, name: str, address: str, files: Any, root: str, run: str = "", run_id: str = ""
+    ) -> None:
+        self.name = name
+        self.address = address
+        self._files = files
+        self._root = root
+        self._marker = RunMarker(self, run, run_id)
+
+    def look(self, path: str) -> RemoteFile | None:
+        with self.asking(path):
+            facts = self._facts(self._full(path))
+            if facts is None:
+                return None
+            return self._file(path, facts)
+
+    def list(self, folder: str, unread: Unread | None = None) -> Iterator[RemoteFile]:
+        with self.asking(folder):
+            found = self._find(folder.strip("/"))
+            files = [
+                self._file(path, facts) for path, facts in found if not path.startswith(f"{PARTS}/")
+            ]
+        yield from files
+
+    def upload(self, path: str, size: int, identity: str) -> Upload:
+        self._marker.require()
+        part = f"{PARTS}/{secrets.token_hex(8)}"
+        return _PartUpload(self, self._files, path, self._full(part), size)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+        with self.asking(path):
+            try:
+                stream = self._files.open(self._full(path), "rb", cache_type="none")
+            except FileNotFoundError:
+                raise ArchivePermanentError(f"{self.address}/{path}: is not there") from None
+            with stream:
+                stream.seek(offset)
+                left = length
+                while left is None or left > 0:
+                    piece = stream.read(PIECE_BYTES if left is None else min(PIECE_BYTES, left))
+                    if not piece:
+                        break
+                    if left is None:
+                        left = None
+                    else:
+                        left = left - len(piece)
+                    yield piece
+
+    def put(self, path: str, content: bytes) -> None:
+        upload = self.upload(path, len(content), "")
+        upload.write(content)
+        upload.finish()
+
+    def move(self, path: str, to: str) -> None:
+        with self.asking(path):
+            if self._find(to):
+                raise ArchivePermanentError(
+                    f"{self.address}/{to} is there already, and is not replaced"
+                )
+            found = self._find(path)
+            if not found:
+                raise ArchivePermanentError(
+                    f"{self.address}/{path} is not there, and cannot get the name {to}"
+                )
+            for old, _ in found:
+                self.publish(self._full(old), f"{to}{old[len(path) :]}")
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def sweep(self, older_than: float) -> int:
+        count = 0
+        with self.asking(PARTS):
+            for path, facts in self._find(PARTS):
+                if _time_of(facts) < older_than:
+                    with suppress(FileNotFoundError):
+                        self._files.rm_file(self._full(path))
+                        count += 1
+        return count
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def publish(self, full: str, path: str) -> None:
+        """Give a whole file its name; where that takes copying, the old one goes last."""
+        with self.asking(path):
+            target = self._full(path)
+            self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
+            self._files.mv_file(full, target) if hasattr(
+                self._files, "mv_file"
+            ) else self._files.mv(full, target)
+
+    @contextmanager
+    def asking(self, path: str) -> Iterator[None]:
+        """What the library says of a path, as one of the archive's errors."""
+        try:
+            yield
+        except (ArchiveError, GeneratorExit):
+            raise
+        except Exception as error:  # every library has its own
+            raise error_of_exception(error, f"{self.address}/{path}", "its credentials") from None
+
+    def _file(self, path: str, facts: Mapping[str, Any]) -> RemoteFile:
+        """A file, where the library tells its size: some servers do not, and then it is not known
+        to be whole.
+        """
+        size = facts.get("size")
+        if not isinstance(size, int) or size < 0:
+            raise ArchiveUnavailable(f"{self.address}/{path}: the server does not tell its size")
+        return RemoteFile(path, size)
+
+    def _facts(self, full: str) -> Mapping[str, Any] | None:
+        try:
+            facts: Mapping[str, Any] = self._files.info(full)
+        except FileNotFoundError:
+            return None
+        if facts["type"] == "file":
+            return facts
+        return None
+
+    def _find(self, folder: str) -> Sequence[tuple[str, Mapping[str, Any]]]:
+        try:
+            found = self._files.find(self._full(folder), detail=True)
+        except FileNotFoundError:
+            return []
+        return [
+            (name[len(self._root) + 1 :], facts)
+            for name, facts in found.items()
+            if facts["type"] == "file"
+        ]
+
+    def _full(self, path: str) -> str:
+        if path:
+            return f"{self._root}/{path}"
+        return self._root
+
+
+class _PartUpload:
+    """A file on its way under a hidden name."""
+
+    def __init__(self, archive: FsspecArchive, files: Any, path: str, part: str, size: int) -> None:
+        self.offset = 0
+        self._archive = archive
+        self._files = files
+        self._path = path
+        self._part = part
+        self._size = size
+        self._stream: Any = None
+
+    def write(self, piece: bytes) -> None:
+        with self._archive.asking(self._path):
+            self._open().write(piece)
+
+    def finish(self) -> None:
+        with self._archive.asking(self._path):
+            self._open().close()
+            arrived = self._files.info(self._part).get("size")
+            if arrived != self._size:
+                raise ArchiveUnavailable(
+                    f"{self._archive.address}/{self._path}: arrived with {arrived} of {self._size} bytes"
+                )
+        self._archive.publish(self._part, self._path)
+
+    def leave(self) -> None:
+        if self._stream is not None:
+            # the connection may be gone; what is left there, the sweep removes
+            with suppress(Exception):
+                self._stream.close()
+            with suppress(Exception):
+                self._files.rm_file(self._part)
+            self._stream = None
+
+    def _open(self) -> Any:
+        if self._stream is None:
+            self._files.makedirs(self._part.rpartition("/")[0], exist_ok=True)
+            self._stream = self._files.open(self._part, "wb")
+        return self._stream
+
+
+def _time_of(facts: Mapping[str, Any]) -> float:
+    """When a file was written, in epoch seconds; now, when no one says."""
+    for key in ("mtime", "LastModified", "last_modified", "updated", "created", "modified"):
+        value = facts.get(key)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return time.time()
+
 
 Options: TypeAlias = Mapping[str, str | int | float | bool]
 

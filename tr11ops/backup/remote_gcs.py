@@ -19,7 +19,6 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from tr11ops.backup.base import RemoteFile, Unread, Upload
 from tr11ops.backup.ownership import RunMarker
-from tr11ops.backup.remote_errors import error_of_status, error_of_token, message_of
 from tr11ops.backup.remote_gcs_upload import (
     PERSISTED,
     SessionUpload,
@@ -28,7 +27,14 @@ from tr11ops.backup.remote_gcs_upload import (
     UploadSessions,
     session_key,
 )
-from tr11ops.backup.remote_http import BucketAnswer, BucketClient, Exchange
+from tr11ops.backup.remote_http import (
+    BucketAnswer,
+    BucketClient,
+    Exchange,
+    error_of_status,
+    error_of_token,
+    message_of,
+)
 from tr11ops.base.errors import (
     ArchiveError,
     ArchivePermanentError,

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from tr11ops.backup.archive_round import ArchiveRound, summarise
 from tr11ops.backup.base import Archive
-from tr11ops.backup.claim import ArchiveLock, ArchiveLocked
 from tr11ops.backup.ledger import after_round, last_state, write_archive_state
 from tr11ops.backup.round_values import (
     CARDS_ARCHIVES,
+    ArchiveLock,
+    ArchiveLocked,
     ArchiveTally,
     BackupContext,
     RoundRequest,

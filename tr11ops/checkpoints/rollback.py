@@ -1,5 +1,5 @@
-"""Going back to an older checkpoint, and undoing that: what would be renamed, planned as a value,
-and then done.
+"""Going back to an older checkpoint, undoing that, and moving `latest`: what would be renamed,
+planned as a value, and then done; never under a living trainer.
 
 The renames themselves, and how one that was cut off is finished, are `trainer.contract.recovery`'s,
 which a starting training uses too. Order of the effects: the run's lease is taken, journal, record
@@ -12,11 +12,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from tr11ops.base.errors import NotPossible, SchedulerError, TrainerAlive
+from tr11ops.base.errors import LatestRefused, NotPossible, SchedulerError, TrainerAlive
 from tr11ops.base.observed import Unknown, observed
 from tr11ops.checkpoints.catalogue import Catalogue
 from tr11ops.checkpoints.prune import CLAIM
@@ -31,9 +32,9 @@ from tr11ops.rundir.claims import ClaimFolder
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
 from trainer.config.card import TrainerConfig
-from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
-from trainer.contract.files import host_name, now
-from trainer.contract.lease import LeaseClaim, LeaseFolder, clocks_of
+from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_step
+from trainer.contract.files import host_name, now, write_atomically
+from trainer.contract.lease import LeaseClaim, LeaseFolder, clocks_of, trained_into
 from trainer.contract.metrics_record import StepRecord
 from trainer.contract.record import Record
 from trainer.contract.recovery import (
@@ -47,8 +48,46 @@ from trainer.contract.recovery import (
     moves_of,
     write_recovery,
 )
-from trainer.contract.resumable import ResumeNeed, judge, size_faults
+from trainer.contract.resumable import ResumeNeed, judge, moves_back, size_faults
 from trainer.schedule.path import Position, path_of
+
+# Moving `latest`, which decides what a start takes: never under a living trainer, nor to what none
+# resumes from.
+
+
+def require_no_trainer(folder: Path, now: float) -> None:
+    """Raises LatestRefused while a living trainer holds the lease of the run whose checkpoints lie
+    in `folder`.
+
+    `now`: seconds since the epoch. Raises OSError where that cannot be seen.
+    """
+    why = trained_into(folder, now)
+    if why:
+        raise LatestRefused(why)
+
+
+def require_newest(folder: Path, step: int, need: ResumeNeed) -> None:
+    """Raises LatestRefused where a training could go on from a newer one, which it would replace in
+    time.
+    """
+    why = moves_back(folder, step, need)
+    if why:
+        raise LatestRefused(why)
+
+
+def move_latest(folder: Path, step: int, need: ResumeNeed, now: float) -> None:
+    """Have `latest` in `folder` name a step from which a training resumes. Raises LatestRefused,
+    OSError.
+    """
+    require_no_trainer(folder, now)
+    require_newest(folder, step, need)
+    _, fault = judge(folder, step, need, size_faults)
+    if fault is not None:
+        raise LatestRefused(
+            f"{folder / LATEST_FILE} is not moved: no training resumes from {checkpoint_name(step)}: {fault.text}"
+        )
+    write_atomically(folder / LATEST_FILE, checkpoint_name(step))
+
 
 # Whether a trainer of the run is alive: by the scheduler's jobs, this machine's processes, and the
 # run's lease.

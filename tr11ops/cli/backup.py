@@ -9,10 +9,9 @@ import typer
 
 from tr11ops.backup.archive_round import plan_of, rows_of
 from tr11ops.backup.archives import folder_fault
-from tr11ops.backup.claim import owner_of
 from tr11ops.backup.data_sets import data_states
 from tr11ops.backup.ledger import read_archive_state, read_drill
-from tr11ops.backup.round_values import RoundRequest
+from tr11ops.backup.round_values import RoundRequest, owner_of
 from tr11ops.backup.screen import ArchiveView, BackupStatus, status_lines, status_value
 from tr11ops.backup.service import rebuild
 from tr11ops.base.errors import Refusal

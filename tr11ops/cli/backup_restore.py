@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.backup.claim import ArchiveLocked
 from tr11ops.backup.data_sets import newest_copies
 from tr11ops.backup.drill import choose_copy, run_drill
 from tr11ops.backup.restorable import cautions, restorable
 from tr11ops.backup.restore import restore_checkpoint, restore_file
+from tr11ops.backup.round_values import ArchiveLocked
 from tr11ops.base.errors import AlreadyThere, CopyDamaged, LatestRefused, Refusal
 from tr11ops.base.units import duration, iso_time, size
-from tr11ops.checkpoints.latest import move_latest, require_newest, require_no_trainer
+from tr11ops.checkpoints.rollback import move_latest, require_newest, require_no_trainer
 from tr11ops.cli import completion
 from tr11ops.cli.backup_owner import list_candidates
 from tr11ops.cli.backup_run import (

@@ -22,9 +22,15 @@ from tr11ops.cli.context import RunContext
 from tr11ops.cli.runner import UNCHANGED, Change, Outcome
 from tr11ops.cli.terminal import hanging
 from tr11ops.launch.plan import plan_value
-from tr11ops.launch.repair import RepairOutcome, carry_out, relaunch_of
 from tr11ops.launch.resume import refused_starts
-from tr11ops.launch.session import check_launch, is_short, report_shortage
+from tr11ops.launch.session import (
+    RepairOutcome,
+    carry_out_repair,
+    check_launch,
+    is_short,
+    relaunch_of,
+    report_shortage,
+)
 from tr11ops.launch.starter import data_commands
 from tr11ops.observe.look import facts_of, look_now, observe
 from tr11ops.queue.held_jobs import held_jobs
@@ -81,7 +87,7 @@ def queue_change(job: LaunchJob, context: RunContext, replaces: bool) -> Change:
         return Outcome(document, (text,) if text else (), tuple(notes), exit_code=code)
 
     def apply() -> Outcome:
-        result = carry_out(job, repair, view, plan, context.reason)
+        result = carry_out_repair(job, repair, view, plan, context.reason)
         text = ""
         notes: tuple[str, ...] = ()
         if result.submitted:

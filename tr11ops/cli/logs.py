@@ -20,8 +20,7 @@ from tr11ops.base.units import since as moment_of
 from tr11ops.cli import completion
 from tr11ops.cli.common import EndpointOption, SinceOption, VariantOption, is_terminal, say
 from tr11ops.cli.context import JSON, RunContext, emit
-from tr11ops.hub.base import repo_of
-from tr11ops.hub.credentials import find_credentials
+from tr11ops.hub.base import find_credentials, repo_of
 from tr11ops.hub.remote_log import TRIES, RemoteFollower, RemoteLog, remote_retries
 from tr11ops.logs import show
 from tr11ops.logs.line_filter import LineQuery

@@ -142,8 +142,7 @@ def remote_reader(
     """What looks at the repository that a person typed. Raises Refusal."""
     from huggingface_hub import constants
 
-    from tr11ops.hub.base import repo_of
-    from tr11ops.hub.credentials import find_credentials
+    from tr11ops.hub.base import find_credentials, repo_of
     from tr11ops.hub.remote_log import remote_retries
     from tr11ops.status.remote import Outside
 

@@ -26,9 +26,8 @@ from tr11ops.base.units import counted, duration, size
 from tr11ops.cli.common import agree, directory_of, is_terminal, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.progress import ByteProgress, by_file
-from tr11ops.hub.base import Repository, hub_retries
+from tr11ops.hub.base import Repository, find_credentials, hub_retries
 from tr11ops.hub.client import Hub
-from tr11ops.hub.credentials import find_credentials
 from tr11ops.hub.sync import LoopClock, follow, preview, seconds_of, sync_once
 from tr11ops.hub.sync_files import RunningDigests
 from tr11ops.hub.sync_round import SyncSettings, is_confirmed, write_confirmed, write_revoked

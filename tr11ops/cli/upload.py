@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops import __version__
-from tr11ops.backup.claim import ArchiveLock, ArchiveLocked
+from tr11ops.backup.round_values import ArchiveLock, ArchiveLocked
 from tr11ops.base.errors import HubUnavailable, Refusal
 from tr11ops.base.observed import cause
 from tr11ops.base.units import size
@@ -30,9 +30,8 @@ from tr11ops.cli.progress import ByteProgress, by_file
 from tr11ops.cli.runner import Change, Outcome, carry_out
 from tr11ops.cli.trainer_child import ask_checkpoint_module
 from tr11ops.goodput.until_checkpoint import past_until
-from tr11ops.hub.base import DEFAULT_BRANCH, Repository, endpoint_of, hub_retries
+from tr11ops.hub.base import DEFAULT_BRANCH, Repository, endpoint_of, find_credentials, hub_retries
 from tr11ops.hub.client import Hub
-from tr11ops.hub.credentials import find_credentials
 from tr11ops.hub.model_card import model_card
 from tr11ops.hub.upload import ROOM, Work, model_facts, overwritten, publish, read_losses
 from tr11ops.runcard.card import resolved

@@ -18,6 +18,7 @@ from tr11ops.base.errors import HubMissing, HubPermanentError, HubUnavailable
 from tr11ops.base.retry import RetryPolicy, retry
 from tr11ops.hub.base import (
     DEFAULT_BRANCH,
+    Credentials,
     HubFile,
     Operation,
     Progress,
@@ -25,7 +26,6 @@ from tr11ops.hub.base import (
     endpoint_of,
     hub_retries,
 )
-from tr11ops.hub.credentials import Credentials
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

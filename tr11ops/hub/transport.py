@@ -39,8 +39,7 @@ from tr11ops.base.errors import (
 )
 from tr11ops.base.http import LARGEST_ANSWER_BYTES, PageTrail, may_pass, wait_of
 from tr11ops.base.redact import one_line, redact
-from tr11ops.hub.base import host_of
-from tr11ops.hub.credentials import Credentials
+from tr11ops.hub.base import Credentials, host_of
 
 # its own client's, which ours stands in for
 

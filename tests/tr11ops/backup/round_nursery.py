@@ -33,7 +33,7 @@ class RoundNursery(ForkingProcess):
 
 def main() -> None:
     from tests.tr11ops.backup.round_cases import Rounds
-    from tr11ops.backup.claim import ArchiveLock
+    from tr11ops.backup.round_values import ArchiveLock
 
     def do(order: dict[str, Any]) -> int:
         rounds = Rounds(Path(order["folder"]), "backup.parallel=2")

@@ -13,10 +13,9 @@ from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.copy_cases import contents
 from tests.tr11ops.backup.round_cases import Rounds, flip, receipts_below
 from tr11ops.backup import archive_round
-from tr11ops.backup.claim import ArchiveLock, ArchiveLocked
 from tr11ops.backup.drill import LoadResult, choose_copy, run_drill
 from tr11ops.backup.ledger import drill_file, read_archive_state, read_drill
-from tr11ops.backup.round_values import ArchiveTally, card_archives
+from tr11ops.backup.round_values import ArchiveLock, ArchiveLocked, ArchiveTally, card_archives
 from tr11ops.backup.service import rebuild
 from tr11ops.rundir.copies import read_copies
 

@@ -14,7 +14,13 @@ import pytest
 from tests.tr11ops.backup.copy_cases import contents
 from tests.tr11ops.backup.round_cases import NOW, Rounds, receipts_below
 from tests.tr11ops.backup.round_nursery import RoundNursery
-from tr11ops.backup.claim import CLAIM_SECONDS, ArchiveLock, ArchiveLocked, claims_of, owner_of
+from tr11ops.backup.round_values import (
+    CLAIM_SECONDS,
+    ArchiveLock,
+    ArchiveLocked,
+    claims_of,
+    owner_of,
+)
 from tr11ops.base.errors import PruneBusy
 from tr11ops.checkpoints.prune import Pruner
 from tr11ops.rundir.claims import Claim

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.backup.remote_errors import error_of_status
+from tr11ops.backup.remote_http import error_of_status
 from tr11ops.base.errors import ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.base.http import wait_of
 from tr11ops.base.redact import LONGEST_TEXT, one_line

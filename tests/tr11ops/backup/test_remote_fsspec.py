@@ -12,8 +12,7 @@ import pytest
 
 from tests.tr11ops.backup.copy_cases import contents, copy, make_checkpoint
 from tr11ops.backup.base import Archive
-from tr11ops.backup.remote import open_remote
-from tr11ops.backup.remote_fsspec import PARTS
+from tr11ops.backup.remote import PARTS, open_remote
 from tr11ops.backup.survey import list_receipts
 from tr11ops.base.errors import ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 

@@ -17,9 +17,8 @@ import tr11ops.hub.committing
 import tr11ops.hub.transport  # noqa: F401
 from tests.tr11ops.hub.sync_cases import PATTERNS, REPOSITORY
 from tr11ops.base.errors import Busy
-from tr11ops.hub.base import Repository, hub_retries
+from tr11ops.hub.base import Repository, find_credentials, hub_retries
 from tr11ops.hub.client import Hub
-from tr11ops.hub.credentials import find_credentials
 from tr11ops.hub.sync import sync_once
 from tr11ops.hub.sync_round import SyncSettings
 from tr11ops.rundir.paths import RunDirectory

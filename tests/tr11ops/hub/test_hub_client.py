@@ -12,9 +12,17 @@ import pytest
 from tests.plugins.foreign_answers import FOREIGN_BODIES
 from tests.tr11ops.hub.repositories import LARGE, LOGS
 from tr11ops.base.errors import HubMissing, HubPermanentError, HubUnavailable
-from tr11ops.hub.base import Add, Delete, HubCopy, HubFile, Repository, hub_retries
+from tr11ops.hub.base import (
+    Add,
+    Credentials,
+    Delete,
+    HubCopy,
+    HubFile,
+    Repository,
+    Secret,
+    hub_retries,
+)
 from tr11ops.hub.client import Hub
-from tr11ops.hub.credentials import Credentials, Secret
 from tr11ops.twin.hub.server import HubServer
 from tr11ops.twin.hub.state import Window
 

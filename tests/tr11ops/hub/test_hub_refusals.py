@@ -26,10 +26,17 @@ from tr11ops.base.errors import (
 )
 from tr11ops.base.http import wait_of
 from tr11ops.base.redact import one_line, redact
-from tr11ops.hub.base import Add, Repository, endpoint_of
+from tr11ops.hub.base import (
+    Add,
+    Credentials,
+    Repository,
+    Secret,
+    endpoint_of,
+    find_credentials,
+    read_credentials,
+)
 from tr11ops.hub.client import Hub
 from tr11ops.hub.committing import FileView
-from tr11ops.hub.credentials import Credentials, Secret, find_credentials, read_credentials
 from tr11ops.twin.hub.server import HubServer
 
 

@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.tr11ops.hub.sync_cases import REPOSITORY, Mirror
-from tr11ops.hub.base import hub_retries
+from tr11ops.hub.base import Credentials, Secret, hub_retries
 from tr11ops.hub.client import Hub
-from tr11ops.hub.credentials import Credentials, Secret
 from tr11ops.twin.hub.server import HubServer
 
 NAMES = ("logs/main/a.txt", "logs/main/b.txt")

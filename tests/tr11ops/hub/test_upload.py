@@ -18,7 +18,7 @@ import torch
 from msgspec.structs import asdict
 
 from tests.waiting import until
-from tr11ops.backup.claim import ArchiveLock
+from tr11ops.backup.round_values import ArchiveLock
 from tr11ops.cli.main import execute
 from tr11ops.cli.upload import export_options
 from tr11ops.hub.model_card import identity_in

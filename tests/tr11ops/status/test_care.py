@@ -29,8 +29,8 @@ from tests.tr11ops.status_cases import (
 )
 from tests.tr11ops.watchdog.verdict_table import TABLE
 from tr11ops.alerts.state import Alert, UndeliveredMessages
-from tr11ops.backup.claim import ArchiveLock
 from tr11ops.backup.ledger import DrillRecord, write_drill
+from tr11ops.backup.round_values import ArchiveLock
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.cluster.base import Node
 from tr11ops.detect.causes import by_cause
