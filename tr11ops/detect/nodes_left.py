@@ -247,5 +247,5 @@ def exclusion_limit(snapshot: Snapshot) -> ExclusionLimit | None:
         snapshot.pending_jobs,
         partitions=(partition_of(snapshot),),
         allocated=needed,
-        percent=snapshot.run.operation.exclusion_cap_percent,
+        percent=snapshot.run.resilience.exclusion_cap_percent,
     )

@@ -52,7 +52,6 @@ class OperationFacts(Record, dict=True):
 
     partition: str = ""
     allocated_nodes: int | None = None
-    exclusion_cap_percent: float | None = None
     copies: BackupSection | None = None
     sync_seconds: float | None = None
     filesystems: tuple[FilesystemRule, ...] = ()

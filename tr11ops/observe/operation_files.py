@@ -63,7 +63,6 @@ def operation_facts(card: RunCard, card_folder: Path = Path()) -> OperationFacts
     return OperationFacts(
         partition=card.slurm.partition or "",
         allocated_nodes=card.slurm.allocated_nodes,
-        exclusion_cap_percent=card.resilience.exclusion_cap_percent,
         copies=backup if backup.store or backup.url else None,
         sync_seconds=60.0 * hub.interval_minutes if hub.repository else None,
         filesystems=tuple(

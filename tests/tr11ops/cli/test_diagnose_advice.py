@@ -15,6 +15,7 @@ from tr11ops.diagnose.screen import lines
 from tr11ops.diagnose.sighting import LogLaunch
 from tr11ops.observe.snapshot import Attempt
 from tr11ops.observe.training import LaunchEnd
+from tr11ops.runcard.sections import ResilienceSection
 
 TWICE = "software or data, not the nodes: the same fault came back on n08 and n40: rank 1 on n40: it was ended by SIGSEGV"
 FIRST = "attempt 7_1, launch 1: rank 1 on n08: it was ended by SIGSEGV"
@@ -53,8 +54,8 @@ def test_a_node_beyond_the_limit_is_excluded_by_force_only() -> None:
         Attribution(Kind.NODE, "the second time on n20", 0.9, blamed=("n20",), evidence=("n20",))
     )
     run = operated()
-    tight = facts_with(run.run.operation, exclusion_cap_percent=0.0)
-    at_limit = replace(run, run=facts_with(run.run, operation=tight), exclusions=())
+    tight = ResilienceSection(exclusion_cap_percent=0)
+    at_limit = replace(run, run=facts_with(run.run, resilience=tight), exclusions=())
     shown = screen(with_advice(found, advice(at_limit, found)))
     assert "`tr11 nodes exclude n20 --force --reason REASON`" in shown and "exclude n20 " in shown
     assert "tr11 nodes exclude n20" in screen(found)

@@ -33,6 +33,7 @@ from tests.tr11ops.status_cases import (
     pending,
     running,
     snapshot,
+    with_facts,
     wordless,
 )
 from tr11ops.cluster.base import Job, JobState, Node
@@ -50,6 +51,7 @@ from tr11ops.detect.watch import clock_skew
 from tr11ops.observe.operation import FolderRoom, LeastUsed, UnwritableDirectory
 from tr11ops.observe.snapshot import Checkpoint, Checkpoints, Snapshot
 from tr11ops.observe.training import TrainingEvent
+from tr11ops.runcard.sections import ResilienceSection
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.status.build import status_of
@@ -304,7 +306,9 @@ def test_what_a_person_excluded_days_ago_may_be_asked_back() -> None:
 
 def test_it_is_said_where_a_greater_percentage_would_help() -> None:
     (finding,) = exclusion_cap.detect(
-        operated(exclusions=excluded(1), facts=facts(exclusion_cap_percent=0))
+        with_facts(
+            operated(exclusions=excluded(1)), resilience=ResilienceSection(exclusion_cap_percent=0)
+        )
     )
     assert (
         "so that more may be: resilience.exclusion_cap_percent = 2 in the card; for what is queued now,"
@@ -510,9 +514,8 @@ def test_what_people_have_just_excluded_is_no_mail(owner: str, hours: int, sever
     entry = Exclusion("n4", since=NOW - hours * HOUR, owner=owner, why="a doubt")
     nodes = tuple(Node(f"n{number}", frozenset({"idle"})) for number in range(5))
     given = operated(nodes=nodes, exclusions=(entry,), readmissions=())
-    facts = facts_with(
-        given.run.operation, exclusion_cap_percent=20, allocated_nodes=2, partition=""
-    )
-    seen = replace(given, run=facts_with(given.run, nodes=2, operation=facts))
+    facts = facts_with(given.run.operation, allocated_nodes=2, partition="")
+    cap = ResilienceSection(exclusion_cap_percent=20)
+    seen = with_facts(given, nodes=2, operation=facts, resilience=cap)
     (told,) = exclusion_cap.detect(seen)
     assert told.severity.name == severity

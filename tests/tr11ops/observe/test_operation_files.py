@@ -57,11 +57,7 @@ def watched(directory: RunDirectory, **facts: Any) -> RunFacts:
 # ----------------------------------------------------------------------------- the card
 def test_the_facts_of_the_large_run() -> None:
     facts = reading.operation_facts(card("tr11-176B-ml"))
-    assert (facts.partition, facts.allocated_nodes, facts.exclusion_cap_percent) == (
-        "gpu_p5",
-        50,
-        None,
-    )
+    assert (facts.partition, facts.allocated_nodes) == ("gpu_p5", 50)
     assert (
         facts.copies is not None and facts.copies.copies_checkpoints and facts.sync_seconds == 3600
     )
