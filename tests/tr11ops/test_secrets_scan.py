@@ -31,7 +31,7 @@ from tests.tr11ops.logs.log_cases import log_of
 from tr11ops.base.retry import RetryPolicy
 from tr11ops.cli import sync, upload
 from tr11ops.cli.main import execute
-from tr11ops.cron.scripts import Invocation, round_script
+from tr11ops.cron.table_programs import Invocation, round_script
 from tr11ops.hub import base as hub_base
 from tr11ops.hub import client as hub_client
 from tr11ops.runcard.card import CardError, RunCard, load_card

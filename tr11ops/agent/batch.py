@@ -23,11 +23,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from tr11ops import __version__
-from tr11ops.agent.allocation import Allocation, read_allocation
-from tr11ops.agent.attempt_context import STATES_SECONDS, AttemptContext
+from tr11ops.agent.allocation import Allocation, claim_gpus, read_allocation
+from tr11ops.agent.attempt_context import STATES_SECONDS, AttemptContext, JobWatch
 from tr11ops.agent.controller import Controller
-from tr11ops.agent.job_watch import JobWatch
-from tr11ops.agent.node_gpus import claim_gpus
 from tr11ops.agent.peers import Newcomer, Peers
 from tr11ops.agent.rendezvous import Rendezvous
 from tr11ops.agent.step import LineTee, StopFlag

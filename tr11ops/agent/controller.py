@@ -28,7 +28,6 @@ from tr11ops.agent.breaker import (
     read_burned,
     why_not_begin,
 )
-from tr11ops.agent.check_faults import LaunchChecks, failing_everywhere, of_reports
 from tr11ops.agent.exit_records import forget_earlier_life
 from tr11ops.agent.job_follower import JobFollower, of_dead_host, of_ended_job
 from tr11ops.agent.mitigation import (
@@ -41,11 +40,14 @@ from tr11ops.agent.mitigation import (
 )
 from tr11ops.agent.older_checkpoint import older_sound, point_back, point_to
 from tr11ops.agent.recurrence import (
+    LaunchChecks,
     NodeFault,
     Repetition,
+    failing_everywhere,
     is_everywhere,
     may_try_older,
     of_one_family,
+    of_reports,
     of_software,
     of_standing,
     of_trial,

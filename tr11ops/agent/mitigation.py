@@ -17,8 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tr11ops.agent.breaker import attempts_before
-from tr11ops.agent.check_faults import FailingCheck, acquitted
-from tr11ops.agent.recurrence import NodeFault, innocent
+from tr11ops.agent.recurrence import FailingCheck, NodeFault, acquitted, innocent
 from tr11ops.agent.step import LineTee
 from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import cause
@@ -26,7 +25,6 @@ from tr11ops.base.units import counted
 from tr11ops.cluster.base import JobState, Scheduler
 from tr11ops.cluster.hostlist import compress
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
-from tr11ops.nodes.leave_out import why_not_leave_out
 from tr11ops.nodes.names import card_exclusions
 from tr11ops.nodes.queue_exclusions import (
     ExclusionResult,
@@ -34,6 +32,7 @@ from tr11ops.nodes.queue_exclusions import (
     exclude_nodes,
     include_nodes,
     sync_queue_exclusions,
+    why_not_leave_out,
 )
 from tr11ops.observe.files import read_details
 from tr11ops.observe.look import facts_of, observe

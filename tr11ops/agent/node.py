@@ -27,11 +27,15 @@ from typing import IO
 
 import psutil
 
-from tr11ops.agent.compile_caches import prepare_caches
 from tr11ops.agent.exit_records import Death, keep_launchers_word, trainer_is_done
 from tr11ops.agent.memory_watch import MemoryWatch, WorkerWatch
 from tr11ops.agent.node_record import NodeRecord, NodeSettings, launch_has_failed
-from tr11ops.agent.worker_environment import FLIGHT_RECORDS, torch_version, worker_defaults
+from tr11ops.agent.worker_environment import (
+    FLIGHT_RECORDS,
+    prepare_caches,
+    torch_version,
+    worker_defaults,
+)
 from tr11ops.base.processes import (
     CONTROLLER_VARIABLE,
     adopt_orphans,

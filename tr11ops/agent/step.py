@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
-from tr11ops.agent.allocation import Allocation
+from tr11ops.agent.allocation import Allocation, gpus_of_node
 from tr11ops.agent.exit_records import Death, trainer_is_done
-from tr11ops.agent.node_gpus import gpus_of_node
 from tr11ops.base.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants, exit_status
 from tr11ops.diagnose.attribution.srun import PREFIXES, parse_lines
 from tr11ops.runcard.sections import ContainerSection

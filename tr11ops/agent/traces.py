@@ -8,8 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tr11ops.agent.check_faults import LaunchChecks
-from tr11ops.agent.recurrence import GoodUse, NodeFault
+from tr11ops.agent.recurrence import GoodUse, LaunchChecks, NodeFault
 from tr11ops.base.observed import Unknown, known
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.attribution.records import read_objects

@@ -1,18 +1,32 @@
-"""What people do about alerts: acknowledge, snooze, assign, close. Pure: from an alert state to the
-alert state after it.
+"""What people do about alerts: acknowledge, snooze, assign, close; by command, and by file.
+
+Changes are pure: from an alert state to the alert state after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import json
+import os
+import pwd
+import stat
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
 from tr11ops.alerts.incidents import ACKNOWLEDGED, ASSIGNED, RESOLVED, SNOOZED
 from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.state import Alert, AlertState, event_of
+from tr11ops.alerts.store import alerts_folder
 from tr11ops.base.errors import NoSuchAlert
 from tr11ops.base.units import span_seconds
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.record import Record
+from trainer.contract.sharing import make_shared
 
 Change = Callable[[Alert, float], Alert]
 
@@ -134,3 +148,183 @@ def seconds_of(text: str) -> float:
     if not 0 < seconds <= LONGEST_SNOOZE:
         raise ValueError(f"{clean(text, 40)!r} must be above 0 and at most 90d")
     return seconds
+
+
+# ----------------------------------------------------------------------------- answers by file
+# What people without a shell here drop into state/alerts/replies/ is done at the next look.
+#
+# A file holds one line, `ack FINGERPRINT why` (or `resolve`, `snooze FINGERPRINT 2h why`, `assign
+# FINGERPRINT WHO why`), or a JSON object of action, fingerprint, who, why, and for or to. It is moved
+# to done/ or refused/ below the folder.
+
+LARGEST_BYTES = 64 << 10
+MOST_AT_ONCE = 200
+SETTLED_SECONDS = 120.0  # a younger file that makes no sense may be still on its way
+
+
+class Reply(Record):
+    """One file: what it asks for, or why it asks for nothing (`fault`). `name` is the file's, `who`
+    its author.
+    """
+
+    name: str
+    action: str = ""
+    fingerprint: str = ""
+    who: str = ""
+    why: str = ""
+    argument: str = ""
+    fault: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The file's name, fit for a line of text."""
+        return clean(self.name.encode("utf-8", "backslashreplace").decode("utf-8"), 80)
+
+
+def replies_folder(directory: RunDirectory) -> Path:
+    return alerts_folder(directory) / "replies"
+
+
+def read_replies(directory: RunDirectory) -> tuple[Reply, ...]:
+    """The files that wait, by name. Raises OSError when the folder cannot be read."""
+    folder = replies_folder(directory)
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith("."))
+    except FileNotFoundError:
+        return ()
+    files = [name for name in names if name not in {"done", "refused"}][:MOST_AT_ONCE]
+    found = (_read(folder, name) for name in files)
+    return tuple(reply for reply in found if reply is not None)
+
+
+def _read(folder: Path, name: str) -> Reply | None:
+    """One file; None where it makes no sense but may be still on its way."""
+    try:
+        content, facts = _content(folder / name)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return Reply(name, fault=error.strerror or "cannot be read")
+    try:
+        return parse(name, content.decode("utf-8"), _user(facts.st_uid))
+    except UnicodeDecodeError:
+        fault = "is not UTF-8 text"
+    except (ValueError, RecursionError) as error:
+        fault = clean(str(error), 120)
+    if time.time() - facts.st_mtime < SETTLED_SECONDS:
+        return None
+    return Reply(name, fault=fault)
+
+
+def _content(path: Path) -> tuple[bytes, os.stat_result]:
+    """Raises OSError; also where it is no plain file, or too large to be an answer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "is not a file")
+        if facts.st_size > LARGEST_BYTES:
+            raise OSError(errno.EFBIG, "is too large for an answer")
+        return os.read(descriptor, LARGEST_BYTES), facts
+    finally:
+        os.close(descriptor)
+
+
+def parse(name: str, text: str, owner: str) -> Reply:
+    """What a file asks for; `owner` is the user that it belongs to. Raises ValueError when it asks
+    for nothing.
+    """
+    text = text.strip()
+    if text.startswith("{"):
+        value: dict[str, Any] = json.loads(text)
+        action, fingerprint = (
+            str(value.get("action") or "ack"),
+            str(value.get("fingerprint") or value.get("ack") or ""),
+        )
+        claimed = str(value.get("who") or "")
+        if claimed and claimed != owner:
+            who = f"{claimed} (file of {owner})"
+        else:
+            who = owner
+        why, argument = (
+            str(value.get("why") or value.get("reason") or ""),
+            str(value.get("for") or value.get("to") or ""),
+        )
+    else:
+        action, _, rest = text.partition("\n")[0].partition(" ")
+        fingerprint, _, rest = rest.strip().partition(" ")
+        if action in {"snooze", "assign"}:
+            argument, _, why = rest.strip().partition(" ")
+        else:
+            argument, _, why = ("", "", rest.strip())
+        who = owner
+    if action not in {"ack", "snooze", "assign", "resolve"} or not fingerprint:
+        raise ValueError("says neither ack, snooze, assign nor resolve with a fingerprint")
+    reply = Reply(name, action, fingerprint, who, why, argument)
+    _change(reply)
+    return reply
+
+
+def _change(reply: Reply) -> tuple[Change, str]:
+    """Raises ValueError where a length of time or a name is missing."""
+    if reply.action == "snooze":
+        return snooze(reply.who, seconds_of(reply.argument))
+    if reply.action == "assign":
+        if not reply.argument:
+            raise ValueError("does not say to whom")
+        return assign(reply.argument)
+    if reply.action == "resolve":
+        return resolve(reply.who, reply.why or "closed by file")
+    return acknowledge(reply.who, reply.why)
+
+
+def apply_replies(
+    alert_state: AlertState, replies: Iterable[Reply], now: float
+) -> tuple[AlertState, dict[str, str]]:
+    """The alert state after all answers, and why those that were refused were, by file name."""
+    refused: dict[str, str] = {}
+    for reply in replies:
+        try:
+            if reply.fault:
+                raise ValueError(reply.fault)
+            name = resolve_prefix(alert_state, reply.fingerprint).fingerprint
+            change, kind = _change(reply)
+            alert_state = apply(
+                alert_state,
+                name,
+                change,
+                kind,
+                reply.who,
+                reply.why or f"answer by file {reply.shown}",
+                now,
+            )
+        except ValueError as error:
+            refused[reply.name] = clean(str(error), 200)
+    return alert_state, refused
+
+
+def put_away(
+    directory: RunDirectory, replies: Iterable[Reply], refused: dict[str, str]
+) -> tuple[str, ...]:
+    """Move the files out of the way; returns one line for each that was refused, or that could not
+    be moved.
+    """
+    folder, notes = replies_folder(directory), []
+    for reply in replies:
+        target = folder / ("refused" if reply.name in refused else "done")
+        try:
+            make_shared(target)
+            with suppress(FileNotFoundError):
+                (folder / reply.name).replace(target / reply.name)
+        except OSError as error:
+            notes.append(f"answer {reply.shown}: cannot be moved away: {error.strerror}")
+        if reply.name in refused:
+            notes.append(f"answer {reply.shown}: {refused[reply.name]}")
+    return tuple(notes)
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from tr11ops.alerts.fingerprint import fingerprint
 from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.policy import ACKNOWLEDGED_SECONDS, FLAP_SECONDS, Policy
 from tr11ops.alerts.state import (
@@ -20,6 +19,7 @@ from tr11ops.alerts.state import (
     Consequence,
     elapsed,
     event_of,
+    fingerprint,
     incident_of,
 )
 from tr11ops.base.units import counted

@@ -12,14 +12,13 @@ from tr11ops.alerts.grouping import MessagePart
 from tr11ops.alerts.mail_route import is_address
 from tr11ops.alerts.mail_text.alert import alert_message
 from tr11ops.alerts.mail_text.daily_summary import digest, digest_message, trial_message
-from tr11ops.alerts.merging import merged
 from tr11ops.alerts.notify import digest_readers, tell, told
 from tr11ops.alerts.outbox import OutboxEntry
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.reading import current_alert_state, kept_here, waiting
 from tr11ops.alerts.sending import flush, policy_for, routes, send_waiting
 from tr11ops.alerts.situation import RunSituation
-from tr11ops.alerts.state import Alert, AlertState, Message
+from tr11ops.alerts.state import Alert, AlertState, Message, merged
 from tr11ops.alerts.store import commit, read_alert_state
 from tr11ops.alerts.url_route import UrlRoute
 from tr11ops.base.observed import cause, known

@@ -7,9 +7,8 @@ written, counts.
 
 from __future__ import annotations
 
-from tr11ops.alerts.merging import merged
 from tr11ops.alerts.outbox import waiting_entries
-from tr11ops.alerts.state import Alert, AlertState, Incident, UndeliveredMessages
+from tr11ops.alerts.state import Alert, AlertState, Incident, UndeliveredMessages, merged
 from tr11ops.alerts.store import read_alert_state
 from tr11ops.base.observed import Observed, observed
 from tr11ops.rundir.fallback import existing_fallback

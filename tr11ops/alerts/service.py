@@ -20,16 +20,23 @@ from msgspec import field
 from msgspec.structs import replace
 
 from tr11ops.alerts import dead_man
+from tr11ops.alerts.changes import Reply, apply_replies, put_away, read_replies
 from tr11ops.alerts.incidents import WATCHDOG, look
-from tr11ops.alerts.merging import merged
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.outbox import OutboxEntry, queue, waiting_entries
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.reading import waiting
-from tr11ops.alerts.replies import Reply, apply_replies, put_away, read_replies
 from tr11ops.alerts.sending import SENT, about, flush, policy_for, routes, routes_of, send_waiting
 from tr11ops.alerts.situation import RunSituation, watchdog_says
-from tr11ops.alerts.state import Alert, AlertEvent, AlertState, Message, UndeliveredMessages, stamp
+from tr11ops.alerts.state import (
+    Alert,
+    AlertEvent,
+    AlertState,
+    Message,
+    UndeliveredMessages,
+    merged,
+    stamp,
+)
 from tr11ops.alerts.store import alerts_folder, commit, read_alert_state
 from tr11ops.base.errors import NewerSchema
 from tr11ops.base.observed import Unknown, cause, known

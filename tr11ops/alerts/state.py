@@ -7,6 +7,7 @@ Values only: what happens to an alert state is in `incidents.py` (what a look sa
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,6 +17,19 @@ from msgspec.structs import replace
 from tr11ops.detect.causes import lead
 from tr11ops.detect.finding import Severity
 from trainer.contract.record import Record
+
+# ----------------------------------------------------------------------------- which findings are the same incident
+# The same detector, and the same `Finding.identity`.
+
+LENGTH = 12  # hexadecimal digits: two of ten thousand incidents share one with a chance of 2e-7
+UNNAMED = "(unnamed)"  # a name that could not be read is still not the incident without a name
+
+
+def fingerprint(detector: str, identity: Iterable[str]) -> str:
+    """Twelve hexadecimal digits that name the incident within its run."""
+    text = f"{detector}\0" + "\0".join(word or UNNAMED for word in identity)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:LENGTH]
+
 
 # That a fault is over: `cleared` where the run is well, `replaced` where another fault stands or
 # that is not known.
@@ -331,3 +345,74 @@ def elapsed(since: float | None, now: float) -> float:
     if since is None or since - now > 3600.0:
         return math.inf
     return max(0.0, now - since)
+
+
+# ----------------------------------------------------------------------------- two states that went on from one
+# The run's own, and that of a machine which could not write it.
+
+
+def merged(home: AlertState, local: AlertState) -> AlertState:
+    """What both alert states know: of each alert the later word, every incident, and all that is
+    still to be done.
+    """
+    alerts = _open_in(home, local)
+    closed = {(one.fingerprint, one.began): one for one in (*home.closed, *local.closed)}
+    for alert in _open_in(local, home).values():
+        other = alerts.get(alert.fingerprint)
+        if other is None:
+            alerts[alert.fingerprint] = alert
+        else:
+            alerts[alert.fingerprint] = _later(other, alert)
+        if other is not None and other.began != alert.began:  # another incident of the same fault
+            older = min(other, alert, key=lambda one: one.began)
+            closed[older.fingerprint, older.began] = incident_of(older)
+    standing = {(alert.fingerprint, alert.began) for alert in alerts.values()}
+    ended = sorted(
+        (one for key, one in closed.items() if key not in standing), key=lambda one: one.began
+    )
+    newest = home if (home.looked or 0.0) >= (local.looked or 0.0) else local
+    digests = [
+        alert_state.digested for alert_state in (home, local) if alert_state.digested is not None
+    ]
+    return replace(
+        newest,
+        alerts=tuple(alerts.values()),
+        closed=tuple(ended[-CLOSED_KEPT:]),
+        messages=tuple(
+            {message.id: message for message in (*home.messages, *local.messages)}.values()
+        ),
+        events=tuple({event.id: event for event in (*home.events, *local.events)}.values()),
+        digested=max(digests, default=None),
+        finished=newest.finished or home.finished or local.finished,
+    )
+
+
+def _open_in(alert_state: AlertState, other: AlertState) -> dict[str, Alert]:
+    """The alerts of an alert state, by fingerprint, without the incidents that the other has put
+    away as over.
+    """
+    over = {(one.fingerprint, one.began) for one in other.closed}
+    return {
+        alert.fingerprint: alert
+        for alert in alert_state.alerts
+        if (alert.fingerprint, alert.began) not in over
+    }
+
+
+def _later(one: Alert, other: Alert) -> Alert:
+    """The alert as it was known last, with what a person has said of it meanwhile."""
+    older, newer = sorted(
+        (one, other), key=lambda alert: max(alert.last_seen, alert.resolved_at or 0.0)
+    )
+    if older.began != newer.began or newer.is_acknowledged or not older.is_acknowledged:
+        return newer
+    if (older.acknowledged_at or 0.0) < newer.opened:
+        return newer
+    return replace(
+        newer,
+        acknowledged_by=older.acknowledged_by,
+        acknowledged_at=older.acknowledged_at,
+        acknowledged_why=older.acknowledged_why,
+        first_acknowledged_by=newer.first_acknowledged_by or older.first_acknowledged_by,
+        owner=newer.owner or older.owner,
+    )

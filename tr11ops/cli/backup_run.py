@@ -48,7 +48,7 @@ from tr11ops.cli.common import (
 )
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, answer, emit
 from tr11ops.cli.progress import ByteProgress
-from tr11ops.cron.scripts import Invocation
+from tr11ops.cron.table_programs import Invocation
 from tr11ops.rundir.copies import read_copies
 from tr11ops.rundir.journal import Journal, user_name
 

@@ -33,8 +33,8 @@ from tr11ops.cli.cron_install import (
 )
 from tr11ops.cli.terminal import plain_text, show, table
 from tr11ops.cron.jobs import find_job, of_chain, unknown_skips, wanted
-from tr11ops.cron.look import look
 from tr11ops.cron.output import stamp
+from tr11ops.cron.status import look
 from tr11ops.rundir.cron_records import cron_folder
 from trainer.contract.documents import document
 

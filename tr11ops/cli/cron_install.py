@@ -30,17 +30,20 @@ from tr11ops.cli.common import (
 from tr11ops.cli.context import DRY_RUN, JSON, YES, RunContext
 from tr11ops.cli.runner import Change, Outcome, carry_out
 from tr11ops.cluster.select import has_slurm
-from tr11ops.cron.chain import ChainContext, begin_link
+from tr11ops.cron.chain import ChainContext, JobPlacement, begin_link, choose_placement
 from tr11ops.cron.chain import install as have_chain
 from tr11ops.cron.chain import remove as end_chain
-from tr11ops.cron.drop_ins import every_job, script_command
-from tr11ops.cron.jobs import chain_schedule, of_chain, wanted
+from tr11ops.cron.jobs import chain_schedule, every_job, of_chain, script_command, wanted
 from tr11ops.cron.jobs import table as job_table
-from tr11ops.cron.placement import JobPlacement, choose_placement
 from tr11ops.cron.runner import WAYS, CronContext, child_environment, run_due, run_job, tr11_command
 from tr11ops.cron.schedule import Every
-from tr11ops.cron.scripts import Invocation
-from tr11ops.cron.table_programs import RunCrontab, is_installed, plan_install, plan_removal
+from tr11ops.cron.table_programs import (
+    Invocation,
+    RunCrontab,
+    is_installed,
+    plan_install,
+    plan_removal,
+)
 from tr11ops.cron.table_programs import apply as apply_change
 from tr11ops.observe.ownership import was_never_launched, why_not_there
 from tr11ops.runcard.card import CardError, card_from_resolved, resolved

@@ -31,8 +31,7 @@ from tr11ops.cli.nodes_check import (
 from tr11ops.cli.terminal import local_time, plain_text, show, table
 from tr11ops.cluster.hostlist import compress, expand
 from tr11ops.health.base import CheckOutcome
-from tr11ops.nodes.note import short_reason, words_of
-from tr11ops.nodes.view import is_shut, rows
+from tr11ops.nodes.view import is_shut, rows, short_reason, words_of
 from tr11ops.rundir.exclusion import NodeStanding, kept_off, what_comes_next
 from tr11ops.rundir.exclusions import EXCLUDED, read_version
 from tr11ops.rundir.exclusions import history as events_of

@@ -29,23 +29,35 @@ from tr11ops.cli.nodes_check import (
 from tr11ops.cli.terminal import plain_text, show, table
 from tr11ops.cluster.base import JobState
 from tr11ops.cluster.hostlist import compress
-from tr11ops.nodes.bench_answer import NodeAnswer
 from tr11ops.nodes.bench_job import BenchRequest
-from tr11ops.nodes.bench_outliers import FINE, SLOW, UNKNOWN, Measurement, NodeSpeed, judge_speeds
+from tr11ops.nodes.bench_outliers import (
+    FINE,
+    SLOW,
+    UNKNOWN,
+    Measurement,
+    NodeAnswer,
+    NodeSpeed,
+    judge_speeds,
+)
 from tr11ops.nodes.bench_runner import LocalBench, SlurmBench
 from tr11ops.nodes.check import job_script, with_code
 from tr11ops.nodes.group_job import PROBE, GroupRequest
 from tr11ops.nodes.group_runner import LocalGroups, SlurmGroups
-from tr11ops.nodes.search import SearchResult, SearchRound, found_bad, plan_round, result_of, search
-from tr11ops.nodes.spares import PooledGroups, SpareGroups, spares_of
-from tr11ops.nodes.suspects import (
+from tr11ops.nodes.search import (
     COMMAND,
     NOTHING,
     FaultModel,
     GroupOutcome,
     GroupTest,
+    SearchResult,
+    SearchRound,
+    found_bad,
     node_chances,
+    plan_round,
+    result_of,
+    search,
 )
+from tr11ops.nodes.spares import PooledGroups, SpareGroups, spares_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -340,8 +340,8 @@ def _join(card: RunCard, rendezvous: Rendezvous, seconds: float, until_finished:
     node's health here.
     """
     from tr11ops import __version__
+    from tr11ops.agent.allocation import claim_gpus
     from tr11ops.agent.join import Joining, join
-    from tr11ops.agent.node_gpus import claim_gpus
     from tr11ops.agent.peers import Newcomer
     from trainer.contract.documents import document
     from trainer.contract.files import host_name

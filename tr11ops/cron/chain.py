@@ -15,22 +15,22 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from msgspec import field
 from msgspec.structs import replace
 
-from tr11ops.base.errors import ChainBusy, SchedulerError, SchedulerUnreachable
+from tr11ops.base.errors import ChainBusy, NoPartition, SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import cause
-from tr11ops.cluster.base import BatchRequest, Job, Scheduler
+from tr11ops.cluster.base import BatchRequest, Job, Node, Partition, Scheduler
 from tr11ops.cluster.passed_options import of_any_job, options_of
 from tr11ops.cron.jobs import ChainName
 from tr11ops.cron.output import stamp
-from tr11ops.cron.placement import JobPlacement
 from tr11ops.cron.schedule import Schedule, slack
-from tr11ops.cron.scripts import Invocation, link_script
+from tr11ops.cron.table_programs import Invocation, link_script
+from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.sections import requested
 from tr11ops.runcard.slurm_syntax import parse_time_limit
 from tr11ops.rundir.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
@@ -38,6 +38,80 @@ from tr11ops.rundir.cron_records import ChainState, chain_file, cron_folder, wri
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
+
+# ----------------------------------------------------------------------------- where a chain runs
+# On a partition without GPUs, beside the training and not behind it.
+
+LINK_MEGABYTES = 2048  # a look, with one detector after another, takes a tenth of it
+
+
+class JobPlacement(Record):
+    """A partition (None: the scheduler's default) and what memory to ask for. `note`: what a person
+    should know of it.
+
+    Without a figure for memory some sites give a job a whole node's; where a node's memory is not
+    configured, none can be asked for.
+    """
+
+    partition: str | None = None
+    memory_megabytes: int | None = None
+    note: str = ""
+
+
+def choose_placement(
+    card: RunCard, partitions: Sequence[Partition], nodes: Iterable[Node], seconds: int
+) -> JobPlacement:
+    """The card's partition, else the best without GPUs that takes a job of so many `seconds`.
+    Raises NoPartition.
+    """
+    by_name = {node.name: node for node in nodes}
+    default = next((one.name for one in partitions if one.is_default), None)
+    training = card.slurm.partition or default
+    if card.cron.partition is not None:
+        chosen = next((one for one in partitions if one.name == card.cron.partition), None)
+        return JobPlacement(card.cron.partition, _memory(chosen, by_name))
+    fit = [one for one in partitions if _is_fit(one, by_name, seconds)]
+    if not fit:
+        seen = ", ".join(sorted(one.name for one in partitions)) or "none"
+        raise NoPartition(
+            f"no partition without GPUs takes a job of {seconds // 60} min (there are: {seen}), and elsewhere the "
+            "watchdog waits behind the training: use `tr11 cron install --way crontab` on a login node, or name one "
+            "with --set cron.partition=NAME"
+        )
+    trained_on = {name for one in partitions if one.name == training for name in one.node_names}
+    best = min(
+        fit,
+        key=lambda one: (one.name == training, bool(trained_on & set(one.node_names)), one.name),
+    )
+    shared = bool(trained_on & set(best.node_names))
+    note = (
+        "its nodes are the training's: on a full cluster the watchdog waits behind the training"
+        if shared
+        else ""
+    )
+    return JobPlacement(best.name, _memory(best, by_name), note)
+
+
+def _is_fit(partition: Partition, nodes: dict[str, Node], seconds: int) -> bool:
+    members = [nodes[name] for name in partition.node_names if name in nodes]
+    is_long_enough = partition.max_time_seconds is None or partition.max_time_seconds >= seconds
+    return (
+        partition.is_up
+        and is_long_enough
+        and bool(members)
+        and not any(node.gpus for node in members)
+    )
+
+
+def _memory(partition: Partition | None, nodes: dict[str, Node]) -> int | None:
+    if partition:
+        sizes = [nodes[name].memory_megabytes for name in partition.node_names if name in nodes]
+    else:
+        sizes = []
+    if sizes and min(sizes) >= LINK_MEGABYTES:
+        return LINK_MEGABYTES
+    return None
+
 
 T = TypeVar("T")
 LOOKUPS = 5

@@ -1,18 +1,23 @@
-"""Do the periodic jobs run? What is on record, judged. Pure; `now` is an argument."""
+"""Do the periodic jobs run? One look at what is on record, and its judgement (pure)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from tr11ops.base.observed import Observed, Unknown, known
+from tr11ops.base.errors import SchedulerError
+from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.units import duration
+from tr11ops.cluster.base import Scheduler
 from tr11ops.cluster.pending_reasons import Wait, is_held, reason_of_job
-from tr11ops.cron.chain import Link
-from tr11ops.cron.jobs import ChainName, PeriodicJob
+from tr11ops.cron.chain import Link, links_of
+from tr11ops.cron.jobs import ChainName, PeriodicJob, chain_schedule
 from tr11ops.cron.runner import CUT_OFF
 from tr11ops.cron.schedule import Schedule, next_due
-from tr11ops.rundir.claims import TOLERANCE_SECONDS
-from tr11ops.rundir.cron_records import ChainState, PeriodicJobState
+from tr11ops.runcard.card import RunCard
+from tr11ops.rundir.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
+from tr11ops.rundir.cron_records import ChainState, PeriodicJobState, read_chains, read_jobs
+from tr11ops.rundir.fallback import existing_fallback
+from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.errors import NEEDS_PERSON, UNOBSERVED
 from trainer.contract.record import Record
 
@@ -234,3 +239,72 @@ def _chain_fix(row: ChainRow) -> str:
     if row.link is not None and is_held(row.link.job):
         return f"scontrol release {row.link.job.raw_id}"
     return "tr11 cron install --way slurm"
+
+
+# ----------------------------------------------------------------------------- the look
+# Records, claims, and the queue where a chain is installed.
+
+
+def look(
+    card: RunCard,
+    jobs: Sequence[PeriodicJob],
+    directory: RunDirectory,
+    open_scheduler: Callable[[], Scheduler],
+    now: float,
+    in_table: Callable[[], bool],
+) -> CronView:
+    """What is on record, judged. The scheduler is asked, once, only where a chain is installed.
+
+    `in_table` says whether this machine's cron has the run's lines; it is asked only where no job
+    ever ran.
+    """
+    states, chains = read_jobs(directory), read_chains(directory)
+    local = existing_fallback(directory)
+    names = [chain.name for chain in known(chains, ())]
+    living = {
+        state.name: _lives(directory, state.name, now)
+        for state in known(states, ())
+        if state.is_running
+    }
+    return view(
+        jobs,
+        states,
+        chains,
+        _links(directory, names, open_scheduler) if names else {},
+        {
+            "hourly": chain_schedule(card, jobs, "hourly"),
+            "daily": chain_schedule(card, jobs, "daily"),
+        },
+        living,
+        now,
+        is_installed=states == () and in_table(),
+        fallback=str(local.root)
+        if local is not None and (local.paths.state / "cron").is_dir()
+        else "",
+    )
+
+
+def _lives(directory: RunDirectory, name: str, now: float) -> bool:
+    """Whether the owner of a running round may still be at it; an owner that cannot be read may."""
+    claim = observed(ClaimFolder(directory, name).newest)
+    return isinstance(claim, Unknown) or (claim is not None and claim.is_living(now))
+
+
+def _links(
+    directory: RunDirectory, names: Sequence[str], open_scheduler: Callable[[], Scheduler]
+) -> dict[str, Observed[tuple[Link, ...]]]:
+    try:
+        jobs = open_scheduler().jobs()
+    except SchedulerError as error:
+        return {name: Unknown(cause(error)) for name in names}
+    found: dict[str, Observed[tuple[Link, ...]]] = {}
+    for name in names:
+        claim = observed(ClaimFolder(directory, f"chain-{name}").newest)
+        if isinstance(claim, Unknown):
+            found[name] = claim
+        else:
+            links = links_of(jobs, directory.mark, name)
+            found[name] = tuple(
+                link for link in links if isinstance(claim, Claim) and link.token == claim.token
+            )
+    return found

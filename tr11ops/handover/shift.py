@@ -390,7 +390,7 @@ def _alerts(
     """The open alerts. One whose fault this very look does not find any more is open until the
     watchdog has looked.
     """
-    from tr11ops.alerts.fingerprint import fingerprint
+    from tr11ops.alerts.state import fingerprint
     from tr11ops.detect.registry import unjudged_detectors
 
     now, unjudged = snapshot.time, unjudged_detectors(snapshot)
@@ -418,7 +418,7 @@ def _alerts(
 
 def _faults(findings: Iterable[Finding], alerts: Sequence[Alert], now: float) -> Iterator[Happened]:
     """What this look found and no alert stands for, because no watchdog has looked since."""
-    from tr11ops.alerts.fingerprint import fingerprint
+    from tr11ops.alerts.state import fingerprint
 
     standing = {name for alert in alerts for name in alert.names}
     for finding in by_cause(findings):

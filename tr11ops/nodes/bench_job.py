@@ -21,7 +21,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tr11ops.nodes.bench_answer import NodeAnswer, is_sample, read_answer
+from tr11ops.nodes.bench_outliers import NodeAnswer, is_sample, read_answer
 from trainer.contract.documents import document, record_of_text
 from trainer.contract.record import Record
 

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.base import Scheduler
-from tr11ops.nodes.bench_answer import NodeAnswer
 from tr11ops.nodes.bench_job import BenchRequest, measure, read_answers, run_bench
+from tr11ops.nodes.bench_outliers import NodeAnswer
 from tr11ops.nodes.check import POLL_SECONDS, SETTLE_SECONDS, EndedJobs, JobSettings, submit_to
 from tr11ops.nodes.group_runner import START_SECONDS
 from trainer.contract.documents import document

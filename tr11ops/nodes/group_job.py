@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tr11ops.nodes.suspects import GroupOutcome, GroupTest
+from tr11ops.nodes.search import GroupOutcome, GroupTest
 from trainer.contract.documents import record_of
 from trainer.contract.record import Record
 

@@ -24,7 +24,7 @@ from tr11ops.nodes.check import (
     submit_to,
 )
 from tr11ops.nodes.group_job import GroupRequest, group_test, run_group, unknown
-from tr11ops.nodes.suspects import GroupOutcome, GroupTest
+from tr11ops.nodes.search import GroupOutcome, GroupTest
 from trainer.contract.documents import document
 from trainer.contract.record import Record
 

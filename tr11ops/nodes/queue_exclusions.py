@@ -6,7 +6,7 @@ One way for the command, the watchdog and the running attempt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,12 +15,46 @@ from tr11ops.base.errors import ExclusionError, SchedulerError
 from tr11ops.base.observed import cause
 from tr11ops.cluster.arrays import covered
 from tr11ops.cluster.base import Job, JobState, Scheduler
+from tr11ops.cluster.node_states import StateAnswer, may_start
 from tr11ops.nodes.view import QueueChange, queue_changes
 from tr11ops.queue.queued_jobs import given_to_scheduler
 from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding
 from tr11ops.rundir.exclusions import exclude, include, read_version
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
+
+# ----------------------------------------------------------------------------- may suspects be left out?
+# Only while enough others are free, within the cap.
+
+
+def why_not_leave_out(
+    out: Iterable[str],
+    listed: Collection[str],
+    limit: ExclusionLimit,
+    states: Mapping[str, frozenset[str]] | None,
+    own: Collection[str],
+) -> str:
+    """Why these nodes cannot be left out now, in words; "" where they can.
+
+    `listed` are not used as it is; `states`: of all nodes, None where the scheduler did not say;
+    `own`: the attempt's nodes, which are free when it ends. What others' jobs hold is not free: the
+    run would wait for it.
+    """
+    leaving = set(out)
+    if states is None or limit.names is None:
+        return "which other nodes are free is not known"
+    if limit.forbids(leaving, listed):
+        return str(limit)
+    free = {
+        node
+        for node in limit.names - leaving - set(listed)
+        if may_start(states.get(node, frozenset({"unknown"}))) is StateAnswer.YES
+        and (node in own or "idle" in states[node])
+    }
+    if len(free) < limit.needed:
+        return f"only {len(free)} others are free, an attempt needs {limit.needed}"
+    return ""
+
 
 MOST_ROUNDS = 10
 

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.slurm_command import client_environment
 from tr11ops.nodes.group_job import GroupRequest, group_test, outcome_of, unknown, words_of
-from tr11ops.nodes.suspects import GroupOutcome, GroupTest
+from tr11ops.nodes.search import GroupOutcome, GroupTest
 from tr11ops.rundir.attempts import LaunchRecord
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record

@@ -72,7 +72,7 @@ class OperationFacts(Record, dict=True):
     @cached_property
     def periodic_jobs(self) -> tuple[str, ...] | None:
         """The periodic jobs that the card wants; None: any. Reads the heads of the drop-in scripts."""
-        from tr11ops.cron.drop_ins import every_job
+        from tr11ops.cron.jobs import every_job
         from trainer.config.card import CardError
 
         card = self.source

@@ -276,7 +276,7 @@ def _owner(critical: list[Finding], alerts: tuple[Alert, ...]) -> str:
     """Who has all that is critical; "" where some of it is no one's."""
     if not critical:
         return ""
-    from tr11ops.alerts.fingerprint import fingerprint
+    from tr11ops.alerts.state import fingerprint
 
     owners = {name: _who(alert) for alert in alerts for name in alert.names}
     people = [

@@ -155,7 +155,7 @@ def _nodes(snapshot: Snapshot) -> tuple[str, ...] | None:
 
 
 def _finding(finding: Finding, findings: tuple[Finding, ...]) -> ShownFinding:
-    from tr11ops.alerts.fingerprint import fingerprint
+    from tr11ops.alerts.state import fingerprint
 
     cause = first_cause(finding, findings)
     consequences = (

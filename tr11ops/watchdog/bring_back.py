@@ -13,9 +13,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from tr11ops.alerts.merging import merged
 from tr11ops.alerts.outbox import take_in
-from tr11ops.alerts.state import AlertState
+from tr11ops.alerts.state import AlertState, merged
 from tr11ops.alerts.store import commit, read_alert_state
 from tr11ops.base.observed import cause
 from tr11ops.rundir.cron_records import cron_folder, take_in_rounds

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tr11ops.agent.check_faults import all_failing_everywhere, rests_on
-from tr11ops.agent.recurrence import without_recurring
+from tr11ops.agent.recurrence import all_failing_everywhere, rests_on, without_recurring
 from tr11ops.agent.traces import node_fault, read_launch_checks
 from tr11ops.base.observed import observed
 from tr11ops.observe.lease import read_holder

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.agent.check_faults import LaunchChecks, acquitted, failing_everywhere, of_reports
+from tr11ops.agent.recurrence import LaunchChecks, acquitted, failing_everywhere, of_reports
 from tr11ops.agent.relaunch import (
     AllocationState,
     EndTask,

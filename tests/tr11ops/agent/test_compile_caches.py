@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tr11ops.agent import compile_caches
-from tr11ops.agent.compile_caches import caches_folder, prepare_caches
+from tr11ops.agent import worker_environment
+from tr11ops.agent.worker_environment import caches_folder, prepare_caches
 
 
 def test_it_is_made_for_its_owner_alone(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_another_users_folder_or_a_link_is_not_taken(
     assert not prepare_caches(tmp_path)
     place.unlink()
     place.mkdir()
-    monkeypatch.setattr(compile_caches.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(worker_environment.os, "geteuid", lambda: os.getuid() + 1)
     caches_folder(tmp_path).mkdir()  # made by who we no more are
     assert not prepare_caches(tmp_path)
 
@@ -38,7 +38,7 @@ def test_another_users_folder_or_a_link_is_not_taken(
 def test_what_was_not_used_for_a_day_goes_where_it_has_grown_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_caches, "MOST_BYTES", 250)
+    monkeypatch.setattr(worker_environment, "MOST_BYTES", 250)
     folder = caches_folder(tmp_path) / "inductor"
     folder.mkdir(parents=True)
     for name, days in (("oldest", 9), ("old", 5), ("new", 0), ("newer", 0)):
@@ -47,6 +47,6 @@ def test_what_was_not_used_for_a_day_goes_where_it_has_grown_too_large(
         os.utime(folder / name, (then, then))
     assert prepare_caches(tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["new", "newer"]
-    monkeypatch.setattr(compile_caches, "MOST_BYTES", 50)
+    monkeypatch.setattr(worker_environment, "MOST_BYTES", 50)
     assert prepare_caches(tmp_path)  # what may be in use stays
     assert len(list(folder.iterdir())) == 2

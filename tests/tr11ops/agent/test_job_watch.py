@@ -11,9 +11,15 @@ from msgspec.structs import replace
 
 from tests.tr11ops.agent.queues import job
 from tr11ops.agent.allocation import Allocation
-from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations
+from tr11ops.agent.attempt_context import (
+    LOOK_SECONDS,
+    NEAR_LOOK_SECONDS,
+    AttemptContext,
+    AttemptObservations,
+    JobWatch,
+    seconds_to_next_look,
+)
 from tr11ops.agent.job_follower import of_ended_job
-from tr11ops.agent.job_watch import LOOK_SECONDS, NEAR_LOOK_SECONDS, JobWatch, seconds_to_next_look
 from tr11ops.agent.step import LineTee
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.base import Job, JobState

@@ -7,11 +7,10 @@ from msgspec.structs import replace
 
 from tests.tr11ops.alerts.office import ANA, CRITICAL, INFO, LIST, MINUTE, NOON, WARNING, finding
 from tr11ops.alerts.changes import acknowledge, apply, resolve_prefix
-from tr11ops.alerts.fingerprint import fingerprint
 from tr11ops.alerts.incidents import ACKNOWLEDGED, look
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.state import Alert, AlertState, Message
+from tr11ops.alerts.state import Alert, AlertState, Message, fingerprint
 from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
 
 POLICY = Policy(

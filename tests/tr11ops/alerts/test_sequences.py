@@ -26,11 +26,10 @@ from tests.tr11ops.alerts.office import (
 )
 from tr11ops.alerts import incidents
 from tr11ops.alerts.changes import acknowledge, assign, resolve, snooze
-from tr11ops.alerts.fingerprint import fingerprint
 from tr11ops.alerts.incidents import OPENED
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import BACK_SECONDS, FLAP_SECONDS, Policy
-from tr11ops.alerts.state import OVER, Alert, AlertState, Message, event_of
+from tr11ops.alerts.state import OVER, Alert, AlertState, Message, event_of, fingerprint
 from tr11ops.detect.finding import Finding, Severity
 
 DETECTORS = ("down", "stalled", "slow-node")

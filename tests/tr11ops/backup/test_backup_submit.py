@@ -14,7 +14,7 @@ from tests.tr11ops.backup.round_cases import Rounds
 from tr11ops.backup.submit import EARLY_SECONDS, Queued, SubmitContext, jobs_of, request_of, submit
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.base import BatchRequest, Job, JobState
-from tr11ops.cron.scripts import Invocation
+from tr11ops.cron.table_programs import Invocation
 
 
 class Queue:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fake_gpus import lose_driver, plant_gpus
 from tests.tr11ops.cli.local_bench import LocalBench
-from tr11ops.agent.node_gpus import claim_gpus, gpus_of_node
+from tr11ops.agent.allocation import claim_gpus, gpus_of_node
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.cluster.local_machine import claim, machine_name
 

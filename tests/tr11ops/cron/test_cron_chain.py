@@ -37,7 +37,7 @@ from tr11ops.cron.chain import (
     remove,
 )
 from tr11ops.cron.schedule import Daily, Every
-from tr11ops.cron.scripts import Invocation, link_script
+from tr11ops.cron.table_programs import Invocation, link_script
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.cron_records import ChainState, read_chains
 from tr11ops.rundir.paths import parse_comment

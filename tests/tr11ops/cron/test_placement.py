@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.tr11ops.cron.cards import card
 from tr11ops.base.errors import NoPartition
 from tr11ops.cluster.base import Node, Partition
-from tr11ops.cron.placement import choose_placement
+from tr11ops.cron.chain import choose_placement
 
 GPU = Partition("gpu_p5", None, ("g1",), is_default=True)
 FREE, SHORT = Partition("prepost", None, ("c1",)), Partition("a_short", 600, ("c1",))

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.tr11ops.detect import detector_table, operation_table
 from tests.tr11ops.detect.operation_cases import clock, operated
 from tests.tr11ops.status_cases import running, snapshot
-from tr11ops.alerts.fingerprint import fingerprint
+from tr11ops.alerts.state import fingerprint
 from tr11ops.base.observed import known
 from tr11ops.cluster.base import Node
 from tr11ops.detect.finding import Finding, Severity

@@ -12,9 +12,16 @@ from pathlib import Path
 import pytest
 from msgspec import to_builtins
 
-from tr11ops.nodes.bench_answer import NodeAnswer, read_answer
 from tr11ops.nodes.bench_job import BenchRequest, measure, read_answers, run_bench
-from tr11ops.nodes.bench_outliers import FINE, SLOW, UNKNOWN, NodeSpeed, judge_speeds
+from tr11ops.nodes.bench_outliers import (
+    FINE,
+    SLOW,
+    UNKNOWN,
+    NodeAnswer,
+    NodeSpeed,
+    judge_speeds,
+    read_answer,
+)
 from tr11ops.nodes.bench_runner import LocalBench
 from trainer.contract.documents import record_of
 

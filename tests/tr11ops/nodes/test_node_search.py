@@ -12,8 +12,7 @@ from msgspec import to_builtins
 
 from tr11ops.nodes.group_job import GroupRequest, run_group
 from tr11ops.nodes.group_runner import LocalGroups
-from tr11ops.nodes.search import SearchResult, found_bad, result_of, search
-from tr11ops.nodes.suspects import (
+from tr11ops.nodes.search import (
     COMMAND,
     LINK,
     NOTHING,
@@ -22,9 +21,13 @@ from tr11ops.nodes.suspects import (
     FaultModel,
     GroupOutcome,
     GroupTest,
+    SearchResult,
     Suspicion,
     entropy,
+    found_bad,
     node_chances,
+    result_of,
+    search,
 )
 
 NODES = tuple(f"n{number:02d}" for number in range(16))

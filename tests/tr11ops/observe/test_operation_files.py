@@ -99,7 +99,7 @@ def test_what_costs_of_a_card_is_worked_out_once_and_when_it_is_asked_for(
         asked.append("exit plan")
         return ExitPlan(90.0, "a step")
 
-    monkeypatch.setattr("tr11ops.cron.drop_ins.every_job", every_job)
+    monkeypatch.setattr("tr11ops.cron.jobs.every_job", every_job)
     monkeypatch.setattr("tr11ops.runcard.exit_duration.exit_plan", exit_plan)
     directory.root.mkdir()
     facts = facts_of(card("rehearsal", "slurm.time_limit=02:00:00"))

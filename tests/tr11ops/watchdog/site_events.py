@@ -29,11 +29,10 @@ from tests.tr11ops.status_cases import (
     steps,
     wordless,
 )
-from tr11ops.alerts.fingerprint import fingerprint
 from tr11ops.alerts.incidents import look
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.state import AlertState
+from tr11ops.alerts.state import AlertState, fingerprint
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect.finding import Severity
